@@ -1,0 +1,58 @@
+# Everything a developer runs. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.stamp-dev
+# One thread per pytest worker: more only makes them fight over cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# tests/conftest.py skips `gpu` tests where there is no CUDA device.
+QUICK  := not slow and not survey
+
+.DEFAULT_GOAL := help
+.PHONY: help install lint format types test test-fast slow survey bench demo clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "repulsive needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	@touch $@
+
+install: $(STAMP)  ## make .venv and install the package with all that the tests need
+
+lint: $(STAMP)  ## ruff
+	$(BIN)/python -m ruff check .
+
+format: $(STAMP)  ## let ruff repair what it can
+	$(BIN)/python -m ruff check --fix .
+
+types: $(STAMP)  ## mypy
+	$(BIN)/python -m mypy
+
+test: lint types test-fast  ## lint, types, then every quick test
+
+test-fast: $(STAMP)  ## the quick tests alone
+	$(PYTEST) -n 2 -m "$(QUICK)"
+
+slow: $(STAMP)  ## the slow tests alone
+	$(PYTEST) -m "slow and not survey"
+
+survey: $(STAMP)  ## find and prove the heads of many architectures; writes results/survey
+	$(BIN)/python benchmarks/survey.py --out results/survey
+
+bench: $(STAMP)  ## what repulsion costs per step
+	$(BIN)/python benchmarks/overhead.py
+
+demo: $(STAMP)  ## train a tiny model with and without repulsion; some seconds
+	$(BIN)/python examples/quickstart.py
+
+clean:  ## remove build products and caches; keeps .venv and results
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +

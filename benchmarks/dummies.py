@@ -1,0 +1,84 @@
+"""Dummy inputs for any transformers model, from the arguments its forward takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 12
+
+
+def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
+    """Inputs to try, the fullest first."""
+    accepted = inspect.signature(model.forward).parameters
+    main = getattr(model, "main_input_name", "input_ids")
+    makers = {
+        "input_ids": lambda: _ids(TOKENS),
+        "pixel_values": lambda: torch.randn(2, _first(config, "num_channels", 3), *_image(config)),
+        "input_features": lambda: _features(config),
+        "input_values": lambda: torch.randn(2, 4000),
+    }
+    decoder = {"decoder_input_ids": _ids(7)} if getattr(config, "is_encoder_decoder", False) else {}
+    decoder = {k: v for k, v in decoder.items() if k in accepted}
+    present = [name for name in makers if name in accepted]
+    wanted = [present, [main], ["input_ids"], *([name] for name in present)]
+    tried: list[list[str]] = []
+    for names in wanted:
+        if names not in tried and all(name in accepted and name in makers for name in names):
+            tried.append(names)
+            for extra in (decoder, {}) if decoder else ({},):
+                yield {name: makers[name]() for name in names} | extra | _switches(accepted)
+    for values in _odd(main, config):
+        yield {main: values} | decoder
+
+
+def _odd(main: str, config: Any) -> Iterator[Tensor]:
+    """Shapes that some families want for their main input."""
+    height, width = _image(config)
+    channels = _first(config, "num_channels", 3)
+    if main == "pixel_values":
+        for size in (224, 384, 256, 64):
+            yield torch.randn(1, channels, size, size)
+    if main in ("pixel_values_videos", "pixel_values"):
+        frames = _first(config, "num_frames", _first(config, "frames_per_clip", 8))
+        yield torch.randn(1, frames, channels, height, width)
+        yield torch.randn(1, channels, frames, height, width)
+    if main in ("input_values", "input_features"):
+        bins = _first(config, "num_mel_bins", 80)
+        long = ((1, 1024, bins), (1, bins, 3000), (1, 1, 1024, bins), (1, 1, 8000))
+        for shape in ((1, 128, bins), (1, bins, 128), *long):
+            yield torch.randn(shape)
+    if main in ("past_values", "inputs"):
+        yield torch.randn(2, _first(config, "context_length", 32), _first(config, "num_input_channels", 1))
+    if main == "inputs":
+        yield _ids(TOKENS)
+        yield torch.randn(2, 20, _first(config, "d_model", 64))
+
+
+def _ids(count: int) -> Tensor:
+    return torch.randint(100, 290, (2, count), generator=torch.Generator().manual_seed(0))
+
+
+def _features(config: Any) -> Tensor:
+    bins = _first(config, "num_mel_bins", _first(config, "feature_size", 80))
+    positions = _first(config, "max_source_positions", 64)
+    return torch.randn(2, bins, 2 * positions)
+
+
+def _image(config: Any) -> tuple[int, int]:
+    size = _first(config, "image_size", 64)
+    return (size[0], size[1]) if isinstance(size, list | tuple) else (size, size)
+
+
+def _first(config: Any, name: str, default: Any) -> Any:
+    """The value in the configuration or in one of its parts."""
+    parts = [config, *(v for k, v in vars(config).items() if k.endswith("config") and hasattr(v, "to_dict"))]
+    return next((v for part in parts if (v := getattr(part, name, None)) is not None), default)
+
+
+def _switches(accepted: Any) -> dict[str, Any]:
+    return {"use_cache": False} if "use_cache" in accepted else {}

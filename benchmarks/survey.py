@@ -1,0 +1,228 @@
+"""Find and prove the heads of every architecture the installed transformers (and timm) can build.
+
+    python benchmarks/survey.py --out results/survey
+
+Each architecture is built tiny and random from its own default configuration, run once on dummy inputs, and given to
+`find_heads` with that example. One forked process each, with a time and a memory limit; finished ones are kept in
+CACHE and not run again (`--again NAME` runs some anew).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from dummies import example_inputs
+from shrink import tiny_configs, too_large
+
+from repulsive.errors import HeadLayoutError, UnsupportedWeights
+from repulsive.heads.infer import complete
+from repulsive.heads.known import known_heads
+
+STATUSES = {
+    "table": "every group known to the table and verified by the trace",
+    "inferred": "verified, at least one group inferred by the trace",
+    "partly": "verified where the example ran; the rest (a tower that got no input) is known to the table alone",
+    "none": "no multi-head attention",
+    "missed": "attention that was neither known nor inferred",
+    "wrong": "the table is wrong and the trace could not replace it",
+    "does not build": "the shrunk configuration is refused",
+    "does not run": "no dummy input fits",
+    "stopped": "over the time or memory limit",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("results/survey"))
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "repulsive-survey")
+    parser.add_argument("--only", nargs="*", help="architectures (model types) to survey")
+    parser.add_argument("--again", nargs="*", default=[], help="architectures or statuses to run anew")
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--gigabytes", type=int, default=8)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    names = options.only or architectures()
+    results = []
+    for name in names:
+        kept = options.cache / f"{name}.json"
+        known = json.loads(kept.read_text()) if kept.exists() else None
+        if known is None or name in options.again or known["status"] in options.again:
+            known = limited(name, options.seconds, options.gigabytes)
+            kept.write_text(json.dumps(known, indent=1))
+            print(f"{name:32} {known['status']:15} {known['note'][:100]}", flush=True)
+        results.append(known)
+    if not options.only:
+        write(options.out, results)
+
+
+def architectures() -> list[str]:
+    import transformers.modeling_utils  # what every architecture imports, once, before the forks
+    from transformers import AutoModel, BertModel, CLIPModel, LlamaModel  # noqa: F401
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return sorted(MODEL_MAPPING_NAMES)
+
+
+def limited(name: str, seconds: int, gigabytes: int) -> dict[str, Any]:
+    """Survey one architecture in a forked process, so that nothing it does outlives it."""
+    read, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 1)
+        os.dup2(devnull, 2)
+        signal.alarm(seconds)
+        try:
+            result = survey(name)
+        except BaseException as error:  # whatever it is, it is this architecture's result
+            result = outcome(name, "stopped" if isinstance(error, MemoryError) else "does not build", last(error))
+        os.write(write_end, json.dumps(result).encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(answer) if answer else outcome(name, "stopped", f"no answer within {seconds} s, {gigabytes} GB")
+
+
+def survey(name: str) -> dict[str, Any]:
+    """Build, run, find, prove."""
+    from transformers import AutoModel
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    warnings.simplefilter("ignore")
+    best = outcome(name, "does not build", "")
+    for config in tiny_configs(CONFIG_MAPPING[name]):
+        try:
+            if too_large(config):
+                best["note"] = best["note"] or "too large even when shrunk"
+                continue
+            torch.manual_seed(0)
+            model = AutoModel.from_config(config).eval()
+        except Exception as error:
+            best["note"] = best["note"] or last(error)
+            continue
+        for inputs in example_inputs(model, config):
+            try:
+                with torch.no_grad():
+                    model(**inputs)
+            except Exception as error:
+                if best["status"] == "does not build":
+                    best = outcome(name, "does not run", last(error))
+                continue
+            return examine(name, model, inputs)
+    return best
+
+
+def examine(name: str, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    groups, misses = known_heads(model)
+    try:
+        completed = complete(model, inputs, groups)
+    except (HeadLayoutError, UnsupportedWeights) as error:
+        return outcome(name, "wrong", str(error))
+    verified = [r for r in completed.reports if r.status == "verified"]
+    inferred = [g.name for g in completed.groups if g.family == "inferred"]
+    if not verified:
+        looks = completed.groups or completed.misses or misses or _looks_like_attention(model)
+        note = "; ".join(f"{k}: {v}" for k, v in {**completed.misses, **misses}.items())
+        if completed.groups:
+            note = f"untraced: {', '.join(completed.untraced)}; {note}"
+        return outcome(name, "missed" if looks else "none", note[:300])
+    status = "partly" if completed.untraced else "inferred" if inferred else "table"
+    notes = {r.note for r in verified if r.note} | {f"untraced: {name}, ..." for name in completed.untraced[:1]}
+    return outcome(
+        name,
+        status,
+        "; ".join(sorted(notes)),
+        groups=len(completed.groups),
+        verified=len(verified),
+        inferred=len(inferred),
+        leak=max(r.leak for r in verified),
+        families=sorted({g.family for g in completed.groups}),
+        unresolved=completed.misses,
+        inputs=sorted(inputs),
+        seconds=round(time.perf_counter() - start, 2),
+    )
+
+
+def _looks_like_attention(model: torch.nn.Module) -> bool:
+    return any("attention" in type(m).__name__.lower() for m in model.modules())
+
+
+def outcome(name: str, status: str, note: str, **more: Any) -> dict[str, Any]:
+    return {"architecture": name, "status": status, "note": note, **more}
+
+
+def last(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"[:300]
+
+
+def write(out: Path, results: list[dict[str, Any]]) -> None:
+    import transformers
+
+    counts = Counter(r["status"] for r in results)
+    ran = sum(counts[s] for s in ("table", "inferred", "partly", "missed", "wrong"))
+    good = sum(counts[s] for s in ("table", "inferred", "partly"))
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "date": str(date.today())}
+    (out / "transformers.json").write_text(
+        json.dumps({"versions": versions, "counts": counts, "results": results}, indent=1)
+    )
+    lines = [
+        "# Survey: whose heads are found and proved",
+        "",
+        f"{len(results)} architectures of transformers {versions['transformers']}, torch {versions['torch']}, "
+        f"{versions['date']}. Made by `python benchmarks/survey.py --out results/survey`.",
+        "",
+        f"**{good} of {ran}** that have attention, build and run are found and verified "
+        f"({100 * good / max(ran, 1):.0f} %); {counts['wrong']} sliced wrongly.",
+        "",
+        "| status | architectures | meaning |",
+        "| --- | --- | --- |",
+        *(f"| {status} | {counts[status]} | {meaning} |" for status, meaning in STATUSES.items()),
+        "",
+        f"timm: {timm_note()}",
+        "",
+        "| architecture | status | groups | verified | inferred | families | note |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in results:
+        cells = [r.get(x, "") for x in ("groups", "verified", "inferred")]
+        note = str(r["note"]).replace("|", "/").replace("\n", " ")[:160]
+        lines.append(
+            f"| {r['architecture']} | {r['status']} | {' | '.join(map(str, cells))} | "
+            f"{', '.join(r.get('families', []))} | {note} |"
+        )
+    (out / "transformers.md").write_text("\n".join(lines) + "\n")
+
+
+def timm_note() -> str:
+    try:
+        import timm  # type: ignore[import-not-found]
+    except ImportError:
+        return "not installed, so not surveyed."
+    return f"{timm.__version__} is installed; its attention is covered by the family `qkv`."
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

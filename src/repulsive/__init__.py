@@ -1,0 +1,25 @@
+"""Multi-head attention whose heads do not collapse.
+
+`repel(model, optimizer)` turns the training of any attention model into particle-optimisation sampling over its heads.
+"""
+
+from repulsive._version import __version__
+from repulsive.errors import (
+    HeadLayoutError,
+    NoHeadsFound,
+    OptimizerError,
+    RepulsiveError,
+    RuleError,
+    SelectionError,
+    StateError,
+    UnsupportedWeights,
+)
+from repulsive.heads import HeadGroup, describe, find_heads, heads_by_hand, verify_heads
+from repulsive.particles import SGLD, SPOS, SVGD, CosineLadder, Gaussian, Uniform
+from repulsive.repulsion import GroupReport, Handle, repel
+
+__all__ = [
+    "SGLD", "SPOS", "SVGD", "CosineLadder", "Gaussian", "GroupReport", "Handle", "HeadGroup", "HeadLayoutError",
+    "NoHeadsFound", "OptimizerError", "RepulsiveError", "RuleError", "SelectionError", "StateError", "Uniform",
+    "UnsupportedWeights", "__version__", "describe", "find_heads", "heads_by_hand", "repel", "verify_heads",
+]

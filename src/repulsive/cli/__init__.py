@@ -1,0 +1,28 @@
+"""The `repulsive` command. Verbs live in one small file each and hold no logic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+NEEDS = ("typer", "rich")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb and leave with its exit code: 0, or 2 after one line on stderr for a user's mistake.
+
+    Args:
+        arguments: the words after `repulsive`; those of the process by default.
+
+    Raises:
+        SystemExit: always.
+    """
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        remedy = "install it with: pip install 'repulsive[cli]'"
+        print(f"repulsive: the command line needs {' and '.join(missing)}; {remedy}", file=sys.stderr)
+        raise SystemExit(2)
+    from repulsive.cli.app import run
+
+    raise SystemExit(run(sys.argv[1:] if arguments is None else list(arguments)))

@@ -1,0 +1,67 @@
+"""The Typer application: which verbs there are, and how a mistake ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from repulsive._version import __version__
+from repulsive.cli.heads import heads
+from repulsive.errors import RepulsiveError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(heads)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"repulsive {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Multi-head attention whose heads do not collapse."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def verbs() -> list[str]:
+    """The names of all verbs."""
+    return sorted(typer.main.get_group(app).commands)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the application and return its exit code.
+
+    Args:
+        arguments: the words after `repulsive`.
+
+    Returns:
+        0, or 2 after one line on stderr where the user can put it right.
+    """
+    try:
+        code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
+    except RepulsiveError as error:
+        return _complain(str(error))
+    except typer.Abort:
+        return _complain("stopped")
+    except Exception as error:
+        # Click's usage errors: Typer has its own copy of Click in some versions, so they are known by their method.
+        if not hasattr(error, "format_message"):
+            raise
+        return _complain(f"{error.format_message()} (see: repulsive --help)")
+    return code if isinstance(code, int) else 0
+
+
+def _complain(message: str) -> int:
+    line = " ".join(message.split())
+    print(f"repulsive: {line}", file=sys.stderr)
+    return 2

@@ -1,0 +1,23 @@
+"""`repulsive heads TARGET`: which heads a model has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def heads(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:name of an nn.Module, its class or a function that builds it; "
+            "or a folder with a transformers config.json (no weights needed)."
+        ),
+    ],
+) -> None:
+    """Print the attention heads of a model: one line per group of heads."""
+    from repulsive.cli.target import load_model
+    from repulsive.heads import describe, find_heads
+
+    typer.echo(describe(find_heads(load_model(target))))

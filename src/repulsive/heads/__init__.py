@@ -1,0 +1,9 @@
+"""Attention heads of a model: find them, prove them, choose among them."""
+
+from repulsive.heads.describe import describe
+from repulsive.heads.discover import find_heads, heads_by_hand
+from repulsive.heads.judge import HeadReport
+from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.verify import verify_heads
+
+__all__ = ["HeadGroup", "HeadReport", "HeadSlice", "describe", "find_heads", "heads_by_hand", "verify_heads"]

@@ -1,0 +1,185 @@
+"""Where each known attention class keeps its heads. Data, not code.
+
+A line names the projections of an attention class and, for each, a *layout*: words that spell its output features
+from the slowest axis to the fastest, as einops would.
+
+    q head dim                 one projection for q, head after head
+    qkv head dim               packed: all of q, then all of k, then all of v
+    head qkv dim               interleaved: q, k and v of head 0, then of head 1, ...
+    q head dim | kv head dim   blocks of unequal size one after the other
+    group q+k+v dim            per key-value head: the q heads it serves, then its k, then its v
+    4 qvk head dim             a number is an axis that heads are split over
+
+Letters other than q, k and v (a gate, say) take their place and belong to no head. `head` counts query heads in a
+block with q and key-value heads in one without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEADS = (
+    "num_heads",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "heads",
+    "nhead",
+    "num_q_heads",
+    "h",
+    "config.num_attention_heads",
+    "config.num_heads",
+    "config.n_heads",
+    "config.n_head",
+)
+KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "kv_heads",
+    "config.num_key_value_heads",
+    "config.num_kv_heads",
+    "config.n_kv_heads",
+)
+HEAD_DIM = ("head_dim", "attention_head_size", "d_head", "dim_head", "key_value_proj_dim")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One line of the table.
+
+    Args:
+        name: how the family is called in reports.
+        classes: patterns (fnmatch) of class names; "*" takes any class that has the projections.
+        projections: (attribute path, layout) pairs; a path leads to a module with a weight, or to a parameter.
+        heads: attribute paths that may hold the number of (query) heads, tried in order.
+        kv_heads: the same for key-value heads; where none is set, shapes decide.
+        where: "encoder" or "decoder" where neither the path nor the module says which.
+        out: attribute path of the output projection; "../" starts from the parent module.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    projections: tuple[tuple[str, str], ...]
+    heads: tuple[str, ...] = HEADS
+    kv_heads: tuple[str, ...] = KV_HEADS
+    where: str | None = None
+    out: str | None = None
+
+    @property
+    def generic(self) -> bool:
+        return self.classes == ("*",)
+
+
+def _apart(q: str, k: str, v: str) -> tuple[tuple[str, str], ...]:
+    return ((q, "q head dim"), (k, "k head dim"), (v, "v head dim"))
+
+
+_PROJ = _apart("q_proj", "k_proj", "v_proj")
+_BERT = _apart("query", "key", "value")
+
+# The first line that fits wins: exact classes, then signatures that any class may have.
+FAMILIES: tuple[Family, ...] = (
+    # torch
+    Family("torch", ("MultiheadAttention",), (("in_proj_weight", "qkv head dim"),), out="out_proj"),
+    Family(
+        "torch-separate",
+        ("MultiheadAttention",),
+        _apart("q_proj_weight", "k_proj_weight", "v_proj_weight"),
+        out="out_proj",
+    ),
+    # additive attention, A = softmax(W2 tanh(W1 H)): a head is a row of W2
+    Family("additive", ("AdditiveAttention",), (("score", "v head dim"),), heads=("heads", "num_heads")),
+    # graphs
+    Family("gat", ("GATConv", "FusedGATConv"), (("lin", "v head dim"),), heads=("heads",)),
+    Family("gat", ("GATConv", "FusedGATConv"), (("lin_src", "v head dim"),), heads=("heads",)),
+    Family("gatv2", ("GATv2Conv",), (("lin_l", "v head dim"),), heads=("heads",)),
+    Family("transformer-conv", ("TransformerConv",), _apart("lin_query", "lin_key", "lin_value"), heads=("heads",)),
+    # encoders
+    Family(
+        "bert",
+        ("Bert*Attention", "Roberta*Attention", "Electra*Attention", "XLMRoberta*Attention", "Camembert*Attention"),
+        _BERT,
+        where="encoder",
+        out="../output.dense",
+    ),
+    Family("albert", ("AlbertAttention",), _BERT, where="encoder", out="dense"),
+    Family(
+        "distilbert",
+        ("DistilBertSelfAttention", "MultiHeadSelfAttention"),
+        _apart("q_lin", "k_lin", "v_lin"),
+        where="encoder",
+        out="out_lin",
+    ),
+    Family("deberta", ("DisentangledSelfAttention",), (("in_proj", "head qkv dim"),), where="encoder"),
+    Family("vit", ("ViTAttention",), _PROJ, where="encoder", out="o_proj"),
+    Family("vit", ("ViTSelfAttention",), _BERT, where="encoder", out="../output.dense"),
+    Family("modernbert", ("ModernBertAttention",), (("Wqkv", "qkv head dim"),), where="encoder", out="Wo"),
+    # encoder-decoders
+    Family("t5", ("*T5Attention", "UMT5Attention"), _apart("q", "k", "v"), heads=("n_heads",), out="o"),
+    Family("bart", ("BartAttention", "MarianAttention", "MBartAttention", "PegasusAttention"), _PROJ, out="out_proj"),
+    # decoders; GPT-2's cross-attention is told by its own q projection, so it comes first
+    Family(
+        "gpt2-cross",
+        ("GPT2Attention", "ImageGPTAttention", "DecisionTransformerGPT2Attention"),
+        (("q_attn", "q head dim"), ("c_attn", "kv head dim")),
+        where="cross",
+        out="c_proj",
+    ),
+    Family(
+        "gpt2",
+        ("GPT2Attention", "ImageGPTAttention", "DecisionTransformerGPT2Attention", "OpenAIGPT*Attention"),
+        (("c_attn", "qkv head dim"),),
+        where="decoder",
+        out="c_proj",
+    ),
+    Family("openai-gpt", ("Attention",), (("c_attn", "qkv head dim"),), heads=("n_head",), where="decoder"),
+    Family("gpt-bigcode", ("GPTBigCodeAttention",), (("c_attn", "group q+k+v dim"),), where="decoder", out="c_proj"),
+    Family(
+        "gpt-neox",
+        ("GPTNeoX*Attention", "BloomAttention", "PersimmonAttention"),
+        (("query_key_value", "head qkv dim"),),
+        where="decoder",
+        out="dense",
+    ),
+    Family("falcon", ("FalconAttention",), (("query_key_value", "group q+k+v dim"),), where="decoder", out="dense"),
+    Family("codegen", ("CodeGenAttention",), (("qkv_proj", "4 qvk head dim"),), where="decoder", out="out_proj"),
+    Family(
+        "phi3",
+        ("Phi3Attention", "Phi4MultimodalAttention"),
+        (("qkv_proj", "q head dim | kv head dim"),),
+        where="decoder",
+        out="o_proj",
+    ),
+    Family("dbrx", ("DbrxAttention",), (("Wqkv", "q head dim | kv head dim"),), where="decoder", out="out_proj"),
+    Family("mpt", ("MptAttention",), (("Wqkv", "qkv head dim"),), where="decoder", out="out_proj"),
+    Family("bark", ("BarkSelfAttention",), (("att_proj", "qkv head dim"),), where="decoder", out="out_proj"),
+    Family(
+        "gated-q",
+        ("Qwen3NextAttention", "Qwen3_5*Attention"),
+        (("q_proj", "head qg dim"), ("k_proj", "k head dim"), ("v_proj", "v head dim")),
+        where="decoder",
+        out="o_proj",
+    ),
+    Family(
+        "llama",
+        ("Llama*Attention", "Mistral*Attention", "Mixtral*Attention", "Qwen2*Attention", "Qwen3*Attention"),
+        _PROJ,
+        where="decoder",
+        out="o_proj",
+    ),
+    # signatures
+    Family("q_proj/k_proj/v_proj", ("*",), _PROJ),
+    Family("query/key/value", ("*",), _BERT),
+    Family("q/k/v", ("*",), _apart("q", "k", "v")),
+    Family("to_q/to_k/to_v", ("*",), _apart("to_q", "to_k", "to_v")),
+    Family("to_q/to_kv", ("*",), (("to_q", "q head dim"), ("to_kv", "kv head dim"))),
+    Family("to_qkv", ("*",), (("to_qkv", "qkv head dim"),)),
+    Family("qkv", ("*",), (("qkv", "qkv head dim"),), where="encoder", out="proj"),
+    Family("q_lin/k_lin/v_lin", ("*",), _apart("q_lin", "k_lin", "v_lin")),
+    Family("query_proj/key_proj/value_proj", ("*",), _apart("query_proj", "key_proj", "value_proj")),
+    Family("linear_q/linear_k/linear_v", ("*",), _apart("linear_q", "linear_k", "linear_v")),
+    Family("wq/wk/wv", ("*",), _apart("wq", "wk", "wv")),
+    Family("w_q/w_k/w_v", ("*",), _apart("w_q", "w_k", "w_v")),
+    Family("Wq/Wk/Wv", ("*",), _apart("Wq", "Wk", "Wv")),
+)

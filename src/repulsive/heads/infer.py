@@ -1,0 +1,219 @@
+"""Read the heads of unknown attention classes off the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import HeadLayoutError
+from repulsive.heads.judge import HeadReport, judge
+from repulsive.heads.known import dotted
+from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.place import clean, module_of, number_layers, stack_of, where_of
+from repulsive.heads.trace import PRESENT, Key, Reach, trace
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The table's groups that the trace confirmed or did not reach, and the groups it inferred, in model order."""
+
+    groups: list[HeadGroup]
+    reports: list[HeadReport]
+    misses: dict[str, str]
+
+    @property
+    def untraced(self) -> list[str]:
+        return [report.name for report in self.reports if report.status == "untraced"]
+
+    @property
+    def modules(self) -> set[str]:
+        return {module_of(group) for group in self.groups}
+
+
+@dataclass(frozen=True)
+class _Found:
+    key: Key
+    rows: Tensor  # [M, R]
+    serves: tuple[int, ...] | None
+
+
+def complete(model: nn.Module, example_inputs: object, groups: Sequence[HeadGroup]) -> Completed:
+    """Prove the table's groups on an example and infer what it does not know or gets wrong.
+
+    Raises:
+        HeadLayoutError: the table is wrong about a group and the trace cannot replace it.
+    """
+    calls = trace(model, example_inputs)
+    reports = judge(model, groups, calls)
+    wrong = [(g, r) for g, r in zip(groups, reports, strict=True) if r.status == "wrong"]
+    kept = [(g, r) for g, r in zip(groups, reports, strict=True) if r.status != "wrong"]
+    inferred, misses = infer(model, calls, [g for g, _ in kept])
+    for group, report in wrong:
+        parameters = {id(p) for p in group.parameters()}
+        if not any(g.part == group.part and parameters & {id(p) for p in g.parameters()} for g in inferred):
+            raise HeadLayoutError(wrong_slice(report))
+    reports = [r for _, r in kept] + judge(model, inferred, calls)
+    for report in reports:
+        if report.status == "wrong":
+            raise HeadLayoutError(wrong_slice(report))
+    both = sorted(
+        zip([g for g, _ in kept] + inferred, reports, strict=True), key=lambda pair: _position(model, pair[0])
+    )
+    ordered = number_layers([g for g, _ in both], [module_of(g) for g, _ in both])
+    return Completed(ordered, [r for _, r in both], misses)
+
+
+def wrong_slice(report: HeadReport) -> str:
+    """The message for a slice that is not one head."""
+    return (
+        f"{report.name}: {report.note}. The slice is not one head. Leave the layout to find_heads(model, "
+        "example_inputs), or give the right rows to heads_by_hand"
+    )
+
+
+def infer(
+    model: nn.Module, calls: Iterable[Sequence[Reach]], known: Sequence[HeadGroup]
+) -> tuple[list[HeadGroup], dict[str, str]]:
+    """Groups for projections that no known group claims, and {module: why not} for calls that stay unresolved."""
+    taken = {(id(p), part) for g in known for p in g.parameters() for part in g.part}
+    parameters = {clean(name): p for name, p in model.named_parameters()}
+    owners = {clean(name): (m, name) for name, m in model.named_modules()}
+    groups: dict[str, HeadGroup] = {}
+    misses: dict[str, str] = {}
+    for call in calls:
+        parts, reason = _parts(call)
+        if reason:
+            misses.setdefault(call[0].owner, reason)
+        names = [found.key[0].rpartition(".")[0] for each in parts.values() for found in each]
+        module = _ancestor([*names, call[0].owner])
+        for part, each in parts.items():
+            if any((id(parameters[x.key[0]]), part) in taken for x in each):
+                continue  # this part of this call is known; what else feeds it (frozen base, positions) stays out
+            each = _trained([x for x in each if _wanted(x, module)])
+            if not each:
+                continue
+            taken |= {(id(parameters[x.key[0]]), part) for x in each}
+            slices = tuple(
+                HeadSlice(owners[owner][0], attribute, x.key[0], x.rows, x.key[1])
+                for x in each
+                for owner, _, attribute in [x.key[0].rpartition(".")]
+            )
+            name = dotted(module, part)
+            if name in groups or any(g.name == name for g in known):  # two attentions in one module
+                name = dotted(each[0].key[0].rpartition(".")[0], part)
+            place = where_of(model, owners[module][1])
+            serves = each[0].serves if part == "q" else None
+            groups[name] = HeadGroup(name, 0, part, place, stack_of(module), "inferred", slices, serves)
+    return list(groups.values()), misses
+
+
+def _parts(call: Sequence[Reach]) -> tuple[dict[str, list[_Found]], str]:
+    """part -> the projections that split into heads, for one attention call."""
+    by_role = {role: [reach for reach in call if reach.role == role] for role in ("q", "k", "v", "any")}
+    first = next((r for role in ("q", "k") for r in by_role[role] if len(_heads(r)) > 1), None)
+    if first is None or by_role["any"]:
+        return {}, ""  # one head, or no attention at all: nothing can repel
+    ids = _head_ids(first)
+    found: dict[str, list[_Found]] = {}
+    reasons: list[str] = []
+    for role in ("q", "k", "v"):
+        for reach in by_role[role]:
+            own = ids if len(ids) == _count(reach) else _head_ids(reach)
+            for key, energy in reach.energy.items():
+                result = _split(key, energy, own, max(ids) + 1)
+                if isinstance(result, str):
+                    reasons.append(f"{role}: {key[0]}: {result}")
+                else:
+                    found.setdefault(role, []).append(result)
+    found = {role: _main(each) for role, each in found.items()}
+    split = {role for role, each in found.items() if any(x.rows.shape[0] > 1 for x in each)}
+    if "q" in split and "k" in found:
+        serves = next((x.serves for x in found["k"] if x.serves), None)
+        found["q"] = [replace(x, serves=serves) for x in found["q"]]
+        return found, ""
+    if "k" in split and "q" not in split:
+        rows = {x.rows.shape[1] for x in found["k"]}
+        if "v" in split:
+            return {part: found[part] for part in ("k", "v")}, ""
+        return ({"v": found["k"]}, "") if rows == {1} else ({"k": found["k"]}, "")  # one score per head: additive
+    return {}, "; ".join(reasons) or "attention weights do not come from queries and keys"
+
+
+def _split(key: Key, energy: Tensor, ids: list[int], heads: int) -> _Found | str:
+    """Rows of one projection per head, or why it does not split."""
+    mine = torch.zeros(max(ids) + 1, energy.shape[1], dtype=energy.dtype).index_add_(0, torch.tensor(ids), energy)
+    reached = mine > PRESENT * mine.max(1, keepdim=True).values.clamp(min=1e-300)  # [heads, rows]
+    if len(reached) == 1:
+        if heads > 1:
+            return _Found(key, reached[0].nonzero().T.contiguous(), (0,) * heads)
+        return "the call has one head"
+    common = reached.all(0)
+    own = reached & ~common
+    if not own.any():
+        return _Found(key, common.nonzero().T.contiguous(), (0,) * heads)
+    patterns: list[Tensor] = []
+    serves: list[int] = []
+    for pattern in own:
+        same = [i for i, other in enumerate(patterns) if torch.equal(pattern, other)]
+        if not same:
+            patterns.append(pattern)
+        serves.append(same[0] if same else len(patterns) - 1)
+    table = torch.stack(patterns)
+    if int(table.sum(0).max()) > 1:
+        return "heads overlap"
+    if len({int(n) for n in table.sum(1)}) > 1:
+        return "heads are of unequal size"
+    rows = torch.stack([pattern.nonzero().flatten() for pattern in patterns])  # [M, R]
+    shared = tuple(serves) if len(patterns) < len(serves) else None
+    return _Found(key, rows, shared)
+
+
+def _main(found: list[_Found]) -> list[_Found]:
+    """Projections that split, without per-head biases (one row a head) where there are real ones."""
+    split = [x for x in found if x.rows.shape[0] > 1] or found
+    wide = [x for x in split if x.rows.shape[1] > 1] or split
+    most = max(x.rows.shape[0] for x in wide)
+    return list({x.key: x for x in wide if x.rows.shape[0] == most}.values())
+
+
+def _heads(reach: Reach) -> set[int]:
+    return set(_head_ids(reach))
+
+
+def _head_ids(reach: Reach) -> list[int]:
+    """Number the call's indices by what they reach, so that (sample, head) pairs fall together: [indices]."""
+    if not reach.energy:
+        return []
+    reached = torch.cat([e > PRESENT * e.max().clamp(min=1e-300) for e in reach.energy.values()], 1)
+    numbers: dict[tuple[bool, ...], int] = {}
+    return [numbers.setdefault(tuple(row.tolist()), len(numbers)) for row in reached]
+
+
+def _count(reach: Reach) -> int:
+    return next((len(e) for e in reach.energy.values()), 0)
+
+
+def _wanted(found: _Found, module: str) -> bool:
+    """A projection that all heads share is part of this attention only if it lives inside its module."""
+    return found.rows.shape[0] > 1 or not module or found.key[0].startswith(f"{module}.")
+
+
+def _trained(found: list[_Found]) -> list[_Found]:
+    """Of a LoRA adapter and the frozen weight under it, the adapter."""
+    return [x for x in found if ".lora_B." in x.key[0]] or found
+
+
+def _ancestor(names: Sequence[str]) -> str:
+    """The innermost module that all of these are in."""
+    paths = [name.split(".") for name in names]
+    same = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    return ".".join(level[0] for level in same)
+
+
+def _position(model: nn.Module, group: HeadGroup) -> tuple[int, int]:
+    order = {clean(name): i for i, (name, _) in enumerate(model.named_modules())}
+    return order.get(module_of(group), len(order)), "qkv".find(group.part)

@@ -1,0 +1,163 @@
+"""Is a claimed slice one head? Compare the table of rows with where the gradient went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.place import clean, module_of
+from repulsive.heads.trace import PRESENT, Key, Reach
+
+_ROLES = {"q": (("q", "any"), ("k",)), "k": (("k", "any"), ("q",)), "v": (("v", "any"), ("k", "q"))}
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """What the trace says about one group.
+
+    Args:
+        name: the group's name.
+        part: its part.
+        num_heads: its number of heads.
+        leak: largest share of a head's squared gradient that falls outside its slice; nan where untraced.
+        status: "verified", "untraced" or "wrong".
+        note: what was held constant, left out, or wrong.
+    """
+
+    name: str
+    part: str
+    num_heads: int
+    leak: float
+    status: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        leak = f", leak {self.leak:.1e}" if self.status != "untraced" else ""
+        return f"{self.name}: {self.num_heads} heads {self.status}{leak}{f' ({self.note})' if self.note else ''}"
+
+
+def judge(
+    model: nn.Module, groups: Sequence[HeadGroup], calls: Iterable[Sequence[Reach]], tolerance: float = 1e-6
+) -> list[HeadReport]:
+    """One report per group; a wrong slice is reported, not raised."""
+    reaches = [reach for call in calls for reach in call]
+    names = {id(p): clean(name) for name, p in model.named_parameters()}
+    serves = {module_of(g): g.serves for g in groups if g.serves is not None}
+    return [_report(g, reaches, names, serves.get(module_of(g)), tolerance) for g in groups]
+
+
+def _report(
+    group: HeadGroup,
+    reaches: list[Reach],
+    names: Mapping[int, str],
+    serves: tuple[int, ...] | None,
+    tolerance: float,
+) -> HeadReport:
+    leak, notes = 0.0, []
+    for s in group.slices:
+        key = (names.get(id(s.parameter()), s.parameter_name), s.axis)
+        verdicts = _verdicts(group, s, key, reaches, serves, tolerance)
+        if not verdicts and any(name == key[0] for reach in reaches for name, _ in reach.energy):
+            fault = f"attention counts the heads of {s.parameter_name} along another axis, or in another role"
+            return HeadReport(group.name, group.part, group.num_heads, 1.0, "wrong", fault)
+        if not verdicts:
+            note = f"no attention call of the example reached {s.parameter_name}"
+            return HeadReport(group.name, group.part, group.num_heads, float("nan"), "untraced", note)
+        for slice_leak, fault, note in verdicts:
+            if fault:
+                return HeadReport(group.name, group.part, group.num_heads, slice_leak, "wrong", fault)
+            leak = max(leak, slice_leak)
+            notes += [note] if note else []
+    return HeadReport(group.name, group.part, group.num_heads, leak, "verified", "; ".join(dict.fromkeys(notes)))
+
+
+def _verdicts(
+    group: HeadGroup,
+    s: HeadSlice,
+    key: Key,
+    reaches: list[Reach],
+    serves: tuple[int, ...] | None,
+    tolerance: float,
+) -> list[tuple[float, str, str]]:
+    """(leak, fault, note) for every call that draws on this slice in its role."""
+    joined = len(group.part) > 1
+    for roles in _ROLES[group.part] if not joined else (("q", "k", "v", "any"),):
+        seen = [reach for reach in reaches if reach.role in roles and key in reach.energy]
+        near = [reach for reach in seen if _related(reach.owner, module_of(group))]
+        verdicts = [_verdict(s, reach, key, joined, None if group.part == "q" else serves, tolerance)
+                    for reach in near or seen]  # fmt: skip
+        if joined:  # a packed weight answers to several roles; the slice belongs to the one it fits
+            verdicts = sorted(verdicts, key=lambda verdict: verdict[0])[:1]
+        if verdicts:
+            return verdicts
+    return []
+
+
+def _verdict(
+    s: HeadSlice, reach: Reach, key: Key, joined: bool, serves: tuple[int, ...] | None, tolerance: float
+) -> tuple[float, str, str]:
+    energy = reach.energy[key]
+    energy = energy[energy.sum(1) > 0]  # [indices, rows of the parameter]; masked samples say nothing
+    reached = energy > PRESENT * energy.max(1, keepdim=True).values
+    patterns = reached.unique(dim=0).shape[0]
+    claimed = torch.zeros(energy.shape[1], dtype=torch.bool)
+    claimed[s.rows.flatten().cpu()] = True
+    shared = reached.all(0) & ~claimed if patterns > 1 else torch.zeros_like(claimed)
+    total = energy[:, ~shared].sum(1)  # [indices]
+    per_head = torch.stack([energy[:, rows].sum(1) for rows in s.rows.cpu()], 1)  # [indices, M]
+    inside, head = per_head.max(1)
+    leaks = torch.where(total > 0, 1 - inside / total.clamp(min=1e-300), 1.0).clamp(min=0)
+    worst = int(leaks.argmax())
+    leak = float(leaks[worst])
+    order = list(dict.fromkeys(head.tolist()))
+    fault = ""
+    if leak > tolerance:
+        fault = (
+            f"attention head {worst} draws on rows {spans(reached[worst].nonzero().flatten())} of "
+            f"{s.parameter_name}; the closest slice, head {int(head[worst])} with rows {spans(s.rows[head[worst]])}, "
+            f"misses {leak:.1%} of its gradient"
+        )
+    elif patterns > s.num_heads and not joined:
+        fault = f"{s.parameter_name} has {patterns} heads in the attention call, not {s.num_heads}"
+    elif order != list(range(s.num_heads)):
+        fault = f"heads of {s.parameter_name} come in the order {order} in the attention call"
+    elif serves and not joined and not _serves(head.tolist(), serves):
+        fault = f"kv heads of {s.parameter_name} serve the q heads as {head.tolist()}, not as {list(serves)}"
+    return leak, fault, _note(s, reach, int(shared.sum()))
+
+
+def _serves(head: list[int], serves: tuple[int, ...]) -> bool:
+    """Does the call repeat kv heads as `serves` says? A call that leaves them unrepeated says nothing against it."""
+    if len(head) % len(serves):
+        return True
+    return head == list(serves) * (len(head) // len(serves))
+
+
+def _note(s: HeadSlice, reach: Reach, shared: int) -> str:
+    notes = []
+    if any(width > s.rows.shape[1] for width in reach.held) and s.num_heads > 1:
+        notes.append("norm over the full width held constant")
+    if shared:
+        notes.append(f"{shared} features shared by all heads left out")
+    return "; ".join(notes)
+
+
+def spans(rows: Tensor, most: int = 4) -> str:
+    """Row numbers as "0-7, 16-23", cut short after a few."""
+    numbers = sorted(rows.tolist())
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:most]]
+    return ", ".join(words) + (f", ... ({len(runs)} runs)" if len(runs) > most else "")
+
+
+def _related(owner: str, module: str) -> bool:
+    return owner == module or owner.startswith(f"{module}.") or module.startswith(f"{owner}.") or not module

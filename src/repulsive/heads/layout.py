@@ -1,0 +1,162 @@
+"""Where one attention head lives inside its model's weights.
+
+A head is a set of output features of a projection. Which features those are is *data*: a table of row numbers, one
+line per head. Everything else (reading, writing, proving, selecting) works on that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import HeadLayoutError, UnsupportedWeights
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSlice:
+    """The rows of one parameter that belong to each head.
+
+    The parameter is looked up on its module at every use, so that wrappers which replace parameters are followed.
+
+    Args:
+        module: the module that owns the parameter.
+        attribute: the parameter's name on that module, such as `weight` or `in_proj_weight`.
+        parameter_name: its dotted name in the model, for messages.
+        rows: int64 [M, R]; `rows[i]` are the output features of head i, in order.
+        axis: the dimension of the parameter that counts output features (0 for `nn.Linear`, 1 for `Conv1D`).
+    """
+
+    module: nn.Module
+    attribute: str
+    parameter_name: str
+    rows: Tensor
+    axis: int = 0
+    _steps: tuple[int, int, int] | None = field(init=False, repr=False)  # offset, head stride, feature stride
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.rows.dtype != torch.int64:
+            raise HeadLayoutError(f"{self.parameter_name}: rows must be an int64 table [heads, features]")
+        size = self.parameter().shape[self.axis]
+        if self.rows.numel() == 0 or int(self.rows.min()) < 0 or int(self.rows.max()) >= size:
+            raise HeadLayoutError(
+                f"{self.parameter_name}: rows {tuple(self.rows.shape)} do not fit {size} output features; "
+                "check the number of heads"
+            )
+        if self.rows.unique().numel() != self.rows.numel():
+            raise HeadLayoutError(f"{self.parameter_name}: a feature is claimed by two heads")
+        object.__setattr__(self, "_steps", _arithmetic(self.rows))
+
+    @property
+    def num_heads(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Numbers per head."""
+        parameter = self.parameter()
+        return self.rows.shape[1] * parameter.numel() // parameter.shape[self.axis]
+
+    def parameter(self) -> Tensor:
+        """The parameter as it is now."""
+        parameter = getattr(self.module, self.attribute, None)
+        if not isinstance(parameter, Tensor):
+            raise UnsupportedWeights(f"{self.parameter_name}: no tensor of that name; was the layer replaced?")
+        return parameter
+
+    def view(self, tensor: Tensor) -> Tensor | None:
+        """`tensor`, shaped as the parameter, as a writable view [M, R, ...]; None where rows have no fixed stride."""
+        if self._steps is None:
+            return None
+        offset, head_stride, feature_stride = self._steps
+        features = tensor.movedim(self.axis, 0)  # [features, ...]
+        unit, rest = features.stride(0), features.shape[1:]
+        return features.as_strided(
+            (*self.rows.shape, *rest),
+            (head_stride * unit, feature_stride * unit, *features.stride()[1:]),
+            features.storage_offset() + offset * unit,
+        )
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Heads of `tensor` (shaped as the parameter) as [M, D], row-major within a head; a view where possible."""
+        heads = self.view(tensor)
+        if heads is None:
+            features = tensor.movedim(self.axis, 0)
+            heads = features[self.rows.to(tensor.device)]  # [M, R, ...]
+        return heads.reshape(self.num_heads, -1)
+
+    def put(self, tensor: Tensor, heads: Tensor) -> None:
+        """Write `heads` [M, D] into `tensor` (shaped as the parameter); rows of no head stay as they are."""
+        features = tensor.movedim(self.axis, 0)
+        shaped = heads.reshape(*self.rows.shape, *features.shape[1:]).to(tensor.dtype)
+        target = self.view(tensor)
+        if target is None:
+            features[self.rows.to(tensor.device)] = shaped
+        else:
+            target.copy_(shaped)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadGroup:
+    """M heads that repel each other: one projection of one attention layer, or all of its projections joined.
+
+    Args:
+        name: unique in the model: the attention module's dotted name, then the part.
+        layer: index of the attention layer in its stack, from 0.
+        part: "q", "k" or "v"; joined groups have several letters, such as "qkv".
+        where: "encoder", "decoder" or "cross".
+        stack: dotted name of the stack the layer counts in.
+        family: the line of the family table that matched, or "inferred".
+        slices: one per parameter; each has the same number of heads.
+        serves: for q in a layer with fewer key-value heads than query heads, the kv head of each q head; else None.
+    """
+
+    name: str
+    layer: int
+    part: str
+    where: str
+    stack: str
+    family: str
+    slices: tuple[HeadSlice, ...]
+    serves: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len({s.num_heads for s in self.slices}) != 1:
+            counts = ", ".join(f"{s.parameter_name}: {s.num_heads}" for s in self.slices)
+            raise HeadLayoutError(f"{self.name}: slices disagree on the number of heads ({counts})")
+
+    @property
+    def num_heads(self) -> int:
+        return self.slices[0].num_heads
+
+    @property
+    def dim(self) -> int:
+        """Numbers per head, over all slices."""
+        return sum(s.dim for s in self.slices)
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(s.parameter() for s in self.slices)
+
+    @torch.no_grad()
+    def read(self) -> Tensor:
+        """The heads as they are now, detached, [M, D]; slices follow each other within a head."""
+        return join([s.take(s.parameter().detach()) for s in self.slices]).clone()
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """[M, D_1], [M, D_2], ... -> [M, D_1 + D_2 + ...], without a copy where there is only one."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=-1)
+
+
+def _arithmetic(rows: Tensor) -> tuple[int, int, int] | None:
+    """(offset, head stride, feature stride) if rows[i, k] = offset + i * head stride + k * feature stride."""
+    heads, features = rows.shape
+    offset = int(rows[0, 0])
+    head_stride = int(rows[1, 0]) - offset if heads > 1 else features
+    feature_stride = int(rows[0, 1]) - offset if features > 1 else 1
+    if head_stride <= 0 or feature_stride <= 0:
+        return None
+    grid = torch.arange(heads)[:, None] * head_stride + torch.arange(features)[None, :] * feature_stride
+    return (offset, head_stride, feature_stride) if torch.equal(rows, grid + offset) else None

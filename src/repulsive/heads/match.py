@@ -1,0 +1,182 @@
+"""One attention module against the family table: which weights, how many heads, which rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from repulsive.errors import HeadLayoutError, UnsupportedWeights
+from repulsive.heads.families import FAMILIES, HEAD_DIM, Family
+from repulsive.heads.rows import rows_of
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter that counts a projection's output features along `axis`."""
+
+    module: nn.Module
+    attribute: str
+    path: str  # dotted, from the attention module
+    axis: int
+
+    @property
+    def features(self) -> int:
+        return int(self.tensor.shape[self.axis])
+
+    @property
+    def tensor(self) -> Tensor:
+        tensor = getattr(self.module, self.attribute)
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Match:
+    """An attention module with its heads spelt out.
+
+    Args:
+        family: the line of the table.
+        parts: part -> (weight, int64 rows [heads, features]); several weights where several adapters are active.
+        serves: the kv head of each q head where there are fewer kv heads, else None.
+    """
+
+    family: Family
+    parts: dict[str, list[tuple[Weight, Tensor]]]
+    serves: tuple[int, ...] | None
+
+
+def match(module: nn.Module) -> tuple[Match | None, str]:
+    """The first line of the table that fits, and otherwise why none did ("" where nothing looks like attention).
+
+    Raises:
+        UnsupportedWeights: a line fits but a weight is quantised, parametrised or of an unknown adapter kind.
+    """
+    reason = ""
+    for family in FAMILIES:
+        if not any(fnmatchcase(type(module).__name__, pattern) for pattern in family.classes):
+            continue
+        targets = [follow(module, path) for path, _ in family.projections]
+        if not all(_is_projection(target) for target in targets):
+            continue
+        heads = _number(module, family.heads)
+        if heads is None:
+            reason = reason or f"has {family.name} but no number of heads ({', '.join(family.heads[:4])}, ...)"
+            continue
+        try:
+            return _spell(module, family, heads), ""
+        except HeadLayoutError as error:
+            reason = reason or str(error)
+    return None, reason
+
+
+def weights_of(module: nn.Module, path: str) -> list[Weight]:
+    """The trainable weights behind an attribute path: the weight itself, or the rows of each active LoRA adapter.
+
+    Raises:
+        UnsupportedWeights: the weight is quantised, parametrised or of another adapter kind.
+    """
+    target = follow(module, path)
+    owner_path, _, attribute = path.rpartition(".")
+    if isinstance(target, nn.Module):
+        if hasattr(target, "lora_B") and len(target.lora_B):  # type: ignore[arg-type]
+            return _adapters(target, path)
+        if hasattr(target, "base_layer"):
+            raise UnsupportedWeights(
+                f"{path}: {type(target).__name__} is an adapter without lora_B; only LoRA adapters keep heads as rows"
+            )
+        axis = 1 if type(target).__name__ == "Conv1D" else 0
+        return [_checked(target, "weight", f"{path}.weight", axis)]
+    owner = follow(module, owner_path) if owner_path else module
+    assert isinstance(owner, nn.Module)
+    return [_checked(owner, attribute, path, 0)]
+
+
+def follow(module: nn.Module, path: str) -> object:
+    """`module.a.b` for "a.b", None where an attribute is missing."""
+    target: object = module
+    for attribute in path.split("."):
+        target = getattr(target, attribute, None)
+    return target
+
+
+def _spell(module: nn.Module, family: Family, heads: int) -> Match:
+    weights = [weights_of(module, path) for path, _ in family.projections]
+    features = [ws[0].features for ws in weights]
+    kv_heads = _kv_heads(module, family, heads, features)
+    parts: dict[str, list[tuple[Weight, Tensor]]] = {}
+    for (_, layout), projection in zip(family.projections, weights, strict=True):
+        for weight in projection:
+            for part, rows in rows_of(layout, weight.features, heads, kv_heads).items():
+                parts.setdefault(part, []).append((weight, rows))
+    if family.generic:
+        _check_widths(module, family, parts)
+    serves = tuple(h * kv_heads // heads for h in range(heads)) if kv_heads != heads else None
+    return Match(family, parts, serves)
+
+
+def _kv_heads(module: nn.Module, family: Family, heads: int, features: list[int]) -> int:
+    """Key-value heads: what the module declares where the shapes agree, else what the shapes say."""
+    layouts = [layout for _, layout in family.projections]
+    declared = _number(module, family.kv_heads)
+    if layouts[:2] != ["q head dim", "k head dim"]:
+        kv_heads = declared or heads
+    elif declared is not None and features[0] * declared == features[1] * heads:
+        kv_heads = declared
+    else:  # q and k meet in a dot product, so their heads are equally wide
+        kv_heads, rest = divmod(features[1] * heads, features[0])
+        if rest:
+            raise HeadLayoutError(f"{heads} q heads over {features[0]} features do not fit {features[1]} k features")
+    if kv_heads < 1 or heads % kv_heads:
+        raise HeadLayoutError(f"{heads} query heads do not share {kv_heads} key-value heads evenly")
+    return kv_heads
+
+
+def _check_widths(module: nn.Module, family: Family, parts: dict[str, list[tuple[Weight, Tensor]]]) -> None:
+    """A signature is only a guess: the head width the module declares must be the one the shapes give."""
+    width = parts["q"][0][1].shape[1]
+    declared = _number(module, HEAD_DIM)
+    if declared is not None and declared != width:
+        raise HeadLayoutError(f"{family.name}: heads are {width} wide by shape but {declared} by attribute")
+
+
+def _is_projection(target: object) -> bool:
+    if isinstance(target, nn.Module):
+        weight = getattr(target, "weight", None)
+        return hasattr(target, "lora_B") or hasattr(target, "base_layer") or isinstance(weight, Tensor)
+    return isinstance(target, nn.Parameter) and target.ndim == 2
+
+
+def _number(module: nn.Module, paths: tuple[str, ...]) -> int | None:
+    for path in paths:
+        value = follow(module, path)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _adapters(layer: nn.Module, path: str) -> list[Weight]:
+    adapters: nn.ModuleDict = layer.lora_B  # type: ignore[assignment]
+    active = getattr(layer, "active_adapters", list(adapters))
+    found = [
+        _checked(adapters[name], "weight", f"{path}.lora_B.{name}.weight", 0) for name in active if name in adapters
+    ]
+    if not found:
+        raise UnsupportedWeights(f"{path}: none of the adapters {list(adapters)} is active; activate one or merge them")
+    return found
+
+
+def _checked(module: nn.Module, attribute: str, path: str, axis: int) -> Weight:
+    weight = getattr(module, attribute, None)
+    if not isinstance(weight, nn.Parameter):
+        raise UnsupportedWeights(
+            f"{path}: computed from other parameters (parametrised or weight-normed), so it has no rows to write; "
+            "remove the parametrisation first"
+        )
+    if is_lazy(weight):
+        raise UnsupportedWeights(f"{path}: has no shape yet; run the model once on an example first")
+    if not weight.is_floating_point():
+        raise UnsupportedWeights(f"{path}: {weight.dtype} weights cannot be repelled; load the model unquantised")
+    return Weight(module, attribute, path, axis)

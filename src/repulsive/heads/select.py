@@ -1,0 +1,137 @@
+"""Choose among the groups that were found, and join parts into whole heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+import torch
+
+from repulsive.errors import SelectionError
+from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.place import module_of
+
+_WHERE = ("all", "encoder", "decoder", "cross")
+_PARTICLE = ("projection", "head")
+
+
+def select(
+    groups: Sequence[HeadGroup],
+    *,
+    layers: str | Sequence[int] = "all",
+    parts: str = "qkv",
+    where: str = "all",
+    particle: str = "projection",
+    match: str | Sequence[str] | None = None,
+) -> list[HeadGroup]:
+    """Groups by layer, part, place and name; arguments as in `find_heads`.
+
+    Raises:
+        SelectionError: an unknown value, a layer out of range, or nothing left.
+    """
+    _one_of("where", where, _WHERE)
+    _one_of("particle", particle, _PARTICLE)
+    if not isinstance(parts, str) or not parts or set(parts) - set("qkv"):
+        raise SelectionError(f"parts={parts!r} is unknown; use any of the letters q, k, v, such as 'qk'")
+    chosen = _placed(groups, where)
+    chosen = [g for g in chosen if set(g.part) & set(parts)]
+    chosen = _layered(chosen, layers) if chosen else chosen
+    if match is not None:
+        patterns = [match] if isinstance(match, str) else list(match)
+        chosen = [g for g in chosen if any(fnmatchcase(g.name, p) for p in patterns)]
+    if not chosen:
+        raise SelectionError(
+            f"layers={layers!r}, parts={parts!r}, where={where!r}, match={match!r} select no heads; there are "
+            + _available(groups, match)
+        )
+    return join_heads(chosen) if particle == "head" else chosen
+
+
+def join_heads(groups: Sequence[HeadGroup]) -> list[HeadGroup]:
+    """Join the parts of each attention module: one particle per head, or per kv head with the q heads it serves.
+
+    Raises:
+        SelectionError: the parts of a module cannot be paired head by head.
+    """
+    modules: dict[str, list[HeadGroup]] = {}
+    for group in groups:
+        modules.setdefault(module_of(group), []).append(group)
+    return [_joined(name, found) for name, found in modules.items()]
+
+
+def _joined(module: str, groups: list[HeadGroup]) -> HeadGroup:
+    fewest = min(group.num_heads for group in groups)
+    slices: list[HeadSlice] = []
+    for group in groups:
+        if group.num_heads == fewest:
+            slices.extend(group.slices)
+        else:
+            slices.extend(_served(s, group, fewest) for s in group.slices)
+    first = groups[0]
+    part = "".join(group.part for group in groups)
+    name = module or part
+    return HeadGroup(name, first.layer, part, first.where, first.stack, first.family, tuple(slices))
+
+
+def _served(s: HeadSlice, group: HeadGroup, kv_heads: int) -> HeadSlice:
+    """The q heads that each kv head serves, side by side: rows [H, R] -> [H_kv, rep * R]."""
+    serves = torch.tensor(group.serves or [h * kv_heads // group.num_heads for h in range(group.num_heads)])
+    counts = serves.bincount(minlength=kv_heads)
+    if counts.numel() != kv_heads or bool((counts != counts[0]).any()):
+        raise SelectionError(
+            f"{group.name}: {group.num_heads} heads do not join {kv_heads} kv heads evenly; use particle='projection'"
+        )
+    order = serves.argsort(stable=True)
+    return HeadSlice(s.module, s.attribute, s.parameter_name, s.rows[order].reshape(kv_heads, -1), s.axis)
+
+
+def _placed(groups: Sequence[HeadGroup], where: str) -> list[HeadGroup]:
+    """On a model with one stack, "encoder" and "decoder" both mean that stack."""
+    if where == "all":
+        return list(groups)
+    selves = [g for g in groups if g.where != "cross"]
+    if where != "cross" and len({g.stack for g in selves}) == 1:
+        return selves
+    return [g for g in groups if g.where == where]
+
+
+def _layered(groups: list[HeadGroup], layers: str | Sequence[int]) -> list[HeadGroup]:
+    depth: dict[tuple[str, str], int] = {}
+    for g in groups:
+        stack = (g.stack, g.where)
+        depth[stack] = max(depth.get(stack, 0), g.layer + 1)
+    if isinstance(layers, str):
+        _one_of("layers", layers, ("all", "first", "last"))
+        if layers == "all":
+            return groups
+        return [g for g in groups if g.layer == (0 if layers == "first" else depth[g.stack, g.where] - 1)]
+    most = max(depth.values())
+    numbers = list(layers)
+    wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not -most <= n < most]
+    if wrong:
+        raise SelectionError(f"layers={numbers}: {wrong} out of range; the layers are 0 to {most - 1}")
+    return [g for g in groups if g.layer in numbers or g.layer - depth[g.stack, g.where] in numbers]
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = get_close_matches(str(value), allowed, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise SelectionError(f"{name}={value!r} is unknown; {hint}use one of {', '.join(map(repr, allowed))}")
+
+
+def _available(groups: Sequence[HeadGroup], match: str | Sequence[str] | None) -> str:
+    stacks: dict[tuple[str, str], list[HeadGroup]] = {}
+    for group in groups:
+        stacks.setdefault((group.stack, group.where), []).append(group)
+    lines = [
+        f"{stack or '(top)'} ({where}): layers 0 to {max(g.layer for g in found)}, "
+        f"parts {''.join(sorted({g.part for g in found}, key='qkv'.find))}"
+        for (stack, where), found in stacks.items()
+    ]
+    if match is not None:
+        patterns = [match] if isinstance(match, str) else list(match)
+        near = [name for p in patterns for name in get_close_matches(p, [g.name for g in groups], n=2, cutoff=0.3)]
+        lines.append("names such as " + ", ".join(near or [groups[0].name]))
+    return "; ".join(lines)

@@ -1,0 +1,58 @@
+"""Prove that slices are heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.heads.infer import infer, wrong_slice
+from repulsive.heads.judge import HeadReport, judge
+from repulsive.heads.known import known_heads
+from repulsive.heads.layout import HeadGroup
+from repulsive.heads.place import unwrap
+from repulsive.heads.trace import trace
+
+
+def verify_heads(
+    model: nn.Module,
+    example_inputs: object,
+    groups: Sequence[HeadGroup] | None = None,
+    *,
+    tolerance: float = 1e-6,
+) -> list[HeadReport]:
+    """Prove on an example that each slice is one head: what leaves head i sends gradient into slice i alone.
+
+    One forward pass in evaluation mode; the model's weights, gradients, flags and random state stay as they are.
+
+    Args:
+        model: any module; wrappers are seen through.
+        example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, with several tokens.
+        groups: what to prove; the table's groups and those the trace infers where None.
+        tolerance: largest share of a head's squared gradient that may fall outside its slice.
+
+    Returns:
+        One report per group. "untraced" means that no attention call of the example reached the group.
+
+    Raises:
+        HeadLayoutError: a slice is not one head, or no group could be traced.
+        NoHeadsFound: there is nothing to verify.
+    """
+    inner = unwrap(model)
+    calls = trace(inner, example_inputs)
+    if groups is None:
+        known = known_heads(inner)[0]
+        groups = [*known, *infer(inner, calls, known)[0]]
+    if not groups:
+        raise NoHeadsFound(f"no heads to verify in {type(inner).__name__}; name them with heads_by_hand")
+    reports = judge(inner, groups, calls, tolerance)
+    for report in reports:
+        if report.status == "wrong":
+            raise HeadLayoutError(wrong_slice(report))
+    if all(report.status == "untraced" for report in reports):
+        raise HeadLayoutError(
+            f"no group could be verified: {reports[0].note}. The trace sees softmax, scaled dot-product attention "
+            "and graph convolutions; check that the example runs through attention"
+        )
+    return reports

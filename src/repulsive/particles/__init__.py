@@ -1,0 +1,15 @@
+"""Particles [..., M, D] in, what the optimiser descends out. Imports nothing of ours but the errors."""
+
+from repulsive.particles.bandwidths import CollapsedHeads
+from repulsive.particles.kernels import IMQ, RBF, Cosine, Kernel
+from repulsive.particles.ladder import CosineLadder
+from repulsive.particles.priors import Gaussian, Uniform
+from repulsive.particles.rule import Rule
+from repulsive.particles.sgld import SGLD
+from repulsive.particles.spos import SPOS
+from repulsive.particles.svgd import SVGD
+
+__all__ = [
+    "IMQ", "RBF", "SGLD", "SPOS", "SVGD", "CollapsedHeads", "Cosine", "CosineLadder", "Gaussian", "Kernel", "Rule",
+    "Uniform",
+]

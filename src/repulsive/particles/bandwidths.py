@@ -1,0 +1,104 @@
+"""The h of exp(-d2 / h). Conventions differ between libraries by up to 3.2 times at M = 2, so each one has a name."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import RuleError
+
+Bandwidth = str | float | Callable[[Tensor], Tensor]
+
+# A median bandwidth never falls below (FLOOR x root mean square norm of the particles)^2: repulsion grows as
+# 1 / distance, and heads closer than this differ by little more than rounding.
+FLOOR = 1e-4
+
+
+class CollapsedHeads(UserWarning):
+    """All heads of a group are equal: nothing tells them which way to go apart."""
+
+
+def paper(d2: Tensor) -> Tensor:
+    r"""$h = \mathrm{med}^2 / \log M$, med the median of the distances i < j (appendix B of the paper).
+
+    An even count averages the two middle distances, before squaring.
+
+    Args:
+        d2: squared distances [..., M, M].
+
+    Returns:
+        [...]
+    """
+    heads = d2.shape[-1]
+    row, column = torch.triu_indices(heads, heads, offset=1, device=d2.device)
+    median = _middle(d2[..., row, column].sqrt())
+    return median.square() / math.log(heads)
+
+
+def released(d2: Tensor) -> Tensor:
+    r"""$h = \mathrm{med}(d^2) / \log(M + 1)$ over the whole matrix, zero diagonal included (the authors' ELECTRA code).
+
+    Args:
+        d2: squared distances [..., M, M].
+
+    Returns:
+        [...]
+    """
+    return _middle(d2.flatten(-2)) / math.log(d2.shape[-1] + 1)
+
+
+NAMED: dict[str, Callable[[Tensor], Tensor]] = {"paper": paper, "released": released}
+
+
+def check(bandwidth: Bandwidth) -> None:
+    """Raise `RuleError` unless `bandwidth` is a name, a positive number or a callable."""
+    if isinstance(bandwidth, str):
+        if bandwidth not in NAMED:
+            raise RuleError(f"bandwidth={bandwidth!r} is unknown; choose {sorted(NAMED)}, a number or a callable")
+    elif not callable(bandwidth) and not (bandwidth > 0 and math.isfinite(bandwidth)):
+        raise RuleError(f"bandwidth={bandwidth!r} must be positive: it is the h of exp(-d2 / h)")
+
+
+def resolve(bandwidth: Bandwidth, d2: Tensor, scale2: Tensor) -> Tensor:
+    """The bandwidth of each group.
+
+    Args:
+        bandwidth: a name, a number or a callable d2 -> h.
+        d2: squared distances [..., M, M].
+        scale2: mean squared norm of the particles [...], for the floor of the median bandwidths.
+
+    Returns:
+        h [...]; zero only where all particles are zero.
+    """
+    if isinstance(bandwidth, int | float):
+        return torch.full_like(scale2, float(bandwidth))
+    if d2.shape[-1] == 1:
+        return torch.ones_like(scale2)  # one particle has no distance; any h gives the same update
+    if callable(bandwidth):
+        return bandwidth(d2)
+    h = NAMED[bandwidth](d2)
+    _warn_if_collapsed(d2)
+    return torch.maximum(h, FLOOR**2 * scale2)
+
+
+def _middle(values: Tensor) -> Tensor:
+    """The median over the last axis; an even count averages the two middle values."""
+    ordered = values.sort(dim=-1).values
+    count = ordered.shape[-1]
+    return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
+
+
+def _warn_if_collapsed(d2: Tensor) -> None:
+    # Looking costs a wait for the device, so only where the numbers are on the host already.
+    if d2.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if bool((d2.flatten(-2).amax(-1) == 0).any()):
+        warnings.warn(
+            "all heads of a group are equal, so repulsion is zero there; initialise them apart or add noise (SPOS)",
+            CollapsedHeads,
+            stacklevel=2,
+        )

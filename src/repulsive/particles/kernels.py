@@ -1,0 +1,178 @@
+r"""Kernels: how alike two heads are, and the force that drives them apart.
+
+A kernel with a matrix form gives, from the Gram matrix alone, K and R with
+
+$$K_{ij} = \kappa(\theta_j, \theta_i), \qquad (R\,\theta)_i = \sum_j \nabla_{\theta_j} \kappa(\theta_j, \theta_i),$$
+
+so one update costs two small matrices. In `space="sphere"` the kernel sees unit-norm heads u = theta / |theta| and the
+force on head i is $-\nabla_{\theta_i} \sum_j \kappa(u_j, u_i)$: along the sphere, so norms stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import RuleError
+from repulsive.particles import bandwidths
+from repulsive.particles.bandwidths import Bandwidth
+from repulsive.particles.gram import Gram
+
+SPACES = ("weights", "sphere")
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """What a kernel says about one batch of groups.
+
+    Args:
+        values: K [..., M, M].
+        repulsion: R [..., M, M].
+        bandwidth: h [...], NaN for a kernel without one.
+    """
+
+    values: Tensor
+    repulsion: Tensor
+    bandwidth: Tensor
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """A kernel with a matrix form."""
+
+    def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
+        """K, R and h from the Gram matrix."""
+        ...
+
+
+@dataclass(frozen=True)
+class Radial:
+    r"""$\kappa = f(d^2 / h)$, with `profile(r)` giving f(r) and -f'(r).
+
+    Weights: $R = 2\,(\mathrm{diag}(w 1) - w)$ with $w = -f'(d^2/h) / h$. Sphere: $R_{ij} = -2 w_{ij} / (|\theta_i|
+    |\theta_j|)$ and $R_{ii} = \sum_{j \ne i} 2 w_{ij} \cos_{ij} / |\theta_i|^2$.
+
+    Args:
+        name: what tables call it.
+        profile: r [..., M, M] -> (f(r), -f'(r)).
+    """
+
+    name: str
+    profile: Callable[[Tensor], tuple[Tensor, Tensor]]
+
+    def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
+        d2, norms2 = gram.squared_distances, gram.squared_norms  # [..., M, M], [..., M]
+        scale2 = norms2.mean(-1)
+        norms = norms2.sqrt()
+        if space == "sphere":
+            norms = torch.where(norms == 0, torch.ones_like(norms), norms)
+            outer = norms.unsqueeze(-1) * norms.unsqueeze(-2)
+            # |u_i - u_j|^2 from d2, not from 2 - 2 cos, which loses its digits when heads are alike.
+            d2 = ((d2 - (norms.unsqueeze(-1) - norms.unsqueeze(-2)).square()) / outer).clamp(min=0)
+            scale2 = torch.ones_like(scale2)
+        h = bandwidths.resolve(bandwidth, d2, scale2)
+        none = (h == 0)[..., None, None]  # every particle is zero: they are equal, and no force acts
+        safe = torch.where(none, torch.ones_like(d2), h[..., None, None])
+        values, slope = self.profile(d2 / safe)
+        weight = torch.where(none, torch.zeros_like(d2), slope / safe)  # w [..., M, M]
+        weight = weight - torch.diag_embed(weight.diagonal(dim1=-2, dim2=-1))  # a head does not push itself
+        if space == "weights":
+            repulsion = 2 * (torch.diag_embed(weight.sum(-1)) - weight)
+        else:
+            cosine = 1 - d2 / 2
+            own = (2 * weight * cosine).sum(-1) / norms.square()
+            repulsion = torch.diag_embed(own) - 2 * weight / outer
+        return Interaction(values, repulsion, h)
+
+
+def _rbf(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    value = torch.exp(-ratio)
+    return value, value
+
+
+def _imq(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    base = 1 + ratio
+    return base.pow(-0.5), 0.5 * base.pow(-1.5)
+
+
+RBF = Radial("rbf", _rbf)
+IMQ = Radial("imq", _imq)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    r"""$\kappa = \cos(\theta_i, \theta_j)$, the kernel of the appendix's ladder; it has no bandwidth.
+
+    Weights: $\nabla_{\theta_j}\kappa = (u_i - \cos_{ij} u_j) / |\theta_j|$; sphere: $-(u_j - \cos_{ij} u_i) / |\theta_i|$.
+    A zero head is alike to none and is not pushed.
+    """
+
+    name: str = "cosine"
+
+    def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
+        norms = gram.squared_norms.sqrt()  # [..., M]
+        inverse = torch.where(norms == 0, torch.zeros_like(norms), 1 / norms)
+        pair = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)  # [..., M, M]
+        cosine = gram.inner * pair
+        off = 1 - torch.eye(norms.shape[-1], dtype=norms.dtype, device=norms.device)
+        if space == "weights":
+            own = (off * pair).sum(-1)
+            repulsion = torch.diag_embed(own) - off * cosine * inverse.square().unsqueeze(-2)
+        else:
+            own = (off * cosine).sum(-1) * inverse.square()
+            repulsion = torch.diag_embed(own) - off * pair
+        values = off * cosine + torch.eye(norms.shape[-1], dtype=norms.dtype, device=norms.device)
+        return Interaction(values, repulsion, torch.full_like(norms[..., 0], torch.nan))
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """Any callable kernel: `function(x, y)` on broadcastable [..., D] tensors gives [...]; autograd gives the force.
+
+    It needs the particles themselves, so it is slower than the kernels with a matrix form: for trying ideas.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def pairs(self, theta: Tensor, space: str) -> tuple[Tensor, Tensor]:
+        """K [..., M, M] and the force [..., M, D] on each particle."""
+        values, forces = [], []
+        for i in range(theta.shape[-2]):
+            with torch.enable_grad():
+                others = theta.detach().clone().requires_grad_()  # [..., M, D]
+                own = theta[..., i : i + 1, :].detach().clone().requires_grad_()  # [..., 1, D]
+                if space == "sphere":
+                    row = self.function(_unit(others.detach()), _unit(own))
+                    (slope,) = torch.autograd.grad(row.sum(), own)
+                    force = -slope.squeeze(-2)
+                else:
+                    row = self.function(others, own)  # [..., M]
+                    (slope,) = torch.autograd.grad(row.sum(), others)
+                    force = slope.sum(-2)
+            values.append(row.detach())
+            forces.append(force)
+        return torch.stack(values, dim=-2), torch.stack(forces, dim=-2)
+
+
+NAMED: dict[str, Kernel] = {"rbf": RBF, "imq": IMQ, "cosine": Cosine()}
+
+
+def resolve(kernel: str | Kernel | Callable[[Tensor, Tensor], Tensor]) -> Kernel | Differentiable:
+    """A kernel by name, as given, or wrapped if it is a plain callable."""
+    if isinstance(kernel, str):
+        if kernel not in NAMED:
+            raise RuleError(f"kernel={kernel!r} is unknown; choose one of {sorted(NAMED)} or give a callable k(x, y)")
+        return NAMED[kernel]
+    if isinstance(kernel, Differentiable | Kernel):
+        return kernel
+    if callable(kernel):
+        return Differentiable(kernel)
+    raise RuleError(f"kernel={kernel!r} is neither a name, a kernel nor a callable k(x, y)")
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-1, eps=0.0)

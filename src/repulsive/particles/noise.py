@@ -1,0 +1,54 @@
+"""Normal numbers by counter: the same (seed, step, group, element) gives the same number, wherever it is asked for.
+
+Ranks that hold copies draw equal noise, shards draw their own elements of it, and a resumed run goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit number (splitmix64's increment)
+_MIX_1 = -4658895280553007687  # 0xbf58476d1ce4e5b9
+_MIX_2 = -7723592293110705685  # 0x94d049bb133111eb
+
+
+def key(seed: int, step: int, name: str) -> int:
+    """A signed 64-bit key of one group's noise in one step."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def normal(
+    noise_key: int, elements: Tensor | int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Standard normal numbers, one per element index.
+
+    Each index is hashed to 64 bits by splitmix64's finaliser; the two halves feed one Box-Muller transform.
+
+    Args:
+        noise_key: from `key`.
+        elements: element indices (int64), or n for 0 ... n - 1.
+        dtype: of the result.
+        device: where to draw, if `elements` is a number.
+
+    Returns:
+        The shape of `elements`.
+    """
+    index = torch.arange(elements, device=device) if isinstance(elements, int) else elements.to(torch.int64)
+    bits = index * _GOLDEN + noise_key  # wraps around, as the generator does
+    bits = (bits ^ _shift(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift(bits, 27)) * _MIX_2
+    bits = bits ^ _shift(bits, 31)
+    wide = torch.float32 if index.device.type == "mps" else torch.float64
+    first = (_shift(bits, 32).to(wide) + 1) / 2**32  # (0, 1]: the logarithm is finite
+    second = (bits & 0xFFFFFFFF).to(wide) / 2**32
+    return ((-2 * first.log()).sqrt() * (2 * math.pi * second).cos()).to(dtype)
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Logical right shift: torch's is arithmetic."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,140 @@
+r"""What every rule is: two small matrices, one noise scale.
+
+$$\text{what the optimiser descends} = -\epsilon\,\phi = A\,\nabla U + B\,\theta + \sigma\,\xi$$
+
+with A and B [M, M] per group. A rule says what A, B and sigma are; reading particles and writing gradients is done
+elsewhere, once for all rules.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import RuleError
+from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The numbers a user can steer by, one per group, all [...].
+
+    Args:
+        drive: |A grad|, the norm of the part that follows the loss.
+        repulsion: norm of the repulsive part, in the same units.
+        bandwidth: h of the kernel, NaN where it has none.
+        distance: mean distance between two heads.
+        alpha: repulsive weight in force.
+    """
+
+    drive: Tensor
+    repulsion: Tensor
+    bandwidth: Tensor
+    distance: Tensor
+    alpha: Tensor
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The matrices of one update, [..., M, M] each; `force` is None where theta does not enter."""
+
+    drive: Tensor
+    force: Tensor | None
+    measure: Measure | None
+
+
+class Rule(ABC):
+    """One way to turn loss gradients of a group's heads into what the optimiser descends."""
+
+    stepsize: float
+
+    @property
+    def has_matrix_form(self) -> bool:
+        """Whether `coefficients` exist; without them only `gradient` works, on the particles themselves."""
+        return True
+
+    @property
+    def needs_gradient_products(self) -> bool:
+        """Whether A or B depend on the gradients' own Gram matrix."""
+        return False
+
+    @abstractmethod
+    def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
+        """A and B of one update.
+
+        Args:
+            theta: inner products of the particles.
+            grad: inner products of the gradients; needed for `needs_gradient_products` and for a `measure`.
+            step: optimiser steps taken so far, for schedules.
+        """
+
+    def noise_scale(self, lr: float) -> float:
+        """sigma: what a standard normal number is multiplied with inside the gradient. Zero: no noise."""
+        return 0.0
+
+    def scale_noise(self, noise: Tensor, grad: Tensor) -> Tensor:
+        """`noise` [..., M, D] after a rule's own scaling by the gradients; most rules have none."""
+        return noise
+
+    def gradient(
+        self, theta: Tensor, grad: Tensor, generator: torch.Generator | None = None, *, lr: float = 1.0, step: int = 0
+    ) -> Tensor:
+        """What the optimiser descends, given particles and their loss gradients.
+
+        NaN or infinity in a particle or its gradient comes out as NaN in its group; nothing is zeroed.
+
+        Args:
+            theta: particles [..., M, D].
+            grad: loss gradients [..., M, D].
+            generator: source of noise for SPOS and SGLD; None is torch's default one.
+            lr: learning rate the result will be multiplied with; the noise depends on it.
+            step: optimiser steps taken so far, for schedules.
+
+        Returns:
+            [..., M, D] in the dtype of `grad`.
+        """
+        _check_particles(theta, grad)
+        dtype = compute_dtype(theta)
+        with torch.no_grad(), full_precision(theta.device):
+            particles, gradients = theta.to(dtype), grad.to(dtype)
+            result = self.direction(particles, gradients, step)
+            sigma = self.noise_scale(lr)
+            if sigma:
+                noise = torch.randn(theta.shape, generator=generator, device=theta.device, dtype=dtype)
+                result = result + sigma * self.scale_noise(noise, gradients)
+            return result.to(grad.dtype)
+
+    def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
+        """`gradient` without its checks, casts and noise: A grad + B theta, [..., M, D]."""
+        grad_gram = gram(grad) if self.needs_gradient_products else None
+        found = self.coefficients(gram(theta), grad_gram, step=step)
+        result = found.drive.to(grad.dtype) @ grad
+        return result if found.force is None else result + apply_matrix(found.force, theta)
+
+
+def check_number(rule: object, name: str, *, above: float | None = None, least: float | None = None) -> None:
+    """Raise `RuleError` unless the rule's attribute is a finite number in range."""
+    value = getattr(rule, name)
+    bound = f"> {above:g}" if above is not None else f">= {least:g}"
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or (above is not None and not value > above) or (least is not None and not value >= least):
+        raise RuleError(f"{type(rule).__name__}({name}={value!r}): must be a number {bound}")
+
+
+def mean_distance(d2: Tensor) -> Tensor:
+    """Mean of the distances i < j: [..., M, M] -> [...]; NaN for one particle."""
+    heads = d2.shape[-1]
+    return d2.sqrt().sum((-2, -1)) / (heads * (heads - 1)) if heads > 1 else torch.full_like(d2[..., 0, 0], torch.nan)
+
+
+def _check_particles(theta: Tensor, grad: Tensor) -> None:
+    if theta.shape != grad.shape:
+        raise RuleError(f"theta {tuple(theta.shape)} and grad {tuple(grad.shape)} must have the same shape [..., M, D]")
+    if theta.ndim < 2 or theta.shape[-2] == 0:
+        raise RuleError(f"theta has shape {tuple(theta.shape)}; expected [..., M, D] with at least one particle")
+    if not (theta.is_floating_point() and grad.is_floating_point()):
+        raise RuleError(f"theta and grad must be floating point, not {theta.dtype} and {grad.dtype}")

@@ -1,0 +1,60 @@
+"""Stochastic gradient Langevin dynamics (Welling and Teh, 2011): noise without interaction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from repulsive.particles import priors
+from repulsive.particles.gram import Gram
+from repulsive.particles.priors import Prior
+from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
+
+
+@dataclass(frozen=True)
+class SGLD(Rule):
+    r"""Every head for itself.
+
+    $$\phi_i = -\nabla U_i + \sqrt{2 T / (\epsilon\,\eta)}\;\xi_i$$
+
+    where $\eta$ is the learning rate, so that plain SGD samples exp(-U / T) at any learning rate.
+
+    Args:
+        stepsize: epsilon.
+        temperature: T; 1 where the loss is a sum over the data, 1 / N where it is a mean over N.
+        prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
+
+    Raises:
+        RuleError: a setting is out of range or unknown.
+    """
+
+    stepsize: float = 0.1
+    temperature: float = 1.0
+    prior: str | Prior = field(default="uniform", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_number(self, "stepsize", above=0)
+        check_number(self, "temperature", least=0)
+        priors.resolve(self.prior)
+
+    def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
+        products = theta.products
+        eye = torch.eye(theta.num_particles, dtype=products.dtype, device=products.device)
+        drive = self.stepsize * eye.expand(*products.shape[:-2], -1, -1)
+        precision = priors.resolve(self.prior).precision
+        measure = None
+        if grad is not None:
+            none = torch.zeros_like(products[..., 0, 0])
+            distance = mean_distance(theta.squared_distances)
+            measure = Measure(grad.norm_of(drive), none, torch.full_like(none, torch.nan), distance, none)
+        return Coefficients(drive, precision * drive if precision else None, measure)
+
+    def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
+        precision = priors.resolve(self.prior).precision  # nothing interacts: no Gram matrix is needed
+        return self.stepsize * (grad + precision * theta if precision else grad)
+
+    def noise_scale(self, lr: float) -> float:
+        return -self.stepsize * math.sqrt(2 * self.temperature / (self.stepsize * lr)) if lr > 0 else 0.0

@@ -1,0 +1,58 @@
+"""Stochastic particle-optimisation sampling (Zhang et al., 2018), equation 5 of the paper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from repulsive.errors import RuleError
+from repulsive.particles.rule import check_number
+from repulsive.particles.svgd import SVGD
+
+NOISES = ("langevin", "released")
+
+
+@dataclass(frozen=True)
+class SPOS(SVGD):
+    r"""SVGD plus a Langevin line for every head on its own.
+
+    $$\phi_i = \phi_i^{\mathrm{SVGD}} - \beta^{-1} \nabla U_i + \sqrt{2 T / (\beta\,\epsilon\,\eta)}\;\xi_i$$
+
+    where $\eta$ is the learning rate: $\epsilon\eta$ is the step a parameter really takes under plain SGD, and with
+    it alone the stationary distribution is exp(-U / T). Other optimisers rescale gradients after the rule, and the
+    noise with them.
+
+    Args:
+        beta: inverse weight of the Langevin line; infinity is SVGD.
+        temperature: T; 1 where the loss is a sum over the data, 1 / N where it is a mean over N.
+        noise: "langevin" as above; "released" multiplies it with the group's median |gradient|, as the authors' code.
+
+    Raises:
+        RuleError: a setting is out of range or unknown.
+    """
+
+    beta: float = 1e6
+    temperature: float = field(default=1.0, kw_only=True)
+    noise: str = field(default="langevin", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "beta", above=0)
+        check_number(self, "temperature", least=0)
+        if self.noise not in NOISES:
+            raise RuleError(f"SPOS(noise={self.noise!r}): choose one of {NOISES}")
+
+    @property
+    def own_drive(self) -> float:
+        return 1 / self.beta
+
+    def noise_scale(self, lr: float) -> float:
+        # The sign is that of -epsilon * phi; a normal number has none, but the formula does.
+        return -self.stepsize * math.sqrt(2 * self.temperature / (self.beta * self.stepsize * lr)) if lr > 0 else 0.0
+
+    def scale_noise(self, noise: Tensor, grad: Tensor) -> Tensor:
+        if self.noise == "langevin":
+            return noise
+        return noise * grad.abs().flatten(-2).median(dim=-1).values[..., None, None]

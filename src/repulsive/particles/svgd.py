@@ -1,0 +1,139 @@
+"""Stein variational gradient descent (Liu and Wang, 2016), equation 4 of the paper, with the repulsive weight alpha."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import RuleError
+from repulsive.particles import bandwidths, kernels, priors
+from repulsive.particles.bandwidths import Bandwidth
+from repulsive.particles.gram import Gram
+from repulsive.particles.kernels import Differentiable, Interaction, Kernel
+from repulsive.particles.priors import Prior
+from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
+
+Alpha = float | str | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class SVGD(Rule):
+    r"""Heads follow each other's smoothed gradients and repel.
+
+    $$\phi_i = \frac1M \sum_j \left[ -(s K_{ij} + (1 - s)\,\delta_{ij})\,\nabla U_j
+      + \alpha\,\nabla_{\theta_j} \kappa(\theta_j, \theta_i) \right]$$
+
+    and the optimiser receives $-\epsilon\,\phi_i$. For the RBF kernel in weight space the second term is
+    $\alpha\,(2/h)\,K_{ij} (\theta_i - \theta_j)$.
+
+    Args:
+        stepsize: epsilon. Under Adam a factor on the whole direction nearly cancels.
+        alpha: repulsive weight; a number, a schedule step -> number, or "auto", which sets it in every group and step
+            so that |repulsion| / |drive| is `ratio`. With alpha = T the particles sample exp(-U / T).
+        kernel: "rbf", "imq", "cosine", a `Kernel`, or any differentiable callable k(x, y).
+        bandwidth: "paper", "released", a number h, or a callable from squared distances.
+        prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
+        smoothing: s; 1 as published, 0 lets every head follow its own gradient alone (over M).
+        space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone.
+        ratio: the target of alpha="auto", a number or a schedule.
+
+    Raises:
+        RuleError: a setting is out of range or unknown.
+
+    Example:
+        >>> theta, grad = torch.randn(4, 8), torch.zeros(4, 8)
+        >>> SVGD(stepsize=0.1, alpha=0.01).gradient(theta, grad).shape
+        torch.Size([4, 8])
+    """
+
+    stepsize: float = 0.1
+    alpha: Alpha = 0.01
+    kernel: str | Kernel | Callable[[Tensor, Tensor], Tensor] = field(default="rbf", kw_only=True)
+    bandwidth: Bandwidth = field(default="paper", kw_only=True)
+    prior: str | Prior = field(default="uniform", kw_only=True)
+    smoothing: float = field(default=1.0, kw_only=True)
+    space: str = field(default="weights", kw_only=True)
+    ratio: float | Callable[[int], float] = field(default=0.1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_number(self, "stepsize", above=0)
+        check_number(self, "smoothing", least=0)
+        if self.smoothing > 1:
+            raise RuleError(f"{type(self).__name__}(smoothing={self.smoothing!r}): must be between 0 and 1")
+        if isinstance(self.alpha, str):
+            if self.alpha != "auto":
+                raise RuleError(f"{type(self).__name__}(alpha={self.alpha!r}): must be a number, a schedule or 'auto'")
+        elif not callable(self.alpha):
+            check_number(self, "alpha", least=0)
+        if not callable(self.ratio):
+            check_number(self, "ratio", least=0)
+        if self.space not in kernels.SPACES:
+            raise RuleError(f"{type(self).__name__}(space={self.space!r}): choose one of {kernels.SPACES}")
+        bandwidths.check(self.bandwidth)
+        kernels.resolve(self.kernel)
+        priors.resolve(self.prior)
+
+    @property
+    def has_matrix_form(self) -> bool:
+        return not isinstance(kernels.resolve(self.kernel), Differentiable)
+
+    @property
+    def needs_gradient_products(self) -> bool:
+        return self.alpha == "auto"
+
+    @property
+    def own_drive(self) -> float:
+        """Weight of a head's own, unsmoothed gradient beside the interaction; SPOS has 1 / beta."""
+        return 0.0
+
+    def drive(self, values: Tensor) -> Tensor:
+        """A [..., M, M] from the kernel matrix."""
+        heads = values.shape[-1]
+        eye = torch.eye(heads, dtype=values.dtype, device=values.device)
+        smooth = self.smoothing * values + (1 - self.smoothing) * eye
+        return self.stepsize * (smooth / heads + self.own_drive * eye)
+
+    def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
+        kernel = kernels.resolve(self.kernel)
+        if isinstance(kernel, Differentiable):
+            raise RuleError("a callable kernel has no matrix form; use rule.gradient(theta, grad)")
+        found = kernel.interact(theta, self.bandwidth, self.space)
+        drive = self.drive(found.values)
+        unit = (self.stepsize / theta.num_particles) * found.repulsion  # the repulsive part at alpha = 1
+        drive_norm = None if grad is None else grad.norm_of(drive)
+        unit_norm = theta.norm_of(unit)
+        alpha = self._alpha(step, drive_norm, unit_norm)
+        force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
+        return Coefficients(drive, force, self._measure(theta, found, drive_norm, alpha, unit_norm))
+
+    def _alpha(self, step: int, drive_norm: Tensor | None, unit_norm: Tensor) -> Tensor:
+        """The repulsive weight of each group, [...]."""
+        if not isinstance(self.alpha, str):
+            return torch.full_like(unit_norm, self.alpha(step) if callable(self.alpha) else self.alpha)
+        if drive_norm is None:
+            raise RuleError("alpha='auto' needs the gradients' inner products")
+        ratio = self.ratio(step) if callable(self.ratio) else self.ratio
+        still = unit_norm == 0  # equal heads, or one alone: no force to scale
+        return torch.where(still, torch.zeros_like(unit_norm), ratio * drive_norm / torch.where(still, 1.0, unit_norm))
+
+    def _measure(
+        self, theta: Gram, found: Interaction, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
+    ) -> Measure | None:
+        if drive_norm is None:
+            return None
+        distance = mean_distance(theta.squared_distances)
+        return Measure(drive_norm, alpha * unit_norm, found.bandwidth, distance, alpha)
+
+    def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
+        kernel = kernels.resolve(self.kernel)
+        if not isinstance(kernel, Differentiable):
+            return super().direction(theta, grad, step)
+        values, force = kernel.pairs(theta, self.space)  # [..., M, M], [..., M, D]
+        grad = grad + priors.resolve(self.prior).precision * theta
+        drive = self.drive(values) @ grad
+        unit = (self.stepsize / theta.shape[-2]) * force
+        alpha = self._alpha(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
+        return drive - alpha[..., None, None] * unit

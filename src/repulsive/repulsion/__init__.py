@@ -1,0 +1,7 @@
+"""Heads + rule + optimiser: where gradients change, exactly once per real step."""
+
+from repulsive.repulsion.attach import repel, unwrap_optimizer
+from repulsive.repulsion.handle import GroupReport, Handle
+from repulsive.repulsion.schedules import Constant, Cosine, Linear, WarmUp
+
+__all__ = ["Constant", "Cosine", "GroupReport", "Handle", "Linear", "WarmUp", "repel", "unwrap_optimizer"]

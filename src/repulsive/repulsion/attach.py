@@ -1,0 +1,161 @@
+"""`repel`: one line that turns training into particle-optimisation sampling over attention heads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from repulsive.errors import OptimizerError, RuleError, UnsupportedWeights
+from repulsive.heads import describe, find_heads
+from repulsive.heads.layout import HeadGroup
+from repulsive.particles.rule import Rule
+from repulsive.particles.spos import SPOS
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.handle import NOISE_PLACES, ORDERS, Handle, Settings
+
+
+def repel(
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: Rule | None = SVGD(),  # noqa: B008  rules are frozen
+    layers: str | Sequence[int] = "all",
+    parts: str = "qkv",
+    where: str = "all",
+    particle: str = "projection",
+    *,
+    match: str | Sequence[str] | None = None,
+    groups: Sequence[HeadGroup] | None = None,
+    layout: str = "heads",
+    example_inputs: Any = None,
+    order: str = "clip-repel",
+    max_norm: float | None = None,
+    noise_in: str = "gradient",
+    seed: int = 0,
+    measure_every: int = 50,
+    verbose: bool = True,
+) -> Handle:
+    """Make the heads of a model repel each other from the next optimiser step on.
+
+    Model, loss and optimiser stay as they are: between `backward` and `step` the gradients of the selected heads are
+    replaced by what `rule` makes of them. Either everything is attached or, on an error, nothing is changed.
+
+    Args:
+        model: any model with attention; wrapped ones (DDP, torch.compile, PEFT) too.
+        optimizer: any torch optimiser that owns the heads, or a wrapper with one inside.
+        rule: `SVGD`, `SPOS`, `SGLD`, or None for plain training that is measured only.
+        layers: "all", "first" or "last" of each stack, or indices.
+        parts: any of the letters q, k, v.
+        where: "encoder", "decoder", "cross" or "all".
+        particle: "projection" keeps q, k and v apart; "head" joins them into one particle per head.
+        match: pattern or patterns on group names, such as "*.layer.0.*".
+        groups: groups of heads from `find_heads` or made by hand, instead of the selection above.
+        layout: "heads", or "strided" for the slices of the authors' released code.
+        example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes inferred.
+        order: where clipping to `max_norm` sits: "clip-repel" or "repel-clip".
+        max_norm: clip the gradients of all of the optimiser's parameters to this joint norm; None leaves it to you.
+            Clipping in your own loop comes before the rule.
+        noise_in: "gradient" as published, where the optimiser rescales it; or "parameter", added after the step.
+        seed: of the noise of SPOS and SGLD.
+        measure_every: steps between two measurements for `report`; one costs a further pass over the gradients.
+        verbose: print what was selected.
+
+    Returns:
+        A `Handle`: `report()`, `remove()`, `state_dict()`, `load_state_dict()`, `apply()`; also a context manager.
+
+    Raises:
+        NoHeadsFound: the model has no heads that are known or could be inferred.
+        SelectionError: the selection is misspelt or empty.
+        OptimizerError: the optimiser owns none of the heads, cannot be hooked, or repels them already.
+        UnsupportedWeights: weights are quantised, sparse or sharded.
+
+    Example:
+        >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> handle = repel(model, optimizer, rule=SVGD(stepsize=0.1, alpha=0.01), verbose=False)
+    """
+    _check(rule, order, noise_in, max_norm, measure_every)
+    inner = unwrap_optimizer(optimizer)
+    if groups is None:
+        selection = {"layers": layers, "parts": parts, "where": where, "particle": particle, "match": match}
+        groups = find_heads(model, example_inputs, layout=layout, **selection)
+    trained = _trained(list(groups), inner)
+    settings = Settings(seed, order, max_norm, noise_in, measure_every)
+    handle = Handle(trained, inner, rule, settings)
+    handle.attach()
+    if verbose and _is_first_rank():
+        print(f"repulsive: {rule or 'plain training, measured only'}\n{describe(trained)}")
+    return handle
+
+
+def unwrap_optimizer(optimizer: Any) -> Optimizer:
+    """The torch optimiser inside wrappers such as Accelerate's and Lightning's."""
+    seen = optimizer
+    while isinstance(getattr(seen, "optimizer", None), Optimizer):
+        seen = seen.optimizer
+    if not isinstance(seen, Optimizer) or not hasattr(seen, "_optimizer_step_pre_hooks"):
+        raise OptimizerError(f"{type(optimizer).__name__} is no torch optimiser with step hooks, nor wraps one")
+    return seen
+
+
+def _trained(groups: list[HeadGroup], optimizer: Optimizer) -> list[HeadGroup]:
+    """The groups this optimiser trains; the others are named in a warning, and all others in an error."""
+    owned = {id(p) for entry in optimizer.param_groups for p in entry["params"]}
+    trained: list[HeadGroup] = []
+    left_out: list[str] = []
+    for group in groups:
+        if reason := _why_not(group, owned):
+            left_out.append(f"{group.name} ({reason})")
+        else:
+            trained.append(group)
+    if not trained:
+        raise OptimizerError(
+            "this optimiser trains none of the selected heads: "
+            + "; ".join(left_out[:6])
+            + ". Make it from the parameters of this very model, with the heads unfrozen"
+        )
+    if left_out:
+        warnings.warn(
+            f"{len(left_out)} of {len(groups)} groups of heads are left out: {'; '.join(left_out[:6])}", stacklevel=3
+        )
+    return trained
+
+
+def _why_not(group: HeadGroup, owned: set[int]) -> str | None:
+    for part in group.slices:
+        parameter = part.parameter()
+        if hasattr(parameter, "placements"):
+            raise UnsupportedWeights(
+                f"{part.parameter_name}: sharded as {parameter.placements}, which is not supported yet; use DDP"
+            )
+        if not parameter.is_floating_point():
+            raise UnsupportedWeights(f"{part.parameter_name}: {parameter.dtype} weights cannot be trained")
+        if not parameter.requires_grad:
+            return "frozen"
+        if id(parameter) not in owned:
+            return "not in the optimiser"
+    return None
+
+
+def _check(rule: Rule | None, order: str, noise_in: str, max_norm: float | None, measure_every: int) -> None:
+    if rule is not None and not isinstance(rule, Rule):
+        raise RuleError(f"rule={rule!r} is no rule; give SVGD(), SPOS(), SGLD() or None")
+    if order not in ORDERS:
+        raise RuleError(f"order={order!r}: choose one of {ORDERS}")
+    if noise_in not in NOISE_PLACES:
+        raise RuleError(f"noise_in={noise_in!r}: choose one of {NOISE_PLACES}")
+    if noise_in == "parameter" and isinstance(rule, SPOS) and rule.noise == "released":
+        raise RuleError("noise_in='parameter' and noise='released' exclude each other: the latter scales by gradients")
+    if max_norm is not None and not max_norm > 0:
+        raise RuleError(f"max_norm={max_norm!r}: must be positive, or None")
+    if not (isinstance(measure_every, int) and measure_every >= 1):
+        raise RuleError(f"measure_every={measure_every!r}: must be a whole number of steps, at least 1")
+
+
+def _is_first_rank() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

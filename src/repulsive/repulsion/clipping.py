@@ -1,0 +1,26 @@
+"""Clipping on either side of the rule. Clip then repel bounds the drive; repel then clip bounds the whole update."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+
+def clip(optimizer: Optimizer, max_norm: float, scale: Tensor | None = None) -> Tensor:
+    """Scale the gradients of all of an optimiser's parameters so that their joint norm is at most `max_norm`.
+
+    Args:
+        optimizer: whose gradients to clip.
+        max_norm: the largest joint 2-norm.
+        scale: what gradients are multiplied with right now; the norm is taken without it.
+
+    Returns:
+        The norm before clipping.
+    """
+    parameters = [p for entry in optimizer.param_groups for p in entry["params"] if p.grad is not None]
+    norm: Tensor = get_total_norm([p.grad for p in parameters])
+    if scale is not None:
+        norm = norm / scale
+    clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm

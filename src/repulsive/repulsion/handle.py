@@ -1,0 +1,275 @@
+"""What `repel` gives back: the attached rule, its state and what it measured."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from repulsive.errors import OptimizerError, StateError
+from repulsive.heads.layout import HeadGroup
+from repulsive.particles.rule import Measure, Rule
+from repulsive.repulsion import blocks
+from repulsive.repulsion.blocks import Piece
+from repulsive.repulsion.clipping import clip
+
+ORDERS = ("clip-repel", "repel-clip")
+NOISE_PLACES = ("gradient", "parameter")
+FORMAT = 1
+
+_attached: weakref.WeakKeyDictionary[Optimizer, list[Handle]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """One group as it was last measured.
+
+    Args:
+        drive: norm of the part of the update that follows the loss.
+        repulsion: norm of the repulsive part.
+        ratio: repulsion / drive, the dial to read: 0.02 changes little, 0.3 a lot.
+        bandwidth: h of the kernel.
+        distance: mean distance between two heads.
+        alpha: repulsive weight in force.
+        step: optimiser step of the measurement, -1 before the first.
+        skipped: steps in which the group had no gradient.
+    """
+
+    name: str
+    layer: int
+    part: str
+    where: str
+    num_heads: int
+    drive: float
+    repulsion: float
+    ratio: float
+    bandwidth: float
+    distance: float
+    alpha: float
+    step: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a handle works; see `repel` for what each one means."""
+
+    seed: int = 0
+    order: str = "clip-repel"
+    max_norm: float | None = None
+    noise_in: str = "gradient"
+    measure_every: int = 50
+
+
+class Handle:
+    """A rule attached to the heads of a model and to its optimiser. Made by `repel`, removed by `remove` or `with`."""
+
+    def __init__(self, groups: list[HeadGroup], optimizer: Optimizer, rule: Rule | None, settings: Settings) -> None:
+        self.groups = groups
+        self.optimizer = optimizer
+        self.rule = rule
+        self.settings = settings
+        self.steps = 0  # real optimiser steps taken with the rule
+        self._applied = False  # `apply` changed this step's gradients already
+        self._pending = False  # gradients are changed and the optimiser has not stepped yet
+        self._skipped = dict.fromkeys((group.name for group in groups), 0)
+        self._measured: dict[str, tuple[int, Measure]] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._live: list[HeadGroup] = []
+
+    # -- attaching ----------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Register with the optimiser, unless registered already."""
+        if self.attached:
+            return
+        others = [h for h in _attached.get(self.optimizer, []) if h is not self]
+        taken = {id(p) for h in others for group in h.groups for p in group.parameters()}
+        for group in self.groups:
+            if any(id(p) in taken for p in group.parameters()):
+                raise OptimizerError(
+                    f"{group.name}: this optimiser repels it already; call remove() on the other handle first"
+                )
+        self._hooks = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+        _attached.setdefault(self.optimizer, []).append(self)
+
+    @property
+    def attached(self) -> bool:
+        """Whether the optimiser will call the rule; hooks vanish when an optimiser is pickled or copied."""
+        registered = getattr(self.optimizer, "_optimizer_step_pre_hooks", {})
+        return any(hook.id in registered for hook in self._hooks)
+
+    def remove(self) -> None:
+        """Detach: training goes on as if `repel` had never been called. Warns if no step was ever changed."""
+        if self._hooks and self.steps == 0:
+            warnings.warn("repulsion was attached, but the optimiser never took a step with it", stacklevel=2)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        handles = _attached.get(self.optimizer, [])
+        if self in handles:
+            handles.remove(self)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with warnings.catch_warnings():
+            if error is not None:
+                warnings.simplefilter("ignore")  # the error says more than the warning would
+            self.remove()
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """Change the gradients now, instead of inside the next `optimizer.step()`: for loops that clip afterwards."""
+        self._repel()
+        self._applied = self._pending
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Runs before every `optimizer.step`; with a closure, gradients exist only after the closure has run."""
+        if _skips_step(optimizer):
+            self._applied = self._pending = False
+            return None
+        if kwargs.get("closure") is not None:
+            return args, {**kwargs, "closure": self._wrap(kwargs["closure"])}
+        for position, argument in enumerate(args):
+            if callable(argument) and not isinstance(argument, Optimizer):
+                return (*args[:position], self._wrap(argument), *args[position + 1 :]), kwargs
+        if not self._applied:
+            self._repel()
+        return None
+
+    def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def closure_then_repel() -> Any:
+            loss = closure()  # makes gradients anew, each time it is called
+            self._repel()
+            return loss
+
+        return closure_then_repel
+
+    def _repel(self) -> None:
+        self._live = [group for group in self.groups if self._has_gradient(group)]
+        if not self._live:
+            return
+        scale: Tensor | None = getattr(self.optimizer, "grad_scale", None)
+        settings = self.settings
+        if settings.max_norm is not None and settings.order == "clip-repel":
+            clip(self.optimizer, settings.max_norm, scale)
+        measure = self.steps % settings.measure_every == 0
+        measured = blocks.update(
+            self._live,
+            self._pieces(),
+            self.rule,
+            step=self.steps,
+            seed=settings.seed,
+            scale=scale,
+            measure=measure,
+            draw_noise=settings.noise_in == "gradient",
+        )
+        self._measured.update(
+            {group.name: (self.steps, found) for group, found in zip(self._live, measured, strict=True) if found}
+        )
+        if settings.max_norm is not None and settings.order == "repel-clip":
+            clip(self.optimizer, settings.max_norm, scale)
+        self._pending = True
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the step; noise meant for parameters goes in here."""
+        if not self._pending:
+            return
+        if self.settings.noise_in == "parameter" and self.rule is not None:
+            blocks.add_noise(self._pieces(), self.rule, step=self.steps, seed=self.settings.seed)
+        self.steps += 1
+        self._applied = self._pending = False
+
+    def _has_gradient(self, group: HeadGroup) -> bool:
+        if any(parameter.grad is None for parameter in group.parameters()):
+            self._skipped[group.name] += 1
+            return False
+        return True
+
+    def _pieces(self) -> list[Piece]:
+        rates = {id(p): float(entry["lr"]) for entry in self.optimizer.param_groups for p in entry["params"]}
+        return [
+            Piece(index, part, f"{group.name}/{number}", rates.get(id(part.parameter()), 0.0))
+            for index, group in enumerate(self._live)
+            for number, part in enumerate(group.slices)
+        ]
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def report(self) -> list[GroupReport]:
+        """One line per group: |drive|, |repulsion|, their ratio, bandwidth, mean distance, as last measured."""
+        return [self._report(group) for group in self.groups]
+
+    def _report(self, group: HeadGroup) -> GroupReport:
+        step, measure = self._measured.get(group.name, (-1, None))
+        values = (
+            {field.name: float(getattr(measure, field.name)) for field in fields(Measure)}
+            if measure is not None
+            else dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
+        )
+        ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
+        return GroupReport(
+            group.name, group.layer, group.part, group.where, group.num_heads,
+            ratio=ratio, step=step, skipped=self._skipped[group.name], **values,
+        )  # fmt: skip
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; plain numbers and strings, so JSON can hold it."""
+        return {
+            "format": FORMAT,
+            "steps": self.steps,
+            "seed": self.settings.seed,
+            "rule": repr(self.rule),
+            "groups": [[group.name, group.num_heads, group.dim] for group in self.groups],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, and attach again if the optimiser has lost its hooks.
+
+        Raises:
+            StateError: the state is of another version, or of other groups.
+        """
+        if state.get("format") != FORMAT:
+            raise StateError(f"state has format {state.get('format')!r}; this version reads format {FORMAT}")
+        saved = [tuple(entry) for entry in state["groups"]]
+        own = [(group.name, group.num_heads, group.dim) for group in self.groups]
+        if saved != own:
+            difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
+            raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
+        if state["rule"] != repr(self.rule):
+            warnings.warn(f"resuming with {self.rule}, but the state was made with {state['rule']}", stacklevel=2)
+        self.settings = Settings(**{**vars(self.settings), "seed": int(state["seed"])})
+        self.steps = int(state["steps"])
+        self._applied = self._pending = False
+        self.attach()
+
+
+def handles_of(optimizer: Optimizer) -> Iterable[Handle]:
+    """The handles attached to an optimiser."""
+    return tuple(_attached.get(optimizer, ()))
+
+
+def _skips_step(optimizer: Optimizer) -> bool:
+    """A fused optimiser under a gradient scaler is called even when it will skip: it found infinities."""
+    found: Tensor | None = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(torch.as_tensor(found).item())

@@ -1,0 +1,71 @@
+"""How alpha (or the target ratio) changes with the optimiser's steps. A schedule is any callable step -> number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from repulsive.errors import RuleError
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value at every step."""
+
+    value: float
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A straight line from `start` to `end` over `steps`, then `end`."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_steps(self)
+
+    def __call__(self, step: int) -> float:
+        return self.start + (self.end - self.start) * min(1.0, step / self.steps)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from `start` to `end` over `steps`, then `end`."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_steps(self)
+
+    def __call__(self, step: int) -> float:
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * min(1.0, step / self.steps))) / 2
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """From zero in a straight line over `steps`, then what `then` says, counted from its own step 0."""
+
+    steps: int
+    then: float | Schedule
+
+    def __post_init__(self) -> None:
+        _check_steps(self)
+
+    def __call__(self, step: int) -> float:
+        after = self.then(max(0, step - self.steps)) if callable(self.then) else self.then
+        return after * min(1.0, step / self.steps)
+
+
+def _check_steps(schedule: Linear | Cosine | WarmUp) -> None:
+    if not schedule.steps >= 1:
+        raise RuleError(f"{type(schedule).__name__}(steps={schedule.steps!r}): must be at least 1")

@@ -1,0 +1,79 @@
+"""Every family of the table: found without an example, proved with one, and the strided release caught."""
+
+from __future__ import annotations
+
+import pytest
+
+from repulsive.errors import HeadLayoutError
+from repulsive.heads import find_heads, verify_heads
+from tests.heads.zoo import TORCH, TRANSFORMERS, build
+
+FAMILY = {  # what the table must call them; the rest are signatures
+    "torch packed": "torch",
+    "torch separate": "torch-separate",
+    "timm": "qkv",
+    "additive": "additive",
+    "bert, eager": "bert",
+    "albert, sdpa": "albert",
+    "gpt-neox, eager": "gpt-neox",
+    "bloom": "gpt-neox",
+    "falcon": "falcon",
+    "phi3": "phi3",
+    "codegen": "codegen",
+    "t5": "t5",
+    "marian, sdpa": "bart",
+    "qwen2, sdpa": "llama",
+    "vit, sdpa": "vit",
+    "olmo2, eager": "q_proj/k_proj/v_proj",
+}
+COUNT = {"torch transformer": 18, "albert, eager": 3, "t5": 18, "bart, eager": 18, "gpt2 with cross-attention, sdpa": 12}
+
+
+def _case(name: str):
+    if name in TRANSFORMERS:
+        pytest.importorskip("transformers")
+    return build(name)
+
+
+@pytest.mark.parametrize("name", [*TORCH, *TRANSFORMERS])
+def test_table_alone_finds_and_the_trace_proves(name: str) -> None:
+    model, example = _case(name)
+    groups = find_heads(model)
+    assert "inferred" not in {g.family for g in groups}
+    assert len({g.name for g in groups}) == len(groups)
+    reports = verify_heads(model, example, groups)
+    assert {r.status for r in reports} == {"verified"}, "\n".join(map(str, reports))
+    assert [g.name for g in find_heads(model, example)] == [g.name for g in groups]
+    if name in FAMILY:
+        assert {g.family for g in groups} == {FAMILY[name]}
+    if name in COUNT:
+        assert len(groups) == COUNT[name]
+
+
+@pytest.mark.parametrize("name", [name for name in [*TORCH, *TRANSFORMERS] if name != "additive"])
+def test_strided_slices_are_caught_in_every_part(name: str) -> None:
+    model, example = _case(name)
+    strided = [g for g in find_heads(model, layout="strided") if g.num_heads > 1]
+    for part in "qkv":
+        mine = [g for g in strided if g.part == part]
+        for group in mine[:1]:
+            with pytest.raises(HeadLayoutError, match="misses"):
+                verify_heads(model, example, [group])
+
+
+def test_where_and_layer_of_an_encoder_decoder() -> None:
+    model, _ = build("torch transformer")
+    places = {(g.stack, g.where, g.layer) for g in find_heads(model)}
+    assert places == {
+        *(("encoder.layers", "encoder", n) for n in (0, 1)),
+        *(("decoder.layers", place, n) for place in ("decoder", "cross") for n in (0, 1)),
+    }
+
+
+def test_where_of_t5_and_gpt2() -> None:
+    model, _ = _case("t5")
+    by_name = {g.name: (g.where, g.layer) for g in find_heads(model)}
+    assert by_name["decoder.block.1.layer.0.SelfAttention.q"] == ("decoder", 1)
+    assert by_name["decoder.block.1.layer.1.EncDecAttention.q"] == ("cross", 1)
+    model, _ = _case("gpt2 with cross-attention, eager")
+    assert {g.where for g in find_heads(model, match="h.0.*")} == {"decoder", "cross"}

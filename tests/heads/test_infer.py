@@ -1,0 +1,85 @@
+"""Classes no table knows: the trace reads off the true rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive.errors import NoHeadsFound
+from repulsive.heads import find_heads, verify_heads
+from tests.heads.unknown import UNKNOWN, E, Grouped, HeadFastest, Latent, Packed
+
+
+def _built(kind: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(1)
+    return kind(), torch.randn(2, 6, E)
+
+
+@pytest.mark.parametrize("kind", UNKNOWN, ids=lambda kind: kind.__name__)
+def test_inferred_rows_are_the_true_rows(kind: type[nn.Module]) -> None:
+    model, x = _built(kind)
+    with pytest.raises(NoHeadsFound):
+        find_heads(model)
+    groups = find_heads(model, x)
+    assert {g.part: g.slices[0].rows.tolist() for g in groups} == kind.truth  # type: ignore[attr-defined]
+    assert {g.family for g in groups} == {"inferred"}
+    assert {r.status for r in verify_heads(model, x)} == {"verified"}
+
+
+def test_reading_follows_the_rows() -> None:
+    model, x = _built(HeadFastest)
+    q = find_heads(model, x, parts="q")[0].read()
+    torch.testing.assert_close(q[1], model.mix.weight[torch.tensor([1, 5, 9])].flatten(), rtol=0, atol=0)
+
+
+def test_kv_heads_say_whom_they_serve() -> None:
+    model, x = _built(Grouped)
+    groups = {g.part: g for g in find_heads(model, x)}
+    assert groups["q"].serves == (0, 1, 0, 1, 0, 1)
+    joined = find_heads(model, x, particle="head")
+    assert [s.rows.shape for s in joined[0].slices] == [(2, 9), (2, 3), (2, 3)]
+    assert joined[0].slices[0].rows[1].tolist() == [3, 4, 5, 9, 10, 11, 15, 16, 17]
+
+
+def test_features_all_heads_share_are_left_out_and_said() -> None:
+    model, x = _built(Latent)
+    notes = {r.part: r.note for r in verify_heads(model, x)}
+    assert set(notes) == {"q", "k", "v"}
+    assert not any(s.parameter_name.startswith("down") for g in find_heads(model, x) for s in g.slices)
+
+
+def test_stacked_layers_are_numbered_and_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Packed() for _ in range(3)))
+    groups = find_heads(model, torch.randn(2, 5, E))
+    assert [(g.name, g.layer) for g in groups][:4] == [("0.q", 0), ("0.k", 0), ("0.v", 0), ("1.q", 1)]
+
+
+def test_a_table_that_is_wrong_is_replaced_by_the_trace() -> None:
+    class Liar(HeadFastest):
+        """Looks like packed qkv to the table, but its heads are strided."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 4
+            self.qkv = self.mix
+
+    torch.manual_seed(0)
+    model, x = Liar(), torch.randn(2, 6, E)
+    assert {g.family for g in find_heads(model)} == {"qkv"}
+    groups = find_heads(model, x)
+    assert {g.part: g.slices[0].rows.tolist() for g in groups} == HeadFastest.truth
+
+
+def test_softmax_without_heads_is_not_attention() -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.out = nn.Linear(E, 4), nn.Linear(E, E)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x) * self.gate(x).softmax(-1).max(-1, keepdim=True).values
+
+    with pytest.raises(NoHeadsFound, match="no attention heads found in Router"):
+        find_heads(Router(), torch.randn(2, 6, E))

@@ -1,0 +1,162 @@
+"""Attention classes the table cannot know, with the true rows of each part."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+H, D, E = 4, 3, 10  # heads, features per head, input width
+
+
+class Mix(nn.Module):
+    """Hidden packed projection; `spell` says how its features become q, k, v [B, H, T, D]."""
+
+    truth: dict[str, list[list[int]]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(E, 3 * H * D)
+        self.merge = nn.Linear(H * D, E)
+
+    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.attend(*self.spell(self.mix(x)))
+        return x + self.merge(out.transpose(1, 2).flatten(2))
+
+
+def _table(index: Tensor) -> dict[str, list[list[int]]]:
+    """[part, head, dim] row numbers as a dictionary of lists."""
+    return {part: rows for part, rows in zip("qkv", index.sort(-1).values.tolist(), strict=True)}
+
+
+_ALL = torch.arange(3 * H * D)
+
+
+class Packed(Mix):
+    truth = _table(_ALL.view(3, H, D))
+
+    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class Interleaved(Mix):
+    truth = _table(_ALL.view(H, 3, D).transpose(0, 1))
+
+    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.unflatten(-1, (H, 3, D)).permute(3, 0, 2, 1, 4).unbind(0)
+
+
+class HeadFastest(Mix):
+    """Feature c belongs to head c mod H: here strided slices are the truth."""
+
+    truth = _table(_ALL.view(3, D, H).transpose(1, 2))
+
+    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.unflatten(-1, (3, D, H)).permute(2, 0, 4, 1, 3).unbind(0)
+
+
+class Eager(Interleaved):
+    """Scores and softmax by hand, with a mask, a cast and dropout in the way."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT / D**0.5
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+        weights = F.softmax(scores, dim=-1, dtype=torch.float64).to(q.dtype)
+        return torch.matmul(F.dropout(weights, 0.1, self.training), v)
+
+
+class Merged(Packed):
+    """Samples and heads in one axis, as older code has it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, _, tokens, _ = q.shape
+        q, k, v = (x.reshape(batch * H, tokens, D) for x in (q, k, v))
+        return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v).view(batch, H, tokens, D)
+
+
+class Einsum(Interleaved):
+    """Heads in the third axis of the scores."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = torch.einsum("bhtd,bhsd->bths", q, k).softmax(dim=-1)
+        return torch.einsum("bths,bhsd->bhtd", weights, v)
+
+
+class InPlace(Packed):
+    """Writes into its own projections, which a naive cut forbids."""
+
+    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x *= 0.5
+        return super().spell(x)
+
+
+class Grouped(nn.Module):
+    """Six query heads on two kv heads that are interleaved: query head h uses kv head h mod 2."""
+
+    truth = {
+        "q": torch.arange(18).view(6, 3).tolist(),
+        "k": torch.arange(6).view(2, 3).tolist(),
+        "v": torch.arange(6).view(2, 3).tolist(),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.see, self.say = nn.Linear(E, 18), nn.Linear(E, 6), nn.Linear(E, 6)
+        self.merge = nn.Linear(18, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.ask(x).unflatten(-1, (6, 3)).transpose(1, 2)
+        k, v = (layer(x).unflatten(-1, (2, 3)).transpose(1, 2).repeat(1, 3, 1, 1) for layer in (self.see, self.say))
+        out = (q @ k.mT).softmax(-1) @ v
+        return self.merge(out.transpose(1, 2).flatten(2))
+
+
+class Latent(nn.Module):
+    """Keys made of a part per head and a part that all heads share."""
+
+    truth = {
+        "q": torch.arange(20).view(4, 5).tolist(),
+        "k": torch.arange(24).view(4, 6)[:, :3].tolist(),
+        "v": torch.arange(24).view(4, 6)[:, 3:].tolist(),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.down, self.up, self.merge = (
+            nn.Linear(E, 20), nn.Linear(E, 4 + 2), nn.Linear(4, 24), nn.Linear(12, E))  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.ask(x).unflatten(-1, (4, 5)).transpose(1, 2)
+        latent, common = self.down(x).split((4, 2), -1)
+        k, v = self.up(latent).unflatten(-1, (4, 6)).transpose(1, 2).chunk(2, -1)
+        k = torch.cat([k, common.unsqueeze(1).expand(-1, 4, -1, -1)], -1)
+        return self.merge(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Pooling(nn.Module):
+    """Additive attention with scores [B, M, T] and a bare weight."""
+
+    truth = {"v": [[0], [1], [2], [3], [4]]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.LSTM(E, 6, batch_first=True, bidirectional=True)
+        self.w1 = nn.Parameter(torch.randn(7, 12))
+        self.w2 = nn.Parameter(torch.randn(5, 7))
+        self.classify = nn.Linear(60, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.encode(x)  # [B, T, 12]
+        weights = (self.w2 @ torch.tanh(self.w1 @ hidden.mT)).softmax(-1)  # [B, M, T]
+        return self.classify((weights @ hidden).flatten(1))
+
+
+UNKNOWN: tuple[type[nn.Module], ...] = (
+    Packed, Interleaved, HeadFastest, Eager, Merged, Einsum, InPlace, Grouped, Latent, Pooling,
+)  # fmt: skip

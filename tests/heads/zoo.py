@@ -1,0 +1,164 @@
+"""Tiny random models of every family in the table, each with an example input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": 2,
+}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+Case = tuple[nn.Module, Any]
+
+
+def ids(length: int = 7) -> Tensor:
+    return torch.randint(5, 60, (2, length), generator=torch.Generator().manual_seed(0))
+
+
+class TimmAttention(nn.Module):
+    """The attention of timm's vision transformers, under its own class name there."""
+
+    def __init__(self, dim: int = 24, num_heads: int = 3) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.scale = num_heads, dim // num_heads, (dim // num_heads) ** -0.5
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.q_norm, self.k_norm = nn.LayerNorm(self.head_dim), nn.Identity()
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, dim = x.shape
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)  # [B, H, T, D]
+        weights = (self.q_norm(q) * self.scale @ self.k_norm(k).transpose(-2, -1)).softmax(dim=-1)
+        return self.proj((weights @ v).transpose(1, 2).reshape(batch, tokens, dim))
+
+
+class AdditiveAttention(nn.Module):
+    """A = softmax(W2 tanh(W1 H)) over tokens, one row of W2 per head."""
+
+    def __init__(self, dim: int = 12, hidden: int = 7, heads: int = 5) -> None:
+        super().__init__()
+        self.heads = heads
+        self.hidden = nn.Linear(dim, hidden, bias=False)
+        self.score = nn.Linear(hidden, heads, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(self.score(torch.tanh(self.hidden(x))), dim=1)  # [B, T, M]
+        return weights.transpose(1, 2) @ x  # [B, M, dim]
+
+
+def _torch_packed() -> Case:
+    x = torch.randn(2, 5, 16)
+    return nn.MultiheadAttention(16, 4, batch_first=True), (x, x, x)
+
+
+def _torch_separate() -> Case:
+    model = nn.MultiheadAttention(16, 4, kdim=12, vdim=10, batch_first=True)
+    return model, (torch.randn(2, 5, 16), torch.randn(2, 6, 12), torch.randn(2, 6, 10))
+
+
+def _torch_transformer() -> Case:
+    return nn.Transformer(16, 4, 2, 2, 32, batch_first=True), (torch.randn(2, 5, 16), torch.randn(2, 6, 16))
+
+
+def _transformers(name: str, settings: dict[str, Any], inputs: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
+    def build() -> Case:
+        import transformers
+
+        config = getattr(transformers, f"{name}Config")(**settings)
+        return getattr(transformers, f"{name}Model")(config), inputs()
+
+    return build
+
+
+def _text() -> dict[str, Any]:
+    return {"input_ids": ids()}
+
+
+def _pair() -> dict[str, Any]:
+    return {"input_ids": ids(), "decoder_input_ids": ids(5)}
+
+
+def _crossed() -> dict[str, Any]:
+    return {"input_ids": ids(), "encoder_hidden_states": torch.randn(2, 5, 32)}
+
+
+def _image() -> dict[str, Any]:
+    return {"pixel_values": torch.randn(2, 3, 16, 16)}
+
+
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, **IDS}
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
+_DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 40, "vocab_size": 64}
+_VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+
+TORCH: dict[str, Callable[[], Case]] = {
+    "torch packed": _torch_packed,
+    "torch separate": _torch_separate,
+    "torch transformer": _torch_transformer,
+    "timm": lambda: (nn.Sequential(TimmAttention(), TimmAttention()), torch.randn(2, 5, 24)),
+    "additive": lambda: (AdditiveAttention(), torch.randn(2, 6, 12)),
+}
+
+# (class prefix, configuration, inputs) of models that take both attention implementations
+_BOTH: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
+    "bert": ("Bert", SMALL, _text),
+    "bert with cross-attention": ("Bert", {**SMALL, "is_decoder": True, "add_cross_attention": True}, _crossed),
+    "roberta": ("Roberta", SMALL, _text),
+    "electra": ("Electra", {**SMALL, "embedding_size": 16}, _text),
+    "distilbert": ("DistilBert", _DISTIL, _text),
+    "albert": ("Albert", {**SMALL, "embedding_size": 16}, _text),
+    "gpt2 with cross-attention": ("GPT2", {**_GPT2, "add_cross_attention": True}, _crossed),
+    "gpt-neox": ("GPTNeoX", {**SMALL, **IDS}, _text),
+    "bart": ("Bart", BART, _pair),
+    "marian": ("Marian", BART, _pair),
+    "llama": ("Llama", {**SMALL, "num_key_value_heads": 2}, _text),
+    "mistral": ("Mistral", {**SMALL, "num_key_value_heads": 2}, _text),
+    "qwen2": ("Qwen2", {**SMALL, "num_key_value_heads": 1}, _text),
+    "olmo2": ("Olmo2", {**SMALL, **IDS, "num_key_value_heads": 2}, _text),
+    "vit": ("ViT", {**_VIT, "image_size": 16, "patch_size": 8}, _image),
+}
+_ONE: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
+    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}, _text),
+    "falcon": ("Falcon", {**SMALL, **IDS, "num_kv_heads": 2, "new_decoder_architecture": True}, _text),
+    "falcon with one kv head": ("Falcon", {**SMALL, **IDS, "multi_query": True}, _text),
+    "phi3": ("Phi3", {**SMALL, **IDS, "num_key_value_heads": 2}, _text),
+    "codegen": ("CodeGen", {**_GPT2, "rotary_dim": 4}, _text),
+    "t5": ("T5", _T5, _pair),
+}
+TRANSFORMERS: dict[str, Callable[[], Case]] = {
+    f"{name}, {kind}": _transformers(prefix, {**settings, "attn_implementation": kind}, inputs)
+    for name, (prefix, settings, inputs) in _BOTH.items()
+    for kind in ("eager", "sdpa")
+} | {name: _transformers(*case) for name, case in _ONE.items()}
+
+
+def build(name: str) -> Case:
+    """The model and its example, random but fixed."""
+    torch.manual_seed(0)
+    return {**TORCH, **TRANSFORMERS}[name]()

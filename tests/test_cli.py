@@ -1,0 +1,171 @@
+"""The console command: what it prints, and how a user's mistake ends (one line on stderr, exit code 2)."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from repulsive._version import __version__
+from repulsive.cli import main
+
+BLOCKS = """
+import torch
+from torch import nn
+
+def small():
+    layer = nn.TransformerEncoderLayer(16, 4, dim_feedforward=16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+class Shelf:
+    model = small()
+
+def sized(width):
+    return nn.Linear(width, width)
+
+def broken():
+    raise RuntimeError("the weights\\nare elsewhere")
+
+def number():
+    return 3
+
+SIZE = 3
+"""
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def repulsive(tmp_path, monkeypatch, capsys):
+    """Run the command in an empty folder that holds `blocks_of_test_cli.py`."""
+    (tmp_path / "blocks_of_test_cli.py").write_text(BLOCKS)
+    (tmp_path / "needs_of_test_cli.py").write_text("import a_package_nobody_has")
+    (tmp_path / "syntax_of_test_cli.py").write_text("def (:")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*words: str) -> Outcome:
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        for name in [n for n in sys.modules if n.endswith("_of_test_cli")]:
+            del sys.modules[name]
+        out, err = capsys.readouterr()
+        return Outcome(left.value.code, out, err)
+
+    return run
+
+
+def one_line(outcome: Outcome) -> str:
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.endswith("\n")
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("repulsive: ")
+    return outcome.err
+
+
+def test_version(repulsive):
+    outcome = repulsive("--version")
+    assert (outcome.code, outcome.out) == (0, f"repulsive {__version__}\n")
+
+
+def test_no_verb_prints_help(repulsive):
+    outcome = repulsive()
+    assert outcome.code == 0
+    assert "heads" in outcome.out
+
+
+@pytest.mark.parametrize("name", ["small", "Shelf.model"])
+def test_heads_of_a_function_and_of_an_object(repulsive, name):
+    outcome = repulsive("heads", f"blocks_of_test_cli:{name}")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "layers.0.self_attn" in outcome.out
+    assert "layers.1.self_attn" in outcome.out
+
+
+@pytest.mark.parametrize("end", ["", "/config.json"])
+def test_heads_of_a_folder_without_weights(repulsive, tmp_path, end):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": 20}
+    transformers.BertConfig(num_hidden_layers=2, **sizes).save_pretrained(tmp_path / "tiny")
+    outcome = repulsive("heads", f"tiny{end}")
+    assert outcome.code == 0
+    assert "encoder.layer.1.attention.self" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["haeds"], "heads"),
+        (["heads"], "target"),
+        (["heads", "a", "b"], "b"),
+        (["--verbose"], "--verbose"),
+        (["heads", "nowhere"], "no folder 'nowhere'"),
+        (["heads", "./nowhere/deeper"], "no folder './nowhere/deeper'"),
+        (["heads", "."], "has no config.json"),
+        (["heads", ":small"], "package.module:name"),
+        (["heads", "blocks_of_test_cli:"], "package.module:name"),
+        (["heads", "block_of_test_cli:small"], "did you mean 'blocks_of_test_cli'?"),
+        (["heads", "blocks_of_test_cli:smal"], "did you mean 'small'?"),
+        (["heads", "blocks_of_test_cli:Shelf.modle"], "did you mean 'model'?"),
+        (["heads", "blocks_of_test_cli.deeper:small"], "no module"),
+        (["heads", "needs_of_test_cli:small"], "needs 'a_package_nobody_has'"),
+        (["heads", "syntax_of_test_cli:small"], "SyntaxError"),
+        (["heads", "blocks_of_test_cli:SIZE"], "is an object of type int"),
+        (["heads", "blocks_of_test_cli:number"], "gave an object of type int"),
+        (["heads", "blocks_of_test_cli:sized"], "'width'"),
+        (["heads", "blocks_of_test_cli:broken"], "RuntimeError: the weights"),
+        (["heads", "blocks_of_test_cli:Plain"], "head"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_with_one_line(repulsive, words, expected):
+    assert expected in one_line(repulsive(*words))
+
+
+def test_a_folder_name_with_a_typo_is_answered_with_the_right_one(repulsive, tmp_path):
+    (tmp_path / "electra-small").mkdir()
+    assert "did you mean 'electra-small'?" in one_line(repulsive("heads", "electra-smal"))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"model_type": "no-such-architecture"}'])
+def test_a_config_that_cannot_be_read(repulsive, tmp_path, text):
+    pytest.importorskip("transformers")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(text)
+    assert "cannot read" in one_line(repulsive("heads", "tiny"))
+
+
+@pytest.mark.parametrize("absent", ["typer", "rich"])
+def test_without_the_cli_extra_the_remedy_is_named(tmp_path, absent):
+    code = (
+        "import importlib.util as util, sys\n"
+        "real = util.find_spec\n"
+        f"util.find_spec = lambda name, package=None: None if name == {absent!r} else real(name, package)\n"
+        "from repulsive.cli import main\n"
+        "main(['--version'])\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert finished.returncode == 2
+    assert finished.stderr == (
+        f"repulsive: the command line needs {absent}; install it with: pip install 'repulsive[cli]'\n"
+    )
+
+
+def test_the_console_script_is_installed():
+    script = Path(sys.executable).with_name("repulsive")
+    if not script.exists():
+        pytest.skip("the package is not installed in this environment")
+    finished = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert finished.stdout == f"repulsive {__version__}\n"
