@@ -32,6 +32,11 @@ def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
             tried.append(names)
             for extra in (decoder, {}) if decoder else ({},):
                 yield {name: makers[name]() for name in names} | extra | _switches(accepted)
+    if "grid_thw" in accepted:
+        patch = _first(config, "patch_size", 14) ** 2 * _first(config, "temporal_patch_size", 1)
+        pixels = torch.randn(16, _first(config, "in_channels", _first(config, "in_chans", 3)) * patch)
+        first = next(iter(accepted))
+        yield {first: pixels, "grid_thw": torch.tensor([[1, 4, 4]])}
     for values in _odd(main, config):
         yield {main: values} | decoder
 

@@ -73,6 +73,14 @@ def _smaller(config: Any, rules: tuple[tuple[str, int], ...]) -> dict[str, Any]:
             small[name] = _smaller(value, rules) | {"model_type": value.model_type}
         elif isinstance(value, int) and not isinstance(value, bool):
             small[name] = _number(name, value, names, rules)
+        elif name == "layer_types" and isinstance(value, list):
+            kinds = list(dict.fromkeys(value))  # one layer of each kind, so that hybrids keep their attention
+            small[name] = kinds if len(kinds) > 1 else kinds * 2
+    if "layer_types" in small:
+        small["num_hidden_layers"] = len(small["layer_types"])
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is not None and heads == getattr(config, "num_key_value_heads", None):
+        small["num_key_value_heads"] = small.get("num_attention_heads", heads)
     return small
 
 

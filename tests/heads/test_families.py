@@ -26,7 +26,13 @@ FAMILY = {  # what the table must call them; the rest are signatures
     "vit, sdpa": "vit",
     "olmo2, eager": "q_proj/k_proj/v_proj",
 }
-COUNT = {"torch transformer": 18, "albert, eager": 3, "t5": 18, "bart, eager": 18, "gpt2 with cross-attention, sdpa": 12}
+COUNT = {
+    "torch transformer": 18,
+    "albert, eager": 3,
+    "t5": 18,
+    "bart, eager": 18,
+    "gpt2 with cross-attention, sdpa": 12,
+}
 
 
 def _case(name: str):

@@ -8,7 +8,7 @@ from torch import nn
 
 from repulsive.errors import NoHeadsFound
 from repulsive.heads import find_heads, verify_heads
-from tests.heads.unknown import UNKNOWN, E, Grouped, HeadFastest, Latent, Packed
+from tests.heads.unknown import UNKNOWN, E, Grouped, HeadFastest, Latent, Packed, PerHead
 
 
 def _built(kind: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
@@ -83,3 +83,28 @@ def test_softmax_without_heads_is_not_attention() -> None:
 
     with pytest.raises(NoHeadsFound, match="no attention heads found in Router"):
         find_heads(Router(), torch.randn(2, 6, E))
+
+
+def test_three_dimensional_weights_are_read_head_by_head() -> None:
+    model, x = _built(PerHead)
+    groups = {g.part: g for g in find_heads(model, x)}
+    torch.testing.assert_close(groups["k"].read()[2], model.see.detach()[:, 2].flatten(), rtol=0, atol=0)
+
+
+def test_a_layer_whose_calls_each_use_some_of_the_heads() -> None:
+    class Halves(nn.Module):
+        """Values split in two: the first call uses value heads 0 and 1, the second 2 and 3."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 4
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(E, 12) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (p(x).unflatten(-1, (4, 3)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+            weights = (q @ k.mT).softmax(-1)
+            first, second = (half.repeat_interleave(2, 1) for half in v.chunk(2, 1))
+            return torch.cat([weights @ first, weights @ second], -1)
+
+    torch.manual_seed(0)
+    assert {r.status for r in verify_heads(Halves(), torch.randn(2, 5, E))} == {"verified"}

@@ -27,9 +27,17 @@ def test_rows_in_words() -> None:
 
 def test_rows_of_grouped_layouts() -> None:
     blocks = rows_of("q head dim | kv head dim", 8, 4, 2)  # q 0-3, k 4-5, v 6-7
-    assert {part: rows.flatten().tolist() for part, rows in blocks.items()} == {"q": [0, 1, 2, 3], "k": [4, 5], "v": [6, 7]}
+    assert {part: rows.flatten().tolist() for part, rows in blocks.items()} == {
+        "q": [0, 1, 2, 3],
+        "k": [4, 5],
+        "v": [6, 7],
+    }
     grouped = rows_of("group q+k+v dim", 8, 4, 2)  # q q k v, q q k v
-    assert {part: rows.flatten().tolist() for part, rows in grouped.items()} == {"q": [0, 1, 4, 5], "k": [2, 6], "v": [3, 7]}
+    assert {part: rows.flatten().tolist() for part, rows in grouped.items()} == {
+        "q": [0, 1, 4, 5],
+        "k": [2, 6],
+        "v": [3, 7],
+    }
     sharded = rows_of("2 qvk head dim", 12, 4)  # q q v v k k, twice
     assert {part: rows.flatten().tolist() for part, rows in sharded.items()} == {
         "q": [0, 1, 6, 7],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +14,7 @@ H, D, E = 4, 3, 10  # heads, features per head, input width
 class Mix(nn.Module):
     """Hidden packed projection; `spell` says how its features become q, k, v [B, H, T, D]."""
 
-    truth: dict[str, list[list[int]]]
+    truth: ClassVar[dict[str, list[list[int]]]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,21 +34,21 @@ class Mix(nn.Module):
 
 def _table(index: Tensor) -> dict[str, list[list[int]]]:
     """[part, head, dim] row numbers as a dictionary of lists."""
-    return {part: rows for part, rows in zip("qkv", index.sort(-1).values.tolist(), strict=True)}
+    return dict(zip("qkv", index.sort(-1).values.tolist(), strict=True))
 
 
 _ALL = torch.arange(3 * H * D)
 
 
 class Packed(Mix):
-    truth = _table(_ALL.view(3, H, D))
+    truth: ClassVar = _table(_ALL.view(3, H, D))
 
     def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class Interleaved(Mix):
-    truth = _table(_ALL.view(H, 3, D).transpose(0, 1))
+    truth: ClassVar = _table(_ALL.view(H, 3, D).transpose(0, 1))
 
     def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(-1, (H, 3, D)).permute(3, 0, 2, 1, 4).unbind(0)
@@ -55,7 +57,7 @@ class Interleaved(Mix):
 class HeadFastest(Mix):
     """Feature c belongs to head c mod H: here strided slices are the truth."""
 
-    truth = _table(_ALL.view(3, D, H).transpose(1, 2))
+    truth: ClassVar = _table(_ALL.view(3, D, H).transpose(1, 2))
 
     def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(-1, (3, D, H)).permute(2, 0, 4, 1, 3).unbind(0)
@@ -99,7 +101,7 @@ class InPlace(Packed):
 class Grouped(nn.Module):
     """Six query heads on two kv heads that are interleaved: query head h uses kv head h mod 2."""
 
-    truth = {
+    truth: ClassVar = {
         "q": torch.arange(18).view(6, 3).tolist(),
         "k": torch.arange(6).view(2, 3).tolist(),
         "v": torch.arange(6).view(2, 3).tolist(),
@@ -120,7 +122,7 @@ class Grouped(nn.Module):
 class Latent(nn.Module):
     """Keys made of a part per head and a part that all heads share."""
 
-    truth = {
+    truth: ClassVar = {
         "q": torch.arange(20).view(4, 5).tolist(),
         "k": torch.arange(24).view(4, 6)[:, :3].tolist(),
         "v": torch.arange(24).view(4, 6)[:, 3:].tolist(),
@@ -142,7 +144,7 @@ class Latent(nn.Module):
 class Pooling(nn.Module):
     """Additive attention with scores [B, M, T] and a bare weight."""
 
-    truth = {"v": [[0], [1], [2], [3], [4]]}
+    truth: ClassVar = {"v": [[0], [1], [2], [3], [4]]}
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,6 +159,24 @@ class Pooling(nn.Module):
         return self.classify((weights @ hidden).flatten(1))
 
 
+class PerHead(nn.Module):
+    """Three-dimensional weights [input, head, feature], as einsum code has them; padded queries see nothing."""
+
+    truth: ClassVar = {part: [[0], [1], [2], [3]] for part in "qkv"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.see, self.say = (nn.Parameter(torch.randn(E, H, D)) for _ in range(3))
+        self.merge = nn.Parameter(torch.randn(H, D, E))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("bte,ehd->bthd", x, weight) for weight in (self.ask, self.see, self.say))
+        scores = torch.einsum("bthd,bshd->bhts", q, k)
+        scores = torch.cat([scores[:, :, :3].masked_fill(torch.tensor(True), -1e9), scores[:, :, 3:]], 2)
+        out = torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
+        return torch.einsum("bthd,hde->bte", out, self.merge)
+
+
 UNKNOWN: tuple[type[nn.Module], ...] = (
-    Packed, Interleaved, HeadFastest, Eager, Merged, Einsum, InPlace, Grouped, Latent, Pooling,
+    Packed, Interleaved, HeadFastest, Eager, Merged, Einsum, InPlace, Grouped, Latent, Pooling, PerHead,
 )  # fmt: skip

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError
 from repulsive.heads.families import FAMILIES
-from repulsive.heads.infer import complete
+from repulsive.heads.infer import Completed, complete, refuse_wrong
 from repulsive.heads.known import dotted, known_heads
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.match import weights_of
+from repulsive.heads.match import follow, weights_of
 from repulsive.heads.place import clean, module_of, number_layers, stack_of, unwrap, where_of
 from repulsive.heads.rows import rows_of
 from repulsive.heads.select import select
@@ -60,6 +60,7 @@ def find_heads(
         raise SelectionError(f"layout={layout!r} is unknown; use 'heads' or 'strided'")
     inner = unwrap(model)
     groups, misses = known_heads(inner)
+    completed: Completed | None = None
     if example_inputs is not None:
         completed = complete(inner, example_inputs, groups)
         misses = {name: reason for name, reason in misses.items() if name not in completed.modules} | completed.misses
@@ -72,9 +73,13 @@ def find_heads(
         groups = completed.groups
     if not groups:
         raise NoHeadsFound(_nothing_found(inner, misses, example_inputs is None))
+    chosen = select(groups, layers=layers, parts=parts, where=where, match=match)
+    if completed is not None:
+        names = {group.name for group in chosen}
+        refuse_wrong(report for report in completed.reports if report.name in names)
     if layout == "strided":
-        groups = [_strided(group) for group in groups]
-    return select(groups, layers=layers, parts=parts, where=where, particle=particle, match=match)
+        chosen = [_strided(group) for group in chosen]
+    return select(chosen, particle=particle)
 
 
 def heads_by_hand(model: nn.Module, heads: Mapping[str, tuple[str, int] | tuple[str, Tensor]]) -> list[HeadGroup]:
@@ -99,10 +104,9 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, tuple[str, int] | tuple[
     inner = unwrap(model)
     groups: list[HeadGroup] = []
     for path, (layout, count) in heads.items():
-        try:
-            weights = weights_of(inner, path)
-        except (AttributeError, AssertionError):
-            raise HeadLayoutError(f"{path!r} is neither a projection nor a parameter of the model") from None
+        if follow(inner, path) is None:
+            raise HeadLayoutError(f"{path!r} is neither a projection nor a parameter of the model")
+        weights = weights_of(inner, path)
         spelt = layout if " " in layout else f"{layout} head dim"
         for part in ("q", "k", "v"):
             slices = []

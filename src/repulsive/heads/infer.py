@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
-from repulsive.heads.judge import HeadReport, judge
+from repulsive.heads.judge import HeadReport, alike, judge
 from repulsive.heads.known import dotted
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.place import clean, module_of, number_layers, stack_of, where_of
@@ -19,7 +19,10 @@ from repulsive.heads.trace import PRESENT, Key, Reach, trace
 
 @dataclass(frozen=True)
 class Completed:
-    """The table's groups that the trace confirmed or did not reach, and the groups it inferred, in model order."""
+    """The table's groups and those the trace inferred in their place, in model order, with what the trace says of each.
+
+    A report is "wrong" where the table is and the trace has nothing better; such a group must not be used.
+    """
 
     groups: list[HeadGroup]
     reports: list[HeadReport]
@@ -42,37 +45,33 @@ class _Found:
 
 
 def complete(model: nn.Module, example_inputs: object, groups: Sequence[HeadGroup]) -> Completed:
-    """Prove the table's groups on an example and infer what it does not know or gets wrong.
-
-    Raises:
-        HeadLayoutError: the table is wrong about a group and the trace cannot replace it.
-    """
+    """Prove the table's groups on an example and infer what it does not know or gets wrong."""
     calls = trace(model, example_inputs)
     reports = judge(model, groups, calls)
-    wrong = [(g, r) for g, r in zip(groups, reports, strict=True) if r.status == "wrong"]
-    kept = [(g, r) for g, r in zip(groups, reports, strict=True) if r.status != "wrong"]
-    inferred, misses = infer(model, calls, [g for g, _ in kept])
-    for group, report in wrong:
-        parameters = {id(p) for p in group.parameters()}
-        if not any(g.part == group.part and parameters & {id(p) for p in g.parameters()} for g in inferred):
-            raise HeadLayoutError(wrong_slice(report))
-    reports = [r for _, r in kept] + judge(model, inferred, calls)
-    for report in reports:
-        if report.status == "wrong":
-            raise HeadLayoutError(wrong_slice(report))
-    both = sorted(
-        zip([g for g, _ in kept] + inferred, reports, strict=True), key=lambda pair: _position(model, pair[0])
-    )
+    pairs = list(zip(groups, reports, strict=True))
+    inferred, misses = infer(model, calls, [g for g, r in pairs if r.status != "wrong"])
+    better = {(id(p), g.part) for g in inferred for p in g.parameters()}
+    kept = [
+        (g, r) for g, r in pairs if r.status != "wrong" or not any((id(p), g.part) in better for p in g.parameters())
+    ]
+    kept += zip(inferred, judge(model, inferred, calls), strict=True)
+    both = sorted(kept, key=lambda pair: _position(model, pair[0]))
     ordered = number_layers([g for g, _ in both], [module_of(g) for g, _ in both])
     return Completed(ordered, [r for _, r in both], misses)
 
 
-def wrong_slice(report: HeadReport) -> str:
-    """The message for a slice that is not one head."""
-    return (
-        f"{report.name}: {report.note}. The slice is not one head. Leave the layout to find_heads(model, "
-        "example_inputs), or give the right rows to heads_by_hand"
-    )
+def refuse_wrong(reports: Iterable[HeadReport]) -> None:
+    """Raise for the first slice that is not one head.
+
+    Raises:
+        HeadLayoutError: with what the slice claims, where the gradient went and what to do.
+    """
+    for report in reports:
+        if report.status == "wrong":
+            raise HeadLayoutError(
+                f"{report.name}: {report.note}. The slice is not one head. Leave the layout to find_heads(model, "
+                "example_inputs), give the right rows to heads_by_hand, or leave this part out"
+            )
 
 
 def infer(
@@ -155,21 +154,14 @@ def _split(key: Key, energy: Tensor, ids: list[int], heads: int) -> _Found | str
     own = reached & ~common
     if not own.any():
         return _Found(key, common.nonzero().T.contiguous(), (0,) * heads)
-    patterns: list[Tensor] = []
-    serves: list[int] = []
-    for pattern in own:
-        same = [i for i, other in enumerate(patterns) if torch.equal(pattern, other)]
-        if not same:
-            patterns.append(pattern)
-        serves.append(same[0] if same else len(patterns) - 1)
-    table = torch.stack(patterns)
+    serves = alike(own)
+    table = torch.stack([own[[n == i for n in serves]].any(0) for i in range(max(serves) + 1)])  # [M, rows]
     if int(table.sum(0).max()) > 1:
         return "heads overlap"
     if len({int(n) for n in table.sum(1)}) > 1:
         return "heads are of unequal size"
-    rows = torch.stack([pattern.nonzero().flatten() for pattern in patterns])  # [M, R]
-    shared = tuple(serves) if len(patterns) < len(serves) else None
-    return _Found(key, rows, shared)
+    rows = torch.stack([features.nonzero().flatten() for features in table])  # [M, R]
+    return _Found(key, rows, tuple(serves) if len(table) < len(serves) else None)
 
 
 def _main(found: list[_Found]) -> list[_Found]:
@@ -188,9 +180,7 @@ def _head_ids(reach: Reach) -> list[int]:
     """Number the call's indices by what they reach, so that (sample, head) pairs fall together: [indices]."""
     if not reach.energy:
         return []
-    reached = torch.cat([e > PRESENT * e.max().clamp(min=1e-300) for e in reach.energy.values()], 1)
-    numbers: dict[tuple[bool, ...], int] = {}
-    return [numbers.setdefault(tuple(row.tolist()), len(numbers)) for row in reached]
+    return alike(torch.cat([e > PRESENT * e.max().clamp(min=1e-300) for e in reach.energy.values()], 1))
 
 
 def _count(reach: Reach) -> int:

@@ -83,13 +83,16 @@ def _verdicts(
     serves: tuple[int, ...] | None,
     tolerance: float,
 ) -> list[tuple[float, str, str]]:
-    """(leak, fault, note) for every call that draws on this slice in its role."""
+    """(leak, fault, note) for every role in which calls draw on this slice."""
     joined = len(group.part) > 1
     for roles in _ROLES[group.part] if not joined else (("q", "k", "v", "any"),):
         seen = [reach for reach in reaches if reach.role in roles and key in reach.energy]
-        near = [reach for reach in seen if _related(reach.owner, module_of(group))]
-        verdicts = [_verdict(s, reach, key, joined, None if group.part == "q" else serves, tolerance)
-                    for reach in near or seen]  # fmt: skip
+        near = [reach for reach in seen if _related(reach.owner, module_of(group))] or seen
+        verdicts = [
+            _verdict(s, same, key, joined, None if group.part == "q" else serves, tolerance)
+            for role in roles
+            if (same := [reach for reach in near if reach.role == role])
+        ]
         if joined:  # a packed weight answers to several roles; the slice belongs to the one it fits
             verdicts = sorted(verdicts, key=lambda verdict: verdict[0])[:1]
         if verdicts:
@@ -98,15 +101,14 @@ def _verdicts(
 
 
 def _verdict(
-    s: HeadSlice, reach: Reach, key: Key, joined: bool, serves: tuple[int, ...] | None, tolerance: float
+    s: HeadSlice, reaches: list[Reach], key: Key, joined: bool, serves: tuple[int, ...] | None, tolerance: float
 ) -> tuple[float, str, str]:
-    energy = reach.energy[key]
+    energy = torch.cat([reach.energy[key] for reach in reaches])  # shared layers and split calls: all indices count
     energy = energy[energy.sum(1) > 0]  # [indices, rows of the parameter]; masked samples say nothing
     reached = energy > PRESENT * energy.max(1, keepdim=True).values
-    patterns = reached.unique(dim=0).shape[0]
     claimed = torch.zeros(energy.shape[1], dtype=torch.bool)
     claimed[s.rows.flatten().cpu()] = True
-    shared = reached.all(0) & ~claimed if patterns > 1 else torch.zeros_like(claimed)
+    shared = reached.all(0) & ~claimed if s.num_heads > 1 else torch.zeros_like(claimed)
     total = energy[:, ~shared].sum(1)  # [indices]
     per_head = torch.stack([energy[:, rows].sum(1) for rows in s.rows.cpu()], 1)  # [indices, M]
     inside, head = per_head.max(1)
@@ -121,13 +123,13 @@ def _verdict(
             f"{s.parameter_name}; the closest slice, head {int(head[worst])} with rows {spans(s.rows[head[worst]])}, "
             f"misses {leak:.1%} of its gradient"
         )
-    elif patterns > s.num_heads and not joined:
-        fault = f"{s.parameter_name} has {patterns} heads in the attention call, not {s.num_heads}"
+    elif not joined and (actual := len(set(alike(reached)))) > s.num_heads:
+        fault = f"{s.parameter_name} has {actual} heads in the attention call, not {s.num_heads}"
     elif order != list(range(s.num_heads)):
         fault = f"heads of {s.parameter_name} come in the order {order} in the attention call"
     elif serves and not joined and not _serves(head.tolist(), serves):
         fault = f"kv heads of {s.parameter_name} serve the q heads as {head.tolist()}, not as {list(serves)}"
-    return leak, fault, _note(s, reach, int(shared.sum()))
+    return leak, fault, _note(s, reaches, int(shared.sum()))
 
 
 def _serves(head: list[int], serves: tuple[int, ...]) -> bool:
@@ -137,13 +139,32 @@ def _serves(head: list[int], serves: tuple[int, ...]) -> bool:
     return head == list(serves) * (len(head) // len(serves))
 
 
-def _note(s: HeadSlice, reach: Reach, shared: int) -> str:
+def _note(s: HeadSlice, reaches: list[Reach], shared: int) -> str:
     notes = []
-    if any(width > s.rows.shape[1] for width in reach.held) and s.num_heads > 1:
+    if any(width > s.rows.shape[1] for reach in reaches for width in reach.held) and s.num_heads > 1:
         notes.append("norm over the full width held constant")
     if shared:
         notes.append(f"{shared} features shared by all heads left out")
     return "; ".join(notes)
+
+
+def alike(reached: Tensor) -> list[int]:
+    """Number the indices of a call so that those which draw on the same features share a number.
+
+    Args:
+        reached: bool [indices, features].
+
+    Returns:
+        A number per index, counted in order of appearance.
+    """
+    seen: list[Tensor] = []
+    numbers = []
+    for features in reached:
+        same = (i for i, other in enumerate(seen) if 2 * int((features & other).sum()) > int((features | other).sum()))
+        numbers.append(next(same, len(seen)))
+        if numbers[-1] == len(seen):
+            seen.append(features)
+    return numbers
 
 
 def spans(rows: Tensor, most: int = 4) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.match import match
 from repulsive.heads.place import clean, number_layers, stack_of, where_of
@@ -16,7 +17,10 @@ def known_heads(model: nn.Module) -> tuple[list[HeadGroup], dict[str, str]]:
     misses: dict[str, str] = {}
     seen: set[tuple[object, ...]] = set()
     for name, module in model.named_modules():
-        found, reason = match(module)
+        try:
+            found, reason = match(module)
+        except UnsupportedWeights as error:  # the module knows its own attributes only: say where it is
+            raise UnsupportedWeights(dotted(clean(name), str(error))) from None
         if found is None:
             if reason:
                 misses[clean(name)] = reason

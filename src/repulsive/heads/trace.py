@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
-from repulsive.heads.intercept import Call, Hold, Intercept, Leaf
+from repulsive.heads.intercept import Call, Intercept, Leaf
+from repulsive.heads.norms import Hold
 from repulsive.heads.place import clean
 
 Key = tuple[str, int]  # a parameter's dotted name and the axis that counts its output features
-PRESENT = 1e-9  # share of the largest squared gradient below which a feature is not reached
+PRESENT = 1e-12  # share of the largest squared gradient below which a feature is not reached
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +104,13 @@ def _spread_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[Reach]:
         row = _fullest(attended.unsqueeze(call.dim), heads, index, axes)
         count = int(attended.unsqueeze(call.dim)[tuple(row.get(a, 0) for a in range(scores.ndim))])
         for leaf, grad in _pull(scores, _only(noise, list(row), tuple(row.values())), behind):
-            positions = grad.movedim(leaf.feature_axis, -1).flatten(0, -2).square()  # [positions, features]
-            touched = (positions > PRESENT * positions.max()).sum(0)  # [features]
+            energies = grad.square().sum(leaf.inner, keepdim=True) if leaf.inner else grad.square()
+            positions = energies.movedim(leaf.feature_axis, -1).flatten(0, -2)  # [positions, features]
+            touched = (positions > PRESENT * positions.max(0).values).sum(0)  # [features]
             local = 2 * touched <= count
-            energies = _per_feature(grad, leaf)
+            total = _per_feature(grad, leaf)
             for role, mine in (("q", local), ("k", ~local)):
-                energy[role][leaf.name, leaf.axis][i, leaf.rows] += torch.where(mine.cpu(), energies, 0.0)
+                energy[role][leaf.name, leaf.axis][i, leaf.rows] += torch.where(mine.cpu(), total, 0.0)
     return [Reach(role, call.owner, _nonzero(energy[role]), held) for role in "qk"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
-from repulsive.heads.infer import infer, wrong_slice
+from repulsive.heads.infer import infer, refuse_wrong
 from repulsive.heads.judge import HeadReport, judge
 from repulsive.heads.known import known_heads
 from repulsive.heads.layout import HeadGroup
@@ -47,9 +47,7 @@ def verify_heads(
     if not groups:
         raise NoHeadsFound(f"no heads to verify in {type(inner).__name__}; name them with heads_by_hand")
     reports = judge(inner, groups, calls, tolerance)
-    for report in reports:
-        if report.status == "wrong":
-            raise HeadLayoutError(wrong_slice(report))
+    refuse_wrong(reports)
     if all(report.status == "untraced" for report in reports):
         raise HeadLayoutError(
             f"no group could be verified: {reports[0].note}. The trace sees softmax, scaled dot-product attention "

@@ -107,8 +107,8 @@ IMQ = Radial("imq", _imq)
 class Cosine:
     r"""$\kappa = \cos(\theta_i, \theta_j)$, the kernel of the appendix's ladder; it has no bandwidth.
 
-    Weights: $\nabla_{\theta_j}\kappa = (u_i - \cos_{ij} u_j) / |\theta_j|$; sphere: $-(u_j - \cos_{ij} u_i) / |\theta_i|$.
-    A zero head is alike to none and is not pushed.
+    Weights: $\nabla_{\theta_j}\kappa = (u_i - \cos_{ij} u_j) / |\theta_j|$. Sphere: the force of head j on head i is
+    $-(u_j - \cos_{ij} u_i) / |\theta_i|$. A zero head is alike to none and is not pushed.
     """
 
     name: str = "cosine"

@@ -219,10 +219,10 @@ def draw(piece: Piece, *, step: int, seed: int, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def add_noise(pieces: Sequence[Piece], rule: Rule, *, step: int, seed: int) -> None:
-    """Add a rule's noise to the parameters themselves: lr * sigma * xi, whatever the optimiser does to gradients."""
+    """Add a rule's noise to the parameters themselves: -lr * sigma * xi, what plain SGD would have made of it."""
     for piece in pieces:
         scale = piece.lr * rule.noise_scale(piece.lr)
         if scale:
             parameter = piece.slice.parameter().detach()
             theta = Block([piece]).gather(Piece.theta)[0]
-            piece.slice.put(parameter, theta + scale * draw(piece, step=step, seed=seed, like=theta))
+            piece.slice.put(parameter, theta - scale * draw(piece, step=step, seed=seed, like=theta))

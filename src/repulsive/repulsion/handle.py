@@ -157,8 +157,10 @@ class Handle:
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_repel() -> Any:
+            self._applied = False
             loss = closure()  # makes gradients anew, each time it is called
-            self._repel()
+            if not self._applied:  # a closure that clips may have called `apply` before
+                self._repel()
             return loss
 
         return closure_then_repel

@@ -1,0 +1,72 @@
+"""Which operand of a torch call may be a projection's weight, and where the features are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+MATMUL = ("matmul", "__matmul__", "bmm", "mm", "baddbmm")
+_CONV = ("conv1d", "conv2d", "conv3d")
+
+
+def weights_in(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+) -> Iterator[tuple[Tensor, int, int, tuple[int, ...]]]:
+    """For each operand that may project: itself, its axis of output features, the output's, further ones of it."""
+    if name == "linear":
+        yield args[1] if len(args) > 1 else kwargs["weight"], 0, -1, ()
+    elif name == "addmm":
+        yield args[2], 1, -1, ()
+    elif name in _CONV:
+        x, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
+        groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+        channels = out.ndim - (weight.ndim - 2) - 1
+        if not (groups > 1 and groups == x.shape[channels]):  # a depthwise one keeps features apart: look through it
+            yield weight, 0, channels, ()
+    elif name in MATMUL and name != "baddbmm" and len(args) == 2:
+        left, right = args
+        if isinstance(right, Tensor) and right.ndim == 2:
+            yield right, 1, -1, ()
+        if isinstance(left, Tensor) and left.ndim == 2 and out.ndim >= 2:
+            yield left, 0, -2, ()
+    elif name == "einsum" and _spelt_out(args) and args[0].count(",") == 1:
+        inputs, output = args[0].replace(" ", "").split("->")
+        for i, tensor in enumerate(tensors_in(args)):
+            mine, other = inputs.split(",")[i], inputs.split(",")[1 - i]
+            made = [letter for letter in mine if letter in output and letter not in other]
+            summed = [letter for letter in mine if letter in other and letter not in output]
+            if made and summed and len(made) + len(summed) == len(mine):
+                axes = [output.index(letter) for letter in made]
+                yield tensor, mine.index(made[0]), axes[0], tuple(axes[1:])
+
+
+def _spelt_out(args: tuple[Any, ...]) -> bool:
+    """Is this an einsum whose letters are all written out?"""
+    return isinstance(args[0], str) and "." not in args[0] and "->" in args[0]
+
+
+def value_axes(name: str, args: tuple[Any, ...], out: Tensor, tagged: int) -> tuple[int, ...]:
+    """Axes of attention x values that may count heads: all but the one that counts the values' features.
+
+    Args:
+        name: of the function, a matrix product or einsum.
+        args: its arguments.
+        out: its result.
+        tagged: which operand holds the attention weights.
+    """
+    if name == "einsum" and _spelt_out(args):
+        inputs, output = args[0].replace(" ", "").split("->")
+        return tuple(i for i, letter in enumerate(output) if letter in inputs.split(",")[tagged])
+    features = out.ndim - 1 if tagged < len(list(tensors_in(args))) - 1 else out.ndim - 2
+    return tuple(i for i in range(out.ndim) if i != features)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, through lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)

@@ -1,0 +1,121 @@
+"""Repulsion in Lightning: one callback, for `lightning.pytorch` or `pytorch_lightning`.
+
+    Trainer(callbacks=[RepulsiveCallback(SVGD(alpha=0.01))], gradient_clip_val=1.0)
+
+Lightning hands the optimiser a closure: backward, `on_before_optimizer_step`, clipping. The rule acts on what the
+closure leaves, so `order="clip-repel"` is the default; `order="repel-clip"` acts in `on_before_optimizer_step` instead,
+and Lightning's own clipping (`gradient_clip_val`, `configure_gradient_clipping`) comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from repulsive.errors import RuleError
+from repulsive.heads import find_heads
+from repulsive.heads.layout import HeadGroup
+from repulsive.integrations.deferred import Deferred
+from repulsive.particles.rule import Rule
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion import Handle, unwrap_optimizer
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    try:
+        from pytorch_lightning import Callback
+    except ImportError as error:
+        raise ImportError(
+            'repulsive.integrations.lightning needs lightning: pip install "repulsive[lightning]"'
+        ) from error
+
+SELECTION = ("example_inputs", "layout", "layers", "parts", "where", "particle", "match")
+
+
+class RepulsiveCallback(Callback):
+    """Repels the heads of a LightningModule while it is fitted.
+
+    Attaches to each optimiser that owns heads, detaches at the end and warns if no step was changed. Its state is a
+    callback state of Lightning's checkpoints, so `fit(ckpt_path=...)` goes on with the same numbers. Logs
+    `repulsion_ratio` (mean |repulsion| / |drive|) and `head_distance`, as last measured, every `log_every_n_steps`.
+
+    Args:
+        rule: as in `repel`.
+        settings: any other argument of `repel`, by name: layers, parts, where, particle, order, max_norm, seed, ...
+
+    Raises:
+        TypeError: `repel` has no such argument.
+        RuleError: `order="repel-clip"` under manual optimisation without `max_norm`, where Lightning does not clip.
+    """
+
+    def __init__(self, rule: Rule | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
+        super().__init__()
+        self._repulsion = Deferred(rule, settings)
+        self._saved: list[dict[str, Any]] | None = None
+
+    @property
+    def handles(self) -> list[Handle]:
+        """What `repel` gave, one per optimiser that owns heads; readable after training too, empty before."""
+        return self._repulsion.handles
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"handles": self._repulsion.states()} if self.handles else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict["handles"]  # optimisers are restored later than callbacks
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._saved = None  # what an evaluation with `ckpt_path` left behind
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._check_clipping(pl_module)
+        targets: list[tuple[Any, dict[str, Any]]] = [(optimizer, {}) for optimizer in trainer.optimizers]
+        if len(targets) > 1:
+            settings = self._repulsion.settings
+            chosen = {name: settings[name] for name in SELECTION if name in settings}
+            groups = settings.get("groups") or find_heads(pl_module, **chosen)
+            targets = [(optimizer, {"groups": own}) for optimizer, own in _share(groups, trainer.optimizers)]
+        self._repulsion.begin(pl_module, targets, self._saved, resumed=trainer.ckpt_path is not None)
+        self._saved = None
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._repulsion.order == "repel-clip":
+            for handle in self.handles:
+                if handle.optimizer is unwrap_optimizer(optimizer):
+                    handle.apply()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        every = trainer.log_every_n_steps  # 0: never
+        if every and trainer.global_step % every == 0:
+            pl_module.log_dict(self._repulsion.measured())
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._repulsion.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._repulsion.abandon()
+
+    def _check_clipping(self, pl_module: Any) -> None:
+        manual = not pl_module.automatic_optimization
+        if manual and self._repulsion.order == "repel-clip" and self._repulsion.settings.get("max_norm") is None:
+            raise RuleError(
+                "order='repel-clip' under manual optimisation: your own clipping comes before the rule, and Lightning "
+                "does none. Give max_norm=... to the callback and leave the clipping to it"
+            )
+
+
+def _share(groups: Sequence[HeadGroup], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[HeadGroup]]]:
+    """Each group to the optimiser that owns it; those that none owns to the first, whose `repel` names them."""
+    owned = [{id(p) for entry in optimizer.param_groups for p in entry["params"]} for optimizer in optimizers]
+    owners = [
+        next((i for i, ids in enumerate(owned) if any(id(p) in ids for p in group.parameters())), None)
+        for group in groups
+    ]
+    first = next((owner for owner in owners if owner is not None), 0)
+    shares: dict[int, list[HeadGroup]] = {}
+    for group, owner in zip(groups, owners, strict=True):
+        shares.setdefault(first if owner is None else owner, []).append(group)
+    return [(optimizers[index], own) for index, own in sorted(shares.items())]

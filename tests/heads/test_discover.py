@@ -1,0 +1,158 @@
+"""Wrappers, ties, adapters, and what is said when nothing is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from repulsive.errors import HeadLayoutError, NoHeadsFound, UnsupportedWeights
+from repulsive.heads import describe, find_heads, heads_by_hand, verify_heads
+from tests.heads.zoo import SMALL, TimmAttention, build
+
+
+class Nameless(nn.Module):
+    """Has q, k, v but says nowhere how many heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+
+
+class StrangeAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.everything = nn.Linear(8, 24)
+
+
+def test_near_misses_are_listed_with_reasons() -> None:
+    model = nn.ModuleDict({"a": Nameless(), "b": StrangeAttention()})
+    with pytest.raises(NoHeadsFound) as caught:
+        find_heads(model)
+    message = str(caught.value)
+    assert "a: has q_proj/k_proj/v_proj but no number of heads" in message
+    assert "b: StrangeAttention is in none of the" in message
+    assert "heads_by_hand(model" in message
+    assert "find_heads(model, example_inputs)" in message
+
+
+def test_a_head_count_that_does_not_divide_is_a_near_miss() -> None:
+    model = Nameless()
+    model.num_heads = 3  # type: ignore[assignment]
+    with pytest.raises(NoHeadsFound, match="8 features do not divide into 3 heads"):
+        find_heads(model)
+
+
+def test_a_declared_width_that_disagrees_is_a_near_miss() -> None:
+    model = Nameless()
+    model.num_heads, model.head_dim = 4, 4  # type: ignore[assignment]
+    with pytest.raises(NoHeadsFound, match="heads are 2 wide by shape but 4 by attribute"):
+        find_heads(model)
+
+
+def test_kv_heads_are_read_off_the_shapes() -> None:
+    model = Nameless()
+    model.num_heads = 4  # type: ignore[assignment]
+    model.k_proj, model.v_proj = nn.Linear(8, 4), nn.Linear(8, 4)
+    assert [g.num_heads for g in find_heads(model)] == [4, 2, 2]
+
+
+def test_by_hand() -> None:
+    model = nn.ModuleDict({"attn": Nameless()})
+    groups = heads_by_hand(model, {f"attn.{p}_proj": (p, 2) for p in "qkv"})
+    assert [g.name for g in groups] == ["attn.q", "attn.k", "attn.v"]
+    assert {g.layer for g in groups} == {0}
+    torch.testing.assert_close(groups[1].read(), model["attn"].k_proj.weight.detach().view(2, 32), rtol=0, atol=0)
+    with pytest.raises(HeadLayoutError, match=r"'attn\.wq' is neither a projection nor a parameter"):
+        heads_by_hand(model, {"attn.wq": ("q", 2)})
+    with pytest.raises(HeadLayoutError, match="8 features do not divide into 3 heads"):
+        heads_by_hand(model, {"attn.q_proj": ("q", 3)})
+
+
+def test_names_do_not_show_wrappers() -> None:
+    plain = nn.Sequential(TimmAttention())
+    names = [g.name for g in find_heads(plain)]
+    assert [g.name for g in find_heads(nn.DataParallel(plain))] == names
+    compiled = torch.compile(nn.DataParallel(plain))
+    groups = find_heads(compiled)  # type: ignore[arg-type]
+    assert [g.name for g in groups] == names
+    assert groups[0].slices[0].parameter_name == "0.qkv.weight"
+    inner = nn.Sequential(torch.compile(TimmAttention()))  # type: ignore[arg-type]
+    assert [g.name for g in find_heads(inner)] == names
+    assert {r.status for r in verify_heads(inner, torch.randn(2, 5, 24))} == {"verified"}
+
+
+def test_shared_modules_and_tied_parameters_are_one_group() -> None:
+    layer = TimmAttention()
+    assert len(find_heads(nn.Sequential(layer, layer))) == 3
+    tied = nn.Sequential(TimmAttention(), TimmAttention())
+    tied[1].qkv.weight = tied[0].qkv.weight
+    assert [g.name for g in find_heads(tied)] == ["0.q", "0.k", "0.v"]
+    assert {r.status for r in verify_heads(tied, torch.randn(2, 5, 24))} == {"verified"}
+
+
+def test_parametrised_weights_are_refused_by_name() -> None:
+    model = nn.Sequential(TimmAttention())
+    parametrizations.weight_norm(model[0].qkv)
+    with pytest.raises(UnsupportedWeights, match=r"0\.qkv\.weight: computed from other parameters"):
+        find_heads(model)
+
+
+def test_integer_weights_are_refused_by_name() -> None:
+    model = nn.Sequential(TimmAttention())
+    packed = torch.zeros(72, 24, dtype=torch.int8)
+    model[0].qkv.weight = nn.Parameter(packed, requires_grad=False)
+    with pytest.raises(UnsupportedWeights, match=r"qkv\.weight: torch.int8 weights"):
+        find_heads(model)
+
+
+def test_lora_heads_are_rows_of_the_adapter() -> None:
+    peft = pytest.importorskip("peft")
+    model, example = build("llama, sdpa")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=["q_proj", "v_proj"]))
+    groups = {g.name: g for g in find_heads(wrapped, example)}
+    q = groups["base_model.model.layers.0.self_attn.q"]
+    assert q.slices[0].parameter_name.endswith("q_proj.lora_B.default.weight")
+    assert (q.num_heads, q.dim) == (4, 8 * 3)
+    assert groups["base_model.model.layers.0.self_attn.k"].dim == 8 * 32  # no adapter there
+    assert len(groups) == 6
+    assert {r.status for r in verify_heads(wrapped, example)} == {"verified"}
+    with pytest.raises(HeadLayoutError):
+        verify_heads(wrapped, example, find_heads(wrapped, layout="strided", match="*.q"))
+
+
+def test_other_adapters_are_refused() -> None:
+    peft = pytest.importorskip("peft")
+    model, _ = build("llama, sdpa")
+    wrapped = peft.get_peft_model(model, peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
+    with pytest.raises(UnsupportedWeights, match=r"k_proj: .* adapter without lora_B"):
+        find_heads(wrapped)
+
+
+def test_towers_are_separate_stacks() -> None:
+    transformers = pytest.importorskip("transformers")
+    text = {**SMALL, "projection_dim": 16}
+    vision = {**{k: SMALL[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")},
+              "image_size": 16, "patch_size": 8, "projection_dim": 16}  # fmt: skip
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    stacks = {(g.stack, g.layer) for g in find_heads(model)}
+    assert stacks == {(f"{tower}_model.encoder.layers", n) for tower in ("text", "vision") for n in (0, 1)}
+    assert len(find_heads(model, layers="first", parts="q")) == 2
+
+
+def test_nested_numbers_count_through() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1, 2], num_heads=[2, 4], window_size=2
+    )
+    model = transformers.SwinModel(config)
+    groups = find_heads(model, {"pixel_values": torch.randn(1, 3, 32, 32)}, parts="q")
+    assert [(g.layer, g.num_heads) for g in groups] == [(0, 2), (1, 4), (2, 4)]
+
+
+def test_describe_is_a_table_with_totals() -> None:
+    lines = describe(find_heads(build("torch packed")[0])).splitlines()
+    assert lines[0].split() == ["layer", "where", "part", "heads", "dim", "per", "head", "parameter", "family"]
+    assert lines[2].split() == ["0", "encoder", "k", "4", "64", "in_proj_weight", "torch"]
+    assert lines[-1] == "3 groups, 12 particles, 768 weights"

@@ -1,0 +1,194 @@
+"""The Trainer of transformers: a small Llama with grouped heads, trained, stopped, resumed, compared."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from repulsive import SVGD, RuleError, StateError
+from repulsive.integrations.transformers import STATE_KEY, RepulsiveCallback
+from repulsive.repulsion import unwrap_optimizer
+from tests.integrations.training import RULES, Copies, llama, step_by_hand, weights
+
+STEPS, STOP = 6, 3
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
+def make_trainer(folder, *callbacks, **overrides) -> Trainer:
+    options = {
+        "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "save_steps": STOP,
+        "logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_cpu": True, **overrides,
+    }  # fmt: skip
+    return Trainer(llama(), TrainingArguments(str(folder), **options), train_dataset=Copies(32), callbacks=[*callbacks])
+
+
+def quiet(rule, **settings) -> RepulsiveCallback:
+    return RepulsiveCallback(rule, verbose=False, measure_every=2, **settings)
+
+
+def trained(folder, rule, **overrides) -> torch.Tensor:
+    trainer = make_trainer(folder, quiet(rule), **overrides)
+    trainer.train()
+    return weights(trainer.model)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same folder", "another folder"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_stopped_and_resumed_is_the_same_as_uninterrupted(rule, elsewhere, tmp_path):
+    whole = trained(tmp_path / "whole", rule)
+    make_trainer(tmp_path / "half", quiet(rule), StopAt(STOP)).train()
+
+    callback = quiet(rule)
+    trainer = make_trainer(tmp_path / ("new" if elsewhere else "half"), callback)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "half" / f"checkpoint-{STOP}") if elsewhere else True)
+    assert torch.equal(weights(trainer.model), whole)
+    assert callback.handle.steps == STEPS
+    assert not torch.equal(whole, trained(tmp_path / "plain", None))
+
+
+def test_a_checkpoint_without_state_warns_and_draws_other_noise(tmp_path):
+    whole = trained(tmp_path / "whole", RULES["spos"])
+    make_trainer(tmp_path / "half", quiet(RULES["spos"]), StopAt(STOP)).train()
+    path = tmp_path / "half" / f"checkpoint-{STOP}" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    assert state["stateful_callbacks"].pop(STATE_KEY)[0]["steps"] == STOP
+    path.write_text(json.dumps(state))
+
+    trainer = make_trainer(tmp_path / "half", quiet(RULES["spos"]))
+    with pytest.warns(UserWarning, match="made without repulsion"):
+        trainer.train(resume_from_checkpoint=True)
+    assert not torch.equal(weights(trainer.model), whole)
+
+
+def test_callback_states_restored_by_the_trainer_do_not_replace_ours(tmp_path):
+    options = {"restore_callback_states_from_checkpoint": True}
+    whole = trained(tmp_path / "whole", RULES["spos"])
+    make_trainer(tmp_path / "half", quiet(RULES["spos"]), StopAt(STOP)).train()
+    trainer = make_trainer(tmp_path / "half", quiet(RULES["spos"]), **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert torch.equal(weights(trainer.model), whole)
+
+
+def test_a_checkpoint_of_other_heads_is_refused_and_nothing_stays_attached(tmp_path):
+    make_trainer(tmp_path, quiet(RULES["svgd"]), StopAt(STOP)).train()
+    callback = quiet(RULES["svgd"], layers="first")
+    with pytest.raises(StateError, match="other groups"):
+        make_trainer(tmp_path, callback).train(resume_from_checkpoint=True)
+    assert not callback.handle.attached
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_fires_once_per_real_step(accumulate, tmp_path):
+    callback = quiet(RULES["svgd"])
+    stepped = []
+
+    class CountSteps(TrainerCallback):
+        def on_train_begin(self, args, state, control, optimizer, **kwargs):
+            unwrap_optimizer(optimizer).register_step_post_hook(lambda *_: stepped.append(callback.handle.steps))
+
+    make_trainer(tmp_path, callback, CountSteps(), gradient_accumulation_steps=accumulate, max_steps=4).train()
+    assert stepped == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
+def test_clipping_order_is_that_of_a_loop_by_hand(order, tmp_path):
+    rule, max_norm = SVGD(alpha=0.5, stepsize=2.0), 0.05
+    options = {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 0.1, "max_steps": 3}
+    callback = quiet(rule, order=order, max_norm=max_norm if order == "repel-clip" else None)
+    max_grad_norm = max_norm if order == "clip-repel" else 0.0
+    trainer = make_trainer(tmp_path, callback, max_grad_norm=max_grad_norm, per_device_train_batch_size=32, **options)
+    trainer.train()
+
+    def by_hand(order):
+        model, data = llama(), Copies(32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(input_ids=data.ids, labels=data.ids).loss.backward()
+            step_by_hand(model, optimizer, rule, order, max_norm)
+        return weights(model)
+
+    other = "repel-clip" if order == "clip-repel" else "clip-repel"
+    torch.testing.assert_close(weights(trainer.model), by_hand(order), rtol=1e-4, atol=1e-6)
+    assert (by_hand(order) - by_hand(other)).abs().max() > 1e-3  # the two orders can be told apart
+
+
+def test_repel_then_clip_is_refused_while_the_trainer_clips(tmp_path):
+    callback = quiet(RULES["svgd"], order="repel-clip", max_norm=1.0)
+    with pytest.raises(RuleError, match="max_grad_norm=0"):
+        make_trainer(tmp_path, callback)  # 1.0 is the Trainer's default
+    late = make_trainer(tmp_path)
+    late.add_callback(callback)
+    with pytest.raises(RuleError, match="max_grad_norm=0"):
+        late.train()
+    with pytest.raises(RuleError, match="clips nothing"):
+        make_trainer(tmp_path, quiet(RULES["svgd"], order="repel-clip"), max_grad_norm=0.0)
+
+
+def test_warns_if_no_step_was_taken_or_the_hooks_were_lost(tmp_path):
+    make_trainer(tmp_path, quiet(RULES["svgd"])).train()
+    with pytest.warns(UserWarning, match="never fired"):  # all steps are done already
+        make_trainer(tmp_path, quiet(RULES["svgd"])).train(resume_from_checkpoint=True)
+
+    class LoseHooks(TrainerCallback):
+        def on_step_end(self, args, state, control, optimizer, **kwargs):
+            if state.global_step == 2:
+                unwrap_optimizer(optimizer)._optimizer_step_pre_hooks.clear()
+
+    with pytest.warns(UserWarning, match="lost its hooks after 2 steps"):
+        make_trainer(tmp_path, quiet(RULES["svgd"]), LoseHooks()).train()
+
+
+def test_detaches_at_the_end_and_after_a_training_that_broke(tmp_path):
+    class Break(TrainerCallback):
+        broken = False
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if not self.broken:
+                self.broken = True
+                raise KeyboardInterrupt
+
+    callback = quiet(RULES["svgd"])
+    trainer = make_trainer(tmp_path, callback, Break())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.train()
+    assert callback.handle.steps == STEPS
+    assert not callback.handle.attached
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_logs_ratio_and_distance(first, tmp_path):
+    seen = []
+
+    class Reporter(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            seen.append(dict(logs))
+
+    callback = quiet(SVGD(alpha="auto", ratio=0.2))
+    trainer = make_trainer(tmp_path, Reporter(), max_steps=2, save_strategy="no")
+    callback.add_to(trainer) if first else trainer.add_callback(callback)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["repulsion_ratio"] for entry in logged] == pytest.approx([0.2, 0.2])
+    report = callback.handle.report()
+    assert logged[-1]["head_distance"] == pytest.approx(sum(line.distance for line in report) / len(report))
+    assert ["head_distance" in entry for entry in seen if "loss" in entry] == [first, first]
+
+
+def test_a_misspelt_argument_fails_at_once():
+    with pytest.raises(TypeError, match="layer"):
+        RepulsiveCallback(layer="all")

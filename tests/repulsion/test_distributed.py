@@ -1,0 +1,81 @@
+"""More than one process: data-parallel ranks draw equal noise; shards are refused by name. Real process groups."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from repulsive import SPOS, SVGD, UnsupportedWeights, repel
+from tests.repulsion.conftest import Encoder
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def model_and_data():
+    torch.manual_seed(0)
+    model = Encoder().double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model, torch.randn(8, 5, 16).double(), torch.randint(3, (8,))
+
+
+def train(model, optimizer, x, y, steps=4):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def worker(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model, x, y = model_and_data()
+    torch.manual_seed(rank)  # ranks differ in everything random; only the counters keep noise equal
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    repel(wrapped, optimizer, SPOS(0.1, 0.5, 100.0), seed=4, verbose=False)
+    train(wrapped, optimizer, x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4])
+    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_ddp_equals_one_process(tmp_path):
+    mp.spawn(worker, args=(free_port(), str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert all(torch.equal(ranks[0][name], ranks[1][name]) for name in ranks[0])
+    model, x, y = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    repel(model, optimizer, SPOS(0.1, 0.5, 100.0), seed=4, verbose=False)
+    train(model, optimizer, x, y)
+    assert all(torch.allclose(ranks[0][name], value, rtol=1e-10) for name, value in model.state_dict().items())
+
+
+@pytest.fixture
+def process_group():
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sharded_weights_are_refused_by_name(process_group):
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    model = nn.MultiheadAttention(16, 4)
+    sharded = distribute_tensor(model.in_proj_weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
+    model.in_proj_weight = nn.Parameter(sharded)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedWeights, match=r"in_proj_weight.*[Ss]hard"):
+        repel(model, optimizer, SVGD(), verbose=False)
+    assert not optimizer._optimizer_step_pre_hooks

@@ -1,0 +1,172 @@
+"""What the handle measures, saves and schedules."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from repulsive import SGLD, SPOS, SVGD, RuleError, StateError, repel
+from repulsive.repulsion import Constant, Cosine, Linear, WarmUp
+
+
+@pytest.mark.parametrize("rule", [SVGD(alpha=0.5), SVGD(alpha=0.5, space="sphere"), SPOS(0.1, 0.5, 10.0)])
+@pytest.mark.parametrize("particle", ["projection", "head"])
+def test_report_is_what_a_double_check_finds(rule, particle, make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = repel(model, optimizer, rule, particle=particle, verbose=False)
+    assert all(math.isnan(line.drive) and line.step == -1 for line in handle.report())
+    backward(model)
+    group = handle.groups[1]
+    theta = group.read()
+    grad = torch.cat([s.take(s.parameter().grad) for s in group.slices], dim=-1)
+    base = {"space": rule.space, "stepsize": rule.stepsize}
+    quiet = {"beta": 10.0, "temperature": 0.0} if isinstance(rule, SPOS) else {}
+    kind = type(rule)
+    drive = kind(alpha=0.0, **base, **quiet).gradient(theta, grad)
+    both = kind(alpha=0.5, **base, **quiet).gradient(theta, grad)
+    optimizer.step()
+    line = handle.report()[1]
+    assert line.name == group.name and line.step == 0 and line.num_heads == group.num_heads
+    assert math.isclose(line.drive, float(drive.norm()), rel_tol=1e-9)
+    assert math.isclose(line.repulsion, float((both - drive).norm()), rel_tol=1e-9)
+    assert math.isclose(line.ratio, line.repulsion / line.drive)
+    assert math.isclose(line.distance, float(torch.pdist(theta).mean()), rel_tol=1e-9)
+    seen = torch.nn.functional.normalize(theta, dim=-1) if rule.space == "sphere" else theta
+    h = torch.pdist(seen).quantile(0.5).square() / math.log(len(theta))
+    assert math.isclose(line.bandwidth, float(h), rel_tol=1e-9)
+
+
+def test_measuring_every_few_steps(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = repel(model, optimizer, measure_every=3, verbose=False)
+    seen = []
+    for index in range(7):
+        backward(model, index)
+        optimizer.step()
+        seen.append(handle.report()[0].step)
+    assert seen == [0, 0, 0, 3, 3, 3, 6]
+
+
+def test_auto_alpha_holds_its_ratio_through_training(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, SVGD(alpha="auto", ratio=0.3), measure_every=1, verbose=False)
+    for index in range(5):
+        backward(model, index)
+        optimizer.step()
+        assert all(math.isclose(line.ratio, 0.3, rel_tol=1e-9) and line.alpha > 0 for line in handle.report())
+
+
+def test_alpha_follows_its_schedule(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rule = SVGD(alpha=Linear(0.0, 1.0, steps=4))
+    handle = repel(model, optimizer, rule, measure_every=1, verbose=False)
+    seen = []
+    for index in range(6):
+        backward(model, index)
+        optimizer.step()
+        seen.append(handle.report()[0].alpha)
+    assert seen == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_schedules_by_hand():
+    assert [Constant(0.3)(n) for n in (0, 9)] == [0.3, 0.3]
+    assert [Linear(1.0, 0.0, 4)(n) for n in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
+    assert [round(Cosine(1.0, 0.0, 4)(n), 12) for n in (0, 2, 4, 9)] == [1.0, 0.5, 0.0, 0.0]
+    assert [WarmUp(4, 2.0)(n) for n in (0, 1, 4, 9)] == [0.0, 0.5, 2.0, 2.0]
+    assert [WarmUp(2, Linear(1.0, 0.0, 2))(n) for n in (0, 1, 2, 3, 4)] == [0.0, 0.5, 1.0, 0.5, 0.0]
+    with pytest.raises(RuleError, match="steps"):
+        Linear(0.0, 1.0, 0)
+
+
+def train(model, optimizer, backward, start, stop):
+    for index in range(start, stop):
+        backward(model, index)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("noise_in", ["gradient", "parameter"])
+def test_resuming_in_the_middle_of_spos_is_bit_for_bit(noise_in, make_model, backward):
+    rule = SPOS(0.1, 0.5, 100.0)
+    whole = make_model()
+    optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
+    repel(whole, optimizer, rule, seed=3, noise_in=noise_in, verbose=False)
+    train(whole, optimizer, backward, 0, 6)
+
+    half = make_model()
+    optimizer = torch.optim.Adam(half.parameters(), lr=0.01)
+    handle = repel(half, optimizer, rule, seed=3, noise_in=noise_in, verbose=False)
+    train(half, optimizer, backward, 0, 3)
+    saved = json.loads(json.dumps(handle.state_dict()))
+
+    resumed = make_model(seed=9)
+    resumed.load_state_dict(half.state_dict())
+    again = torch.optim.Adam(resumed.parameters(), lr=0.01)
+    again.load_state_dict(optimizer.state_dict())
+    other = repel(resumed, again, rule, seed=99, noise_in=noise_in, verbose=False)
+    other.load_state_dict(saved)
+    train(resumed, again, backward, 3, 6)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+    forgetful = make_model(seed=9)
+    forgetful.load_state_dict(half.state_dict())
+    again = torch.optim.Adam(forgetful.parameters(), lr=0.01)
+    again.load_state_dict(optimizer.state_dict())
+    repel(forgetful, again, rule, seed=3, noise_in=noise_in, verbose=False)
+    train(forgetful, again, backward, 3, 6)
+    assert not all(torch.equal(a, b) for a, b in zip(whole.parameters(), forgetful.parameters(), strict=True))
+
+
+def test_noise_in_gradient_and_in_parameter_agree_under_plain_sgd(make_model, backward):
+    models = []
+    for noise_in in ("gradient", "parameter"):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        repel(model, optimizer, SGLD(0.1, 1e-4), noise_in=noise_in, verbose=False)
+        train(model, optimizer, backward, 0, 1)
+        models.append(model)
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_noise_in_parameters_has_its_size_under_adam(make_model, backward):
+    """Adam would rescale noise inside gradients; in parameters it is sqrt(2 T eps lr) whatever the optimiser."""
+    ends = []
+    for temperature in (0.0, 0.5):
+        model = make_model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        repel(model, optimizer, SGLD(0.1, temperature), noise_in="parameter", verbose=False)
+        train(model, optimizer, backward, 0, 1)
+        ends.append(model.stack.layers[0].self_attn.in_proj_weight.detach())
+    noise = ends[1] - ends[0]
+    assert abs(float(noise.std()) / math.sqrt(2 * 0.5 * 0.1 * 0.01) - 1) < 0.1
+
+
+def test_each_parameter_group_has_its_own_learning_rate(make_model, backward):
+    model = make_model()
+    first = list(model.stack.layers[0].parameters())
+    rest = [p for p in model.parameters() if all(p is not q for q in first)]
+    optimizer = torch.optim.SGD([{"params": first, "lr": 1e-2}, {"params": rest, "lr": 1e-4}], lr=1e-3)
+    handle = repel(model, optimizer, SGLD(0.1, 1.0), verbose=False)
+    backward(model)
+    for parameter in model.parameters():
+        parameter.grad.zero_()
+    handle.apply()
+    spread = [float(model.stack.layers[i].self_attn.in_proj_weight.grad.std()) for i in (0, 1)]
+    assert math.isclose(spread[1] / spread[0], 10.0, rel_tol=0.1)
+
+
+def test_states_that_do_not_fit(make_model):
+    model = make_model()
+    handle = repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
+    state = handle.state_dict()
+    with pytest.raises(StateError, match="format"):
+        handle.load_state_dict({**state, "format": 99})
+    with pytest.raises(StateError, match="differ in"):
+        handle.load_state_dict({**state, "groups": state["groups"][:-1]})
+    with pytest.warns(UserWarning, match="resuming with"):
+        handle.load_state_dict({**state, "rule": "SVGD(stepsize=7)"})
