@@ -1,7 +1,13 @@
 """What every test shares: `gpu` tests are skipped, loudly, where there is no CUDA device."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # The kernels' CPU twins run under Triton's interpreter, which must be chosen before anything imports Triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

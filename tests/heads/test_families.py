@@ -12,6 +12,8 @@ FAMILY = {  # what the table must call them; the rest are signatures
     "torch packed": "torch",
     "torch separate": "torch-separate",
     "timm": "qkv",
+    "nanogpt": "c_attn",
+    "annotated": "annotated",
     "additive": "additive",
     "bert, eager": "bert",
     "albert, sdpa": "albert",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.errors import NoHeadsFound
+from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads import find_heads, verify_heads
 from tests.heads.unknown import UNKNOWN, E, Grouped, HeadFastest, Latent, Packed, PerHead
 
@@ -42,11 +42,24 @@ def test_kv_heads_say_whom_they_serve() -> None:
     assert joined[0].slices[0].rows[1].tolist() == [3, 4, 5, 9, 10, 11, 15, 16, 17]
 
 
+def test_kv_heads_that_the_call_itself_repeats() -> None:
+    class Native(Grouped):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = self.ask(x).unflatten(-1, (6, 3)).transpose(1, 2)
+            k, v = (layer(x).unflatten(-1, (2, 3)).transpose(1, 2) for layer in (self.see, self.say))
+            out = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return self.merge(out.transpose(1, 2).flatten(2))
+
+    model, x = _built(Native)
+    groups = {g.part: g for g in find_heads(model, x)}
+    assert {part: g.slices[0].rows.tolist() for part, g in groups.items()} == Grouped.truth
+    assert groups["q"].serves == (0, 0, 0, 1, 1, 1)
+
+
 def test_features_all_heads_share_are_left_out_and_said() -> None:
     model, x = _built(Latent)
     notes = {r.part: r.note for r in verify_heads(model, x)}
-    assert set(notes) == {"q", "k", "v"}
-    assert not any(s.parameter_name.startswith("down") for g in find_heads(model, x) for s in g.slices)
+    assert notes == {"q": "", "k": "2 features shared by all heads left out", "v": ""}
 
 
 def test_stacked_layers_are_numbered_and_named() -> None:
@@ -108,3 +121,31 @@ def test_a_layer_whose_calls_each_use_some_of_the_heads() -> None:
 
     torch.manual_seed(0)
     assert {r.status for r in verify_heads(Halves(), torch.randn(2, 5, E))} == {"verified"}
+
+
+def test_an_adapter_on_an_unknown_class_is_the_slice() -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = nn.Sequential(Packed(), Packed())
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["mix"]), model)
+    groups = find_heads(model, torch.randn(2, 5, E))
+    assert {s.parameter_name for g in groups for s in g.slices} == {f"{i}.mix.lora_B.default.weight" for i in (0, 1)}
+    assert {g.part: g.slices[0].rows.tolist() for g in groups} == Packed.truth
+
+
+def test_a_part_that_mixes_heads_is_refused_and_the_others_still_work() -> None:
+    class Mixed(Packed):
+        """Values of each head leak into the next."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.qkv = 4, self.mix
+
+        def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return super().attend(q, k, v + 0.1 * v.roll(1, dims=1))
+
+    torch.manual_seed(0)
+    model, x = Mixed(), torch.randn(2, 5, E)
+    with pytest.raises(HeadLayoutError, match=r"v: attention head \d draws on rows"):
+        find_heads(model, x)
+    assert [g.part for g in find_heads(model, x, parts="qk")] == ["q", "k"]

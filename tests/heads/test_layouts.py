@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from repulsive.errors import HeadLayoutError
-from repulsive.heads import find_heads
+from repulsive.heads import discover, find_heads, rows
 from repulsive.heads.rows import rows_of
 from tests.heads.zoo import build
+
+LAYOUTS = (
+    "qkv head dim",
+    "head qkv dim",
+    "qkv dim head",
+    "q head dim | kv head dim",
+    "group q+k+v dim",
+    "2 kqv head dim",
+)
+
+
+@given(st.sampled_from(LAYOUTS), st.integers(1, 4), st.sampled_from([(2, 2), (4, 2), (4, 4), (6, 2)]))
+def test_every_feature_belongs_to_one_head_of_one_part(layout: str, dim: int, counts: tuple[int, int]) -> None:
+    heads, kv_heads = counts if "qkv" not in layout and "kqv" not in layout else (counts[0], counts[0])
+    features = (heads + 2 * kv_heads) * dim
+    tables = rows_of(layout, features, heads, kv_heads)
+    assert {part: tuple(table.shape) for part, table in tables.items()} == {
+        "q": (heads, dim),
+        "k": (kv_heads, dim),
+        "v": (kv_heads, dim),
+    }
+    assert sorted(n for table in tables.values() for n in table.flatten().tolist()) == list(range(features))
+
+
+def test_examples_in_docstrings_run() -> None:
+    for module in (rows, discover):
+        result = doctest.testmod(module)
+        assert result.attempted > 0
+        assert result.failed == 0
 
 
 def _read(model: nn.Module, name: str) -> torch.Tensor:
@@ -27,19 +60,19 @@ def test_rows_in_words() -> None:
 
 def test_rows_of_grouped_layouts() -> None:
     blocks = rows_of("q head dim | kv head dim", 8, 4, 2)  # q 0-3, k 4-5, v 6-7
-    assert {part: rows.flatten().tolist() for part, rows in blocks.items()} == {
+    assert {part: table.flatten().tolist() for part, table in blocks.items()} == {
         "q": [0, 1, 2, 3],
         "k": [4, 5],
         "v": [6, 7],
     }
     grouped = rows_of("group q+k+v dim", 8, 4, 2)  # q q k v, q q k v
-    assert {part: rows.flatten().tolist() for part, rows in grouped.items()} == {
+    assert {part: table.flatten().tolist() for part, table in grouped.items()} == {
         "q": [0, 1, 4, 5],
         "k": [2, 6],
         "v": [3, 7],
     }
     sharded = rows_of("2 qvk head dim", 12, 4)  # q q v v k k, twice
-    assert {part: rows.flatten().tolist() for part, rows in sharded.items()} == {
+    assert {part: table.flatten().tolist() for part, table in sharded.items()} == {
         "q": [0, 1, 6, 7],
         "v": [2, 3, 8, 9],
         "k": [4, 5, 10, 11],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -169,6 +171,15 @@ def test_strided_is_right_where_heads_are_the_fastest_axis() -> None:
 def test_report_reads_as_a_sentence() -> None:
     assert str(HeadReport("a.q", "q", 4, 0.0, "verified")) == "a.q: 4 heads verified, leak 0.0e+00"
     assert str(HeadReport("a.q", "q", 4, float("nan"), "untraced", "why")) == "a.q: 4 heads untraced (why)"
+
+
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)]
+)
+def test_inside_other_contexts(context: Callable[[], AbstractContextManager[None]]) -> None:
+    model, example = build("torch transformer")
+    with context():
+        assert {r.status for r in verify_heads(model, example)} == {"verified"}
 
 
 def test_half_precision_and_padding() -> None:

@@ -120,23 +120,23 @@ class Grouped(nn.Module):
 
 
 class Latent(nn.Module):
-    """Keys made of a part per head and a part that all heads share."""
+    """Keys made of three features per head and two that all heads share."""
 
     truth: ClassVar = {
         "q": torch.arange(20).view(4, 5).tolist(),
-        "k": torch.arange(24).view(4, 6)[:, :3].tolist(),
-        "v": torch.arange(24).view(4, 6)[:, 3:].tolist(),
+        "k": torch.arange(12).view(4, 3).tolist(),
+        "v": torch.arange(12).view(4, 3).tolist(),
     }
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask, self.down, self.up, self.merge = (
-            nn.Linear(E, 20), nn.Linear(E, 4 + 2), nn.Linear(4, 24), nn.Linear(12, E))  # fmt: skip
+        self.ask, self.see, self.say, self.merge = (
+            nn.Linear(E, 20), nn.Linear(E, 12 + 2), nn.Linear(E, 12), nn.Linear(12, E))  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         q = self.ask(x).unflatten(-1, (4, 5)).transpose(1, 2)
-        latent, common = self.down(x).split((4, 2), -1)
-        k, v = self.up(latent).unflatten(-1, (4, 6)).transpose(1, 2).chunk(2, -1)
+        own, common = self.see(x).split((12, 2), -1)
+        k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in (own, self.say(x)))
         k = torch.cat([k, common.unsqueeze(1).expand(-1, 4, -1, -1)], -1)
         return self.merge(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 

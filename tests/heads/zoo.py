@@ -58,6 +58,36 @@ class TimmAttention(nn.Module):
         return self.proj((weights @ v).transpose(1, 2).reshape(batch, tokens, dim))
 
 
+class CausalSelfAttention(nn.Module):
+    """nanoGPT's attention."""
+
+    def __init__(self, n_embd: int = 24, n_head: int = 4) -> None:
+        super().__init__()
+        self.n_head, self.n_embd = n_head, n_embd
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.view(*x.shape[:2], self.n_head, -1).transpose(1, 2) for part in self.c_attn(x).split(self.n_embd, 2)
+        )
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(out.transpose(1, 2).flatten(2))
+
+
+class MultiHeadedAttention(nn.Module):
+    """The Annotated Transformer's attention: four layers in a list."""
+
+    def __init__(self, h: int = 4, d_model: int = 24) -> None:
+        super().__init__()
+        self.d_k, self.h = d_model // h, h
+        self.linears = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(*x.shape[:2], self.h, self.d_k).transpose(1, 2) for layer in self.linears[:3])
+        weights = (torch.matmul(q, k.transpose(-2, -1)) / self.d_k**0.5).softmax(dim=-1)
+        return self.linears[-1](torch.matmul(weights, v).transpose(1, 2).flatten(2))
+
+
 class AdditiveAttention(nn.Module):
     """A = softmax(W2 tanh(W1 H)) over tokens, one row of W2 per head."""
 
@@ -122,6 +152,8 @@ TORCH: dict[str, Callable[[], Case]] = {
     "torch separate": _torch_separate,
     "torch transformer": _torch_transformer,
     "timm": lambda: (nn.Sequential(TimmAttention(), TimmAttention()), torch.randn(2, 5, 24)),
+    "nanogpt": lambda: (nn.Sequential(CausalSelfAttention(), CausalSelfAttention()), torch.randn(2, 5, 24)),
+    "annotated": lambda: (MultiHeadedAttention(), torch.randn(2, 5, 24)),
     "additive": lambda: (AdditiveAttention(), torch.randn(2, 6, 12)),
 }
 

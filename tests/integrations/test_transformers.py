@@ -58,15 +58,16 @@ def test_stopped_and_resumed_is_the_same_as_uninterrupted(rule, elsewhere, tmp_p
     assert not torch.equal(whole, trained(tmp_path / "plain", None))
 
 
-def test_a_checkpoint_without_state_warns_and_draws_other_noise(tmp_path):
-    whole = trained(tmp_path / "whole", RULES["spos"])
-    make_trainer(tmp_path / "half", quiet(RULES["spos"]), StopAt(STOP)).train()
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
+    whole = trained(tmp_path / "whole", rule)
+    make_trainer(tmp_path / "half", quiet(rule), StopAt(STOP)).train()
     path = tmp_path / "half" / f"checkpoint-{STOP}" / "trainer_state.json"
     state = json.loads(path.read_text())
     assert state["stateful_callbacks"].pop(STATE_KEY)[0]["steps"] == STOP
     path.write_text(json.dumps(state))
 
-    trainer = make_trainer(tmp_path / "half", quiet(RULES["spos"]))
+    trainer = make_trainer(tmp_path / "half", quiet(rule))
     with pytest.warns(UserWarning, match="made without repulsion"):
         trainer.train(resume_from_checkpoint=True)
     assert not torch.equal(weights(trainer.model), whole)
@@ -137,9 +138,10 @@ def test_repel_then_clip_is_refused_while_the_trainer_clips(tmp_path):
 
 
 def test_warns_if_no_step_was_taken_or_the_hooks_were_lost(tmp_path):
-    make_trainer(tmp_path, quiet(RULES["svgd"])).train()
-    with pytest.warns(UserWarning, match="never fired"):  # all steps are done already
-        make_trainer(tmp_path, quiet(RULES["svgd"])).train(resume_from_checkpoint=True)
+    one_epoch = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "epoch"}
+    make_trainer(tmp_path, quiet(RULES["svgd"]), **one_epoch).train()
+    with pytest.warns(UserWarning, match="never fired"):  # the epoch is over already
+        make_trainer(tmp_path, quiet(RULES["svgd"]), **one_epoch).train(resume_from_checkpoint=True)
 
     class LoseHooks(TrainerCallback):
         def on_step_end(self, args, state, control, optimizer, **kwargs):

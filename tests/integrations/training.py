@@ -9,9 +9,13 @@ from torch.utils.data import Dataset, TensorDataset
 
 from repulsive import SPOS, SVGD, find_heads
 from repulsive.particles.rule import Rule
+from repulsive.repulsion import Linear
 
-# Strong enough for its trace to show within a few steps.
-RULES = {"svgd": SVGD(alpha=0.1), "spos": SPOS(alpha=0.1, beta=1e6)}
+# Both know the step they are at, SVGD by its schedule and SPOS by its noise: a resumed run that lost count differs.
+RULES = {
+    "svgd": SVGD(alpha="auto", ratio=Linear(0.1, 1.0, 6)),
+    "spos": SPOS(alpha="auto", ratio=0.3, beta=1e6),
+}
 TOKENS, LENGTH = 12, 7
 
 

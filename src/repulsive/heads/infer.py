@@ -132,6 +132,9 @@ def _parts(call: Sequence[Reach]) -> tuple[dict[str, list[_Found]], str]:
     split = {role for role, each in found.items() if any(x.rows.shape[0] > 1 for x in each)}
     if "q" in split and "k" in found:
         serves = next((x.serves for x in found["k"] if x.serves), None)
+        heads, kv_heads = found["q"][0].rows.shape[0], found["k"][0].rows.shape[0]
+        if serves is None and kv_heads < heads:  # the call repeats kv heads itself, each for its neighbours
+            serves = tuple(h * kv_heads // heads for h in range(heads))
         found["q"] = [replace(x, serves=serves) for x in found["q"]]
         return found, ""
     if "k" in split and "q" not in split:

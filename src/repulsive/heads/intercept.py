@@ -108,13 +108,12 @@ class Intercept(TorchFunctionMode):
         cut = self._cut(name, args, kwargs, result)
         if cut is not None:
             return self._pass_tag(args, kwargs, cut)
-        if name in MATMUL or name == "einsum":
-            call = _tag(args, kwargs)
-            if call is not None:
-                operands = list(tensors_in((*args, *kwargs.values())))
-                tagged = next(i for i, x in enumerate(operands) if hasattr(x, "_attention_call"))
-                call.outputs.append((result, value_axes(name, args, result, tagged)))
-                return result
+        operands = list(tensors_in((*args, *kwargs.values()))) if name in (*MATMUL, "einsum") else []
+        call = _tag(args, kwargs) if len(operands) > 1 else None
+        if call is not None:
+            left = not hasattr(operands[-1], "_attention_call")
+            call.outputs.append((result, value_axes(name, args, result, left)))
+            return result
         return self._pass_tag(args, kwargs, result)
 
     def graph_output(self, output: Tensor) -> None:

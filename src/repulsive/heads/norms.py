@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-STATISTICS = ("mean", "var", "std", "norm", "rsqrt", "vector_norm")
+STATISTICS = ("mean", "var", "std", "norm", "rsqrt", "linalg_vector_norm")
 NORMS = ("layer_norm", "rms_norm")
 
 

@@ -18,18 +18,19 @@ def weights_in(
     if name == "linear":
         yield args[1] if len(args) > 1 else kwargs["weight"], 0, -1, ()
     elif name == "addmm":
-        yield args[2], 1, -1, ()
+        yield args[2] if len(args) > 2 else kwargs["mat2"], 1, -1, ()
     elif name in _CONV:
-        x, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
+        x = args[0] if args else kwargs["input"]
+        weight = args[1] if len(args) > 1 else kwargs["weight"]
         groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
         channels = out.ndim - (weight.ndim - 2) - 1
         if not (groups > 1 and groups == x.shape[channels]):  # a depthwise one keeps features apart: look through it
             yield weight, 0, channels, ()
-    elif name in MATMUL and name != "baddbmm" and len(args) == 2:
-        left, right = args
-        if isinstance(right, Tensor) and right.ndim == 2:
+    elif name in MATMUL and name != "baddbmm":
+        left, right, *_ = tensors_in((*args, *kwargs.values()))
+        if right.ndim == 2:
             yield right, 1, -1, ()
-        if isinstance(left, Tensor) and left.ndim == 2 and out.ndim >= 2:
+        if left.ndim == 2 and out.ndim >= 2:
             yield left, 0, -2, ()
     elif name == "einsum" and _spelt_out(args) and args[0].count(",") == 1:
         inputs, output = args[0].replace(" ", "").split("->")
@@ -47,19 +48,19 @@ def _spelt_out(args: tuple[Any, ...]) -> bool:
     return isinstance(args[0], str) and "." not in args[0] and "->" in args[0]
 
 
-def value_axes(name: str, args: tuple[Any, ...], out: Tensor, tagged: int) -> tuple[int, ...]:
+def value_axes(name: str, args: tuple[Any, ...], out: Tensor, left: bool) -> tuple[int, ...]:
     """Axes of attention x values that may count heads: all but the one that counts the values' features.
 
     Args:
         name: of the function, a matrix product or einsum.
         args: its arguments.
         out: its result.
-        tagged: which operand holds the attention weights.
+        left: do the attention weights stand left of the values?
     """
     if name == "einsum" and _spelt_out(args):
         inputs, output = args[0].replace(" ", "").split("->")
-        return tuple(i for i, letter in enumerate(output) if letter in inputs.split(",")[tagged])
-    features = out.ndim - 1 if tagged < len(list(tensors_in(args))) - 1 else out.ndim - 2
+        return tuple(i for i, letter in enumerate(output) if letter in inputs.split(",")[0 if left else 1])
+    features = out.ndim - 1 if left else out.ndim - 2
     return tuple(i for i in range(out.ndim) if i != features)
 
 

@@ -53,9 +53,9 @@ def trace(model: nn.Module, example_inputs: object) -> list[list[Reach]]:
     args, kwargs = _arguments(example_inputs)
     parameters = [(clean(name), p) for name, p in model.named_parameters()]
     watch = Intercept(parameters)
-    with _evaluating(model), _named(model, watch), torch.enable_grad(), _eager(model), watch:
-        model(*args, **kwargs)
-    with torch.enable_grad(), _forked(model):
+    with torch.inference_mode(False), torch.enable_grad():
+        with _evaluating(model), _named(model, watch), _eager(model), watch:
+            model(*args, **kwargs)
         reaches = [_reaches(call, watch.leaves) for call in watch.calls]
     scored = [call for call in watch.calls if call.attended is not None]
     if scored and all(int(call.attended.max()) < 2 for call in scored if call.attended is not None):

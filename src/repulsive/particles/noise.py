@@ -17,9 +17,21 @@ _MIX_2 = -7723592293110705685  # 0x94d049bb133111eb
 
 
 def key(seed: int, step: int, name: str) -> int:
-    """A signed 64-bit key of one group's noise in one step."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    """A signed 64-bit key of one group's noise in one step: the name is hashed once, the step is mixed in."""
+    return at_step(stream(seed, name), step)
+
+
+def stream(seed: int, name: str) -> int:
+    """A signed 64-bit key of one group's noise in all steps."""
+    return _signed(int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little"))
+
+
+def at_step(noise_stream: int, step: int) -> int:
+    """The key of one step: splitmix64's finaliser, in plain integers."""
+    bits = (noise_stream + (step + 1) * _GOLDEN) % 2**64
+    bits = ((bits ^ (bits >> 30)) * _MIX_1) % 2**64
+    bits = ((bits ^ (bits >> 27)) * _MIX_2) % 2**64
+    return _signed(bits ^ (bits >> 31))
 
 
 def normal(
@@ -52,3 +64,7 @@ def normal(
 def _shift(bits: Tensor, by: int) -> Tensor:
     """Logical right shift: torch's is arithmetic."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any
 
@@ -17,9 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from repulsive.errors import OptimizerError, StateError
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
-from repulsive.repulsion import blocks
-from repulsive.repulsion.blocks import Piece
 from repulsive.repulsion.clipping import clip
+from repulsive.repulsion.update import Measured, Update
 
 ORDERS = ("clip-repel", "repel-clip")
 NOISE_PLACES = ("gradient", "parameter")
@@ -81,9 +81,11 @@ class Handle:
         self._applied = False  # `apply` changed this step's gradients already
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
         self._skipped = dict.fromkeys((group.name for group in groups), 0)
-        self._measured: dict[str, tuple[int, Measure]] = {}
+        self._measured: dict[str, Measured] = {}
         self._hooks: list[RemovableHandle] = []
-        self._live: list[HeadGroup] = []
+        self._updates: dict[tuple[str, ...], Update] = {}  # by the groups that have gradients, nearly always all
+        self._current: Update | None = None
+        self._owners = {(id(s.module), s.attribute): s for group in groups for s in group.slices}
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -166,26 +168,20 @@ class Handle:
         return closure_then_repel
 
     def _repel(self) -> None:
-        self._live = [group for group in self.groups if self._has_gradient(group)]
-        if not self._live:
+        self._current = self._update()
+        if self._current is None:
             return
         scale: Tensor | None = getattr(self.optimizer, "grad_scale", None)
         settings = self.settings
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(self.optimizer, settings.max_norm, scale)
-        measure = self.steps % settings.measure_every == 0
-        measured = blocks.update(
-            self._live,
-            self._pieces(),
+        self._measured |= self._current.run(
             self.rule,
+            self._rates(),
             step=self.steps,
-            seed=settings.seed,
             scale=scale,
-            measure=measure,
+            measure=self.steps % settings.measure_every == 0,
             draw_noise=settings.noise_in == "gradient",
-        )
-        self._measured.update(
-            {group.name: (self.steps, found) for group, found in zip(self._live, measured, strict=True) if found}
         )
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(self.optimizer, settings.max_norm, scale)
@@ -195,24 +191,31 @@ class Handle:
         """Count the step; noise meant for parameters goes in here."""
         if not self._pending:
             return
-        if self.settings.noise_in == "parameter" and self.rule is not None:
-            blocks.add_noise(self._pieces(), self.rule, step=self.steps, seed=self.settings.seed)
+        if self.settings.noise_in == "parameter" and self.rule is not None and self._current is not None:
+            self._current.add_noise(self.rule, self._rates(), step=self.steps)
         self.steps += 1
         self._applied = self._pending = False
 
-    def _has_gradient(self, group: HeadGroup) -> bool:
-        if any(parameter.grad is None for parameter in group.parameters()):
-            self._skipped[group.name] += 1
-            return False
-        return True
+    def _update(self) -> Update | None:
+        """The update of the groups that have gradients; the others are counted as skipped."""
+        live = self.groups
+        if any(owner.parameter().grad is None for owner in self._owners.values()):
+            live = []
+            for group in self.groups:
+                if any(parameter.grad is None for parameter in group.parameters()):
+                    self._skipped[group.name] += 1
+                else:
+                    live.append(group)
+        names = tuple(group.name for group in live)
+        if names and names not in self._updates:
+            self._updates[names] = Update(live, self.settings.seed)
+        return self._updates.get(names)
 
-    def _pieces(self) -> list[Piece]:
-        rates = {id(p): float(entry["lr"]) for entry in self.optimizer.param_groups for p in entry["params"]}
-        return [
-            Piece(index, part, f"{group.name}/{number}", rates.get(id(part.parameter()), 0.0))
-            for index, group in enumerate(self._live)
-            for number, part in enumerate(group.slices)
-        ]
+    def _rates(self) -> dict[int, float]:
+        """Learning rate by id of parameter; only noise asks for it."""
+        if self.rule is None or not self.rule.noise_scale(1.0):
+            return {}
+        return {id(p): float(entry["lr"]) for entry in self.optimizer.param_groups for p in entry["params"]}
 
     # -- looking ------------------------------------------------------------------------------------------------
 
@@ -221,12 +224,10 @@ class Handle:
         return [self._report(group) for group in self.groups]
 
     def _report(self, group: HeadGroup) -> GroupReport:
-        step, measure = self._measured.get(group.name, (-1, None))
-        values = (
-            {field.name: float(getattr(measure, field.name)) for field in fields(Measure)}
-            if measure is not None
-            else dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
-        )
+        measured = self._measured.get(group.name)
+        unknown = dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
+        values = unknown if measured is None else measured.values()
+        step = -1 if measured is None else measured.step
         ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
         return GroupReport(
             group.name, group.layer, group.part, group.where, group.num_heads,
@@ -241,7 +242,7 @@ class Handle:
             "format": FORMAT,
             "steps": self.steps,
             "seed": self.settings.seed,
-            "rule": repr(self.rule),
+            "rule": _name(self.rule),
             "groups": [[group.name, group.num_heads, group.dim] for group in self.groups],
         }
 
@@ -258,9 +259,10 @@ class Handle:
         if saved != own:
             difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
             raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
-        if state["rule"] != repr(self.rule):
+        if state["rule"] != _name(self.rule):
             warnings.warn(f"resuming with {self.rule}, but the state was made with {state['rule']}", stacklevel=2)
-        self.settings = Settings(**{**vars(self.settings), "seed": int(state["seed"])})
+        self.settings = replace(self.settings, seed=int(state["seed"]))
+        self._updates.clear()  # they carry the seed
         self.steps = int(state["steps"])
         self._applied = self._pending = False
         self.attach()
@@ -269,6 +271,11 @@ class Handle:
 def handles_of(optimizer: Optimizer) -> Iterable[Handle]:
     """The handles attached to an optimiser."""
     return tuple(_attached.get(optimizer, ()))
+
+
+def _name(rule: Rule | None) -> str:
+    """A rule's text without the addresses of functions in it, so that two runs of one script agree."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(rule))
 
 
 def _skips_step(optimizer: Optimizer) -> bool:

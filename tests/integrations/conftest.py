@@ -1,0 +1,16 @@
+"""Accelerate keeps device and precision for the whole process; each test here begins without."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _forget_accelerate() -> Iterator[None]:
+    yield
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()

@@ -1,0 +1,111 @@
+"""A loop on Accelerate: accumulated gradients, skipped steps, checkpoints."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+pytest.importorskip("accelerate")
+from accelerate import Accelerator
+
+from repulsive import SVGD
+from repulsive.integrations.accelerate import repel_prepared
+from tests.integrations.training import RULES, encoder, labelled, weights
+
+BATCHES = 4
+
+
+class Run:
+    """One training: what `prepare` gives, and repulsion attached before or after it."""
+
+    def __init__(self, rule, accumulate=1, attach="after", scaler=None):
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        if scaler is not None:
+            self.accelerator.scaler = scaler
+        model = encoder()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        settings = {"rule": rule, "verbose": False}
+        if attach == "before":
+            self.handle = repel_prepared(self.accelerator, model, optimizer, **settings)
+        loader = DataLoader(labelled(BATCHES * 8), batch_size=8)
+        self.model, self.optimizer, self.data = self.accelerator.prepare(model, optimizer, loader)
+        if attach == "after":
+            self.handle = repel_prepared(self.accelerator, self.model, self.optimizer, **settings)
+
+    def epoch(self, spoil=None):
+        """One pass; the loss of batch `spoil` is infinite."""
+        for index, (tokens, labels) in enumerate(self.data):
+            with self.accelerator.accumulate(self.model):
+                loss = nn.functional.cross_entropy(self.model(tokens), labels)
+                self.accelerator.backward(loss * float("inf") if index == spoil else loss)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        return self
+
+
+@pytest.mark.parametrize("attach", ["before", "after"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_saved_and_loaded_elsewhere_is_the_same_as_uninterrupted(rule, attach, tmp_path):
+    whole = weights(Run(rule, attach=attach).epoch().epoch().model)
+    Run(rule, attach=attach).epoch().accelerator.save_state(str(tmp_path))
+    assert json.loads((tmp_path / "repulsive.json").read_text())["steps"] == BATCHES
+
+    resumed = Run(rule, attach=attach)
+    resumed.accelerator.load_state(str(tmp_path))
+    assert torch.equal(weights(resumed.epoch().model), whole)
+    assert resumed.handle.steps == 2 * BATCHES
+    assert not torch.equal(weights(Run(None).epoch().epoch().model), whole)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
+    whole = weights(Run(rule).epoch().epoch().model)
+    Run(rule).epoch().accelerator.save_state(str(tmp_path))
+    (tmp_path / "repulsive.json").unlink()
+    resumed = Run(rule)
+    with pytest.warns(UserWarning, match="made without repulsion"):
+        resumed.accelerator.load_state(str(tmp_path))
+    assert not torch.equal(weights(resumed.epoch().model), whole)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_fires_once_per_real_step(accumulate):
+    run = Run(RULES["svgd"], accumulate=accumulate)
+    stepped = []
+    run.optimizer.optimizer.register_step_post_hook(lambda *_: stepped.append(run.handle.steps))
+    run.epoch()
+    assert stepped == list(range(1, BATCHES // accumulate + 1))
+
+
+def test_a_step_skipped_by_the_scaler_is_not_counted():
+    run = Run(RULES["spos"], scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000))
+    run.epoch(spoil=2)
+    assert run.handle.steps == BATCHES - 1
+    assert weights(run.model).isfinite().all()
+
+
+def test_unscaled_by_the_scaler_the_rule_sees_true_gradients():
+    scaled = Run(RULES["svgd"], scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000))
+    assert torch.equal(weights(scaled.epoch().model), weights(Run(RULES["svgd"]).epoch().model))
+
+
+def test_two_handles_have_a_file_each_and_a_removed_one_none(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    pairs = []
+    for rule in (SVGD(alpha=0.1), SVGD(alpha=0.2)):
+        model = encoder()
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        pairs.append((optimizer, repel_prepared(accelerator, model, optimizer, rule=rule, verbose=False)))
+        accelerator.backward(model(labelled(8).tensors[0]).sum())
+        optimizer.step()
+    accelerator.save_state(str(tmp_path / "both"))
+    states = [json.loads((tmp_path / "both" / name).read_text()) for name in ("repulsive.json", "repulsive_1.json")]
+    assert [state["rule"] for state in states] == [repr(handle.rule) for _, handle in pairs]
+
+    pairs[1][1].remove()
+    accelerator.save_state(str(tmp_path / "one"))
+    assert [path.name for path in (tmp_path / "one").glob("repulsive*")] == ["repulsive.json"]
+    accelerator.load_state(str(tmp_path / "both"))
+    assert [handle.attached for _, handle in pairs] == [True, False]

@@ -1,0 +1,30 @@
+"""Optional packages stay optional: nothing loads them unasked, and a missing one is named with its extra."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+EXTRAS = {
+    "transformers": ["transformers"],
+    "accelerate": ["accelerate"],
+    "lightning": ["lightning", "lightning.pytorch", "pytorch_lightning"],
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_missing_package_is_named_with_its_extra(extra, monkeypatch):
+    for package in EXTRAS[extra]:
+        monkeypatch.setitem(sys.modules, package, None)  # what Python does for `import` of a package it lacks
+    monkeypatch.delitem(sys.modules, f"repulsive.integrations.{extra}", raising=False)
+    with pytest.raises(ImportError, match=rf'pip install "repulsive\[{extra}\]"'):
+        importlib.import_module(f"repulsive.integrations.{extra}")
+
+
+def test_the_package_of_integrations_loads_none_of_them():
+    code = "import sys, repulsive.integrations; print(*{name.split('.')[0] for name in sys.modules})"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(printed.split())
+    assert "torch" in loaded
+    assert loaded & {name for names in EXTRAS.values() for name in names} == set()

@@ -1,0 +1,227 @@
+"""Lightning: a small encoder, fitted, stopped, resumed, compared with a loop by hand."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+pytest.importorskip("lightning")
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from repulsive import SVGD, RuleError
+from repulsive.integrations.lightning import RepulsiveCallback
+from tests.integrations.training import RULES, encoder, labelled, step_by_hand, weights
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+BATCHES, BATCH = 4, 8
+
+
+class Classifier(LightningModule):
+    def __init__(self, optimizer="adam") -> None:
+        super().__init__()
+        self.net = encoder()
+        self.kind = optimizer
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        if self.kind == "sgd":
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class TwoOptimizers(Classifier):
+    """Two encoders, trained in turn by hand; the classifiers' optimiser owns no heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = encoder()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        chosen = index % 2
+        net, optimizer = ((self.net, self.other)[chosen], self.optimizers()[1 + chosen])
+        optimizer.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(net(batch[0]), batch[1]))
+        optimizer.step()
+
+    def configure_optimizers(self):
+        answers = [*self.net.answer.parameters(), *self.other.answer.parameters()]
+        owners = [answers, list(self.net.layer.parameters()), list(self.other.layer.parameters())]
+        return [torch.optim.Adam(parameters, lr=1e-2) for parameters in owners]
+
+
+def data() -> DataLoader:
+    return DataLoader(labelled(BATCHES * BATCH), batch_size=BATCH)
+
+
+def make_trainer(*callbacks, kind=Trainer, **options) -> Trainer:
+    return kind(
+        callbacks=[*callbacks], accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **{"max_epochs": 2, "log_every_n_steps": 1, **options},
+    )  # fmt: skip
+
+
+def quiet(rule, **settings) -> RepulsiveCallback:
+    return RepulsiveCallback(rule, verbose=False, measure_every=2, **settings)
+
+
+def fitted(rule, model=None, **options) -> tuple[torch.Tensor, RepulsiveCallback]:
+    model, callback = model or Classifier(), quiet(rule)
+    make_trainer(callback, **options).fit(model, data())
+    return weights(model), callback
+
+
+@pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_stopped_and_resumed_is_the_same_as_uninterrupted(rule, order, tmp_path):
+    def fit(epochs, ckpt_path=None):  # whole ones: Lightning alone does not resume the data within an epoch
+        model, callback = Classifier(), quiet(rule, order=order)
+        trainer = make_trainer(callback, max_epochs=epochs, gradient_clip_val=0.5)
+        trainer.fit(model, data(), ckpt_path=ckpt_path, weights_only=True)
+        return trainer, callback, weights(model)
+
+    _, _, whole = fit(2)
+    trainer, callback, _ = fit(1)
+    assert callback.state_dict()["handles"][0]["steps"] == BATCHES
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    _, callback, resumed = fit(2, tmp_path / "half.ckpt")
+    assert torch.equal(resumed, whole)
+    assert callback.handles[0].steps == 2 * BATCHES
+    plain, _ = fitted(None, gradient_clip_val=0.5)
+    assert not torch.equal(whole, plain)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
+    whole, _ = fitted(rule)
+    model = Classifier()
+    trainer = make_trainer(quiet(rule), max_epochs=1)
+    trainer.fit(model, data())
+    trainer.callbacks.clear()
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    model = Classifier()
+    with pytest.warns(UserWarning, match="made without repulsion"):
+        make_trainer(quiet(rule)).fit(model, data(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert not torch.equal(weights(model), whole)
+
+
+@pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
+def test_clipping_order_is_that_of_a_loop_by_hand(order):
+    rule, max_norm = SVGD(alpha=0.5, stepsize=2.0), 0.05
+    model = Classifier("sgd")
+    make_trainer(quiet(rule, order=order), gradient_clip_val=max_norm, max_epochs=1).fit(model, data())
+
+    def by_hand(order):
+        model = encoder()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for tokens, labels in data():
+            nn.functional.cross_entropy(model(tokens), labels).backward()
+            step_by_hand(model, optimizer, rule, order, max_norm)
+        return weights(model)
+
+    other = "repel-clip" if order == "clip-repel" else "clip-repel"
+    torch.testing.assert_close(weights(model), by_hand(order), rtol=1e-5, atol=1e-7)
+    assert (by_hand(order) - by_hand(other)).abs().max() > 1e-3  # the two orders can be told apart
+
+
+@pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
+def test_fires_once_per_real_step(order):
+    callback = quiet(RULES["svgd"], order=order)
+    stepped = []
+
+    class CountSteps(Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.optimizers[0].register_step_post_hook(lambda *_: stepped.append(callback.handles[0].steps))
+
+    make_trainer(callback, CountSteps(), accumulate_grad_batches=2).fit(Classifier(), data())
+    assert stepped == [1, 2, 3, 4]
+
+
+def test_several_optimizers_those_which_own_heads(tmp_path):
+    whole, callback = fitted(RULES["spos"], TwoOptimizers())
+    assert [handle.groups[0].name.split(".")[0] for handle in callback.handles] == ["net", "other"]
+    assert [handle.steps for handle in callback.handles] == [BATCHES, BATCHES]
+
+    trainer = make_trainer(quiet(RULES["spos"]), max_epochs=1)
+    trainer.fit(TwoOptimizers(), data())
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    model = TwoOptimizers()
+    make_trainer(quiet(RULES["spos"])).fit(model, data(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert torch.equal(weights(model), whole)
+
+
+def test_manual_optimisation_refuses_an_order_it_cannot_keep():
+    with pytest.raises(RuleError, match="manual optimisation"):
+        make_trainer(quiet(RULES["svgd"], order="repel-clip")).fit(TwoOptimizers(), data())
+
+
+def test_warns_if_no_step_was_taken_or_the_hooks_were_lost():
+    with pytest.warns(UserWarning, match="never began"):
+        fitted(RULES["svgd"], limit_train_batches=0)
+
+    class LoseHooks(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 2:
+                trainer.optimizers[0]._optimizer_step_pre_hooks.clear()
+
+    with pytest.warns(UserWarning, match="lost its hooks after 2 steps"):
+        make_trainer(quiet(RULES["svgd"]), LoseHooks()).fit(Classifier(), data())
+
+    class Nothing(Classifier):
+        def training_step(self, batch, index):
+            return None
+
+    with pytest.warns(UserWarning, match="never fired"):
+        fitted(RULES["svgd"], Nothing())
+
+
+def test_detaches_at_the_end_and_after_a_training_that_broke():
+    class Broken(Classifier):
+        def on_train_batch_end(self, *args):
+            raise ArithmeticError
+
+    callback = quiet(RULES["svgd"])
+    with pytest.raises(ArithmeticError):
+        make_trainer(callback).fit(Broken(), data())
+    assert not callback.handles[0].attached
+    _, callback = fitted(RULES["svgd"])
+    assert not callback.handles[0].attached
+
+
+def test_logs_ratio_and_distance():
+    callback = quiet(SVGD(alpha="auto", ratio=0.2))
+    trainer = make_trainer(callback)
+    trainer.fit(Classifier(), data())
+    report = callback.handles[0].report()
+    assert float(trainer.callback_metrics["repulsion_ratio"]) == pytest.approx(0.2)
+    distance = sum(line.distance for line in report) / len(report)
+    assert float(trainer.callback_metrics["head_distance"]) == pytest.approx(distance)
+
+
+def test_the_other_name_of_lightning_takes_the_same_callback(tmp_path):
+    other = pytest.importorskip("pytorch_lightning")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+
+    class Other(other.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = encoder()
+
+        def training_step(self, batch, index):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    trainer = make_trainer(quiet(RULES["spos"]), kind=other.Trainer, max_epochs=1)
+    trainer.fit(Other(), data())
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    model, callback = Other(), quiet(RULES["spos"])
+    trainer = make_trainer(callback, kind=other.Trainer)
+    trainer.fit(model, data(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert callback.handles[0].steps == 2 * BATCHES
+    assert torch.equal(weights(model), fitted(RULES["spos"])[0])

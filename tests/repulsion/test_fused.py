@@ -1,0 +1,321 @@
+"""The Triton kernels against the eager reference: on a GPU where there is one, else under Triton's interpreter."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+from repulsive import SGLD, SPOS, SVGD, CosineLadder, RuleError, repel  # noqa: E402
+from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
+from repulsive.repulsion import plan  # noqa: E402
+from repulsive.repulsion.update import Update  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    if not GPU:
+        monkeypatch.setattr(plan, "SPLITS", 2)  # the interpreter runs programs one after the other
+
+
+class Weights(nn.Module):
+    """Projections of every layout: straight, packed, interleaved, transposed, strided."""
+
+    def __init__(self, heads: int, dim: int, columns: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        out = heads * dim
+        make = lambda *shape: nn.Parameter(torch.randn(*shape))  # noqa: E731
+        self.straight, self.packed, self.interleaved = make(out, columns), make(3 * out, columns), make(3 * out, columns)
+        self.transposed = make(columns, 3 * out)
+        self.to(DEVICE, dtype)
+        count = torch.arange(3 * out)
+        tables = {
+            "straight": [count[:out].view(heads, dim)],
+            "packed": list(count.view(3, heads, dim)),
+            "interleaved": list(count.view(heads, 3, dim).unbind(1)),
+            "transposed": list(count.view(3, heads, dim)),
+        }
+        tables["straight"] = [count[:out].view(dim, heads).T.contiguous()] + tables["straight"][1:]
+        self.groups = []
+        for name, rows in tables.items():
+            for number, table in enumerate(rows):
+                part = HeadSlice(self, name, name, table, axis=1 if name == "transposed" else 0)
+                self.groups.append(HeadGroup(f"{name}.{number}", 0, "q", "encoder", "", "test", (part,)))
+        joined = tuple(g.slices[0] for g in self.groups[1:4])
+        self.joined = [HeadGroup("joined", 0, "qkv", "encoder", "", "test", joined)]
+
+
+def gradients(model: Weights, seed: int = 1) -> None:
+    source = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=source).to(parameter)
+
+
+def run(model, groups, rule, monkeypatch, choice, *, scale=None, step=3, measure=False):
+    monkeypatch.setenv("REPULSIVE_KERNELS", choice)
+    gradients(model)
+    if scale is not None:
+        for parameter in model.parameters():
+            parameter.grad *= scale
+    update = Update(groups, seed=7)
+    rates = {id(p): 0.05 for p in model.parameters()}
+    found = update.run(rule, rates, step=step, scale=scale, measure=measure)
+    assert (update._plans is not None) == (choice == "triton"), "the wrong path ran"
+    assert not update._rest
+    return [parameter.grad.float() for parameter in model.parameters()], found
+
+
+def error(found, expected):
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+
+
+RULES = [
+    SVGD(alpha=1.0),
+    SVGD(alpha=1.0, bandwidth="released"),
+    SVGD(alpha=1.0, bandwidth=30.0, smoothing=0.3),
+    SVGD(alpha=1.0, kernel="imq", prior="gaussian"),
+    SVGD(alpha=3.0, space="sphere", smoothing=0.0),
+    SVGD(alpha=lambda step: 0.1 * step),
+    SVGD(alpha="auto", ratio=0.5),
+    SVGD(alpha=1.0, kernel="cosine"),
+    CosineLadder(alpha=1.0),
+    SPOS(0.1, 1.0, 10.0),
+    SGLD(0.1, 0.5),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
+def test_every_rule_and_layout(rule, monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(4, 4, 24, torch.float32)
+    for groups in (model.groups, model.joined):
+        expected, _ = run(model, groups, rule, monkeypatch, "eager")
+        found, _ = run(model, groups, rule, monkeypatch, "triton")
+        assert error(found, expected) < 3e-6
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 30] + ([16, 32, 64] if GPU else []))
+def test_any_number_of_heads(heads, monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(heads, 3, 20, torch.float32)
+    for rule in (SVGD(alpha=1.0), SVGD(alpha=1.0, bandwidth="released", space="sphere")):
+        expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
+        found, _ = run(model, model.groups, rule, monkeypatch, "triton")
+        assert error(found, expected) < 3e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype, monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(4, 4, 24, dtype)
+    expected, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "eager")
+    found, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "triton")
+    step = torch.finfo(dtype).eps
+    assert error(found, expected) < (step / 2 if GPU else step)  # one rounding at the end; the interpreter truncates
+
+
+@pytest.mark.parametrize("rule", [SVGD(alpha=1.0), SVGD(alpha="auto"), SPOS(0.1, 1.0, 10.0)])
+def test_scaled_gradients(rule, monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(4, 4, 24, torch.float32)
+    scale = torch.tensor(1024.0, device=DEVICE)
+    expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
+    found, _ = run(model, model.groups, rule, monkeypatch, "triton", scale=scale)
+    assert error([x / scale for x in found], expected) < 3e-6
+
+
+def test_measurements_agree(monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(4, 4, 24, torch.float32)
+    _, expected = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "eager", measure=True)
+    _, found = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "triton", measure=True)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        for key, value in expected[name].values().items():
+            assert math.isclose(found[name].values()[key], value, rel_tol=1e-5), (name, key)
+
+
+def test_near_collapse(monkeypatch):
+    """Heads 0.1 % apart: the mean is taken out before products are formed."""
+    torch.manual_seed(0)
+    model = Weights(4, 8, 512 if GPU else 64, torch.float32)
+    with torch.no_grad():
+        for group in model.groups:
+            part = group.slices[0]
+            heads = part.take(part.parameter())
+            part.put(part.parameter(), heads[:1] + 1e-3 * heads)
+    expected, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "eager")
+    found, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "triton")
+    assert error(found, expected) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:all heads")
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_equal_heads_and_nan(value, monkeypatch):
+    model = Weights(4, 4, 24, torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    expected, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "eager")
+    found, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "triton")
+    assert error(found, expected) < 3e-6
+    with torch.no_grad():
+        model.packed[3, 5] = math.nan
+    found, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "triton")
+    packed = model.packed.grad.view(3, -1)
+    assert packed[0].isnan().all(), "its own group knows nothing any more"
+    assert packed[1:].isfinite().all() and model.transposed.grad.isfinite().all()
+
+
+def test_a_step_counts_noise_like_the_reference(monkeypatch):
+    """Several steps, one of them after a jump as by load_state_dict."""
+    torch.manual_seed(0)
+    model = Weights(4, 4, 24, torch.float32)
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    update, rates = Update(model.groups, seed=7), {id(p): 0.05 for p in model.parameters()}
+    for step in (0, 1, 2, 9):
+        gradients(model)
+        update.run(SPOS(0.1, 1.0, 10.0), rates, step=step)
+        found = [p.grad.float() for p in model.parameters()]
+        expected, _ = run(model, model.groups, SPOS(0.1, 1.0, 10.0), monkeypatch, "eager", step=step)
+        monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+        assert error(found, expected) < 3e-6
+
+
+def test_training_through_the_handle(monkeypatch):
+    """repel() itself, with gradients that move in memory at every step."""
+    ends = []
+    for choice in ("eager", "triton"):
+        monkeypatch.setenv("REPULSIVE_KERNELS", choice)
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(16, 4, 16, dropout=0.0, batch_first=True).to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = repel(model, optimizer, SPOS(0.1, 1.0, 1e6), measure_every=2, verbose=False)
+        x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            optimizer.step()
+        ends.append((model.self_attn.in_proj_weight.detach(), handle.report()[0].ratio))
+    assert torch.allclose(ends[0][0], ends[1][0], rtol=1e-4, atol=1e-6)
+    assert math.isclose(ends[0][1], ends[1][1], rel_tol=1e-3)
+
+
+def test_choosing_kernels(monkeypatch):
+    monkeypatch.setenv("REPULSIVE_KERNELS", "tritno")
+    with pytest.raises(RuleError, match="eager or triton"):
+        plan.wanted(torch.device("cpu"))
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(RuleError, match="CUDA"):
+        plan.wanted(torch.device("cpu"))
+    monkeypatch.delenv("REPULSIVE_KERNELS")
+    assert not plan.wanted(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+def test_no_host_synchronisation(monkeypatch):
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    model = Weights(4, 16, 64, torch.float32)
+    update, rates = Update(model.groups, seed=0), {id(p): 0.05 for p in model.parameters()}
+    for rule in (SVGD(), SVGD(alpha="auto"), SPOS(), SVGD(kernel="cosine")):
+        gradients(model)
+        update.run(rule, rates, step=0)  # compiles
+        gradients(model, 2)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            update.run(rule, rates, step=1, measure=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_inside_a_captured_graph(monkeypatch):
+    """Replays of a captured update: right numbers for SVGD, fresh noise for SPOS."""
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    torch.manual_seed(0)
+    model = Weights(4, 16, 64, torch.float32)
+    gradients(model)
+    start = [p.grad.clone() for p in model.parameters()]
+    reset = lambda: [p.grad.copy_(g) for p, g in zip(model.parameters(), start, strict=True)]  # noqa: E731
+    for rule in (SVGD(alpha=1.0), SPOS(0.1, 1.0, 10.0)):
+        update, rates = Update(model.groups, seed=0), {id(p): 0.05 for p in model.parameters()}
+        update.run(rule, rates, step=0)
+        expected = []
+        for step in (1, 2, 3):
+            reset()
+            update.run(rule, rates, step=step)
+            expected.append([p.grad.clone() for p in model.parameters()])
+        fresh = Update(model.groups, seed=0)
+        reset()
+        fresh.run(rule, rates, step=0)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            fresh.run(rule, rates, step=1)
+        for numbers in expected:
+            reset()
+            graph.replay()
+            assert error([p.grad for p in model.parameters()], numbers) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_adam_and_gradient_scaler(fused):
+    ends = []
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.0, batch_first=True).to(DEVICE)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
+        handle = repel(model, optimizer, SVGD(alpha=1.0), verbose=False)
+        scaler = torch.amp.GradScaler(enabled=scaled, init_scale=256.0)
+        x = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        for index in range(5):
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            if scaled and index == 1:
+                model.linear1.weight.grad[0, 0] = torch.inf
+            if scaled or index != 1:
+                scaler.step(optimizer)
+            scaler.update()
+        assert handle.steps == 4
+        ends.append(model.self_attn.in_proj_weight.detach())
+    assert torch.allclose(ends[0], ends[1], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.gpu
+def test_a_compiled_training_step():
+    model = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.0, batch_first=True).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = repel(torch.compile(model), optimizer, SVGD(), verbose=False)
+    compiled = torch.compile(model)
+    x = torch.randn(3, 5, 64, device=DEVICE)
+
+    @torch.compile
+    def step():
+        optimizer.zero_grad()
+        compiled(x).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    assert handle.steps == 3
+
+
+@pytest.mark.gpu
+def test_extra_memory_is_small(monkeypatch):
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    model = Weights(4, 128, 512, torch.float32)
+    gradients(model)
+    update = Update(model.groups, seed=0)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for step in range(3):
+        update.run(SVGD(), {}, step=step, measure=step == 1)
+    particles = sum(group.num_heads * group.dim * 4 for group in model.groups)
+    assert torch.cuda.max_memory_allocated() - before <= 0.02 * particles
