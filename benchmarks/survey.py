@@ -10,8 +10,10 @@ CACHE and not run again (`--again NAME` runs some anew).
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -20,6 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ import torch
 from dummies import example_inputs
 from shrink import tiny_configs, too_large
 
+import repulsive.heads
 from repulsive.heads.infer import complete
 from repulsive.heads.known import known_heads
 
@@ -34,7 +38,7 @@ STATUSES = {
     "table": "every group known to the table and verified by the trace",
     "inferred": "verified, at least one group inferred by the trace",
     "partly": "verified where the example ran; the rest (a tower that got no input) is known to the table alone",
-    "none": "no multi-head attention",
+    "none": "no multi-head attention in the shrunk model",
     "missed": "attention that was neither known nor inferred",
     "refused": "the table is wrong on some part, the trace says so and cannot replace it",
     "failed": "find_heads itself failed",
@@ -185,12 +189,20 @@ def _looks_like_attention(model: torch.nn.Module) -> bool:
 
 
 def outcome(name: str, status: str, note: str, **more: Any) -> dict[str, Any]:
-    return {"architecture": name, "status": status, "note": note, **more}
+    return {"architecture": name, "status": status, "note": note, "code": code_version(), **more}
+
+
+@cache
+def code_version() -> str:
+    """A digest of the package that finds heads, so that kept results say which code made them."""
+    files = sorted(Path(repulsive.heads.__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 def last(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"[:300]
+    message = re.sub(r"/\S*/", "", str(error))  # no paths of this machine in the table
+    return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno})"[:300]
 
 
 def write(out: Path, results: list[dict[str, Any]]) -> None:
@@ -211,10 +223,16 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         f"{len(results)} architectures of transformers {versions['transformers']}, torch {versions['torch']}, "
         f"{versions['date']}. Made by `python benchmarks/survey.py --out results/survey`.",
         "",
-        f"**{good} of {ran}** that have attention, build and run are found and verified "
-        f"({100 * good / max(ran, 1):.0f} %). Of their {groups} groups {verified} are verified by the trace, "
+        f"Of {ran} that have attention, build and run, **{good - counts['partly']} "
+        f"({100 * (good - counts['partly']) / max(ran, 1):.0f} %) are found and verified throughout**, "
+        f"{counts['partly']} more where the example ran ({100 * good / max(ran, 1):.0f} % together). "
+        f"Of their {groups} groups {verified} are verified by the trace, "
         f"{groups - verified} known to the table alone because the example did not reach them. Architectures with a "
         f"slice that the trace contradicts: {counts['refused']}.",
+        "",
+        "Results by version of the code that made them (kept results are not run again): "
+        + ", ".join(f"{code} {n}" for code, n in Counter(r.get("code", "earlier") for r in results).items())
+        + f"; this version is {code_version()}.",
         "",
         "| status | architectures | meaning |",
         "| --- | --- | --- |",

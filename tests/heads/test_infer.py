@@ -149,3 +149,16 @@ def test_a_part_that_mixes_heads_is_refused_and_the_others_still_work() -> None:
     with pytest.raises(HeadLayoutError, match=r"v: attention head \d draws on rows"):
         find_heads(model, x)
     assert [g.part for g in find_heads(model, x, parts="qk")] == ["q", "k"]
+
+
+def test_what_one_call_shows_and_another_contradicts_is_not_a_head() -> None:
+    class Twice(Packed):
+        """Values are read as four heads, then as two wide ones: neither is the truth."""
+
+        def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            wide = torch.cat([v[:, ::2], v[:, 1::2]], -1).repeat_interleave(2, 1)
+            return super().attend(q, k, v) + super().attend(q, k, wide)[..., :3]
+
+    torch.manual_seed(0)
+    groups = find_heads(Twice(), torch.randn(2, 5, E))
+    assert [g.part for g in groups] == ["q", "k"]

@@ -13,7 +13,7 @@ from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads import HeadReport, find_heads, heads_by_hand, verify_heads
-from tests.heads.unknown import E, Eager, Grouped, HeadFastest
+from tests.heads.unknown import E, Eager, Grouped, HeadFastest, PerHead
 from tests.heads.zoo import build
 
 
@@ -56,6 +56,14 @@ def test_rows_that_miss_a_part_of_the_head_are_caught() -> None:
     rows = torch.arange(16).view(4, 4)[:, :3].contiguous()
     with pytest.raises(HeadLayoutError, match="misses"):
         verify_heads(model, example, heads_by_hand(model, {"in_proj_weight": ("q", rows)}))
+
+
+def test_heads_along_the_wrong_axis_are_caught() -> None:
+    torch.manual_seed(0)
+    model, x = PerHead(), torch.randn(2, 6, E)
+    groups = heads_by_hand(model, {"ask": ("q", torch.arange(8).view(4, 2))})  # rows of the input axis
+    with pytest.raises(HeadLayoutError, match="along another axis than 0"):
+        verify_heads(model, x, groups)
 
 
 def test_kv_heads_that_serve_others_are_caught() -> None:
@@ -121,7 +129,10 @@ def test_results_do_not_depend_on_the_batch() -> None:
 
 
 def test_one_token_is_refused() -> None:
-    with pytest.raises(HeadLayoutError, match="one token"):
+    model, _ = build("timm")
+    with pytest.raises(HeadLayoutError, match="as with one token; give an example of several"):
+        verify_heads(model, torch.randn(2, 1, 24))
+    with pytest.raises(NoHeadsFound, match="several tokens"):
         verify_heads(Eager(), torch.randn(2, 1, E))
 
 

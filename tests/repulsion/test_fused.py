@@ -23,23 +23,22 @@ def few_programs(monkeypatch):
 
 
 class Weights(nn.Module):
-    """Projections of every layout: straight, packed, interleaved, transposed, strided."""
+    """Projections of every layout: packed head after head, interleaved, transposed, strided."""
 
     def __init__(self, heads: int, dim: int, columns: int, dtype: torch.dtype) -> None:
         super().__init__()
         out = heads * dim
         make = lambda *shape: nn.Parameter(torch.randn(*shape))  # noqa: E731
-        self.straight, self.packed, self.interleaved = make(out, columns), make(3 * out, columns), make(3 * out, columns)
+        self.strided, self.packed, self.interleaved = (make(n * out, columns) for n in (1, 3, 3))
         self.transposed = make(columns, 3 * out)
         self.to(DEVICE, dtype)
         count = torch.arange(3 * out)
         tables = {
-            "straight": [count[:out].view(heads, dim)],
+            "strided": [count[:out].view(dim, heads).T.contiguous()],
             "packed": list(count.view(3, heads, dim)),
             "interleaved": list(count.view(heads, 3, dim).unbind(1)),
             "transposed": list(count.view(3, heads, dim)),
         }
-        tables["straight"] = [count[:out].view(dim, heads).T.contiguous()] + tables["straight"][1:]
         self.groups = []
         for name, rows in tables.items():
             for number, table in enumerate(rows):
@@ -65,7 +64,7 @@ def run(model, groups, rule, monkeypatch, choice, *, scale=None, step=3, measure
     rates = {id(p): 0.05 for p in model.parameters()}
     found = update.run(rule, rates, step=step, scale=scale, measure=measure)
     assert (update._plans is not None) == (choice == "triton"), "the wrong path ran"
-    assert not update._rest
+    assert update._rest is None
     return [parameter.grad.float() for parameter in model.parameters()], found
 
 

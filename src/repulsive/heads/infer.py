@@ -75,7 +75,7 @@ def refuse_wrong(reports: Iterable[HeadReport]) -> None:
 
 
 def infer(
-    model: nn.Module, calls: Iterable[Sequence[Reach]], known: Sequence[HeadGroup]
+    model: nn.Module, calls: Sequence[Sequence[Reach]], known: Sequence[HeadGroup]
 ) -> tuple[list[HeadGroup], dict[str, str]]:
     """Groups for projections that no known group claims, and {module: why not} for calls that stay unresolved."""
     taken = {(id(p), part) for g in known for p in g.parameters() for part in g.part}
@@ -107,6 +107,9 @@ def infer(
             place = where_of(model, owners[module][1])
             serves = each[0].serves if part == "q" else None
             groups[name] = HeadGroup(name, 0, part, place, stack_of(module), "inferred", slices, serves)
+    for report in judge(model, list(groups.values()), calls):  # another call may contradict what one call showed
+        if report.status == "wrong":
+            misses[module_of(groups.pop(report.name))] = report.note
     return list(groups.values()), misses
 
 

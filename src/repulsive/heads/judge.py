@@ -61,8 +61,8 @@ def _report(
     for s in group.slices:
         key = (names.get(id(s.parameter()), s.parameter_name), s.axis)
         verdicts = _verdicts(group, s, key, reaches, serves, tolerance)
-        if not verdicts and any(name == key[0] for reach in reaches for name, _ in reach.energy):
-            fault = f"attention counts the heads of {s.parameter_name} along another axis, or in another role"
+        if not verdicts and any(name == key[0] and axis != s.axis for reach in reaches for name, axis in reach.energy):
+            fault = f"attention counts the heads of {s.parameter_name} along another axis than {s.axis}"
             return HeadReport(group.name, group.part, group.num_heads, 1.0, "wrong", fault)
         if not verdicts:
             note = f"no attention call of the example reached {s.parameter_name}"

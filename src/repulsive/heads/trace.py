@@ -10,7 +10,6 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from repulsive.errors import HeadLayoutError
 from repulsive.heads.intercept import Call, Intercept, Leaf
 from repulsive.heads.norms import Hold
 from repulsive.heads.place import clean
@@ -45,10 +44,7 @@ def trace(model: nn.Module, example_inputs: object) -> list[list[Reach]]:
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
 
     Returns:
-        For each attention call, in order, the reach of its roles.
-
-    Raises:
-        HeadLayoutError: every query attends to one token only, so q and k get no gradient.
+        For each attention call, in order, the reach of its roles. With a single token q and k get no gradient.
     """
     args, kwargs = _arguments(example_inputs)
     parameters = [(clean(name), p) for name, p in model.named_parameters()]
@@ -57,9 +53,6 @@ def trace(model: nn.Module, example_inputs: object) -> list[list[Reach]]:
         with _evaluating(model), _named(model, watch), _eager(model), watch:
             model(*args, **kwargs)
         reaches = [_reaches(call, watch.leaves) for call in watch.calls]
-    scored = [call for call in watch.calls if call.attended is not None]
-    if scored and all(int(call.attended.max()) < 2 for call in scored if call.attended is not None):
-        raise HeadLayoutError("the example has one token; heads show only with several, give a longer one")
     return [found for found in reaches if found]
 
 

@@ -45,12 +45,19 @@ def verify_heads(
         known = known_heads(inner)[0]
         groups = [*known, *infer(inner, calls, known)[0]]
     if not groups:
-        raise NoHeadsFound(f"no heads to verify in {type(inner).__name__}; name them with heads_by_hand")
+        raise NoHeadsFound(
+            f"no heads to verify in {type(inner).__name__}; give an example of several tokens, or use heads_by_hand"
+        )
     reports = judge(inner, groups, calls, tolerance)
     refuse_wrong(reports)
     if all(report.status == "untraced" for report in reports):
         raise HeadLayoutError(
             f"no group could be verified: {reports[0].note}. The trace sees softmax, scaled dot-product attention "
             "and graph convolutions; check that the example runs through attention"
+        )
+    matched = [report for report in reports if set(report.part) & set("qk")]
+    if matched and all(report.status == "untraced" for report in matched):
+        raise HeadLayoutError(
+            f"{matched[0].name} and every other q and k got no gradient, as with one token; give an example of several"
         )
     return reports

@@ -25,7 +25,7 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 @triton.jit
 def _offsets(row, start, outer_column: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr):
     """Logical columns start ... start + BLOCK of one slice, and where they lie from the start of a head."""
-    column = start + tl.arange(0, BLOCK)
+    column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
     if FLAT:  # a head is one run of numbers
         return column, column.to(tl.int64)
     inner = tl.load(row + 8)
@@ -45,6 +45,12 @@ def _base(row, column: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def _size(row, ALIGNED: tl.constexpr):
+    size = tl.load(row + 9).to(tl.int32)
+    return tl.multiple_of(size, 16) if ALIGNED else size
+
+
+@triton.jit
 def gram_kernel(
     table, products, to_mean, mean2,
     SOURCE: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
@@ -53,12 +59,14 @@ def gram_kernel(
     """Partial Gram matrices of centred heads [slices, SPLITS, MP, MP], their products with the mean, its square."""
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
-    size = tl.load(row + 9).to(tl.int32)
+    size = _size(row, ALIGNED)
     base, head_stride = _base(row, SOURCE, KIND, ALIGNED)
     heads = tl.arange(0, MP)
     length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
     first = split * length
     last = tl.minimum(first + length, size)
+    if ALIGNED:
+        last = tl.multiple_of(last, 16)
     wide: tl.constexpr = MP >= 16
     if wide:
         total = tl.zeros([MP, MP], dtype=tl.float32)
@@ -66,7 +74,7 @@ def gram_kernel(
         total = tl.zeros([MP, MP, BLOCK], dtype=tl.float32)
     with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(first, last, BLOCK):
+    for start in tl.range(first, last, BLOCK, loop_unroll_factor=4):
         column, offset = _offsets(row, start, SOURCE + 2, BLOCK, FLAT)
         inside = (heads[:, None] < M) & (column[None, :] < last)
         x = tl.load(base + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -103,13 +111,15 @@ def _order_statistic(bits, counted, rank):
 
 @triton.jit
 def solve_kernel(
-    products, to_mean, mean2, starts, drive, force, row_sums,
-    stepsize, alpha, own, smoothing, precision, fixed, floor2, log_heads,
+    products, to_mean, mean2, starts, settings, drive, force, row_sums,
     M: tl.constexpr, MP: tl.constexpr, SPLITS: tl.constexpr,
     BANDWIDTH: tl.constexpr, PROFILE: tl.constexpr, SPHERE: tl.constexpr,
 ):  # fmt: skip
     """A, B [groups, MP, MP] and the row sums of B [groups, MP] from the partial products."""
     group = tl.program_id(0)
+    stepsize, alpha, own = tl.load(settings), tl.load(settings + 1), tl.load(settings + 2)
+    smoothing, precision, fixed = tl.load(settings + 3), tl.load(settings + 4), tl.load(settings + 5)
+    floor2, log_heads = tl.load(settings + 6), tl.load(settings + 7)
     i, j = tl.arange(0, MP)[:, None], tl.arange(0, MP)[None, :]
     split = tl.arange(0, SPLITS)
     gram = tl.zeros([MP, MP], dtype=tl.float64)
@@ -199,12 +209,12 @@ def combine_kernel(
     table, drive, force, row_sums, scale, sigmas, steps,
     M: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
     T_KIND: tl.constexpr, G_KIND: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
-    FORCE: tl.constexpr, SCALED: tl.constexpr, NOISE: tl.constexpr,
+    SCALED: tl.constexpr, NOISE: tl.constexpr,
 ):  # fmt: skip
     """grad <- A grad + B theta + sigma xi, in place."""
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
-    size = tl.load(row + 9).to(tl.int32)
+    size = _size(row, ALIGNED)
     group = tl.load(row + 12)
     theta, theta_stride = _base(row, 0, T_KIND, ALIGNED)
     grad, grad_stride = _base(row, 4, G_KIND, ALIGNED)
@@ -212,28 +222,39 @@ def combine_kernel(
     length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
     first = split * length
     last = tl.minimum(first + length, size)
+    if ALIGNED:
+        last = tl.multiple_of(last, 16)
     sums = tl.load(row_sums + group * MP + heads)
+    matrix = group * MP * MP + heads[:, None] * MP + heads[None, :]
     factor = 1.0
     if SCALED:
         factor = tl.load(scale).to(tl.float32)
     for start in range(first, last, BLOCK):
         column, grad_offset = _offsets(row, start, 6, BLOCK, FLAT)
+        _, theta_offset = _offsets(row, start, 2, BLOCK, FLAT)
         there = column < last
-        out = tl.zeros([MP, BLOCK], dtype=tl.float32)
-        for k in tl.static_range(M):
-            g = tl.load(grad + k * grad_stride + grad_offset, mask=there, other=0.0).to(tl.float32)
-            out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
-        if FORCE:
-            _, theta_offset = _offsets(row, start, 2, BLOCK, FLAT)
+        if MP >= 16:  # matrix units are of no use in full float32, but unrolled loops would be too long
+            inside = (heads[:, None] < M) & there[None, :]
+            g = tl.load(grad + heads[:, None] * grad_stride + grad_offset[None, :], mask=inside, other=0.0)
+            out = tl.dot(tl.load(drive + matrix), g.to(tl.float32), input_precision="ieee")
+            t = tl.load(theta + heads[:, None] * theta_stride + theta_offset[None, :], mask=inside, other=0.0)
+            t = t.to(tl.float32)
+            mean = tl.sum(t, axis=0) / M
+            t = tl.where(inside, t - mean[None, :], 0.0)
+            push = tl.dot(tl.load(force + matrix), t, input_precision="ieee") + sums[:, None] * mean[None, :]
+        else:
+            out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             mean = tl.zeros([BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
+                g = tl.load(grad + k * grad_stride + grad_offset, mask=there, other=0.0).to(tl.float32)
+                out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
                 mean += tl.load(theta + k * theta_stride + theta_offset, mask=there, other=0.0).to(tl.float32)
             mean = mean / M
             push = sums[:, None] * mean[None, :]
             for k in tl.static_range(M):
                 t = tl.load(theta + k * theta_stride + theta_offset, mask=there, other=0.0).to(tl.float32) - mean
                 push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
-            out += push * factor
+        out += push * factor
         if NOISE:
             if FLAT:
                 logical = column.to(tl.int64)

@@ -18,8 +18,9 @@ from torch.utils.hooks import RemovableHandle
 from repulsive.errors import OptimizerError, StateError
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
+from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.clipping import clip
-from repulsive.repulsion.update import Measured, Update
+from repulsive.repulsion.update import Update
 
 ORDERS = ("clip-repel", "repel-clip")
 NOISE_PLACES = ("gradient", "parameter")
@@ -101,8 +102,9 @@ class Handle:
                     f"{group.name}: this optimiser repels it already; call remove() on the other handle first"
                 )
         self._hooks = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
+            # A compiled training step breaks its graph here: what follows depends on addresses and on the host.
+            self.optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
+            self.optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
         ]
         _attached.setdefault(self.optimizer, []).append(self)
 
