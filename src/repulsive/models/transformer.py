@@ -1,0 +1,220 @@
+"""The Transformer (Vaswani et al., 2017) for sequence-to-sequence tasks, one file, top to bottom.
+
+    model = Transformer(TransformerConfig.small(vocabulary=10_000))
+    logits = model(source, target)                       # [B, S], [B, T] -> [B, T, V]
+    logits, seen = model(source, target, collect="outputs")
+
+`small` is the paper's IWSLT14 setting, `base` and `big` its WMT14 ones, `tiny` is for CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+COLLECT = ("outputs", "values", "weights")
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and choices of a Transformer.
+
+    Args:
+        vocabulary: number of word types, shared by source, target and output.
+        width: size of a token's state.
+        heads: attention heads in every attention.
+        layers: (encoder, decoder) layers.
+        feed_forward: inner size of the feed-forward blocks.
+        dropout: on embeddings and on what every block adds.
+        pre_norm: normalise before a block; False is post-norm, as in the paper.
+        padding: id of the padding token.
+    """
+
+    vocabulary: int
+    width: int = 512
+    heads: int = 4
+    layers: tuple[int, int] = (6, 6)
+    feed_forward: int = 1024
+    dropout: float = 0.3
+    pre_norm: bool = False
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} does not divide into heads={self.heads}")
+
+    @classmethod
+    def tiny(cls, vocabulary: int, **changes: Any) -> Self:
+        config = cls(vocabulary, width=128, heads=4, layers=(2, 2), feed_forward=256, dropout=0.1)
+        return replace(config, **changes)
+
+    @classmethod
+    def small(cls, vocabulary: int, **changes: Any) -> Self:
+        return replace(cls(vocabulary), **changes)
+
+    @classmethod
+    def base(cls, vocabulary: int, **changes: Any) -> Self:
+        return replace(cls(vocabulary, heads=8, feed_forward=2048, dropout=0.1), **changes)
+
+    @classmethod
+    def big(cls, vocabulary: int, **changes: Any) -> Self:
+        return replace(cls(vocabulary, width=1024, heads=16, feed_forward=4096), **changes)
+
+
+class Attention(nn.Module):
+    """Multi-head scaled dot-product attention."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.num_heads = config.heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(config.width, config.width) for _ in range(4))
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))  # as if q, k, v were one packed matrix
+            nn.init.zeros_(projection.bias)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: Tensor | None, causal: bool, seen: list[Tensor] | None, what: str | None
+    ) -> Tensor:
+        q, k, v = self._split(self.q_proj(x)), self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+        if what == "weights":
+            weights = self._weights(q, k, mask, causal)  # [B, M, T, S]
+            heads = weights @ v  # [B, M, T, d]
+        else:
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        if seen is not None:
+            seen.append({"outputs": heads, "values": v}.get(what or "", heads) if what != "weights" else weights)
+        return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, M, T, d]
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])  # [B, M, T, S]
+        if causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        return scores.softmax(-1)
+
+
+class FeedForward(nn.Sequential):
+    """Two linear maps with a ReLU between."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(
+            nn.Linear(config.width, config.feed_forward), nn.ReLU(), nn.Linear(config.feed_forward, config.width)
+        )
+
+
+class Layer(nn.Module):
+    """Self-attention, in decoders attention to the encoder, and a feed-forward block, each with residual and norm."""
+
+    def __init__(self, config: TransformerConfig, cross: bool) -> None:
+        super().__init__()
+        self.pre_norm = config.pre_norm
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config) if cross else None
+        self.feed_forward = FeedForward(config)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(3 if cross else 2))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: Tensor | None,
+        memory_mask: Tensor | None,
+        seen: list[Tensor] | None,
+        what: str | None,
+    ) -> Tensor:
+        causal = memory is not None
+        start = self._before(0, x)
+        x = self._after(0, x, self.self_attention(start, start, mask, causal, seen, what))
+        if self.cross_attention is not None and memory is not None:
+            x = self._after(1, x, self.cross_attention(self._before(1, x), memory, memory_mask, False, seen, what))
+        last = len(self.norms) - 1
+        return self._after(last, x, self.feed_forward(self._before(last, x)))
+
+    def _before(self, block: int, x: Tensor) -> Tensor:
+        return self.norms[block](x) if self.pre_norm else x
+
+    def _after(self, block: int, x: Tensor, change: Tensor) -> Tensor:
+        x = x + self.dropout(change)
+        return x if self.pre_norm else self.norms[block](x)
+
+
+class Stack(nn.Module):
+    """Layers one after the other."""
+
+    def __init__(self, config: TransformerConfig, layers: int, cross: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(config, cross) for _ in range(layers))
+        self.norm = nn.LayerNorm(config.width) if config.pre_norm else nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        seen: list[Tensor] | None = None,
+        what: str | None = None,
+    ) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask, memory, memory_mask, seen, what)
+        return self.norm(x)
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder with shared embeddings and sinusoidal positions."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width, padding_idx=config.padding)
+        nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[config.padding].zero_()
+        self.encoder = Stack(config, config.layers[0], cross=False)
+        self.decoder = Stack(config, config.layers[1], cross=True)
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer("positions", sinusoids(1024, config.width), persistent=False)
+        self.positions: Tensor
+
+    def forward(self, source: Tensor, target: Tensor, collect: str | None = None) -> Any:
+        """Logits of the next target token, [B, S], [B, T] -> [B, T, V].
+
+        Args:
+            source: source tokens.
+            target: target tokens so far, beginning of sentence first.
+            collect: also give, for every attention (encoder first, then self and cross of each decoder layer),
+                "outputs" [B, M, T, d], "values" [B, M, S, d] or "weights" [B, M, T, S].
+        """
+        if collect is not None and collect not in COLLECT:
+            raise ValueError(f"collect={collect!r}: choose one of {COLLECT}")
+        seen: list[Tensor] | None = None if collect is None else []
+        real = (source != self.config.padding)[:, None, None, :]  # [B, 1, 1, S]
+        memory = self.encoder(self.embed(source), real, seen=seen, what=collect)
+        states = self.decoder(self.embed(target), None, memory, real, seen=seen, what=collect)
+        logits = F.linear(states, self.embedding.weight)
+        return logits if seen is None else (logits, seen)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, T] -> [B, T, width]"""
+        words = self.embedding(tokens) * math.sqrt(self.config.width)
+        return self.dropout(words + self.positions[: tokens.shape[1]].to(words.dtype))
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Positions as sines and cosines of falling frequency, [length, width]."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))  # [width / 2]
+    angles = torch.arange(length)[:, None] * rates  # [length, width / 2]
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]

@@ -1,0 +1,66 @@
+"""The Transformer: what it computes, what it hides, and that its heads are found like anyone's."""
+
+import pytest
+import torch
+
+from repulsive import find_heads, verify_heads
+from repulsive.models.transformer import Transformer, TransformerConfig, sinusoids
+
+
+def make(**changes):
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(50, width=32, feed_forward=48, dropout=0.0, **changes)).double()
+    return model, torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_the_future_and_padding_are_hidden(pre_norm):
+    model, source, target = make(pre_norm=pre_norm)
+    whole = model(source, target)
+    assert whole.shape == (3, 5, 50)
+    changed = target.clone()
+    changed[:, 3:] = 1
+    assert torch.allclose(model(source, changed)[:, :3], whole[:, :3])
+    assert not torch.allclose(model(source, changed)[:, 3:], whole[:, 3:])
+    padded = torch.cat([source, torch.zeros(3, 2, dtype=torch.long)], dim=1)
+    assert torch.allclose(model(padded, target), whole)
+
+
+def test_collected_tensors_agree_with_the_fused_attention():
+    model, source, target = make()
+    logits, outputs = model(source, target, collect="outputs")
+    again, weights = model(source, target, collect="weights")
+    _, values = model(source, target, collect="values")
+    assert torch.allclose(logits, again)
+    assert len(outputs) == len(weights) == len(values) == 2 + 2 * 2
+    for z, a, v in zip(outputs, weights, values, strict=True):
+        assert torch.allclose(a @ v, z)
+        assert torch.allclose(a.sum(-1), torch.ones_like(a.sum(-1)))
+    with pytest.raises(ValueError, match="collect"):
+        model(source, target, collect="maps")
+
+
+def test_heads_are_found_and_proved():
+    model, source, target = make()
+    groups = find_heads(model)
+    assert len(groups) == 3 * (2 + 2 + 2)
+    assert {g.where for g in groups} == {"encoder", "decoder", "cross"}
+    assert all(report.status == "verified" for report in verify_heads(model, (source, target)))
+    assert len(find_heads(model, layers="first")) == 9
+
+
+def test_sizes():
+    assert TransformerConfig.small(10).feed_forward == 1024
+    assert TransformerConfig.base(10).heads == 8
+    assert TransformerConfig.big(10).width == 1024
+    with pytest.raises(ValueError, match="heads"):
+        TransformerConfig(10, width=30, heads=4)
+    attention = sum(g.num_heads * g.dim for g in find_heads(Transformer(TransformerConfig.small(10))))
+    assert attention == 54 * 512 * 512
+
+
+def test_positions():
+    table = sinusoids(4, 6)
+    assert torch.allclose(table[0], torch.tensor([0.0, 1.0] * 3))
+    assert torch.allclose(table[2, 0], torch.tensor(2.0).sin())
+    assert torch.allclose(table[2, 1], torch.tensor(2.0).cos())
