@@ -31,10 +31,11 @@ BELOW: dict[str, set[str]] = {
     "data": {"errors"},
     "metrics": {"errors"},
     "diagnostics": CORE | {API, "regularizers", "metrics"},
+    "bench": CORE | PLAIN | {API, "_version", "regularizers"},
     "training": TRAINING,
     "recipes": TRAINING | {"training"},
     "paper": TRAINING | {"training", "recipes"},
-    "cli": TRAINING | {"training", "recipes", "paper"},
+    "cli": TRAINING | {"bench", "training", "recipes", "paper"},
 }
 THIRD_PARTY_OF_CORE = {"torch", "triton"}  # triton: fused kernels, in files that nothing imports by itself
 OPTIONAL = ("transformers", "tokenizers", "accelerate", "lightning", "pytorch_lightning", "torch_geometric", "peft")

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from repulsive._version import __version__
+from repulsive.cli.bench import bench
 from repulsive.cli.heads import heads
 from repulsive.errors import RepulsiveError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(heads)
+app.command()(bench)
 
 
 def _print_version(wanted: bool) -> None:

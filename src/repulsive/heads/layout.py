@@ -85,7 +85,7 @@ class HeadSlice:
         if heads is None:
             features = tensor.movedim(self.axis, 0)
             heads = features[self.rows.to(tensor.device)]  # [M, R, ...]
-        return heads.reshape(self.num_heads, -1)
+        return heads.flatten(1)
 
     def put(self, tensor: Tensor, heads: Tensor) -> None:
         """Write `heads` [M, D] into `tensor` (shaped as the parameter); rows of no head stay as they are."""
@@ -141,13 +141,22 @@ class HeadGroup:
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """The heads as they are now, detached, [M, D]; slices follow each other within a head."""
-        return join([s.take(s.parameter().detach()) for s in self.slices]).clone()
+        """The heads as they are now, detached, [M, D]; slices follow each other within a head.
+
+        Sharded weights are gathered: then every rank has to call this.
+        """
+        return join([s.take(_whole(s.parameter().detach())) for s in self.slices]).clone()
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
     """[M, D_1], [M, D_2], ... -> [M, D_1 + D_2 + ...], without a copy where there is only one."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=-1)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be spread over ranks."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
 def _arithmetic(rows: Tensor) -> tuple[int, int, int] | None:

@@ -2,6 +2,17 @@
 
 from repulsive.repulsion.attach import repel, unwrap_optimizer
 from repulsive.repulsion.handle import GroupReport, Handle
+from repulsive.repulsion.placement import head_placement
 from repulsive.repulsion.schedules import Constant, Cosine, Linear, WarmUp
 
-__all__ = ["Constant", "Cosine", "GroupReport", "Handle", "Linear", "WarmUp", "repel", "unwrap_optimizer"]
+__all__ = [
+    "Constant",
+    "Cosine",
+    "GroupReport",
+    "Handle",
+    "Linear",
+    "WarmUp",
+    "head_placement",
+    "repel",
+    "unwrap_optimizer",
+]

@@ -16,6 +16,7 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
+from repulsive.repulsion import sharding
 from repulsive.repulsion.handle import NOISE_PLACES, ORDERS, Handle, Settings
 
 
@@ -45,7 +46,8 @@ def repel(
     replaced by what `rule` makes of them. Either everything is attached or, on an error, nothing is changed.
 
     Args:
-        model: any model with attention; wrapped ones (DDP, torch.compile, PEFT) too.
+        model: any model with attention; wrapped ones (DDP, torch.compile, PEFT) and sharded ones (FSDP2, tensor
+            parallel) too.
         optimizer: any torch optimiser that owns the heads, or a wrapper with one inside.
         rule: `SVGD`, `SPOS`, `SGLD`, or None for plain training that is measured only.
         layers: "all", "first" or "last" of each stack, or indices.
@@ -71,7 +73,7 @@ def repel(
         NoHeadsFound: the model has no heads that are known or could be inferred.
         SelectionError: the selection is misspelt or empty.
         OptimizerError: the optimiser owns none of the heads, cannot be hooked, or repels them already.
-        UnsupportedWeights: weights are quantised, sparse or sharded.
+        UnsupportedWeights: weights are quantised or sparse, or spread over ranks as partial sums.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -136,10 +138,7 @@ def _trained(groups: list[HeadGroup], optimizer: Optimizer) -> list[HeadGroup]:
 def _why_not(group: HeadGroup, owned: set[int]) -> str | None:
     for part in group.slices:
         parameter = part.parameter()
-        if hasattr(parameter, "placements"):
-            raise UnsupportedWeights(
-                f"{part.parameter_name}: sharded as {parameter.placements}, which is not supported yet; use DDP"
-            )
+        sharding.check(part)
         if not parameter.is_floating_point():
             raise UnsupportedWeights(f"{part.parameter_name}: {parameter.dtype} weights cannot be trained")
         if not parameter.requires_grad:

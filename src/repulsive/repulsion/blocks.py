@@ -1,7 +1,8 @@
 """The reference update, in plain torch: reads particles, writes gradients.
 
 A *block* is what one tensor operation works on: a single slice on the CPU, where a projection fits the cache and a
-copy would cost more than a call; all slices of one shape, stacked, on a GPU, where calls are what costs.
+copy would cost more than a call; slices of one shape, stacked, on a GPU, where calls are what costs. Of weights that
+lie on several ranks a block sees what `sharding` brings here: the same columns of every head.
 """
 
 from __future__ import annotations
@@ -9,18 +10,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import noise as counters
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram, wide_dtype
 from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.sgld import SGLD
+from repulsive.repulsion.sharding import Share, is_sharded, local_size, moves, opened
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
 
 _PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # the gradient itself: what a baseline is measured with
+LARGEST = 2**26  # numbers of one block: half a gigabyte while its products are summed in float64
+HELD = 2**28  # bytes of weights and gradients brought here from other ranks at one time
 
 
 @dataclass(frozen=True)
@@ -44,15 +53,23 @@ class Piece:
     group: int
     slice: HeadSlice
     noise_name: str
+    share: Share
 
     def theta(self) -> Tensor:
-        return self.slice.take(self.slice.parameter().detach())  # [M, D]
+        assert self.share.theta is not None
+        return self.slice.take(self.share.theta)  # [M, D], or the part of D that is worked on here
 
     def grad(self) -> Tensor:
-        return self.slice.take(gradient_of(self.slice))  # [M, D]
+        assert self.share.grad is not None
+        return self.slice.take(self.share.grad)  # [M, D]
+
+    def put_theta(self, heads: Tensor) -> None:
+        assert self.share.theta is not None
+        self.slice.put(self.share.theta, heads)
 
     def put_grad(self, heads: Tensor) -> None:
-        self.slice.put(gradient_of(self.slice), heads)
+        assert self.share.grad is not None
+        self.slice.put(self.share.grad, heads)
 
     def rate(self, rates: Mapping[int, float]) -> float:
         return rates.get(id(self.slice.parameter()), 0.0)
@@ -60,7 +77,16 @@ class Piece:
     def draw(self, like: Tensor, *, step: int, seed: int) -> Tensor:
         """Standard normal numbers keyed by (seed, step, group, element), [M, D]."""
         key = counters.key(seed, step, self.noise_name)
-        return counters.normal(key, like.numel(), dtype=like.dtype, device=like.device).view_as(like)
+        elements = self.share.elements(self.slice)
+        return counters.normal(key, elements, dtype=like.dtype, device=like.device).view_as(like)
+
+    def alike(self) -> tuple[object, ...]:
+        """What pieces of one block have in common."""
+        parameter = self.slice.parameter()
+        if not is_sharded(parameter):
+            return (self.slice.dim, parameter.dtype)
+        where = (parameter.device_mesh, tuple(parameter.placements), parameter.shape, self.slice.axis)
+        return (self.slice.dim, parameter.dtype, *where)
 
 
 @dataclass(frozen=True)
@@ -86,22 +112,30 @@ class Batch:
         self.device = parameter.device
         self.heads = pieces[0].slice.num_heads
         position = {group: row for row, group in enumerate(members)}
+        self.shares = list(dict.fromkeys(piece.share for piece in pieces))
         buckets: dict[object, list[Piece]] = defaultdict(list)
         for index, piece in enumerate(pieces):
-            key = (piece.slice.dim, piece.slice.parameter().dtype)
-            buckets[index if self.device.type == "cpu" else key].append(piece)
+            buckets[index if self.device.type == "cpu" else piece.alike()].append(piece)
         self.blocks = [
             Block(bucket, torch.tensor([position[piece.group] for piece in bucket], device=self.device))
-            for bucket in buckets.values()
+            for alike in buckets.values()
+            for bucket in _runs(alike, LARGEST, lambda piece: local_size(piece.slice))
         ]
 
-    def products(self, read: Callable[[Piece], Tensor]) -> Tensor:
-        """Gram matrices [groups, M + 1, M + 1]: products add up over the slices of a group."""
-        size = (len(self.members), self.heads + 1, self.heads + 1)
-        total = torch.zeros(size, dtype=wide_dtype(self.device), device=self.device)
+    def products(self, *reads: Callable[[Piece], Tensor]) -> Tensor:
+        """Gram matrices [reads, groups, M + 1, M + 1]: products add up over the slices of a group, and over ranks."""
+        size = (len(reads), len(self.members), self.heads + 1, self.heads + 1)
+        totals: dict[tuple[ProcessGroup, ...], Tensor] = {}  # by the process groups to sum over, nearly always one entry
         for block in self.blocks:
-            total.index_add_(0, block.rows, gram(block.gather(read)).products)
-        return total
+            sums = block.pieces[0].share.sums
+            if sums not in totals:
+                totals[sums] = torch.zeros(size, dtype=wide_dtype(self.device), device=self.device)
+            for total, read in zip(totals[sums], reads, strict=True):
+                total.index_add_(0, block.rows, gram(block.gather(read)).products)
+        for sums, total in totals.items():
+            for group in sums:
+                torch.distributed.all_reduce(total, group=group)
+        return torch.stack(list(totals.values())).sum(0)
 
 
 class Reference:
@@ -110,18 +144,26 @@ class Reference:
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
         self.seed = seed
+        parts = [(index, number, part) for index, g in enumerate(groups) for number, part in enumerate(g.slices)]
+        shares = {_owner(part): Share(part) for _, _, part in reversed(parts)}  # one per parameter
         self.pieces = [
-            Piece(index, part, f"{group.name}/{number}")
-            for index, group in enumerate(groups)
-            for number, part in enumerate(group.slices)
+            Piece(index, part, f"{groups[index].name}/{number}", shares[_owner(part)])
+            for index, number, part in parts
         ]
-        kinds: dict[tuple[int, torch.device], list[int]] = defaultdict(list)
+        kinds: dict[tuple[int, torch.device, bool], list[int]] = defaultdict(list)
         for index, group in enumerate(groups):
-            kinds[group.num_heads, group.slices[0].parameter().device].append(index)
+            travels = any(moves(part) for part in group.slices)
+            kinds[group.num_heads, group.slices[0].parameter().device, travels].append(index)
         self.batches = [
-            Batch(members, [piece for piece in self.pieces if piece.group in set(members)])
-            for members in kinds.values()
+            Batch(run, [piece for piece in self.pieces if piece.group in set(run)])
+            for (_, _, travels), members in kinds.items()
+            for run in (_runs(members, HELD, self._held) if travels else [members])
         ]
+
+    def _held(self, index: int) -> int:
+        """Bytes of weights and gradients to bring here for one group."""
+        parameters = {_owner(part): part for part in self.groups[index].slices}.values()
+        return sum(2 * local_size(part) * part.parameter().element_size() for part in parameters)
 
     def run(
         self,
@@ -140,7 +182,8 @@ class Reference:
             return self._run_directly(rule, rates, step, scale, draw_noise)
         found: dict[str, Measured] = {}
         for batch in self.batches:
-            with torch.no_grad(), full_precision(batch.device):
+            writing = opened(batch.shares, whole=_needs_whole(rule), write=None if rule is None else "gradients")
+            with torch.no_grad(), full_precision(batch.device), writing:
                 coefficients = self._coefficients(batch, rule or _PLAIN, step, scale, measure)
                 if coefficients.measure is not None:
                     for row, index in enumerate(batch.members):
@@ -152,22 +195,26 @@ class Reference:
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add a rule's noise to the parameters themselves: -lr * sigma * xi, what plain SGD would have made of it."""
+        by_share: dict[Share, list[Piece]] = defaultdict(list)
         for piece in self.pieces:
-            lr = piece.rate(rates)
+            by_share[piece.share].append(piece)
+        for share, pieces in by_share.items():
+            lr = pieces[0].rate(rates)
             scale = lr * rule.noise_scale(lr)
             if scale:
-                with torch.no_grad():
-                    theta = piece.theta()
-                    theta = theta.to(compute_dtype(theta))
-                    noise = piece.draw(theta, step=step, seed=self.seed)
-                    piece.slice.put(piece.slice.parameter().detach(), theta - scale * noise)
+                with torch.no_grad(), opened([share], gradients=False, write="weights"):
+                    for piece in pieces:
+                        theta = piece.theta()
+                        theta = theta.to(compute_dtype(theta))
+                        piece.put_theta(theta - scale * piece.draw(theta, step=step, seed=self.seed))
 
     def _coefficients(self, batch: Batch, rule: Rule, step: int, scale: Tensor | None, measure: bool) -> Coefficients:
-        theta, grad = Gram(batch.products(Piece.theta)), None
-        if measure or rule.needs_gradient_products:
-            products = batch.products(Piece.grad)
-            grad = Gram(products if scale is None else products / scale.to(products.dtype).square())
-        return rule.coefficients(theta, grad, step=step)
+        if not (measure or rule.needs_gradient_products):
+            return rule.coefficients(Gram(batch.products(Piece.theta)[0]), step=step)
+        theta, grad = batch.products(Piece.theta, Piece.grad)
+        if scale is not None:
+            grad = grad / scale.to(grad.dtype).square()
+        return rule.coefficients(Gram(theta), Gram(grad), step=step)
 
     def _write(
         self,
@@ -211,32 +258,38 @@ class Reference:
         """For rules without a matrix form: whole particles, one group at a time, nothing measured."""
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
-            theta = torch.cat([piece.theta() for piece in members], dim=-1)  # [M, D]
-            grad = torch.cat([piece.grad() for piece in members], dim=-1)
-            dtype = compute_dtype(theta)
-            theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
-            with torch.no_grad(), full_precision(theta.device):
-                result = rule.direction(theta, grad, step)
-                sizes = [piece.slice.dim for piece in members]
-                for piece, heads, own in zip(members, result.split(sizes, -1), grad.split(sizes, -1), strict=True):
-                    noise = self._noise([piece], rule, own.unsqueeze(0), rates, step) if draw_noise else None
-                    total = heads if noise is None else heads + noise[0]
-                    piece.put_grad(total if scale is None else total * scale)
+            with torch.no_grad(), opened(dict.fromkeys(piece.share for piece in members), whole=True):
+                theta = torch.cat([piece.theta() for piece in members], dim=-1)  # [M, D]
+                grad = torch.cat([piece.grad() for piece in members], dim=-1)
+                dtype = compute_dtype(theta)
+                theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
+                with full_precision(theta.device):
+                    result = rule.direction(theta, grad, step)
+                    sizes = [piece.slice.dim for piece in members]
+                    for piece, heads, own in zip(members, result.split(sizes, -1), grad.split(sizes, -1), strict=True):
+                        noise = self._noise([piece], rule, own.unsqueeze(0), rates, step) if draw_noise else None
+                        total = heads if noise is None else heads + noise[0]
+                        piece.put_grad(total if scale is None else total * scale)
         return {}
 
 
-def gradient_of(piece: HeadSlice) -> Tensor:
-    """The gradient of a slice's parameter, dense and local, or an error that says which is not."""
-    parameter = piece.parameter()
-    grad = parameter.grad
-    for tensor, what in ((parameter, "weight"), (grad, "gradient")):
-        if tensor is not None and hasattr(tensor, "placements"):
-            raise UnsupportedWeights(
-                f"{piece.parameter_name}: its {what} is sharded ({tensor.placements}), which is not supported yet; "
-                "train this model with DDP, or exclude the layer with `layers` or `match`"
-            )
-    if grad is None:
-        raise UnsupportedWeights(f"{piece.parameter_name}: has no gradient")
-    if grad.layout != torch.strided:
-        raise UnsupportedWeights(f"{piece.parameter_name}: its gradient is {grad.layout}; repulsion needs a dense one")
-    return grad
+def _needs_whole(rule: Rule | None) -> bool:
+    """Whether a rule looks at a group in ways that do not add up over ranks, such as a median of its numbers."""
+    return rule is not None and getattr(rule, "noise", "langevin") != "langevin"
+
+
+def _owner(part: HeadSlice) -> tuple[int, str]:
+    return id(part.module), part.attribute
+
+
+def _runs(items: Sequence[T], most: int, size: Callable[[T], int]) -> list[list[T]]:
+    """Consecutive items, cut so that the sizes of one run add up to at most `most`; one item always fits."""
+    runs: list[list[T]] = []
+    room = 0
+    for item in items:
+        if not runs or size(item) > room:
+            runs.append([])
+            room = most
+        runs[-1].append(item)
+        room -= size(item)
+    return runs
