@@ -31,7 +31,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     options = Options(given.device, (given.tokens,), ("MA", "first layer", "all layers"), rounds=given.rounds)
-    table = measure_steps(options, progress=lambda line: None)[str(given.tokens)]
+    table = measure_steps(options, given.tokens, progress=lambda line: None)
     print(f"{'variant':14}{'seconds':>9}{'ratio':>8}  95 % interval")
     for name, row in table.items():
         print(f"{name:14}{row['seconds']:9.3f}{row['ratio']:8.4f}  {row['low']:.4f} - {row['high']:.4f}")

@@ -1,6 +1,7 @@
-"""Find and prove the heads of every architecture the installed transformers (and timm) can build.
+"""Find and prove the heads of every architecture that the installed transformers, or timm, can build.
 
     python benchmarks/survey.py --out results/survey
+    python benchmarks/survey.py --out results/survey --library timm --jobs 8
 
 Each architecture is built tiny and random from its own default configuration, run once on dummy inputs, and given to
 `find_heads` with that example. One forked process each, with a time and a memory limit; finished ones are kept in
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -52,6 +56,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/survey"))
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "repulsive-survey")
+    parser.add_argument("--library", choices=["transformers", "timm"], default="transformers")
+    parser.add_argument("--jobs", type=int, default=1, help="architectures side by side")
     parser.add_argument("--only", nargs="*", help="architectures (model types) to survey")
     parser.add_argument("--again", nargs="*", default=[], help="architectures or statuses to run anew")
     parser.add_argument("--seconds", type=int, default=60)
@@ -60,8 +66,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     options.cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    known = architectures()
-    names = options.only or known
+    names = options.only or (timm_models() if options.library == "timm" else architectures())
+    if not names:
+        raise SystemExit("survey: timm is not installed")
+    if options.jobs > 1:
+        side_by_side(names, options)
     results = []
     for name in names:
         kept = options.cache / f"{name}.json"
@@ -72,14 +81,25 @@ def main() -> None:
             print(f"{name:32} {result['status']:15} {result['note'][:100]}", flush=True)
         results.append(result)
     if not options.only:
-        write(options.out, results)
+        write(options.out, options.library, results)
+
+
+def side_by_side(names: list[str], options: argparse.Namespace) -> None:
+    """Fill the cache with several processes; what they left undone the caller does."""
+    shared = ["--cache", str(options.cache), "--seconds", str(options.seconds), "--gigabytes", str(options.gigabytes)]
+    again = ["--again", *options.again] if options.again else []
+    parts = [names[start :: options.jobs] for start in range(options.jobs)]
+    workers = [subprocess.Popen([sys.executable, __file__, *shared, *again, "--only", *p]) for p in parts if p]
+    for worker in workers:
+        worker.wait()
+    options.again = []
 
 
 def architectures() -> list[str]:
     from transformers import AutoModel, BertModel, CLIPModel, LlamaModel  # noqa: F401
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-    return sorted(MODEL_MAPPING_NAMES) + timm_models()
+    return sorted(MODEL_MAPPING_NAMES)
 
 
 def timm_models() -> list[str]:
@@ -205,23 +225,22 @@ def last(error: BaseException) -> str:
     return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno})"[:300]
 
 
-def write(out: Path, results: list[dict[str, Any]]) -> None:
-    import transformers
-
+def write(out: Path, library: str, results: list[dict[str, Any]]) -> None:
+    version = importlib.metadata.version(library)
     counts = Counter(r["status"] for r in results)
     verified = sum(r.get("verified", 0) for r in results)
     groups = sum(r.get("groups", 0) for r in results)
     ran = sum(counts[s] for s in ("table", "inferred", "partly", "missed", "refused", "failed"))
     good = sum(counts[s] for s in ("table", "inferred", "partly"))
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "date": str(date.today())}
-    (out / "transformers.json").write_text(
+    versions = {library: version, "torch": torch.__version__, "date": str(date.today())}
+    (out / f"{library}.json").write_text(
         json.dumps({"versions": versions, "counts": counts, "results": results}, indent=1)
     )
     lines = [
         "# Survey: whose heads are found and proved",
         "",
-        f"{len(results)} architectures of transformers {versions['transformers']}, torch {versions['torch']}, "
-        f"{versions['date']}. Made by `python benchmarks/survey.py --out results/survey`.",
+        f"{len(results)} architectures of {library} {version}, torch {versions['torch']}, {versions['date']}. "
+        f"Made by `python benchmarks/survey.py --out results/survey --library {library}`.",
         "",
         f"Of {ran} that have attention, build and run, **{good - counts['partly']} "
         f"({100 * (good - counts['partly']) / max(ran, 1):.0f} %) are found and verified throughout**, "
@@ -238,8 +257,6 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         "| --- | --- | --- |",
         *(f"| {status} | {counts[status]} | {meaning} |" for status, meaning in STATUSES.items()),
         "",
-        f"timm: {timm_note()}",
-        "",
         "| architecture | status | groups | verified | inferred | families | note |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -250,11 +267,7 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
             f"| {r['architecture']} | {r['status']} | {' | '.join(map(str, cells))} | "
             f"{', '.join(r.get('families', []))} | {note} |"
         )
-    (out / "transformers.md").write_text("\n".join(lines) + "\n")
-
-
-def timm_note() -> str:
-    return f"{len(timm_models())} models surveyed." if timm_models() else "not installed, so not surveyed."
+    (out / f"{library}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ TRAINING = CORE | PLAIN | {API, "_version", "integrations", "regularizers", "dia
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
+    "__main__": {"cli"},
     "particles": {"errors"},
     "heads": {"errors"},
     "repulsion": {"errors", "particles", "heads"},

@@ -52,7 +52,7 @@ def test_variants_do_what_their_names_say(toy):
         work.optimizer.zero_grad()
         work._loss(variant)().backward()
         before = groups[0].slices[0].parameter().grad.clone()
-        with steps._attached(variant, work.model, work.optimizer):
+        with work._attached(variant):
             for hook in work.optimizer._optimizer_step_pre_hooks.values():
                 hook(work.optimizer, (work.optimizer,), {})
         ends.append((before, groups[0].slices[0].parameter().grad.clone()))

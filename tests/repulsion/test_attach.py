@@ -1,7 +1,9 @@
 """What one step does to the weights, for every way a model can be made and selected; and what is refused."""
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -322,6 +324,18 @@ def test_the_released_layout_and_bandwidth_can_be_asked_for(make_model, backward
     optimizer.step()
     found = model.stack.layers[0].self_attn.in_proj_weight
     assert torch.allclose(found, expected["stack.layers.0.self_attn.in_proj_weight"], rtol=1e-12)
+
+
+def test_nothing_keeps_a_finished_optimiser_alive(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    repel(model, optimizer, verbose=False)  # the handle itself is dropped: the hooks hold it
+    backward(model)
+    optimizer.step()
+    watched = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert watched() is None
 
 
 def test_a_copied_model_is_another_model(make_model):

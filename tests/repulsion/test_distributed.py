@@ -1,4 +1,4 @@
-"""More than one process: data-parallel ranks draw equal noise; shards are refused by name. Real process groups."""
+"""Data-parallel ranks draw equal noise and stay equal. Real process groups; `test_sharded` has the shards."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from repulsive import SPOS, SVGD, UnsupportedWeights, repel
+from repulsive import SPOS, repel
 from tests.repulsion.conftest import Encoder
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
@@ -59,23 +59,3 @@ def test_ddp_equals_one_process(tmp_path):
     repel(model, optimizer, SPOS(0.1, 0.5, 100.0), seed=4, verbose=False)
     train(model, optimizer, x, y)
     assert all(torch.allclose(ranks[0][name], value, rtol=1e-10) for name, value in model.state_dict().items())
-
-
-@pytest.fixture
-def process_group():
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    dist.init_process_group("gloo", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_sharded_weights_are_refused_by_name(process_group):
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-
-    model = nn.MultiheadAttention(16, 4)
-    sharded = distribute_tensor(model.in_proj_weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
-    model.in_proj_weight = nn.Parameter(sharded)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UnsupportedWeights, match=r"in_proj_weight.*[Ss]hard"):
-        repel(model, optimizer, SVGD(), verbose=False)
-    assert not optimizer._optimizer_step_pre_hooks

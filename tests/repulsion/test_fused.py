@@ -72,13 +72,14 @@ def error(found, expected):
     return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
 
 
+RAMP = SVGD(alpha=lambda step: 0.1 * step)
 RULES = [
     SVGD(alpha=1.0),
     SVGD(alpha=1.0, bandwidth="released"),
     SVGD(alpha=1.0, bandwidth=30.0, smoothing=0.3),
     SVGD(alpha=1.0, kernel="imq", prior="gaussian"),
     SVGD(alpha=3.0, space="sphere", smoothing=0.0),
-    SVGD(alpha=lambda step: 0.1 * step),
+    RAMP,
     SVGD(alpha="auto", ratio=0.5),
     SVGD(alpha=1.0, kernel="cosine"),
     CosineLadder(alpha=1.0),
@@ -261,6 +262,27 @@ def test_inside_a_captured_graph(monkeypatch):
             reset()
             graph.replay()
             assert error([p.grad for p in model.parameters()], numbers) < 1e-6
+
+
+@pytest.mark.gpu
+def test_replays_follow_moving_gradients(monkeypatch):
+    """From the third call on the launches are one graph; weights and gradients may lie elsewhere at every call."""
+    torch.manual_seed(0)
+    model = Weights(4, 16, 64, torch.float32)
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    update, kept = Update(model.groups, seed=7), []
+    for step in range(1, 6):
+        gradients(model, seed=step)
+        kept.append([p.grad for p in model.parameters()])  # held, so that the next ones get other addresses
+        start = [g.clone() for g in kept[-1]]
+        update.run(RAMP, {}, step=step)
+        found = [p.grad.clone() for p in model.parameters()]
+        for parameter, grad in zip(model.parameters(), start, strict=True):
+            parameter.grad = grad
+        monkeypatch.setenv("REPULSIVE_KERNELS", "eager")
+        Update(model.groups, seed=7).run(RAMP, {}, step=step)
+        monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+        assert error(found, [p.grad for p in model.parameters()]) < 3e-6
 
 
 @pytest.mark.gpu

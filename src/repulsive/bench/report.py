@@ -17,8 +17,10 @@ from repulsive.bench.growth import draw_growth, measure_growth
 from repulsive.bench.steps import Options, measure_steps, measure_update
 
 
-def run(options: Options, *, growth: bool = True, progress: Callable[[str], None] = print) -> dict[str, Any]:
-    """Everything measured, with what it was measured on."""
+def run(
+    options: Options, *, growth: bool = True, out: Path | None = None, progress: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Everything measured, with what it was measured on; written to `out` after each part, so that none is lost."""
     facts: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
@@ -26,12 +28,16 @@ def run(options: Options, *, growth: bool = True, progress: Callable[[str], None
         "repulsive": __version__,
         "date": date.today().isoformat(),
         "options": asdict(options),
+        "update": measure_update(options.device),
+        "steps": {},
     }
-    facts["update"] = measure_update(options.device)
     progress(f"update alone: {1e3 * facts['update']['update_seconds']:.4f} ms")
     if growth:
         facts["growth"] = measure_growth(options.device)
-    facts["steps"] = measure_steps(options, progress)
+    for tokens in options.tokens:
+        facts["steps"][str(tokens)] = measure_steps(options, tokens, progress)
+        if out is not None:
+            write(facts, out)
     return facts
 
 
@@ -50,8 +56,8 @@ def as_table(facts: dict[str, Any]) -> str:
     lines += [
         "",
         f"Update alone ({update['groups']} projections, {update['numbers'] / 1e6:.1f}M numbers): "
-        f"{ms['update_seconds']} a call{on_device}; floor {ms['floor_seconds']} (four passes at {rate}); one projection at a time "
-        f"{ms['one_at_a_time_seconds']}.",
+        f"{ms['update_seconds']} a call{on_device}; floor {ms['floor_seconds']} (four passes at {rate}); "
+        f"one projection at a time {ms['one_at_a_time_seconds']}.",
     ]
     if "extra_bytes" in update:
         share = update["extra_bytes"] / update["particle_bytes"]

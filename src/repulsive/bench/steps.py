@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from repulsive import SVGD, find_heads, repel
+from repulsive import SVGD, Handle, find_heads, repel
 from repulsive.bench.clock import copy_rate, interleaved, median_time, wall
 from repulsive.heads.layout import HeadGroup, join
 from repulsive.models.transformer import Transformer, TransformerConfig
@@ -58,6 +60,8 @@ class Workload:
         size = (tokens // LENGTH, LENGTH + 1)
         self.batch = torch.randint(1, VOCABULARY, size, device=self.device)
         self._losses: dict[str, Callable[[], Tensor]] = {}
+        self._handles: dict[str, Handle] = {}
+        self._groups = find_heads(self.model)
 
     def step(self, variant: str) -> None:
         self.optimizer.zero_grad()
@@ -65,10 +69,35 @@ class Workload:
         self.optimizer.step()
 
     def time(self, variant: str) -> float:
-        """Seconds a step; attaching is not part of a step, and one step in 50 is measured for the report."""
-        with _attached(variant, self.model, self.optimizer):
+        """Seconds a step, after one that does not count."""
+        with self._attached(variant):
             self.step(variant)
             return wall(lambda: self.step(variant), self.device, self.options.steps)
+
+    def warm_up(self, variant: str) -> None:
+        """Compile the loss, lay out the update, capture its graph: what happens once in a training."""
+        with self._attached(variant):
+            for _ in range(3):
+                self.step(variant)
+
+    @contextmanager
+    def _attached(self, variant: str) -> Iterator[None]:
+        """Repulsion of a variant for the length of a `with` block; its layout is kept from one block to the next."""
+        if variant == "one projection at a time":
+            hook = self.optimizer.register_step_pre_hook(lambda *_: one_at_a_time(self._groups))
+            yield
+            hook.remove()
+        elif variant in ("first layer", "all layers"):
+            layers = "first" if variant == "first layer" else "all"
+            if variant not in self._handles:
+                self._handles[variant] = repel(self.model, self.optimizer, RULE, layers=layers, verbose=False)
+            handle = self._handles[variant]
+            handle.attach()
+            handle.steps = 1  # steps that are not measured, as 49 of 50 are
+            yield
+            handle.remove()
+        else:
+            yield
 
     def _loss(self, variant: str) -> Callable[[], Tensor]:
         """The loss function a variant needs; variants without a penalty share one, and its compilation."""
@@ -92,26 +121,6 @@ class Workload:
         return loss
 
 
-class _attached:
-    """Repulsion of a variant for the length of a `with` block."""
-
-    def __init__(self, variant: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._remove: Callable[[], None] = lambda: None
-        if variant in ("first layer", "all layers"):
-            layers = "first" if variant == "first layer" else "all"
-            handle = repel(model, optimizer, RULE, layers=layers, verbose=False)
-            handle.steps = 1  # a step that is not measured, as 49 of 50 are
-            self._remove = handle.remove
-        elif variant == "one projection at a time":
-            groups = find_heads(model)
-            self._remove = optimizer.register_step_pre_hook(lambda *_: one_at_a_time(groups)).remove
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self._remove()
-
-
 def one_at_a_time(groups: Sequence[HeadGroup]) -> None:
     """The rule as the released code applies it: a separate kernel, median and product for every projection."""
     for group in groups:
@@ -121,18 +130,16 @@ def one_at_a_time(groups: Sequence[HeadGroup]) -> None:
         part.put(grad, RULE.gradient(join([part.take(part.parameter().detach())]), part.take(grad)))
 
 
-def measure_steps(options: Options, progress: Callable[[str], None] = print) -> dict[str, dict[str, dict[str, float]]]:
-    """Step times: tokens -> variant -> seconds, ratio and its interval."""
-    table: dict[str, dict[str, dict[str, float]]] = {}
+def measure_steps(options: Options, tokens: int, progress: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Step times of one batch size: variant -> seconds, ratio and its interval."""
     chosen = ["MA", *(name for name in options.variants if name != "MA")]
-    for tokens in options.tokens:
-        work = Workload(options, tokens)
-        for name in chosen:
-            progress(f"{tokens} tokens, {name}: first step {work.time(name):.3f} s after compilation")
-        timers = {name: partial(work.time, name) for name in chosen}
-        found = interleaved(timers, options.rounds, baseline="MA")
-        table[str(tokens)] = {name: asdict(ratio) for name, ratio in found.items()}
-    return table
+    work = Workload(options, tokens)
+    for name in chosen:
+        started = time.perf_counter()
+        work.warm_up(name)
+        progress(f"{tokens} tokens, {name}: warmed up in {time.perf_counter() - started:.1f} s")
+    found = interleaved({name: partial(work.time, name) for name in chosen}, options.rounds, baseline="MA")
+    return {name: asdict(ratio) for name, ratio in found.items()}
 
 
 def measure_update(device: str) -> dict[str, Any]:
@@ -146,8 +153,8 @@ def measure_update(device: str) -> dict[str, Any]:
     numbers = sum(group.num_heads * group.dim for group in groups)
     rate = copy_rate(place)
     update = Update(groups, 0)
-    update.run(RULE, {}, step=1)
-    update.run(RULE, {}, step=2)
+    for step in range(1, 4):
+        update.run(RULE, {}, step=step)
     facts: dict[str, Any] = {
         "groups": len(groups),
         "numbers": numbers,

@@ -21,7 +21,7 @@ def bench(
     """Time training steps of the paper's Transformer-small with and without repulsion, in one run."""
     import torch
 
-    from repulsive.bench.report import as_table, run, write
+    from repulsive.bench.report import as_table, run
     from repulsive.bench.steps import VARIANTS, Options
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,8 +36,6 @@ def bench(
     if min(sizes) < 32 or rounds < 1 or steps < 1:
         raise typer.BadParameter("tokens must be at least 32, rounds and steps at least 1")
     options = Options(device, sizes, tuple(variant or VARIANTS), compiled, rounds, steps)
-    facts = run(options, growth=growth, progress=typer.echo)
-    typer.echo(as_table(facts))
+    typer.echo(as_table(run(options, growth=growth, out=out, progress=typer.echo)))
     if out is not None:
-        for path in write(facts, out):
-            typer.echo(f"wrote {path}")
+        typer.echo(f"written to {out}")

@@ -74,7 +74,7 @@ def gram_kernel(
         total = tl.zeros([MP, MP, BLOCK], dtype=tl.float32)
     with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in tl.range(first, last, BLOCK, loop_unroll_factor=4):
+    for start in range(first, last, BLOCK):
         column, offset = _offsets(row, start, SOURCE + 2, BLOCK, FLAT)
         inside = (heads[:, None] < M) & (column[None, :] < last)
         x = tl.load(base + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0).to(tl.float32)

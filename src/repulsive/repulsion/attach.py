@@ -83,16 +83,17 @@ def repel(
     _check(rule, order, noise_in, max_norm, measure_every)
     inner = unwrap_optimizer(optimizer)
     if groups is None:
-        groups = find_heads(
-            model,
-            example_inputs,
-            layout=layout,
-            layers=layers,
-            parts=parts,
-            where=where,
-            particle=particle,
-            match=match,
-        )
+        with sharding.explaining_flat_weights(model):
+            groups = find_heads(
+                model,
+                example_inputs,
+                layout=layout,
+                layers=layers,
+                parts=parts,
+                where=where,
+                particle=particle,
+                match=match,
+            )
     trained = _trained(list(groups), inner)
     settings = Settings(seed, order, max_norm, noise_in, measure_every)
     handle = Handle(trained, inner, rule, settings)

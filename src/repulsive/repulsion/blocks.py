@@ -2,7 +2,7 @@
 
 A *block* is what one tensor operation works on: a single slice on the CPU, where a projection fits the cache and a
 copy would cost more than a call; slices of one shape, stacked, on a GPU, where calls are what costs. Of weights that
-lie on several ranks a block sees what `sharding` brings here: the same columns of every head.
+lie on several ranks a block sees what `shares` bring here: the same columns of every head.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from repulsive.particles import noise as counters
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram, wide_dtype
 from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.sgld import SGLD
-from repulsive.repulsion.sharding import Share, is_sharded, local_size, moves, opened
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from repulsive.repulsion.sharding import Sums, is_sharded, local_size, moves
+from repulsive.repulsion.shares import Share, opened
 
 T = TypeVar("T")
 
@@ -125,7 +123,7 @@ class Batch:
     def products(self, *reads: Callable[[Piece], Tensor]) -> Tensor:
         """Gram matrices [reads, groups, M + 1, M + 1]: products add up over the slices of a group, and over ranks."""
         size = (len(reads), len(self.members), self.heads + 1, self.heads + 1)
-        totals: dict[tuple[ProcessGroup, ...], Tensor] = {}  # by the process groups to sum over, nearly always one entry
+        totals: dict[Sums, Tensor] = {}  # by what to sum over, nearly always one entry
         for block in self.blocks:
             sums = block.pieces[0].share.sums
             if sums not in totals:
@@ -133,8 +131,8 @@ class Batch:
             for total, read in zip(totals[sums], reads, strict=True):
                 total.index_add_(0, block.rows, gram(block.gather(read)).products)
         for sums, total in totals.items():
-            for group in sums:
-                torch.distributed.all_reduce(total, group=group)
+            for mesh, dim in sums:
+                torch.distributed.all_reduce(total, group=mesh.get_group(dim))
         return torch.stack(list(totals.values())).sum(0)
 
 
@@ -182,7 +180,7 @@ class Reference:
             return self._run_directly(rule, rates, step, scale, draw_noise)
         found: dict[str, Measured] = {}
         for batch in self.batches:
-            writing = opened(batch.shares, whole=_needs_whole(rule), write=None if rule is None else "gradients")
+            writing = opened(batch.shares, whole=_needs_whole(rule), write=None if rule is None else "grad")
             with torch.no_grad(), full_precision(batch.device), writing:
                 coefficients = self._coefficients(batch, rule or _PLAIN, step, scale, measure)
                 if coefficients.measure is not None:
@@ -202,7 +200,7 @@ class Reference:
             lr = pieces[0].rate(rates)
             scale = lr * rule.noise_scale(lr)
             if scale:
-                with torch.no_grad(), opened([share], gradients=False, write="weights"):
+                with torch.no_grad(), opened([share], gradients=False, write="theta"):
                     for piece in pieces:
                         theta = piece.theta()
                         theta = theta.to(compute_dtype(theta))

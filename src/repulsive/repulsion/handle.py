@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from repulsive.errors import OptimizerError, StateError
+from repulsive.errors import OptimizerError, StateError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
 from repulsive.repulsion.blocks import Measured
@@ -26,7 +26,8 @@ ORDERS = ("clip-repel", "repel-clip")
 NOISE_PLACES = ("gradient", "parameter")
 FORMAT = 1
 
-_attached: weakref.WeakKeyDictionary[Optimizer, list[Handle]] = weakref.WeakKeyDictionary()
+# Weak on both sides: a handle holds its optimiser, and lives as long as the optimiser's hooks do.
+_attached: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Handle]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Handle:
         self._hooks: list[RemovableHandle] = []
         self._updates: dict[tuple[str, ...], Update] = {}  # by the groups that have gradients, nearly always all
         self._current: Update | None = None
-        self._owners = {(id(s.module), s.attribute): s for group in groups for s in group.slices}
+        self._owners = list({(id(s.module), s.attribute): s for group in groups for s in group.slices}.values())
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class Handle:
         """Register with the optimiser, unless registered already."""
         if self.attached:
             return
-        others = [h for h in _attached.get(self.optimizer, []) if h is not self]
+        others = [h for h in handles_of(self.optimizer) if h is not self and h.attached]
         taken = {id(p) for h in others for group in h.groups for p in group.parameters()}
         for group in self.groups:
             if any(id(p) in taken for p in group.parameters()):
@@ -106,7 +107,7 @@ class Handle:
             self.optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
             self.optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
         ]
-        _attached.setdefault(self.optimizer, []).append(self)
+        _attached.setdefault(self.optimizer, weakref.WeakSet()).add(self)
 
     @property
     def attached(self) -> bool:
@@ -121,9 +122,7 @@ class Handle:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        handles = _attached.get(self.optimizer, [])
-        if self in handles:
-            handles.remove(self)
+        _attached.get(self.optimizer, weakref.WeakSet()).discard(self)
 
     def __enter__(self) -> Handle:
         return self
@@ -201,10 +200,12 @@ class Handle:
     def _update(self) -> Update | None:
         """The update of the groups that have gradients; the others are counted as skipped."""
         live = self.groups
-        if any(owner.parameter().grad is None for owner in self._owners.values()):
+        if any(owner.parameter().grad is None for owner in self._owners):
             live = []
+            owned = {id(p) for entry in self.optimizer.param_groups for p in entry["params"]}
             for group in self.groups:
                 if any(parameter.grad is None for parameter in group.parameters()):
+                    _refuse_replaced(group, owned)
                     self._skipped[group.name] += 1
                 else:
                     live.append(group)
@@ -273,6 +274,17 @@ class Handle:
 def handles_of(optimizer: Optimizer) -> Iterable[Handle]:
     """The handles attached to an optimiser."""
     return tuple(_attached.get(optimizer, ()))
+
+
+def _refuse_replaced(group: HeadGroup, owned: set[int]) -> None:
+    """No gradient is one thing, a tensor the optimiser does not know another: that one would be skipped for ever."""
+    for part in group.slices:
+        if id(part.parameter()) not in owned:
+            raise UnsupportedWeights(
+                f"{part.parameter_name}: the model holds another tensor than the optimiser. FSDP leaves weights "
+                "gathered after set_reshard_after_backward(False): call reshard() before the step. If the layer was "
+                "replaced, make the optimiser anew and call repel again"
+            )
 
 
 def _name(rule: Rule | None) -> str:

@@ -1,4 +1,4 @@
-"""Weights that lie on several ranks: what this rank computes of every head, and how it gets there.
+"""Weights that lie on several ranks: which part of every head this rank works on.
 
 A rule needs two things of a group: its Gram matrix, which is a sum over the numbers of a head, and the same linear
 combination for every number. So any split *within* heads is a good one: each rank combines what it has, and M x M
@@ -10,22 +10,23 @@ back afterwards: an all-to-all of the rank's own share, not a gather of everythi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from repulsive.errors import UnsupportedWeights
+from repulsive.errors import NoHeadsFound, UnsupportedWeights
 from repulsive.heads.layout import HeadSlice
 
 if TYPE_CHECKING:  # sharding is imported only by those who have shards
-    from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DeviceMesh, DTensor, Placement
 
-_ADVICE = "use fully_shard(..., shard_placement_fn=head_placement(model)), which leaves a piece of every head on each rank"
+Sums = tuple[tuple["DeviceMesh", int], ...]
+
+_ADVICE = "use fully_shard(..., shard_placement_fn=head_placement(model)): every rank then has a piece of every head"
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
@@ -38,6 +39,21 @@ def check(part: HeadSlice) -> None:
     parameter = part.parameter()
     if is_sharded(parameter):
         _work(part, parameter, whole=False)
+
+
+@contextmanager
+def explaining_flat_weights(model: nn.Module) -> Iterator[None]:
+    """Where no heads are found in a model under FSDP1, say why: it flattens all weights of a module into one."""
+    try:
+        yield
+    except NoHeadsFound as error:
+        kinds = {f"{kind.__module__}.{kind.__name__}" for m in model.modules() for kind in type(m).__mro__}
+        if "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel" not in kinds:
+            raise
+        raise UnsupportedWeights(
+            "FullyShardedDataParallel (FSDP1) flattens weights, so that heads cannot be found in them; shard with "
+            "torch.distributed.fsdp.fully_shard (FSDP2) instead"
+        ) from error
 
 
 def moves(part: HeadSlice) -> bool:
@@ -59,103 +75,40 @@ class Layout:
     Args:
         placements: where it lies, one placement per dimension of its mesh.
         work: where it is worked on: never sharded along the output features.
-        sums: process groups over which products are summed.
+        sums: mesh dimensions over which products are summed; their process groups are looked up when needed, so that
+            nothing here keeps a destroyed one alive.
         columns: number of each local column among all columns, int64 [columns here]; a column is one input feature.
+            It follows from the others, so that it takes no part in comparisons.
     """
 
     placements: tuple[Placement, ...]
     work: tuple[Placement, ...]
-    sums: tuple[ProcessGroup, ...]
-    columns: Tensor
+    sums: Sums
+    columns: Tensor = field(compare=False)
 
 
-class Share:
-    """One parameter and its gradient as this rank works on them, between `open` and `close` of one update."""
+def layout_of(part: HeadSlice, parameter: DTensor, whole: bool = False) -> Layout:
+    """How the weight of a slice is worked on.
 
-    def __init__(self, part: HeadSlice) -> None:
-        self.part = part
-        self.theta: Tensor | None = None  # shaped as the parameter, all output features, perhaps some columns only
-        self.grad: Tensor | None = None
-        self._layout: Layout | None = None
-        self._known: tuple[object, Layout] | None = None  # the layout of the placements last seen
+    Args:
+        part: the slice.
+        parameter: its parameter.
+        whole: every column on every rank, for rules that need whole particles.
 
-    @property
-    def sums(self) -> tuple[ProcessGroup, ...]:
-        """Process groups over which products of this share are to be summed."""
-        return () if self._layout is None else self._layout.sums
-
-    def open(self, *, gradients: bool = True, whole: bool = False) -> None:
-        """Look up weight and gradient as they are now; bring them here where heads lie on other ranks.
-
-        Args:
-            gradients: False where the weight alone is needed.
-            whole: bring every column as well, for rules that need whole particles.
-        """
-        parameter = self.part.parameter()
-        self._layout = None
-        if not is_sharded(parameter):
-            self.theta = parameter.detach()
-            self.grad = gradient_of(self.part) if gradients else None
-            return
-        with torch.no_grad():
-            self._layout = layout = self._find(parameter, whole)
-            self.theta = _local(parameter, layout.work)
-            if gradients:
-                grad = gradient_of(self.part)
-                assert is_sharded(grad)
-                self.grad = _local(grad, layout.work)
-
-    def write(self, *, weights: bool = False) -> None:
-        """Bring a changed gradient (or weight) back to where it lies. Reads and writes nothing in place already."""
-        layout, source = self._layout, self.theta if weights else self.grad
-        if layout is None or layout.work == layout.placements or source is None:
-            return
-        from torch.distributed.tensor import DTensor
-
-        target = self.part.parameter() if weights else gradient_of(self.part)
-        assert is_sharded(target)
-        with torch.no_grad():
-            moved = DTensor.from_local(
-                source, target.device_mesh, layout.work, run_check=False, shape=target.shape, stride=target.stride()
-            )
-            _local(target, layout.placements).copy_(_local(moved, layout.placements))
-
-    def close(self) -> None:
-        """Let go of what was brought here."""
-        self.theta = self.grad = None
-
-    def elements(self, part: HeadSlice) -> Tensor | int:
-        """Which numbers of the heads of `part` are here, counted row-major over [M, R, columns]: [M, D here]."""
-        parameter = part.parameter()
-        if self._layout is None:
-            return part.num_heads * part.dim
-        columns = self._layout.columns
-        rows = torch.arange(part.rows.numel(), device=columns.device).view(*part.rows.shape, 1)  # [M, R, 1]
-        return (rows * (parameter.numel() // parameter.shape[part.axis]) + columns).flatten(1)
-
-    def _find(self, parameter: DTensor, whole: bool) -> Layout:
-        key = (parameter.device_mesh, tuple(parameter.placements), whole)
-        if self._known is None or self._known[0] != key:
-            self._known = (key, _layout(self.part, parameter, whole))
-        return self._known[1]
-
-
-@contextmanager
-def opened(
-    shares: Iterable[Share], *, whole: bool = False, gradients: bool = True, write: str | None = "gradients"
-) -> Iterator[None]:
-    """Open shares, write back what was changed ("gradients", "weights" or None), and let go of them."""
-    shares = list(shares)
-    try:
-        for share in shares:
-            share.open(gradients=gradients, whole=whole)
-        yield
-        if write is not None:
-            for share in shares:
-                share.write(weights=write == "weights")
-    finally:
-        for share in shares:
-            share.close()
+    Raises:
+        UnsupportedWeights: it is spread in a way that cannot be worked on.
+    """
+    mesh, placements = parameter.device_mesh, tuple(parameter.placements)
+    work = _work(part, parameter, whole)
+    sums = tuple((mesh, i) for i, placement in enumerate(work) if _dim(placement) is not None)
+    _check_rows(part, parameter)
+    shape = list(parameter.shape)
+    shape[part.axis] = 1
+    numbers = torch.arange(math.prod(shape), device=parameter.device).view(shape)
+    columns = _place(numbers, mesh, work).flatten()
+    if work == placements and columns.numel() * parameter.shape[part.axis] != parameter.to_local().numel():
+        raise UnsupportedWeights(_refusal(part, parameter, "torch cannot say which columns lie on this rank"))
+    return Layout(placements, work, sums, columns)
 
 
 def gradient_of(part: HeadSlice) -> Tensor:
@@ -180,22 +133,6 @@ def gradient_of(part: HeadSlice) -> Tensor:
     return grad
 
 
-def _layout(part: HeadSlice, parameter: DTensor, whole: bool) -> Layout:
-    mesh, placements = parameter.device_mesh, tuple(parameter.placements)
-    work = _work(part, parameter, whole)
-    sums = tuple(mesh.get_group(i) for i, placement in enumerate(work) if _dim(placement) is not None)
-    local = parameter.to_local()
-    _check_rows(part, parameter, local)
-    shape = list(parameter.shape)
-    shape[part.axis] = 1
-    numbers = torch.arange(math.prod(shape), device=local.device).view(shape)
-    columns = _place(numbers, mesh, work).flatten()
-    expected = _local(parameter, work).numel() // parameter.shape[part.axis]
-    if columns.numel() != expected:
-        raise UnsupportedWeights(_refusal(part, parameter, "torch cannot say which columns lie here"))
-    return Layout(placements, work, sums, columns)
-
-
 def _work(part: HeadSlice, parameter: DTensor, whole: bool) -> tuple[Placement, ...]:
     """Placements to work on: splits of the output features become splits of the largest other dimension."""
     from torch.distributed.tensor import Replicate, Shard
@@ -214,7 +151,7 @@ def _work(part: HeadSlice, parameter: DTensor, whole: bool) -> tuple[Placement, 
     return tuple(found)
 
 
-def _check_rows(part: HeadSlice, parameter: DTensor, local: Tensor) -> None:
+def _check_rows(part: HeadSlice, parameter: DTensor) -> None:
     """Interleaved shards (FSDP over tensor parallel, in one dimension) are only as good as torch's own account."""
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -224,10 +161,10 @@ def _check_rows(part: HeadSlice, parameter: DTensor, local: Tensor) -> None:
         return
     shape = [1] * parameter.ndim
     shape[part.axis] = parameter.shape[part.axis]
-    numbers = torch.arange(parameter.shape[part.axis], device=local.device).view(shape)
+    numbers = torch.arange(parameter.shape[part.axis], device=parameter.device).view(shape)
     here = _place(numbers, mesh, along)
     again = DTensor.from_local(here, mesh, along, run_check=False, shape=numbers.shape, stride=numbers.stride())
-    if here.numel() != local.shape[part.axis] or not torch.equal(again.full_tensor(), numbers):
+    if here.numel() != parameter.to_local().shape[part.axis] or not torch.equal(again.full_tensor(), numbers):
         raise UnsupportedWeights(_refusal(part, parameter, "this version of torch does not move such shards rightly"))
 
 
@@ -235,14 +172,8 @@ def _place(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -
     """What of `numbers`, which every rank has, a rank would hold: a slice, nothing is sent."""
     from torch.distributed.tensor import DTensor, Replicate
 
-    return _local(DTensor.from_local(numbers, mesh, [Replicate()] * mesh.ndim, run_check=False), placements)
-
-
-def _local(tensor: DTensor, placements: Sequence[Placement]) -> Tensor:
-    """This rank's part of a tensor under `placements`: the very memory where it lies so already, else a copy."""
-    detached = cast("DTensor", tensor.detach())
-    here = tuple(detached.placements) == tuple(placements)
-    return (detached if here else detached.redistribute(placements=placements)).to_local()
+    whole = DTensor.from_local(numbers, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return whole.redistribute(placements=placements).to_local()
 
 
 def _dim(placement: Placement) -> int | None:

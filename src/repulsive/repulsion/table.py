@@ -39,6 +39,7 @@ class SliceTable:
         self.device, self.dtype = first.device, first.dtype
         owners: dict[tuple[int, str], int] = {}
         self._owners = [part for part in self.parts if _is_new(owners, part)]
+        self._slots = [(owner.module._parameters, owner.attribute) for owner in self._owners]
         self._layout = [(s.parameter().shape, s.parameter().stride(), s.parameter().dtype) for s in self._owners]
         rows = [_row(part, owners[id(part.module), part.attribute]) for part in self.parts]
         self._static = torch.tensor(
@@ -60,16 +61,16 @@ class SliceTable:
     def refresh(self) -> bool:
         """Point at where weights and gradients are now; False where they no longer fit the layout."""
         pointers: list[int] = []
-        for owner, (shape, stride, dtype) in zip(self._owners, self._layout, strict=True):
-            parameter = owner.parameter()
-            grad = parameter.grad
-            if grad is None or parameter.stride() != stride or parameter.dtype != dtype or parameter.shape != shape:
+        for slots, name in self._slots:  # the one loop the host runs at every step
+            parameter = slots.get(name)
+            if parameter is None or parameter.grad is None:
                 return False
-            if grad.layout != torch.strided or grad.stride() != stride or grad.dtype != dtype:
-                return False
-            pointers += (parameter.data_ptr(), grad.data_ptr())
-        if pointers != self._pointers:
-            self._point(pointers)
+            pointers += (parameter.data_ptr(), parameter.grad.data_ptr())
+        if pointers == self._pointers:
+            return True
+        if not all(map(_same_layout, self._owners, self._layout)):
+            return False
+        self._point(pointers)
         return True
 
     def _point(self, pointers: list[int]) -> None:
@@ -90,10 +91,20 @@ def fits(part: HeadSlice) -> bool:
         not hasattr(parameter, "placements")
         and parameter.dtype in KINDS
         and parameter.ndim == 2
+        and part.attribute in part.module._parameters
         and part.num_heads <= MOST_HEADS
         and part.dim < 2**31
         and part.view(parameter) is not None
     )
+
+
+def _same_layout(owner: HeadSlice, layout: tuple[torch.Size, tuple[int, ...], torch.dtype]) -> bool:
+    """Whether a parameter and its gradient still have the shape, strides and dtype of `layout`."""
+    parameter = owner.parameter()
+    grad = parameter.grad
+    if grad is None or grad.layout != torch.strided:
+        return False
+    return all((tensor.shape, tensor.stride(), tensor.dtype) == layout for tensor in (parameter, grad))
 
 
 def _is_new(owners: dict[tuple[int, str], int], part: HeadSlice) -> bool:
