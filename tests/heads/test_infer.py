@@ -162,3 +162,24 @@ def test_what_one_call_shows_and_another_contradicts_is_not_a_head() -> None:
     torch.manual_seed(0)
     groups = find_heads(Twice(), torch.randn(2, 5, E))
     assert [g.part for g in groups] == ["q", "k"]
+
+
+class TalkingHeads(nn.Module):
+    """As timm's CaiT: scores of all heads are mixed by a learned H x H matrix before the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tangle = nn.Linear(E, 3 * E, bias=False)
+        self.mix = nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.tangle(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, T, d]
+        scores = self.mix((q @ k.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, H, T, T]
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_rows_of_a_matrix_that_mixes_heads_are_no_heads() -> None:
+    model, x = _built(TalkingHeads)
+    (only,) = find_heads(model, x)  # values are heads all the same
+    assert only.part == "v" and only.slices[0].parameter_name == "tangle.weight"
+    assert only.slices[0].rows.tolist() == torch.arange(2 * E, 3 * E).view(2, -1).tolist()

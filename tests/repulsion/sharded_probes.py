@@ -215,7 +215,7 @@ def join(rank, world, port):
 
 
 def leave():
-    """End this process without the interpreter's own end, where gloo's threads abort it once in some fifty times."""
+    """End this process without the interpreter's own end, which aborted a few of many of them (cause unknown)."""
     dist.destroy_process_group()
     os._exit(0)
 

@@ -93,6 +93,9 @@ def infer(
             if any((id(parameters[x.key[0]]), part) in taken for x in each):
                 continue  # this part of this call is known; what else feeds it (frozen base, positions) stays out
             each = _trained([x for x in each if _wanted(x, module)])
+            if any(_mixes_heads(x, parameters[x.key[0]]) for x in each):
+                misses.setdefault(module, f"{each[0].key[0]} mixes heads before the softmax (talking heads)")
+                continue
             if not each:
                 continue
             taken |= {(id(parameters[x.key[0]]), part) for x in each}
@@ -196,6 +199,12 @@ def _count(reach: Reach) -> int:
 def _wanted(found: _Found, module: str) -> bool:
     """A projection that all heads share is part of this attention only if it lives inside its module."""
     return found.rows.shape[0] > 1 or not module or found.key[0].startswith(f"{module}.")
+
+
+def _mixes_heads(found: _Found, parameter: Tensor) -> bool:
+    """M numbers in, M out, one for each head: a mix of heads' scores, whose rows are no heads themselves."""
+    heads, features = found.rows.shape
+    return features == 1 and parameter.ndim == 2 and tuple(parameter.shape) == (heads, heads)
 
 
 def _trained(found: list[_Found]) -> list[_Found]:
