@@ -103,12 +103,19 @@ def architectures() -> list[str]:
 
 
 def timm_models() -> list[str]:
-    """One model per file of timm, the first by name; none where timm is not installed."""
+    """One model per file of timm, as small as its name tells; none where timm is not installed."""
     try:
         import timm  # type: ignore[import-not-found]
     except ImportError:
         return []
-    return [f"timm-{timm.list_models(module=module)[0]}" for module in timm.list_modules()]
+    sizes = ("atto", "femto", "pico", "nano", "xxs", "_xs", "tiny", "_0", "_b0", "_s", "small", "_9", "_12", "mini")
+
+    def weight(name: str) -> tuple[int, int, str]:
+        rank = next((place for place, word in enumerate(sizes) if word in name), len(sizes))
+        pixels = max([int(number) for number in re.findall(r"\d{3}", name)] or [224])
+        return rank, pixels, name
+
+    return [f"timm-{min(timm.list_models(module=module), key=weight)}" for module in timm.list_modules()]
 
 
 def limited(name: str, seconds: int, gigabytes: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ TRAINING = CORE | PLAIN | {API, "_version", "integrations", "regularizers", "dia
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
-    "__main__": {"cli"},
+    "__main__": {"errors", "cli"},
     "particles": {"errors"},
     "heads": {"errors"},
     "repulsion": {"errors", "particles", "heads"},

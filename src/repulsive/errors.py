@@ -31,3 +31,7 @@ class OptimizerError(RepulsiveError, ValueError):
 
 class StateError(RepulsiveError, ValueError):
     """A saved state does not belong to this model, rule or version."""
+
+
+class DataError(RepulsiveError, ValueError):
+    """A data file is damaged, empty, not in the format claimed, or does not fit what it is used with."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
-from repulsive.errors import HeadLayoutError
+from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads import find_heads, verify_heads
 from tests.heads.zoo import TORCH, TRANSFORMERS, build
 
@@ -85,3 +86,16 @@ def test_where_of_t5_and_gpt2() -> None:
     assert by_name["decoder.block.1.layer.1.EncDecAttention.q"] == ("cross", 1)
     model, _ = _case("gpt2 with cross-attention, eager")
     assert {g.where for g in find_heads(model, match="h.0.*")} == {"decoder", "cross"}
+
+
+def test_a_class_known_to_have_no_heads_is_a_near_miss() -> None:
+    """timm's DaViT attends over groups of channels: the signature of packed qkv would slice it wrongly."""
+
+    class ChannelAttentionV2(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 2
+            self.qkv = nn.Linear(8, 24)
+
+    with pytest.raises(NoHeadsFound, match="channels"):
+        find_heads(nn.Sequential(ChannelAttentionV2()))

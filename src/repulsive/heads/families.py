@@ -45,6 +45,10 @@ KV_HEADS = (
 HEAD_DIM = ("head_dim", "attention_head_size", "d_head", "dim_head", "key_value_proj_dim")
 
 
+# Classes with the projections of attention whose rows are no heads: a signature would slice them wrongly.
+NO_HEADS = {"ChannelAttentionV2": "attends over groups of channels, each of which draws on rows of every head"}
+
+
 @dataclass(frozen=True)
 class Family:
     """One line of the table.

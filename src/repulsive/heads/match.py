@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from repulsive.errors import HeadLayoutError, UnsupportedWeights
-from repulsive.heads.families import FAMILIES, HEAD_DIM, Family
+from repulsive.heads.families import FAMILIES, HEAD_DIM, NO_HEADS, Family
 from repulsive.heads.rows import rows_of
 
 
@@ -54,7 +54,9 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
     Raises:
         UnsupportedWeights: a line fits but a weight is quantised, parametrised or of an unknown adapter kind.
     """
-    reason = ""
+    reason = NO_HEADS.get(type(module).__name__, "")
+    if reason:
+        return None, reason
     for family in FAMILIES:
         if not any(fnmatchcase(type(module).__name__, pattern) for pattern in family.classes):
             continue

@@ -1,0 +1,93 @@
+"""Batches of sentences of about the same length, in few shapes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Which sentences go together.
+
+    Args:
+        indices: int64 [B].
+        length: to pad them to.
+    """
+
+    indices: Tensor
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class Buckets:
+    """Sorts sentences into buckets by length and cuts batches from them; every sentence is in one batch an epoch.
+
+    A batch is padded to its bucket's bound, so there are as many lengths as buckets, each at most eight words or a
+    third longer than the one before: compiled and captured graphs are reused, and little is padding. What is left of a
+    bucket moves on to the next longer one, so that one batch at most is not full.
+
+    Args:
+        lengths: of the sentences, int64 [N]; of pairs, the longer of the two.
+        size: sentences in a batch.
+        seed: with the epoch, decides the order.
+
+    Example:
+        >>> buckets = Buckets(torch.tensor([3, 30, 5, 4]), size=2)
+        >>> [(len(batch), batch.length) for batch in buckets.in_order()]
+        [(2, 8), (2, 32)]
+    """
+
+    def __init__(self, lengths: Tensor, size: int, seed: int = 0) -> None:
+        if size < 1:
+            raise ValueError(f"size={size}: a batch has at least one sentence")
+        if not len(lengths):
+            raise DataError("no sentences to make batches of")
+        self.lengths = lengths
+        self.size = size
+        self.seed = seed
+        self.bounds = bounds(int(lengths.max()))
+        self._bucket = torch.bucketize(lengths, torch.tensor(self.bounds))  # [N]
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.lengths) // self.size)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of one epoch in random order: the same for the same seed and number, on any machine."""
+        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        order = torch.randperm(len(self.lengths), generator=generator)  # [N]
+        batches = self._cut(order)
+        for i in torch.randperm(len(batches), generator=generator).tolist():
+            yield batches[i]
+
+    def in_order(self) -> Iterator[Batch]:
+        """The batches from short to long, nothing random: for evaluation."""
+        yield from self._cut(self.lengths.argsort(stable=True))
+
+    def _cut(self, order: Tensor) -> list[Batch]:
+        batches: list[Batch] = []
+        left = order[:0]
+        for bucket, bound in enumerate(self.bounds):
+            waiting = torch.cat([left, order[self._bucket[order] == bucket]])
+            full = len(waiting) // self.size * self.size
+            batches += [Batch(part, bound) for part in waiting[:full].split(self.size)] if full else []
+            left = waiting[full:]
+        return [*batches, Batch(left, self.bounds[-1])] if len(left) else batches
+
+
+def bounds(longest: int) -> list[int]:
+    """8, 16, 24, 32, 40, 48, 64, 80, 104, ...: multiples of eight, until one holds `longest`."""
+    found = [8]
+    while found[-1] < longest:
+        found.append(max(found[-1] + 8, found[-1] * 4 // 3 // 8 * 8))
+    return found

@@ -1,0 +1,182 @@
+"""Reviews made to order: several aspects each, stars that follow from all of them, and known evidence.
+
+    the waiter was attentive . i came on a tuesday . everyone said the soup was bland , but it was superb . the bill ...
+
+Each aspect of a review gets an opinion of its own, drawn independently, and the stars follow from their mean. Whoever
+reads one aspect knows little of the stars, so one attention head is not enough. A negation turns an opinion around; in
+a contrast the first opinion is hearsay and does not count.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SCORES = (-2, -1, 1, 2)
+NEGATED = {-2: 1, -1: 1, 1: -1, 2: -1}  # "not superb" is a complaint, but not as strong a one as "revolting"
+NEGATIONS = ("not", "never", "hardly")
+# What an aspect is spoken of by, then its opinion words for each of SCORES. No opinion word has two meanings.
+_LEXICON = {
+    "food": (
+        "soup pasta steak fish curry salad bread dessert pizza risotto",
+        "inedible disgusting rancid revolting vile",
+        "bland soggy greasy dry stale",
+        "tasty flavourful fresh juicy crisp",
+        "delicious superb exquisite heavenly sublime",
+    ),
+    "service": (
+        "waiter waitress hostess staff bartender manager server cashier crew chef",
+        "rude hostile insulting contemptuous abusive",
+        "slow inattentive forgetful grumpy careless",
+        "friendly polite helpful prompt kind",
+        "attentive gracious impeccable charming outstanding",
+    ),
+    "price": (
+        "bill price menu cost check tab total fee charge offer",
+        "outrageous extortionate exorbitant criminal ruinous",
+        "expensive overpriced steep inflated costly",
+        "fair reasonable affordable modest sensible",
+        "unbeatable phenomenal generous incredible irresistible",
+    ),
+    "place": (
+        "room terrace decor interior garden hall furniture music lighting balcony",
+        "filthy squalid hideous unbearable stinking",
+        "noisy cramped shabby dark dated",
+        "cosy clean pleasant bright comfortable",
+        "gorgeous stunning magical breathtaking enchanting",
+    ),
+    "drinks": (
+        "wine beer coffee cocktail juice tea lemonade whisky espresso cider",
+        "undrinkable poisonous foul putrid nauseating",
+        "watery lukewarm flat bitter weak",
+        "refreshing smooth fruity aromatic mellow",
+        "divine velvety sensational glorious luscious",
+    ),
+    "location": (
+        "parking neighbourhood street entrance view area access station corner harbour",
+        "dangerous hopeless terrifying impossible nightmarish",
+        "inconvenient remote awkward confusing dull",
+        "handy central convenient quiet easy",
+        "ideal perfect spectacular unrivalled picturesque",
+    ),
+}
+ASPECTS = tuple(_LEXICON)
+SUBJECTS = {aspect: tuple(words[0].split()) for aspect, words in _LEXICON.items()}
+OPINIONS = {  # aspect -> score -> words
+    aspect: {score: tuple(words.split()) for score, words in zip(SCORES, rest, strict=True)}
+    for aspect, (_, *rest) in _LEXICON.items()
+}
+_PLAIN = ("the {x} was {o} .", "their {x} seemed {o} to me .", "{o} , that is the word for the {x} .")
+_NEGATIVE = ("the {x} was {n} {o} .", "i would {n} call the {x} {o} .", "the {x} is {n} what i call {o} .")
+_CONTRAST = (
+    "everyone said the {x} was {d} , but it was {o} .",
+    "i expected {d} things of the {x} , yet it was {o} .",
+    "although the {x} used to be {d} , it is {o} now .",
+)
+_FILLER = (
+    "i came on a {day} with my {who} .",
+    "my {who} and i live in {town} .",
+    "it was {day} {time} and we had {count} people .",
+    "we were in {town} for {count} days .",
+    "my {who} ordered first , i ordered second .",
+    "they opened {count} years ago , my {who} told me .",
+    "this was our {time} stop on the way to {town} .",
+    "on {day} they close at {count} .",
+)
+_BLANKS = {
+    "day": "monday tuesday wednesday thursday friday saturday sunday",
+    "who": "wife husband sister brother cousin boss friend neighbour mother father uncle aunt niece nephew teacher",
+    "town": "boston chicago austin denver portland seattle phoenix memphis dallas tampa omaha reno tucson oakland",
+    "time": "morning noon afternoon evening night lunch dinner breakfast",
+    "count": "two three four five six seven eight nine ten eleven twelve twenty",
+}
+
+
+@dataclass(frozen=True)
+class Review:
+    """A made review.
+
+    Args:
+        tokens: its words.
+        stars: 1 to 5.
+        scores: opinion on each aspect it speaks of, -2 to 2, in the order of speaking.
+        evidence: for the same aspects, the positions of the opinion word and of its negation where it has one.
+    """
+
+    tokens: tuple[str, ...]
+    stars: int
+    scores: dict[str, int]
+    evidence: dict[str, tuple[int, ...]]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.tokens)
+
+
+def generate(count: int, seed: int = 0, *, aspects: tuple[int, int] = (3, 5), filler: int = 1) -> list[Review]:
+    """Make reviews.
+
+    Args:
+        count: how many.
+        seed: the same seed gives the same reviews, and more of them start with the same.
+        aspects: fewest and most aspects of a review, up to 6.
+        filler: most sentences without an opinion before each aspect.
+    """
+    fewest, most = aspects
+    if not 1 <= fewest <= most <= len(ASPECTS):
+        raise ValueError(f"aspects={aspects}: from 1 to {len(ASPECTS)} in rising order")
+    return [_review(random.Random(f"{seed}/{i}"), fewest, most, filler) for i in range(count)]
+
+
+def stars_of(scores: Sequence[int]) -> int:
+    r"""$\lfloor 3 + 2 \bar s + \frac12 \rfloor$ within 1 to 5: twice the mean, so that all five are about as common.
+
+    Example:
+        >>> stars_of([2, 1, 1]), stars_of([2, -1, -1]), stars_of([-2, -1, 1])
+        (5, 3, 2)
+    """
+    rounded = (4 * sum(scores) + 7 * len(scores)) // (2 * len(scores))  # in whole numbers: halves go up everywhere
+    return min(5, max(1, rounded))
+
+
+def evidence_mask(reviews: Sequence[Review], length: int) -> Tensor:
+    """Evidence as `metrics.classification.evidence_coverage` takes it: bool [B, aspects, length]."""
+    mask = torch.zeros(len(reviews), len(ASPECTS), length, dtype=torch.bool)
+    for row, review in enumerate(reviews):
+        for aspect, positions in review.evidence.items():
+            mask[row, ASPECTS.index(aspect), list(positions)] = True
+    return mask
+
+
+def _review(draw: random.Random, fewest: int, most: int, filler: int) -> Review:
+    tokens: list[str] = []
+    scores: dict[str, int] = {}
+    evidence: dict[str, tuple[int, ...]] = {}
+    for aspect in draw.sample(ASPECTS, draw.randint(fewest, most)):
+        for _ in range(draw.randint(0, filler)):
+            blanks = {name: draw.choice(words.split()) for name, words in _BLANKS.items()}
+            tokens += draw.choice(_FILLER).format(**blanks).split()
+        sentence, scores[aspect], places = _opinion(draw, aspect)
+        evidence[aspect] = tuple(len(tokens) + place for place in places)
+        tokens += sentence
+    return Review(tuple(tokens), stars_of(list(scores.values())), scores, evidence)
+
+
+def _opinion(draw: random.Random, aspect: str) -> tuple[list[str], int, list[int]]:
+    """A sentence on an aspect, its score, and where in the sentence the evidence is."""
+    score = draw.choice(SCORES)
+    kind = draw.choice((_PLAIN, _PLAIN, _NEGATIVE, _CONTRAST))
+    told = draw.choice([s for s in SCORES if (s > 0) != (score > 0)])  # hearsay says the opposite
+    filled = {
+        "x": draw.choice(SUBJECTS[aspect]),
+        "o": draw.choice(OPINIONS[aspect][score]),
+        "d": draw.choice(OPINIONS[aspect][told]),
+        "n": draw.choice(NEGATIONS),
+    }
+    pattern = draw.choice(kind).split()
+    places = [place for place, slot in enumerate(pattern) if slot in ("{o}", "{n}")]
+    return [slot.format(**filled) for slot in pattern], NEGATED[score] if kind is _NEGATIVE else score, places

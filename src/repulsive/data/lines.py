@@ -1,0 +1,150 @@
+"""Lines of text files, plain or compressed, and what to do with the bad ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Self, cast
+
+from repulsive.errors import DataError
+
+_SHOWN = 3  # bad lines quoted in a message
+
+
+class BadLines:
+    """Counts lines that had to be skipped, and stops when there are too many to be an accident.
+
+    As a context manager it says at the end, in one warning, what was skipped.
+
+    Args:
+        path: the file the lines are from, for messages.
+        limit: how many may be skipped.
+
+    Example:
+        >>> bad = BadLines("reviews.json", limit=0)
+        >>> bad.skip(7, "no stars")
+        Traceback (most recent call last):
+        repulsive.errors.DataError: reviews.json: more than 0 bad lines; line 7: no stars
+    """
+
+    def __init__(self, path: str | Path, limit: int = 20) -> None:
+        self.path = path
+        self.limit = limit
+        self.count = 0
+        self.first: list[str] = []
+
+    def skip(self, line: int, why: str) -> None:
+        """Count one line.
+
+        Raises:
+            DataError: it is one more than the limit.
+        """
+        self.skip_named(f"line {line}", why)
+
+    def skip_named(self, place: str, why: str) -> None:
+        """Count something that has a name instead of a line number."""
+        self.count += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(f"{place}: {why}")
+        if self.count > self.limit:
+            raise DataError(f"{self.path}: more than {self.limit} bad lines; {'; '.join(self.first)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self.count and error is None:
+            more = "; ..." if self.count > _SHOWN else ""
+            text = f"{self.path}: {self.count} bad lines skipped: {'; '.join(self.first)}{more}"
+            warnings.warn(text, stacklevel=3)
+
+
+def read_lines(path: str | Path, bad: BadLines | None = None) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 file, without their ends, each with its number from 1.
+
+    Only a line feed ends a line: texts may hold any other separator Unicode knows. A byte order mark is dropped.
+
+    Args:
+        path: a plain, gzip or xz file, told apart by its first bytes.
+        bad: counts and skips lines that are not UTF-8 or hold NUL bytes; where None the first one is an error.
+
+    Raises:
+        DataError: the file is missing or truncated, or a line is bad.
+    """
+    number = 0
+    with _missing_named(path), open_bytes(path) as file:
+        try:
+            for number, raw in enumerate(file, 1):
+                text, why = _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw)
+                if not why:
+                    yield number, text
+                elif bad is not None:
+                    bad.skip(number, why)
+                else:
+                    raise DataError(f"{path}, line {number}: {why}; convert the file to UTF-8 text")
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{path}: truncated or damaged after line {number} ({error}); fetch it again") from None
+
+
+def read_json(path: str | Path, bad: BadLines) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file of JSON lines, each with its line number; lines that hold none are skipped and counted."""
+    for number, line in read_lines(path, bad):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            bad.skip(number, f"not JSON ({error.msg} at character {error.pos})")
+            continue
+        if isinstance(value, dict):
+            yield number, value
+        else:
+            bad.skip(number, "not a JSON object")
+
+
+def first_line(path: str | Path) -> str:
+    """The first readable line, which tells what kind of file this is.
+
+    Raises:
+        DataError: there is none.
+    """
+    for _, line in read_lines(path, BadLines(path)):
+        return line
+    raise DataError(f"{path}: empty file")
+
+
+def open_bytes(path: str | Path) -> BinaryIO:
+    """Open a plain, gzip or xz file for reading bytes."""
+    with open(path, "rb") as file:
+        start = file.read(6)
+    if start.startswith(b"\x1f\x8b"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if start == b"\xfd7zXZ\x00":
+        return cast(BinaryIO, lzma.open(path, "rb"))
+    return open(path, "rb")
+
+
+def _decode(raw: bytes) -> tuple[str, str]:
+    """The line, and why it is not text ("" where it is)."""
+    if b"\x00" in raw:
+        return "", "holds a NUL byte: not text, or UTF-16"
+    try:
+        return raw.decode("utf-8").rstrip("\r\n"), ""
+    except UnicodeDecodeError as error:
+        return "", f"byte {error.start} (0x{raw[error.start]:02x}) is not UTF-8"
+
+
+@contextmanager
+def _missing_named(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: a folder, where a file is needed") from None

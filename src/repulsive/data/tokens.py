@@ -1,0 +1,164 @@
+"""Texts to numbers: tokenizers by name, a vocabulary, and many sentences of different lengths in two tensors."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import DataError
+
+PAD, UNK = 0, 1
+RESERVED = ("<pad>", "<unk>")
+Tokenizer = Callable[[str], list[str]]
+
+# Splits as GloVe's corpora do: do | n't, it | 's; links, @names and #tags stay whole.
+_WORD = re.compile(
+    r"https?://\S+|[@#]\w+|\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|m|d|re|ve|ll)\b|\d+(?:[.,]\d+)+|\w+|[^\w\s]",
+    re.IGNORECASE,
+)
+
+
+def tokenizer(name: str, *, lowercase: bool = False) -> Tokenizer:
+    """A function from a text to its words.
+
+    Args:
+        name: "spacy", spaCy's rules for English, as in the paper (no model is needed); or "regex", near them, without
+            spaCy. They give different words: keep to one for a vocabulary and all it is used on.
+        lowercase: lower-case the words, as uncased vectors need.
+
+    Raises:
+        DataError: the name is unknown, or spaCy is asked for and not installed.
+
+    Example:
+        >>> tokenizer("regex")("It's good, isn't it?")
+        ['It', "'s", 'good', ',', 'is', "n't", 'it', '?']
+    """
+    if name == "regex":
+        split: Tokenizer = _WORD.findall
+    elif name == "spacy":
+        split = _spacy()
+    else:
+        raise DataError(f"tokenizer {name!r} is unknown; choose 'spacy' or 'regex'")
+    return (lambda text: split(text.lower())) if lowercase else split
+
+
+def _spacy() -> Tokenizer:
+    try:
+        spacy = importlib.import_module("spacy")
+    except ImportError:
+        raise DataError(
+            "tokenizer 'spacy' needs the package spacy (pip install spacy); 'regex' needs nothing, but its words differ"
+        ) from None
+    rules = spacy.blank("en").tokenizer
+    return lambda text: [token.text for token in rules(text) if not token.is_space]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words and their numbers; 0 is padding and 1 any unknown word.
+
+    Args:
+        words: all words, the two reserved ones first.
+    """
+
+    words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.words[:2] != RESERVED:
+            raise DataError(f"a vocabulary starts with {RESERVED}, not {self.words[:2]}")
+        if len(set(self.words)) != len(self.words):
+            raise DataError("a vocabulary has every word once; this one repeats some")
+
+    @classmethod
+    def build(cls, sentences: Iterable[Sequence[str]], *, minimum: int = 1, most: int | None = None) -> Vocabulary:
+        """The words of some sentences, the most frequent first, equally frequent ones by code point.
+
+        Args:
+            sentences: words of each sentence, of the training set alone.
+            minimum: how often a word must occur.
+            most: how many words to keep, the reserved ones included; None: all.
+        """
+        counts: Counter[str] = Counter()
+        for sentence in sentences:
+            counts.update(sentence)
+        for word in RESERVED:  # a text may spell them; there they are unknown words
+            counts.pop(word, None)
+        kept = sorted((-count, word) for word, count in counts.items() if count >= minimum)
+        return cls((*RESERVED, *(word for _, word in kept))[:most])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Number of each word; the reserved ones are not in it, for no text may produce padding."""
+        return {word: i for i, word in enumerate(self.words) if i >= len(RESERVED)}
+
+    def encode(self, sentences: Iterable[Sequence[str]], longest: int | None = None) -> Ragged:
+        """Numbers of the words of each sentence.
+
+        Args:
+            sentences: words of each sentence.
+            longest: cut sentences after so many words; None: never.
+        """
+        index, values, offsets = self.index, [], [0]
+        for sentence in sentences:
+            values += [index.get(word, UNK) for word in sentence[:longest]]
+            offsets.append(len(values))
+        return Ragged(torch.tensor(values, dtype=torch.int32), torch.tensor(offsets))
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Sentences of different lengths, one after the other.
+
+    Args:
+        values: int32 [words], all sentences.
+        offsets: int64 [N + 1], where each starts, and the end.
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> Tensor:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sentence {i} of {len(self)}")
+        i %= len(self)
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 [N]"""
+        return self.offsets.diff()
+
+    def padded(self, indices: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
+        """Some sentences as a table.
+
+        Args:
+            indices: which, int64 [B].
+            length: columns of the table; None: what the longest needs, at least one.
+
+        Returns:
+            int32 [B, T], padded at the end, and the lengths [B].
+        """
+        starts, lengths = self.offsets[indices], self.lengths[indices]  # [B]
+        needed = max(1, int(lengths.max()))
+        if length is None:
+            length = needed
+        elif length < needed:
+            raise ValueError(f"length={length} is too short for a sentence of {needed} words; cut them in `encode`")
+        places = torch.arange(length)  # [T]
+        real = places < lengths.unsqueeze(1)  # [B, T]
+        table = torch.full((len(indices), length), PAD, dtype=self.values.dtype)
+        table[real] = self.values[(starts.unsqueeze(1) + places)[real]]
+        return table, lengths

@@ -1,0 +1,144 @@
+"""Is one system better than another? Paired resampling over test items, over seeds, or over both."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+OVER = ("items", "seeds", "both")
+_CHUNK = 4_000_000  # numbers drawn at once: bounds memory, and is part of what a seed means
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What resampling says about the mean of first - second.
+
+    Args:
+        difference: mean over seeds and items.
+        low: lower end of the confidence interval.
+        high: upper end.
+        p_value: two-sided, of the hypothesis that the two systems are exchangeable.
+        over: what was resampled.
+        seeds: number of seeds.
+        items: number of test items.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    over: str
+    seeds: int
+    items: int
+
+    def __str__(self) -> str:
+        size = f"{self.seeds} seeds x {self.items} items"
+        return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}], p = {self.p_value:.4f} ({size})"
+
+
+def compare(
+    first: Tensor,
+    second: Tensor,
+    over: str = "items",
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Comparison:
+    r"""Paired bootstrap interval and sign-flip test of the mean of $d_{sn} = first_{sn} - second_{sn}$.
+
+    "items" pools over seeds, $d_n = \frac1S \sum_s d_{sn}$, and asks whether *these* trained models differ on new test
+    items. "seeds" averages over items and asks whether *new training runs* would differ on this test set; with S seeds
+    its p-value cannot fall below $2^{1 - S}$. "both" resamples the two together for the interval, and its p-value is
+    the larger of the two: the difference must stand out against either.
+
+    The interval is the percentile bootstrap. The test flips signs: under the hypothesis $d$ and $-d$ are equally
+    likely. All $2^n$ flips are counted where they are no more than `resamples`, else that many are drawn and
+    $p = (1 + \#\{|t^*| \ge |t|\}) / (1 + resamples)$.
+
+    Args:
+        first: a score of each item under each seed [S, N], or [N]: 1 for a right answer, say, or its log-likelihood.
+        second: the same of the other system; seed s and item n of both belong together.
+        over: "items", "seeds" or "both".
+        level: of the confidence interval.
+        resamples: bootstrap samples, and sign flips.
+        seed: of the resampling; the same seed gives the same answer.
+
+    Raises:
+        ValueError: the shapes differ, there are fewer than two units to resample, or a number is not finite.
+
+    Example:
+        >>> right = torch.tensor([[1.0] * 30 + [0.0] * 10])
+        >>> compare(right, right).p_value
+        1.0
+    """
+    if over not in OVER:
+        raise ValueError(f"over={over!r}: choose one of {OVER}")
+    if first.shape != second.shape or first.ndim not in (1, 2):
+        raise ValueError(f"scores {list(first.shape)} and {list(second.shape)}: both need [seeds, items] or [items]")
+    if not 0 < level < 1 or resamples < 1:
+        raise ValueError(f"level={level} must lie between 0 and 1 and resamples={resamples} be at least 1")
+    d = torch.atleast_2d(first.detach().cpu().double() - second.detach().cpu().double())  # [S, N]
+    if not d.isfinite().all():
+        raise ValueError("the scores have infinite or missing values; their mean difference means nothing")
+    _enough(d, over)
+    generator = torch.Generator().manual_seed(seed)
+    means = _bootstrap(d, over, resamples, generator)  # [resamples]
+    tail = (1 - level) / 2
+    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    units = {"items": [d.mean(0)], "seeds": [d.mean(1)], "both": [d.mean(0), d.mean(1)]}[over]
+    p = max(_sign_flip(unit, resamples, generator) for unit in units)
+    return Comparison(float(d.mean()), low, high, p, over, *d.shape)
+
+
+def _bootstrap(d: Tensor, over: str, resamples: int, generator: torch.Generator) -> Tensor:
+    """Means of resampled differences, [resamples]."""
+    seeds, items = d.shape
+    found = []
+    for size in _chunks(resamples, seeds * items if over == "both" else max(seeds, items)):
+        if over == "items":
+            pooled = d.mean(0)
+            found.append(pooled[torch.randint(items, (size, items), generator=generator)].mean(1))
+        elif over == "seeds":
+            pooled = d.mean(1)
+            found.append(pooled[torch.randint(seeds, (size, seeds), generator=generator)].mean(1))
+        else:
+            rows = _counts(seeds, size, generator)  # [size, S]
+            columns = _counts(items, size, generator)  # [size, N]
+            found.append(((rows @ d) * columns).sum(1) / (seeds * items))
+    return torch.cat(found)
+
+
+def _counts(units: int, size: int, generator: torch.Generator) -> Tensor:
+    """How often each unit is drawn in `size` samples with replacement, [size, units]."""
+    drawn = torch.randint(units, (size, units), generator=generator)
+    return torch.zeros(size, units, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(1).double().expand_as(drawn))
+
+
+def _sign_flip(d: Tensor, resamples: int, generator: torch.Generator) -> float:
+    """Two-sided p-value of the mean of [n]."""
+    bar = d.mean().abs() * (1 - 1e-9)  # flips that tie with what was seen count, whatever the rounding
+    if 2 ** len(d) <= resamples:
+        signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(d))), dtype=torch.float64)
+        return float(((signs @ d / len(d)).abs() >= bar).double().mean())
+    reached = 0
+    for size in _chunks(resamples, len(d)):
+        signs = torch.randint(2, (size, len(d)), generator=generator, dtype=torch.int8) * 2.0 - 1
+        reached += int(((signs.double() @ d / len(d)).abs() >= bar).sum())
+    return (1 + reached) / (1 + resamples)
+
+
+def _chunks(resamples: int, width: int) -> list[int]:
+    size = max(1, min(resamples, _CHUNK // width))
+    return [min(size, resamples - start) for start in range(0, resamples, size)]
+
+
+def _enough(d: Tensor, over: str) -> None:
+    seeds, items = d.shape
+    if items < 2 and over != "seeds":
+        raise ValueError(f"{items} test items: at least two are needed to resample items")
+    if seeds < 2 and over != "items":
+        raise ValueError(f"{seeds} seeds: at least two are needed to resample seeds; over='items' needs one")

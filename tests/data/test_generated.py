@@ -1,0 +1,94 @@
+"""Generated reviews: stars follow from all aspects, evidence is where it is said to be, one aspect is not enough."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from repulsive.data.generated import ASPECTS, NEGATED, NEGATIONS, OPINIONS, evidence_mask, generate, stars_of
+from repulsive.data.tokens import tokenizer
+from repulsive.metrics.classification import evidence_coverage
+
+REVIEWS = generate(1500, seed=5)
+SCORE_OF = {word: score for scores in OPINIONS.values() for score, words in scores.items() for word in words}
+
+
+def test_an_opinion_word_has_one_meaning():
+    words = [word for scores in OPINIONS.values() for group in scores.values() for word in group]
+    assert len(words) == len(set(words)) == len(ASPECTS) * 4 * 5
+
+
+def test_evidence_points_at_the_opinion_and_gives_its_score():
+    kinds = Counter()
+    for review in REVIEWS:
+        assert set(review.evidence) == set(review.scores)
+        for aspect, positions in review.evidence.items():
+            words = [review.tokens[p] for p in positions]
+            (opinion,) = (word for word in words if word not in NEGATIONS)
+            negated = len(words) == 2
+            assert any(opinion in group for group in OPINIONS[aspect].values())
+            assert review.scores[aspect] == (NEGATED[SCORE_OF[opinion]] if negated else SCORE_OF[opinion])
+            kinds["negated" if negated else "plain"] += 1
+    assert 0.15 < kinds["negated"] / kinds.total() < 0.35
+
+
+def test_words_outside_the_evidence_that_look_like_it_are_hearsay_that_says_the_opposite():
+    decoys = 0
+    for review in REVIEWS:
+        known = {p for positions in review.evidence.values() for p in positions}
+        for p, word in enumerate(review.tokens):
+            if word in SCORE_OF and p not in known:
+                (aspect,) = (a for a in ASPECTS if any(word in group for group in OPINIONS[a].values()))
+                assert SCORE_OF[word] * review.scores[aspect] < 0
+                decoys += 1
+    assert decoys > len(REVIEWS) / 2
+
+
+def test_stars_follow_from_the_aspects():
+    for review in REVIEWS:
+        mean = sum(review.scores.values()) / len(review.scores)
+        assert abs(review.stars - max(1, min(5, 3 + 2 * mean))) <= 0.5 + 1e-9
+        assert 3 <= len(review.scores) <= 5
+    assert [stars_of(s) for s in ([2], [1], [1, -1], [-1], [-2], [1, 1, -1, 1], [1, -2, -1, 1])] == [
+        5, 5, 3, 1, 1, 4, 3,
+    ]  # fmt: skip
+
+
+def test_classes_are_balanced_and_one_aspect_is_not_enough():
+    counts = Counter(review.stars for review in REVIEWS)
+    assert all(0.12 < counts[stars] / len(REVIEWS) < 0.30 for stars in range(1, 6))
+    pairs = [(score, review.stars) for review in REVIEWS for score in review.scores.values()]
+    right = sum(Counter(stars for s, stars in pairs if s == score).most_common(1)[0][1] for score in (-2, -1, 1, 2))
+    assert right / len(pairs) < 0.45  # the best guess from one aspect alone
+
+
+def test_the_same_seed_gives_the_same_reviews_and_another_does_not():
+    assert generate(20, seed=5) == REVIEWS[:20]
+    assert all(a != b for a, b in zip(generate(20, seed=6), REVIEWS, strict=False))
+
+
+def test_size_of_texts_and_vocabulary():
+    lengths = [len(review.tokens) for review in REVIEWS]
+    assert 25 < sum(lengths) / len(lengths) < 90
+    assert len({word for review in REVIEWS for word in review.tokens}) > 250
+    assert len(generate(3, aspects=(6, 6), filler=0)[0].scores) == 6
+    with pytest.raises(ValueError, match="aspects"):
+        generate(1, aspects=(3, 7))
+
+
+def test_text_splits_into_the_same_words():
+    split = tokenizer("regex")
+    assert all(split(review.text) == list(review.tokens) for review in REVIEWS[:300])
+
+
+def test_coverage_of_perfect_and_of_collapsed_heads():
+    reviews = REVIEWS[:50]
+    length = max(len(review.tokens) for review in reviews)
+    mask = evidence_mask(reviews, length)  # [B, K, T]
+    assert mask.sum() == sum(len(p) for review in reviews for p in review.evidence.values())
+    perfect = mask.double() / mask.sum(-1, keepdim=True).clamp(min=1)
+    assert evidence_coverage(perfect, mask) == 1
+    first = torch.stack([perfect[b, ASPECTS.index(next(iter(r.scores)))] for b, r in enumerate(reviews)])
+    collapsed = first.unsqueeze(1).expand(-1, 6, -1)
+    aspects = sum(len(review.scores) for review in reviews)
+    assert evidence_coverage(collapsed, mask).item() == pytest.approx(len(reviews) / aspects)
