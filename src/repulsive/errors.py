@@ -35,3 +35,11 @@ class StateError(RepulsiveError, ValueError):
 
 class DataError(RepulsiveError, ValueError):
     """A data file is damaged, empty, not in the format claimed, or does not fit what it is used with."""
+
+
+class ConfigError(RepulsiveError, ValueError):
+    """A recipe has an unknown key, a wrong type or a value that cannot be."""
+
+
+class CheckpointError(RepulsiveError, RuntimeError):
+    """A checkpoint could not be written, or none that is whole could be read."""

@@ -1,0 +1,1 @@
+"""One small training engine: recipes from TOML, checkpoints that survive anything, seeding."""

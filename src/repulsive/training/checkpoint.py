@@ -1,0 +1,147 @@
+"""Checkpoints that are whole or not there: safetensors and JSON, written aside, with checksums, renamed into place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repulsive.errors import CheckpointError
+from repulsive.training.trees import pack, unpack
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one run, `step-000123` each.
+
+    A process killed at any moment leaves the earlier ones as they were: files are written into a hidden folder, synced,
+    listed with their checksums in the manifest, and the folder is renamed.
+
+    Args:
+        folder: where they are.
+        keep: how many of the newest stay.
+    """
+
+    folder: Path
+    keep: int = 2
+
+    def save(self, step: int, state: dict[str, Any]) -> Path:
+        """Write `state`, a tree of tensors and plain values.
+
+        Raises:
+            CheckpointError: the disk is full or not writable; earlier checkpoints are untouched.
+        """
+        final = self.folder / f"step-{step:09d}"
+        aside = self.folder / f".step-{step:09d}-{os.getpid()}"
+        try:
+            self._clean()
+            aside.mkdir(parents=True)
+            self._write(aside, step, state)
+            if final.exists():
+                shutil.rmtree(final)
+            os.rename(aside, final)
+            _sync(self.folder)
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise CheckpointError(
+                f"{final}: cannot be written ({error.strerror}); the checkpoint before it is whole. Make room and run "
+                "the same command again"
+            ) from None
+        for old in self.found()[self.keep :]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def found(self) -> list[Path]:
+        """All checkpoints, newest first."""
+        return sorted(self.folder.glob("step-*"), reverse=True) if self.folder.is_dir() else []
+
+    def latest(self) -> tuple[int, dict[str, Any]] | None:
+        """Step and state of the newest checkpoint that is whole; a damaged one is passed over with a warning.
+
+        Raises:
+            CheckpointError: there are checkpoints and none is whole.
+        """
+        damaged = []
+        for path in self.found():
+            try:
+                return load(path)
+            except CheckpointError as error:
+                damaged.append(str(error))
+                warnings.warn(f"{error}; using the one before it", stacklevel=2)
+        if damaged:
+            raise CheckpointError(f"no checkpoint in {self.folder} is whole: {damaged[0]}")
+        return None
+
+    def _write(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        from safetensors.torch import save
+
+        tensors, skeleton = pack(state)
+        contents = {"tensors.safetensors": save(tensors), "state.json": json.dumps(skeleton).encode()}
+        for name, data in contents.items():
+            _write_synced(folder / name, data)
+        listed = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+        manifest = {"format": FORMAT, "step": step, "sha256": listed}
+        _write_synced(folder / MANIFEST, json.dumps(manifest).encode())
+        _sync(folder)
+
+    def _clean(self) -> None:
+        """Remove what killed processes left behind."""
+        for leftover in self._leftovers():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _leftovers(self) -> Iterator[Path]:
+        return self.folder.glob(".step-*") if self.folder.is_dir() else iter(())
+
+
+def load(path: Path) -> tuple[int, dict[str, Any]]:
+    """Step and state of one checkpoint folder.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of another format.
+    """
+    from safetensors.torch import load as from_bytes
+
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(f"{path}: has format {manifest['format']!r}; this version reads {FORMAT}")
+        contents = {name: (path / name).read_bytes() for name in manifest["sha256"]}
+    except OSError as error:
+        raise CheckpointError(f"{path}: {Path(str(error.filename)).name} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: {MANIFEST} is damaged ({error})") from None
+    for name, data in contents.items():
+        if hashlib.sha256(data).hexdigest() != manifest["sha256"][name]:
+            raise CheckpointError(f"{path}: {name} is damaged (its checksum differs from the manifest's)")
+    state = unpack(from_bytes(contents["tensors.safetensors"]), json.loads(contents["state.json"]))
+    return int(manifest["step"]), state
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename or a new name last through a power cut, where the file system can sync folders."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,78 @@
+"""Nested states as tensors and JSON apart, and together again: what safetensors and JSON can each hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import CheckpointError
+
+_TENSOR, _TUPLE, _ITEMS = "__tensor__", "__tuple__", "__items__"
+
+
+def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
+    """Tensors by path, and the rest as JSON with a mark where each tensor was.
+
+    Args:
+        tree: dictionaries, lists, tuples, tensors, numbers, strings, None.
+
+    Raises:
+        CheckpointError: something else is in the tree.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(node: Any, path: str) -> Any:
+        if isinstance(node, Tensor):
+            tensors[path] = node.detach().cpu().contiguous().clone()  # safetensors takes no shared memory
+            return {_TENSOR: path}
+        if isinstance(node, dict):
+            if all(isinstance(key, str) for key in node) and not any(key.startswith("__") for key in node):
+                return {key: walk(value, f"{path}.{key}") for key, value in node.items()}
+            items = enumerate(node.items())
+            return {_ITEMS: [[walk(key, f"{path}.k{i}"), walk(value, f"{path}.{i}")] for i, (key, value) in items]}
+        if isinstance(node, tuple):
+            return {_TUPLE: [walk(value, f"{path}.{i}") for i, value in enumerate(node)]}
+        if isinstance(node, list):
+            return [walk(value, f"{path}.{i}") for i, value in enumerate(node)]
+        if node is None or isinstance(node, str | bool | int | float):
+            return node
+        raise CheckpointError(f"state{path}: {type(node).__name__} can be kept neither as a tensor nor as JSON")
+
+    return tensors, walk(tree, "")
+
+
+def unpack(tensors: dict[str, Tensor], skeleton: Any) -> Any:
+    """The tree that `pack` took apart."""
+    if isinstance(skeleton, list):
+        return [unpack(tensors, value) for value in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if _TENSOR in skeleton:
+        return tensors[skeleton[_TENSOR]]
+    if _TUPLE in skeleton:
+        return tuple(unpack(tensors, value) for value in skeleton[_TUPLE])
+    if _ITEMS in skeleton:
+        return {unpack(tensors, key): unpack(tensors, value) for key, value in skeleton[_ITEMS]}
+    return {key: unpack(tensors, value) for key, value in skeleton.items()}
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator a training draws from: Python's, torch's, each GPU's."""
+    import random
+
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Go on drawing where `random_state` was taken."""
+    import random
+
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
