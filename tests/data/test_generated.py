@@ -46,20 +46,47 @@ def test_words_outside_the_evidence_that_look_like_it_are_hearsay_that_says_the_
 
 def test_stars_follow_from_the_aspects():
     for review in REVIEWS:
-        mean = sum(review.scores.values()) / len(review.scores)
+        heard = [*review.scores.values(), review.scores[review.priority], review.scores[review.priority]]
+        mean = sum(heard) / len(heard)
         assert abs(review.stars - max(1, min(5, 3 + 2 * mean))) <= 0.5 + 1e-9
         assert 3 <= len(review.scores) <= 5
-    assert [stars_of(s) for s in ([2], [1], [1, -1], [-1], [-2], [1, 1, -1, 1], [1, -2, -1, 1])] == [
-        5, 5, 3, 1, 1, 4, 3,
-    ]  # fmt: skip
+    pair = {"food": 2, "price": -1}
+    assert [stars_of(pair, "food"), stars_of(pair, "price")] == [5, 3]  # 3 + 2 * 5/4 and 3 - 2 * 1/4, half up
+    assert stars_of(dict.fromkeys(("food", "price", "place"), -2), "food") == 1
 
 
-def test_classes_are_balanced_and_one_aspect_is_not_enough():
+def test_the_priority_is_said_once_and_by_name():
+    for review in REVIEWS:
+        named = [p for p, word in enumerate(review.tokens) if word in ASPECTS]
+        assert [review.tokens[p] for p in named] == [review.priority]
+        assert review.priority in review.scores
+
+
+def test_sentences_hold_their_evidence_and_end_with_a_full_stop():
+    for review in REVIEWS:
+        for aspect, (start, end) in review.sentences.items():
+            assert all(start <= p < end for p in review.evidence[aspect])
+            assert review.tokens[end - 1] == "." and "." not in review.tokens[start : end - 1]
+            assert start == 0 or review.tokens[start - 1] == "."
+
+
+def best_guess(pairs):
+    """Accuracy of the best guess of y from x, over pairs (x, y)."""
+    return sum(Counter(y for x, y in pairs if x == seen).most_common(1)[0][1] for seen in {x for x, _ in pairs}) / len(
+        pairs
+    )
+
+
+def test_classes_are_balanced_and_no_shortcut_is_enough():
     counts = Counter(review.stars for review in REVIEWS)
     assert all(0.12 < counts[stars] / len(REVIEWS) < 0.30 for stars in range(1, 6))
-    pairs = [(score, review.stars) for review in REVIEWS for score in review.scores.values()]
-    right = sum(Counter(stars for s, stars in pairs if s == score).most_common(1)[0][1] for score in (-2, -1, 1, 2))
-    assert right / len(pairs) < 0.45  # the best guess from one aspect alone
+    one = [(score, review.stars) for review in REVIEWS for score in review.scores.values()]
+    assert best_guess(one) < 0.45  # some aspect
+    assert (
+        best_guess([(review.scores[review.priority], review.stars) for review in REVIEWS]) < 0.6
+    )  # the priority alone
+    average = [(sum(review.scores.values()) / len(review.scores), review.stars) for review in REVIEWS]
+    assert best_guess(average) < 0.7  # all opinions, without knowing which counts three times
 
 
 def test_the_same_seed_gives_the_same_reviews_and_another_does_not():
@@ -92,3 +119,5 @@ def test_coverage_of_perfect_and_of_collapsed_heads():
     collapsed = first.unsqueeze(1).expand(-1, 6, -1)
     aspects = sum(len(review.scores) for review in reviews)
     assert evidence_coverage(collapsed, mask).item() == pytest.approx(len(reviews) / aspects)
+    whole = evidence_mask(reviews, length, sentences=True)
+    assert (mask <= whole).all() and whole.sum() > 4 * mask.sum()

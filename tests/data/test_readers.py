@@ -83,7 +83,19 @@ def test_reviews_in_json_and_in_tsv_are_the_same(tmp_path):
     for found in (as_json, read_reviews(with_header), read_reviews(without)):
         assert [text.replace("\t", " ") for text in found.texts] == ["good one", "bad", "best"]
         assert found.labels == [3, 0, 4] and found.classes == ("1", "2", "3", "4", "5")
-    assert len(read_reviews(with_header, most=2)) == 2
+    assert read_reviews(with_header, most=2).labels == [3, 0]
+
+
+def test_a_random_sample_is_uniform_and_in_order(tmp_path):
+    path = write(tmp_path / "a.tsv", *(f"{i % 5 + 1}\t{i}" for i in range(20)))
+    counts = [0] * 20
+    for seed in range(400):
+        found = [int(text) for text in read_reviews(path, most=5, seed=seed).texts]
+        assert found == sorted(set(found)) and len(found) == 5
+        for i in found:
+            counts[i] += 1
+    assert all(70 <= count <= 130 for count in counts)  # 100 each, with a deviation of 8.7
+    assert len(read_reviews(path, most=50, seed=0)) == 20
 
 
 def test_reviews_with_bad_lines(tmp_path):
@@ -208,5 +220,6 @@ def test_development_authors_are_others_and_every_class_has_some(tmp_path):
     assert dev.counts() == dict.fromkeys(profiles.classes, 15)  # 12 of 60 wanted, and authors have 5 each
     assert all(author.startswith(dev.classes[label]) for author, label in zip(dev.authors, dev.labels, strict=True))
     assert split_authors(profiles, 0.2, seed=1)[1].texts == dev.texts != split_authors(profiles, 0.2, seed=2)[1].texts
+    assert set(split_authors(profiles, 0.99)[0].labels) == {0, 1, 2}  # an author of each class stays
     with pytest.raises(DataError, match="50-XX has one author only"):
         split_authors(profiles.select([*range(120), 120]))

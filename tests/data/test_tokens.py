@@ -68,6 +68,7 @@ def test_encoding():
     assert found.lengths.tolist() == [3, 4, 0, 1] and len(found) == 4
     assert found[1].tolist() == [UNK, 3, 2, UNK] and found[-1].tolist() == [UNK] and found[2].tolist() == []
     assert Vocabulary.build(SENTENCES).encode(SENTENCES, longest=2).lengths.tolist() == [2, 2, 0, 1]
+    assert Vocabulary.build(SENTENCES).encode([[], []]).lengths.tolist() == [0, 0]
     with pytest.raises(IndexError, match="sentence 4 of 4"):
         found[4]
 

@@ -1,16 +1,17 @@
 """Reviews made to order: several aspects each, stars that follow from all of them, and known evidence.
 
-    the waiter was attentive . i came on a tuesday . everyone said the soup was bland , but it was superb . the bill ...
+    the waiter was attentive . everyone said the soup was bland , but it was superb . i care about price above all . ...
 
-Each aspect of a review gets an opinion of its own, drawn independently, and the stars follow from their mean. Whoever
-reads one aspect knows little of the stars, so one attention head is not enough. A negation turns an opinion around; in
-a contrast the first opinion is hearsay and does not count.
+Each aspect of a review gets an opinion of its own, drawn independently, and the stars follow from their mean, in which
+the aspect the writer cares about counts three times. Whoever reads one aspect knows little of the stars, and an average
+over opinions does not tell which counts three times. A negation turns an opinion around; in a contrast the first
+opinion is hearsay and does not count.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,7 @@ _LEXICON = {
         "attentive gracious impeccable charming outstanding",
     ),
     "price": (
-        "bill price menu cost check tab total fee charge offer",
+        "bill receipt menu cost check tab total fee charge offer",
         "outrageous extortionate exorbitant criminal ruinous",
         "expensive overpriced steep inflated costly",
         "fair reasonable affordable modest sensible",
@@ -77,6 +78,7 @@ _CONTRAST = (
     "i expected {d} things of the {x} , yet it was {o} .",
     "although the {x} used to be {d} , it is {o} now .",
 )
+_PRIORITY = ("i care about {a} above all .", "for me , {a} comes first .", "nothing matters to me like {a} .")
 _FILLER = (
     "i came on a {day} with my {who} .",
     "my {who} and i live in {town} .",
@@ -104,13 +106,17 @@ class Review:
         tokens: its words.
         stars: 1 to 5.
         scores: opinion on each aspect it speaks of, -2 to 2, in the order of speaking.
+        priority: the aspect that counts three times.
         evidence: for the same aspects, the positions of the opinion word and of its negation where it has one.
+        sentences: for the same aspects, where the sentence on it starts and where it ends.
     """
 
     tokens: tuple[str, ...]
     stars: int
     scores: dict[str, int]
+    priority: str
     evidence: dict[str, tuple[int, ...]]
+    sentences: dict[str, tuple[int, int]]
 
     @property
     def text(self) -> str:
@@ -132,38 +138,58 @@ def generate(count: int, seed: int = 0, *, aspects: tuple[int, int] = (3, 5), fi
     return [_review(random.Random(f"{seed}/{i}"), fewest, most, filler) for i in range(count)]
 
 
-def stars_of(scores: Sequence[int]) -> int:
-    r"""$\lfloor 3 + 2 \bar s + \frac12 \rfloor$ within 1 to 5: twice the mean, so that all five are about as common.
+def stars_of(scores: Mapping[str, int], priority: str) -> int:
+    r"""$\lfloor 3 + 2 \bar s + \frac12 \rfloor$ within 1 to 5: the mean counts the priority three times.
+
+    It is doubled so that all five are about as common.
 
     Example:
-        >>> stars_of([2, 1, 1]), stars_of([2, -1, -1]), stars_of([-2, -1, 1])
-        (5, 3, 2)
+        >>> stars_of({"food": 1, "price": -2}, "food"), stars_of({"food": 1, "price": -2}, "price")
+        (4, 1)
     """
-    rounded = (4 * sum(scores) + 7 * len(scores)) // (2 * len(scores))  # in whole numbers: halves go up everywhere
+    count = len(scores) + 2
+    total = sum(scores.values()) + 2 * scores[priority]
+    rounded = (4 * total + 7 * count) // (2 * count)  # in whole numbers: halves go up everywhere
     return min(5, max(1, rounded))
 
 
-def evidence_mask(reviews: Sequence[Review], length: int) -> Tensor:
-    """Evidence as `metrics.classification.evidence_coverage` takes it: bool [B, aspects, length]."""
+def evidence_mask(reviews: Sequence[Review], length: int, *, sentences: bool = False) -> Tensor:
+    """Evidence as `metrics.classification.evidence_coverage` takes it: bool [B, aspects, length].
+
+    Args:
+        reviews: the reviews.
+        length: words of the longest, or what they are padded to.
+        sentences: mark the whole sentence on an aspect. A recurrent encoder carries an opinion on to its neighbours, so
+            that a head may well read it there.
+    """
     mask = torch.zeros(len(reviews), len(ASPECTS), length, dtype=torch.bool)
     for row, review in enumerate(reviews):
-        for aspect, positions in review.evidence.items():
-            mask[row, ASPECTS.index(aspect), list(positions)] = True
+        for column, aspect in enumerate(ASPECTS):
+            if aspect in review.scores:
+                places = range(*review.sentences[aspect]) if sentences else review.evidence[aspect]
+                mask[row, column, list(places)] = True
     return mask
 
 
 def _review(draw: random.Random, fewest: int, most: int, filler: int) -> Review:
+    aspects = draw.sample(ASPECTS, draw.randint(fewest, most))
+    priority, said_before = draw.choice(aspects), draw.randint(0, len(aspects))
+    statement = draw.choice(_PRIORITY).format(a=priority).split()
     tokens: list[str] = []
     scores: dict[str, int] = {}
     evidence: dict[str, tuple[int, ...]] = {}
-    for aspect in draw.sample(ASPECTS, draw.randint(fewest, most)):
+    sentences: dict[str, tuple[int, int]] = {}
+    for place, aspect in enumerate(aspects):
+        tokens += statement if place == said_before else []
         for _ in range(draw.randint(0, filler)):
             blanks = {name: draw.choice(words.split()) for name, words in _BLANKS.items()}
             tokens += draw.choice(_FILLER).format(**blanks).split()
         sentence, scores[aspect], places = _opinion(draw, aspect)
-        evidence[aspect] = tuple(len(tokens) + place for place in places)
+        evidence[aspect] = tuple(len(tokens) + p for p in places)
+        sentences[aspect] = (len(tokens), len(tokens) + len(sentence))
         tokens += sentence
-    return Review(tuple(tokens), stars_of(list(scores.values())), scores, evidence)
+    tokens += statement if said_before == len(aspects) else []
+    return Review(tuple(tokens), stars_of(scores, priority), scores, priority, evidence, sentences)
 
 
 def _opinion(draw: random.Random, aspect: str) -> tuple[list[str], int, list[int]]:
