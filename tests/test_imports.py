@@ -39,8 +39,8 @@ BELOW: dict[str, set[str]] = {
     "cli": TRAINING | {"bench", "training", "recipes", "paper"},
 }
 THIRD_PARTY_OF_CORE = {"torch", "triton"}  # triton: fused kernels, in files that nothing imports by itself
-OPTIONAL = ("transformers", "tokenizers", "accelerate", "lightning", "pytorch_lightning", "torch_geometric", "peft", "spacy")
-HEAVY = (*OPTIONAL, "matplotlib", "typer", "rich", "sacrebleu", "optuna", "scipy", "sklearn", "pandas")
+OPTIONAL = ("transformers", "tokenizers", "accelerate", "lightning", "pytorch_lightning", "torch_geometric", "peft")
+HEAVY = (*OPTIONAL, "spacy", "matplotlib", "typer", "rich", "sacrebleu", "optuna", "scipy", "sklearn", "pandas")
 
 
 def package_of(module: str) -> str:
