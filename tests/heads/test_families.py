@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
@@ -88,14 +89,20 @@ def test_where_of_t5_and_gpt2() -> None:
     assert {g.where for g in find_heads(model, match="h.0.*")} == {"decoder", "cross"}
 
 
-def test_a_class_known_to_have_no_heads_is_a_near_miss() -> None:
-    """timm's DaViT attends over groups of channels: the signature of packed qkv would slice it wrongly."""
+class XCA(nn.Module):
+    """As timm's XCiT: the softmax is over channels, which a trace would take for tokens."""
 
-    class ChannelAttentionV2(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.num_heads = 2
-            self.qkv = nn.Linear(8, 24)
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.qkv = nn.Linear(8, 24, bias=False)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 4, 1)  # each [B, H, d, T]
+        return ((q @ k.mT).softmax(-1) @ v).flatten(1, 2).mT
+
+
+@pytest.mark.parametrize("example", [None, torch.randn(2, 5, 8)], ids=["table", "trace"])
+def test_a_class_known_to_have_no_heads_is_a_near_miss(example: torch.Tensor | None) -> None:
     with pytest.raises(NoHeadsFound, match="channels"):
-        find_heads(nn.Sequential(ChannelAttentionV2()))
+        find_heads(nn.Sequential(XCA()), example)

@@ -45,8 +45,15 @@ KV_HEADS = (
 HEAD_DIM = ("head_dim", "attention_head_size", "d_head", "dim_head", "key_value_proj_dim")
 
 
-# Classes with the projections of attention whose rows are no heads: a signature would slice them wrongly.
-NO_HEADS = {"ChannelAttentionV2": "attends over groups of channels, each of which draws on rows of every head"}
+# Classes with the projections of attention but no softmax over tokens that a trace could prove heads by: signatures
+# must not claim them. All of these are timm's: DaViT, XCiT, EdgeNeXt, CoaT.
+NO_HEADS = {
+    "ChannelAttentionV2": "attends over groups of channels, each of which draws on rows of every head",
+    "ChannelAttention": "attends over channels, not tokens",
+    "XCA": "attends over channels, not tokens",
+    "CrossCovarianceAttn": "attends over channels, not tokens",
+    "FactorAttnConvRelPosEnc": "has a softmax of keys alone, not of queries and keys",
+}
 
 
 @dataclass(frozen=True)

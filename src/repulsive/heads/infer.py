@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
+from repulsive.heads.families import NO_HEADS
 from repulsive.heads.judge import HeadReport, alike, judge
 from repulsive.heads.known import dotted
 from repulsive.heads.layout import HeadGroup, HeadSlice
@@ -84,6 +85,9 @@ def infer(
     groups: dict[str, HeadGroup] = {}
     misses: dict[str, str] = {}
     for call in calls:
+        if excluded := _excluded(call[0].owner, owners):
+            misses.setdefault(*excluded)
+            continue
         parts, reason = _parts(call)
         if reason:
             misses.setdefault(call[0].owner, reason)
@@ -145,7 +149,10 @@ def _parts(call: Sequence[Reach]) -> tuple[dict[str, list[_Found]], str]:
         return found, ""
     if "k" in split and "q" not in split:
         rows = {x.rows.shape[1] for x in found["k"]}
-        if "v" in split:
+        if "v" in split:  # queries that no projection makes: learned ones, say
+            if rows != {x.rows.shape[1] for x in found["v"]}:
+                why = "keys draw on another number of rows than values: the softmax may not be over tokens"
+                return {"v": found["v"]}, why
             return {part: found[part] for part in ("k", "v")}, ""
         return ({"v": found["k"]}, "") if rows == {1} else ({"k": found["k"]}, "")  # one score per head: additive
     return {}, "; ".join(reasons) or "attention weights do not come from queries and keys"
@@ -199,6 +206,17 @@ def _count(reach: Reach) -> int:
 def _wanted(found: _Found, module: str) -> bool:
     """A projection that all heads share is part of this attention only if it lives inside its module."""
     return found.rows.shape[0] > 1 or not module or found.key[0].startswith(f"{module}.")
+
+
+def _excluded(path: str, owners: Mapping[str, tuple[nn.Module, str]]) -> tuple[str, str] | None:
+    """(module, reason) if a call stands inside a class that is known to have no heads."""
+    steps = path.split(".")
+    for length in range(len(steps), 0, -1):
+        name = ".".join(steps[:length])
+        reason = NO_HEADS.get(type(owners[name][0]).__name__) if name in owners else None
+        if reason:
+            return name, reason
+    return None
 
 
 def _mixes_heads(found: _Found, parameter: Tensor) -> bool:
