@@ -183,3 +183,25 @@ def test_rows_of_a_matrix_that_mixes_heads_are_no_heads() -> None:
     (only,) = find_heads(model, x)  # values are heads all the same
     assert only.part == "v" and only.slices[0].parameter_name == "tangle.weight"
     assert only.slices[0].rows.tolist() == torch.arange(2 * E, 3 * E).view(2, -1).tolist()
+
+
+class Routed(nn.Module):
+    """A router's softmax weights the states that attention then reads, as in mixtures of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.router = nn.Linear(E, 3)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(E, E, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.router(x).softmax(-1).amax(-1, keepdim=True)
+        q, k, v = (f(x).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_a_router_before_attention_does_not_hide_its_heads() -> None:
+    model, x = _built(Routed)
+    groups = find_heads(model, x)
+    assert [(g.part, g.num_heads, g.family) for g in groups] == [(p, 2, "q_proj/k_proj/v_proj") for p in "qkv"]
+    assert {r.status for r in verify_heads(model, x)} == {"verified"}

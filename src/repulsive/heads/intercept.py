@@ -107,7 +107,8 @@ class Intercept(TorchFunctionMode):
             return constant_statistic(name, args, kwargs, result)
         cut = self._cut(name, args, kwargs, result)
         if cut is not None:
-            return self._pass_tag(args, kwargs, cut)
+            # A mix of heads after the softmax is still attention; a projection of states a router weighted is not.
+            return self._pass_tag(args, kwargs, cut) if cut.ndim > 3 else cut
         operands = list(tensors_in((*args, *kwargs.values()))) if name in (*MATMUL, "einsum") else []
         call = _tag(args, kwargs) if len(operands) > 1 else None
         if call is not None:
