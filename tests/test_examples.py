@@ -1,25 +1,12 @@
 """Examples run."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from tests.scripts import run_example
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NAMES = ("plain", "control:", "published:", "sphere,")  # how the rows of the quickstart's table begin
 
 
 def test_quickstart(tmp_path):
-    finished = subprocess.run(
-        [sys.executable, EXAMPLES / "quickstart.py", "--steps", "150"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    rows = [line.split() for line in finished.stdout.splitlines()]
+    rows = [line.split() for line in run_example("quickstart.py", tmp_path, "--steps", "150").splitlines()]
     columns = {row[0]: [float(word) for word in row[-4:]] for row in rows if row and row[0] in NAMES}
     assert set(columns) == set(NAMES)
     cosine, norm = ({name: column[i] for name, column in columns.items()} for i in (2, 3))

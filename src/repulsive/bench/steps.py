@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from repulsive import SVGD, Handle, find_heads, repel
 from repulsive.bench.clock import copy_rate, interleaved, median_time, wall
-from repulsive.heads.layout import HeadGroup, join
+from repulsive.heads.layout import HeadGroup
 from repulsive.models.transformer import Transformer, TransformerConfig
 from repulsive.regularizers import frobenius, on_outputs
 from repulsive.repulsion.update import Update
@@ -127,7 +127,7 @@ def one_at_a_time(groups: Sequence[HeadGroup]) -> None:
         part = group.slices[0]
         grad = part.parameter().grad
         assert grad is not None
-        part.put(grad, RULE.gradient(join([part.take(part.parameter().detach())]), part.take(grad)))
+        part.put(grad, RULE.gradient(part.take(part.parameter().detach()), part.take(grad)))
 
 
 def measure_steps(options: Options, tokens: int, progress: Callable[[str], None]) -> dict[str, dict[str, float]]:

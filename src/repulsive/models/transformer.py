@@ -89,7 +89,7 @@ class Attention(nn.Module):
         else:
             heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         if seen is not None:
-            seen.append({"outputs": heads, "values": v}.get(what or "", heads) if what != "weights" else weights)
+            seen.append(weights if what == "weights" else v if what == "values" else heads)
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
 
     def _split(self, x: Tensor) -> Tensor:
