@@ -43,3 +43,11 @@ class ConfigError(RepulsiveError, ValueError):
 
 class CheckpointError(RepulsiveError, RuntimeError):
     """A checkpoint could not be written, or none that is whole could be read."""
+
+
+class RunError(RepulsiveError, RuntimeError):
+    """A run folder belongs to another recipe or process, is unfinished, or is none."""
+
+
+class DivergedError(RepulsiveError, ArithmeticError):
+    """The loss stopped being a number."""

@@ -146,24 +146,31 @@ class Ragged:
         """int64 [N]"""
         return self.offsets.diff()
 
+    def to(self, device: torch.device | str) -> Ragged:
+        """The same sentences on another device."""
+        return Ragged(self.values.to(device), self.offsets.to(device))
+
     def padded(self, indices: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
         """Some sentences as a table.
 
         Args:
             indices: which, int64 [B].
-            length: columns of the table; None: what the longest needs, at least one.
+            length: columns of the table; None: what the longest needs, at least one, for which a GPU is waited for.
+                On a GPU a length that is too short cuts sentences; elsewhere it is an error.
 
         Returns:
             int32 [B, T], padded at the end, and the lengths [B].
         """
-        starts, lengths = self.offsets[indices], self.lengths[indices]  # [B]
-        needed = max(1, int(lengths.max()))
-        if length is None:
-            length = needed
-        elif length < needed:
-            raise ValueError(f"length={length} is too short for a sentence of {needed} words; cut them in `encode`")
-        places = torch.arange(length)  # [T]
+        starts = self.offsets[indices]  # [B]
+        lengths = self.offsets[indices + 1] - starts  # [B]
+        if length is None or indices.device.type == "cpu":
+            needed = max(1, int(lengths.max()))
+            length = needed if length is None else length
+            if length < needed:
+                raise ValueError(f"length={length} is too short for a sentence of {needed} words; cut in `encode`")
+        places = torch.arange(length, device=indices.device)  # [T]
         real = places < lengths.unsqueeze(1)  # [B, T]
-        table = torch.full((len(indices), length), PAD, dtype=self.values.dtype)
-        table[real] = self.values[(starts.unsqueeze(1) + places)[real]]
-        return table, lengths
+        if not len(self.values):
+            return torch.full(real.shape, PAD, dtype=self.values.dtype, device=indices.device), lengths
+        found = self.values[(starts.unsqueeze(1) + places).clamp(max=len(self.values) - 1)]  # [B, T]
+        return torch.where(real, found, PAD), lengths

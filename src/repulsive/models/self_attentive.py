@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 @dataclass(frozen=True)
@@ -120,35 +119,40 @@ class SentenceEncoder(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.embedding, padding_idx=config.padding)
-        self.lstm = nn.LSTM(config.embedding, config.units, batch_first=True, bidirectional=True)
-        for name, parameter in self.lstm.named_parameters():
-            nn.init.zeros_(parameter) if "bias" in name else nn.init.normal_(parameter, std=0.1)
+        self.forwards = nn.LSTM(config.embedding, config.units, batch_first=True)
+        self.backwards = nn.LSTM(config.embedding, config.units, batch_first=True)
+        for lstm in (self.forwards, self.backwards):
+            for name, parameter in lstm.named_parameters():
+                nn.init.zeros_(parameter) if "bias" in name else nn.init.normal_(parameter, std=0.1)
         self.attention = AdditiveAttention(2 * config.units, config.hidden, config.heads, config.own_hidden)
         if vectors is not None:
             self._start_from(vectors)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Tokens [B, T], padded at the end -> attention [B, M, T] and sentences [B, M, 2u]."""
-        lengths = self._lengths(tokens) if lengths is None else lengths.cpu()
+        lengths = self._lengths(tokens) if lengths is None else lengths.to(tokens.device, non_blocking=True)
         lengths = lengths.clamp(min=1)  # an empty sentence is read as one padding word: no softmax over nothing
-        words = self.embedding(tokens)  # [B, T, E]
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        real = places < lengths.to(tokens.device, non_blocking=True).unsqueeze(1)  # [B, T]
-        return self.attention(self._read(words, lengths), real)
+        places = torch.arange(tokens.shape[1], device=tokens.device)  # [T]
+        ends = lengths.unsqueeze(1)  # [B, 1]
+        return self.attention(self._read(self.embedding(tokens), places, ends), places < ends)
 
-    def _read(self, words: Tensor, lengths: Tensor) -> Tensor:
-        longest = words.shape[1]
-        if int(lengths.min()) == longest:  # nothing to hide from the backward direction: the faster call
-            return self.lstm(words)[0]
-        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=longest)[0]  # [B, T, 2u]
+    def _read(self, words: Tensor, places: Tensor, ends: Tensor) -> Tensor:
+        """Both directions, [B, T, E] -> [B, T, 2u].
+
+        The backward one reads each sentence mirrored, so that padding comes last for both and is never read before a
+        word. Shapes depend on nothing but the batch's: no packing, no wait for the device.
+        """
+        mirrored = torch.where(places < ends, ends - 1 - places, places).unsqueeze(-1)  # [B, T, 1]
+        ahead = self.forwards(words)[0]  # [B, T, u]
+        back = self.backwards(words.gather(1, mirrored.expand_as(words)))[0]  # [B, T, u]
+        return torch.cat([ahead, back.gather(1, mirrored.expand_as(back))], -1)
 
     def _lengths(self, tokens: Tensor) -> Tensor:
         real = tokens != self.config.padding  # [B, T]
         ends = (real * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).amax(1)  # [B]
-        counts, last = torch.stack([real.sum(1), ends]).cpu()  # one wait for the device instead of two
-        if not torch.equal(counts, last):
-            row = int((counts != last).nonzero()[0])
+        counts = real.sum(1)
+        if not torch.equal(counts, ends):
+            row = int((counts != ends).nonzero()[0])
             raise ValueError(f"sentence {row} has padding ({self.config.padding}) before its last word; pad at the end")
         return counts
 
@@ -179,7 +183,7 @@ class SentenceClassifier(nn.Module):
 
         Args:
             tokens: word ids, padded at the end.
-            lengths: real words of each sentence [B], best on the CPU; counted where None.
+            lengths: real words of each sentence [B]; counted where None, for which a GPU is waited for.
             collect: also give the attention [B, M, T] and each head's representation [B, M, 2u].
         """
         attention, sentences = self.encoder(tokens, lengths)

@@ -31,10 +31,14 @@ def load(kind: type[T], path: Path, changes: Sequence[str] = ()) -> T:
     Raises:
         ConfigError: the file is missing or no TOML, or something in it does not fit `kind`.
     """
-    tree = read(path)
+    return build(kind, changed(read(path), changes), source=str(path))
+
+
+def changed(tree: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The tables of a recipe with `key=value` changes made."""
     for change in changes:
         _set(tree, change)
-    return build(kind, tree, source=str(path))
+    return tree
 
 
 def read(path: Path, _children: tuple[Path, ...] = ()) -> dict[str, Any]:

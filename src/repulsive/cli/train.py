@@ -1,0 +1,33 @@
+"""`repulsive train RECIPE`: train, or go on where a training stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="TOML files, or names from `repulsive ls`.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as optimizer.lr=0.01.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run; the recipe's by default.")] = None,
+    seeds: Annotated[int, typer.Option(help="Run seeds 0, 1, ... side by side on one device.", min=0)] = 0,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time; 0: as many as there are cores.", min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the result.")] = False,
+) -> None:
+    """Train recipes; the first is what the others are compared with. The same command goes on where it was stopped."""
+    from repulsive.recipes import make_task
+    from repulsive.recipes.plan import plan
+    from repulsive.training.launch import train_here, train_many
+    from repulsive.training.tables import as_markdown, rows
+
+    specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device)
+    if len(specs) == 1:
+        train_here(specs[0], make_task, quiet)
+    else:
+        train_many(specs, make_task, jobs, None if quiet else lambda spec, how: typer.echo(f"{spec.folder}: {how}"))
+    folders = list(dict.fromkeys(spec.folder.parent for spec in specs))
+    typer.echo(as_markdown(rows([specs[0].folder] if len(specs) == 1 else folders)))

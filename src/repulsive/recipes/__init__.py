@@ -1,0 +1,68 @@
+"""One short file per task, one TOML per cell of a table. Names such as "yelp/svgd" are files beside this one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from repulsive.errors import ConfigError
+from repulsive.recipes.classification import Classification, ClassificationTask
+from repulsive.training import config
+from repulsive.training.recipe import Recipe
+from repulsive.training.task import Task
+
+HERE = Path(__file__).parent
+KINDS: dict[str, tuple[type[Recipe], Any]] = {"classification": (Classification, ClassificationTask)}
+
+
+def names() -> list[str]:
+    """Built-in recipes, such as "yelp/svgd"."""
+    found = (path.relative_to(HERE).with_suffix("").as_posix() for path in HERE.rglob("*.toml"))
+    return sorted(name for name in found if not name.split("/")[-1].startswith("_"))
+
+
+def find(name: str | Path) -> Path:
+    """The file of a recipe, given by its path or by the name of a built-in one.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    built_in = HERE / f"{name}.toml"
+    if built_in.is_file():
+        return built_in
+    close = difflib.get_close_matches(str(name), names(), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`repulsive ls` lists the built-in ones"
+    raise ConfigError(f"{name}: no such file, nor a built-in recipe; {hint}")
+
+
+def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """A recipe, with `key=value` changes.
+
+    Raises:
+        ConfigError: it is not there, or something in it does not fit.
+    """
+    path = find(name)
+    return from_tables(config.changed(config.read(path), changes), str(name))
+
+
+def from_tables(tables: dict[str, Any], source: str) -> Recipe:
+    """A recipe from nested tables, as a run folder keeps them."""
+    task = tables.get("task")
+    if task not in KINDS:
+        raise ConfigError(f"{source}: task must be one of {', '.join(KINDS)}, not {task!r}")
+    return config.build(KINDS[task][0], tables, source=source)
+
+
+def make_task(recipe: Recipe) -> Task:
+    """The task of a recipe, its data read.
+
+    Raises:
+        DataError: the data are not there, or damaged.
+    """
+    task: Task = KINDS[recipe.task][1](recipe)
+    return task

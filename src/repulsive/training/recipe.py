@@ -1,0 +1,150 @@
+"""What every recipe says, whatever the task: how long, with which optimiser, by which method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimiser and its learning rate.
+
+    Args:
+        name: which.
+        lr: learning rate.
+        momentum: of SGD.
+        betas: of Adam and AdamW.
+        eps: of Adam, AdamW and Adagrad.
+        weight_decay: coupled (L2) except for AdamW.
+        schedule: of the learning rate after the warm-up; linear and cosine end at zero.
+        warmup: steps in which it rises from zero.
+        clip: largest joint norm of all gradients; 0: none.
+    """
+
+    name: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "linear", "cosine", "inverse-sqrt"] = "constant"
+    warmup: int = 0
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr} must be positive")
+        if self.clip < 0 or self.warmup < 0 or self.weight_decay < 0:
+            raise ValueError("clip, warmup and weight_decay must not be negative")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long, how precisely, and how often to look and to save.
+
+    Args:
+        epochs: passes over the data.
+        batch: items a step, over all processes together.
+        precision: "bf16" computes forward and backward under autocast; weights stay float32.
+        tf32: let a GPU multiply float32 matrices with shorter mantissas.
+        capture: on one GPU, replay forward and backward of each batch shape as a CUDA graph.
+        evaluate_every: steps between two looks at the development set; 0: after every epoch.
+        log_every: steps between two lines of training loss.
+        save_every: steps between two checkpoints; 0: by time.
+        save_seconds: seconds between two checkpoints.
+        keep: checkpoints that stay.
+    """
+
+    epochs: int = 4
+    batch: int = 64
+    precision: Literal["fp32", "bf16"] = "fp32"
+    tf32: bool = True
+    capture: bool = True
+    evaluate_every: int = 0
+    log_every: int = 50
+    save_every: int = 0
+    save_seconds: float = 60.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "log_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is done about the heads: a rule on their gradients, or a penalty on the loss, or nothing.
+
+    Args:
+        rule: "none" is plain training (MA); "cosine" is the ladder of the paper's appendix, see `rung`.
+        stepsize: epsilon.
+        alpha: repulsive weight, or "auto" to hold |repulsion| / |drive| at `ratio`.
+        ratio: the target of alpha = "auto".
+        schedule: of alpha (or of `ratio`) over the whole training: linear and cosine fall to zero, warmup rises for a
+            tenth of it.
+        beta: SPOS's inverse weight of the Langevin line.
+        temperature: of the noise and the prior; "data" is 1 / number of training items, right for a mean loss.
+        noise: SPOS's noise, see `SPOS`.
+        noise_in: where noise goes in, see `repel`.
+        kernel: see `SVGD`.
+        bandwidth: see `SVGD`.
+        prior: "gaussian" has standard deviation `prior_std`.
+        prior_std: of the Gaussian prior.
+        smoothing: see `SVGD`; 0 with alpha = 0 is the control "gradient x epsilon / M".
+        space: see `SVGD`.
+        rung: of the cosine ladder.
+        layers: see `repel`.
+        parts: see `repel`.
+        where: see `repel`.
+        particle: see `repel`.
+        layout: see `repel`.
+        order: clip before the rule or after it.
+        penalty: weight of the task's regulariser in the loss ("MA + R").
+    """
+
+    rule: Literal["none", "sgld", "svgd", "spos", "cosine"] = "none"
+    stepsize: float = 0.1
+    alpha: float | Literal["auto"] = 0.01
+    ratio: float = 0.1
+    schedule: Literal["constant", "linear", "cosine", "warmup"] = "constant"
+    beta: float = 1e6
+    temperature: float | Literal["data"] = "data"
+    noise: Literal["langevin", "released"] = "langevin"
+    noise_in: Literal["gradient", "parameter"] = "gradient"
+    kernel: Literal["rbf", "imq", "cosine"] = "rbf"
+    bandwidth: float | Literal["paper", "released"] = "paper"
+    prior: Literal["uniform", "gaussian"] = "uniform"
+    prior_std: float = 1.0
+    smoothing: float = 1.0
+    space: Literal["weights", "sphere"] = "weights"
+    rung: Literal["regulariser", "derivative", "smoothing"] = "smoothing"
+    layers: Literal["all", "first", "last"] | tuple[int, ...] = "all"
+    parts: str = "qkv"
+    where: Literal["all", "encoder", "decoder", "cross"] = "all"
+    particle: Literal["projection", "head"] = "projection"
+    layout: Literal["heads", "strided"] = "heads"
+    order: Literal["clip-repel", "repel-clip"] = "repel-clip"
+    penalty: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training, whole. Tasks add tables of their own.
+
+    Args:
+        task: name of the task.
+        label: what tables call it, such as "MA + R".
+        seed: of weights, order, dropout and noise.
+        optimizer: the optimiser.
+        training: the loop.
+        method: what is done about the heads.
+    """
+
+    task: str
+    label: str = ""
+    seed: int = 0
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    training: Training = field(default_factory=Training)
+    method: Method = field(default_factory=Method)

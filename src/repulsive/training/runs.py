@@ -1,0 +1,239 @@
+"""A run folder: everything about one training, to go on from, to look at, and to trust.
+
+    recipe.json         the recipe, resolved
+    run.json            versions, device, command, checksums of the data, when it was started and resumed
+    metrics.jsonl       one line per look: training loss, development set, heads
+    tensorboard/        the same for TensorBoard
+    checkpoints/        what a resumed training needs; see `checkpoint`
+    best/               once the training has ended: weights that did best on the development set
+    result.json         and what came out
+    test.safetensors    answers on the test set, item by item (and `dev.safetensors`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repulsive._version import __version__
+from repulsive.errors import RunError
+from repulsive.training.checkpoint import Checkpoints
+from repulsive.training.config import as_tables
+from repulsive.training.recipe import Recipe
+
+RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
+_PACKAGES = ("torch", "accelerate", "safetensors", "triton", "numpy")
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        path: where it is, or shall be.
+        keep: checkpoints that stay.
+    """
+
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path / "checkpoints", keep)
+        self.best = Checkpoints(path / "best", 1)
+        self._board: Any = None
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe's tables.
+
+        Raises:
+            RunError: this is no run folder.
+        """
+        found = read_json(self.path / RECIPE)
+        if not isinstance(found, dict):
+            raise RunError(f"{self.path}: is no run folder; `repulsive ls` lists those there are")
+        return found
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What came out; None while the training has not ended."""
+        found = read_json(self.path / RESULT)
+        return found if isinstance(found, dict) else None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All of `metrics.jsonl`; half a line at its end, from a killed process, is left out."""
+        try:
+            text = (self.path / METRICS).read_text(encoding="utf-8")
+        except OSError:
+            return []
+        found = []
+        for line in text.split("\n"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return found
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def claim(self, recipe: Recipe, checksums: Mapping[str, str], device: str) -> None:
+        """Make the folder this recipe's, or find that it is.
+
+        Raises:
+            RunError: it belongs to another recipe, or was trained on other data.
+        """
+        tables = as_tables(recipe)
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = read_json(self.path / RECIPE)
+        if known is not None and known != json.loads(json.dumps(tables)):
+            changed = ", ".join(_changes(known, tables)[:4])
+            raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
+        facts = read_json(self.path / RUN) or {"started": _now(), "resumed": []}
+        if "data" in facts:
+            facts["resumed"].append(_now())
+            if facts["data"] != dict(checksums):
+                raise RunError(f"{self.path}: was trained on other data than are there now; choose another --out")
+        facts |= {
+            "data": dict(checksums),
+            "seed": recipe.seed,
+            "command": shlex.join(sys.argv),
+            "device": device,
+            "versions": versions(),
+        }
+        write_json(self.path / RUN, facts)
+        write_json(self.path / RECIPE, tables)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out. The lock goes with the process, however that ends.
+
+        Raises:
+            RunError: another process is training here.
+        """
+        import fcntl
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / LOCK, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path}: another process is training here") from None
+            yield
+
+    def rewind(self, step: int) -> None:
+        """Forget lines after `step`: a resumed training writes them again."""
+        kept = [line for line in self.lines() if line["step"] <= step]
+        write_text(self.path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+        self._open_board(step)
+
+    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """One line of `metrics.jsonl`, and the same for TensorBoard."""
+        with open(self.path / METRICS, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        if self._board is None:
+            self._open_board(step)
+        if self._board:
+            for name, value in values.items():
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def finish(self, result: Mapping[str, Any], items: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write answers item by item, then the result: whoever finds it finds the answers too."""
+        from safetensors.torch import save
+
+        for part, tensors in items.items():
+            data = save({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
+            write_bytes(self.path / f"{part}.safetensors", data)
+        write_json(self.path / RESULT, dict(result))
+        self.close()
+
+    def items(self, part: str) -> dict[str, Tensor]:
+        """What `finish` wrote for a part."""
+        from safetensors.torch import load
+
+        path = self.path / f"{part}.safetensors"
+        if not path.is_file():
+            raise RunError(f"{self.path}: has no answers on {part} yet; finish the training first")
+        return load(path.read_bytes())
+
+    def close(self) -> None:
+        """Close TensorBoard's file, if one is open."""
+        if self._board:
+            self._board.close()
+        self._board = None
+
+    def _open_board(self, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:  # metrics.jsonl has all of it
+            self._board = False
+        else:
+            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
+
+
+def versions() -> dict[str, str]:
+    """Of this package, Python, and what the numbers depend on."""
+    found = {"repulsive": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; None where there is none.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({error})") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Whole or not at all: written aside, then renamed."""
+    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        aside.write_bytes(data)
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _changes(known: Any, wanted: Any, place: str = "") -> list[str]:
+    if isinstance(known, dict) and isinstance(wanted, dict):
+        keys = dict.fromkeys([*known, *wanted])
+        return [c for key in keys for c in _changes(known.get(key), wanted.get(key), f"{place}.{key}".strip("."))]
+    same = json.loads(json.dumps(known)) == json.loads(json.dumps(wanted))
+    return [] if same else [f"{place} was {known!r}, now {wanted!r}"]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

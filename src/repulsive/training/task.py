@@ -1,0 +1,67 @@
+"""What the loop must know of a task, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Inputs = dict[str, Tensor]
+
+
+class Batch(Protocol):
+    """Some items that go together."""
+
+    indices: Tensor  # int64 [B], of the training items
+    length: int  # what shapes depend on beside the number of items
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model does on a part of the data.
+
+    Args:
+        metrics: name -> number.
+        items: name -> tensor [N, ...] in the order of the data, for paired comparisons: `correct` and `nll` at least.
+    """
+
+    metrics: dict[str, float]
+    items: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """One task on one data set. Order and inputs are functions of the recipe's seed and the epoch, nothing else."""
+
+    num_data: int  # training items
+    select_by: str  # the metric of the development set that picks the best weights; higher is better
+    shown: Sequence[str]  # metrics worth a column in a live table
+    checksums: Mapping[str, str]  # file -> SHA-256
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model; draws from torch's global generator."""
+        ...
+
+    def to(self, device: torch.device) -> None:
+        """Move whatever of the data lives on the device."""
+        ...
+
+    def order(self, epoch: int) -> list[Any]:
+        """The batches of an epoch."""
+        ...
+
+    def fetch(self, batch: Any) -> Inputs:
+        """A batch's tensors, on the CPU."""
+        ...
+
+    def loss(self, model: nn.Module, inputs: Inputs, length: int) -> Tensor:
+        """Mean loss over the items of a batch, on the device; no waiting for it, so that it can be captured."""
+        ...
+
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        """Metrics of a model in evaluation mode on "dev", "test" or another part."""
+        ...

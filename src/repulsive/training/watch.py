@@ -1,0 +1,117 @@
+"""Who looks at a training: nobody, a log, or somebody at a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+
+class Watcher:
+    """Told what happens in a run; this one keeps silent."""
+
+    def started(self, step: int, total: int, per_epoch: int) -> None:
+        """A training begins, or goes on, at `step` of `total`."""
+
+    def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """A line of `metrics.jsonl`."""
+
+    def finished(self, result: Mapping[str, Any]) -> None:
+        """The training has ended, or had already."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class Log(Watcher):
+    """One line per look at the development set, for logs and pipes.
+
+    Args:
+        file: where to.
+        columns: metrics of the development set to show.
+    """
+
+    def __init__(self, file: TextIO, columns: Sequence[str]) -> None:
+        self._file = file
+        self._columns = columns
+        self._loss = float("nan")
+        self._clock = Clock()
+
+    def started(self, step: int, total: int, per_epoch: int) -> None:
+        self._clock.start(step, total)
+        note = f"going on from step {step}" if step else "starting"
+        self._print(f"{note}: {total} steps, {per_epoch} an epoch")
+
+    def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        if kind == "train":
+            self._loss = values["loss"]
+        if kind == "dev":
+            shown = "  ".join(f"{name} {values[name]:.4f}" for name in self._columns if name in values)
+            self._print(f"step {step}  loss {self._loss:.4f}  dev {shown}  {self._clock.left(step)} left")
+
+    def finished(self, result: Mapping[str, Any]) -> None:
+        shown = "  ".join(f"{name} {result['test'][name]:.4f}" for name in self._columns if name in result["test"])
+        self._print(f"test (weights of step {result['best_step']}): {shown}")
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._file, flush=True)
+
+
+class Live(Watcher):
+    """A progress bar with the time left, and a table that grows by a row with every look at the development set."""
+
+    def __init__(self, columns: Sequence[str], title: str = "") -> None:
+        from rich.console import Console, Group
+        from rich.live import Live as RichLive
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Table
+
+        self._columns = list(columns)
+        self._loss = self._ratio = float("nan")
+        self._table = Table(title=title or None, box=None, header_style="bold")
+        for name in ("epoch", "loss", *(f"dev {name}" for name in self._columns), "repulsion / drive"):
+            self._table.add_column(name, justify="right")
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        )
+        self._bar = self._progress.add_task("training", total=None)
+        self._live = RichLive(Group(self._table, self._progress), console=Console(stderr=True), refresh_per_second=4)
+        self._per_epoch = 1
+
+    def started(self, step: int, total: int, per_epoch: int) -> None:
+        self._per_epoch = per_epoch
+        self._progress.reset(self._bar, total=total, completed=step)
+        self._live.start()
+
+    def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        self._progress.update(self._bar, completed=step)
+        if kind == "train":
+            self._loss = values["loss"]
+            self._progress.update(self._bar, description=f"loss {self._loss:.4f}")
+        elif kind == "heads":
+            self._ratio = values.get("ratio", float("nan"))
+        elif kind == "dev":
+            cells = [f"{values[name]:.4f}" if name in values else "" for name in self._columns]
+            ratio = f"{self._ratio:.3f}" if self._ratio == self._ratio else ""
+            self._table.add_row(f"{step / self._per_epoch:.2f}", f"{self._loss:.4f}", *cells, ratio)
+
+    def finished(self, result: Mapping[str, Any]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class Clock:
+    """How long the rest will take, judged by what was done since the start."""
+
+    def start(self, step: int, total: int) -> None:
+        self._step, self._total, self._time = step, total, time.monotonic()
+
+    def left(self, step: int) -> str:
+        """Time left as h:mm:ss."""
+        done = step - self._step
+        if done < 1:
+            return "?"
+        seconds = round((time.monotonic() - self._time) / done * (self._total - step))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
