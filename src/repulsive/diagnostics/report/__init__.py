@@ -1,0 +1,30 @@
+"""One self-contained HTML page: results, learning curves, how alike heads are, and what each head reads."""
+
+from repulsive.diagnostics.report.content import (
+    Cell,
+    Chart,
+    Content,
+    Example,
+    Metric,
+    Reading,
+    Row,
+    Series,
+    Table,
+)
+from repulsive.diagnostics.report.page import render_page, write_report
+from repulsive.diagnostics.report.text import mean_and_sd
+
+__all__ = [
+    "Cell",
+    "Chart",
+    "Content",
+    "Example",
+    "Metric",
+    "Reading",
+    "Row",
+    "Series",
+    "Table",
+    "mean_and_sd",
+    "render_page",
+    "write_report",
+]

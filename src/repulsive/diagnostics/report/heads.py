@@ -1,0 +1,93 @@
+"""All heads of all methods over the words of one example: a grid per method, rows are heads, columns are words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from repulsive.diagnostics.report.content import Example, Reading
+from repulsive.diagnostics.report.maps import aspect_class, cells, levels, scale
+from repulsive.diagnostics.report.text import escaped, shortened, visible
+
+_TITLE = 20  # height of a method's name
+_BAR = 7  # height of the marks of evidence between words and cells
+_SIDE = 34  # width of the heads' numbers
+_LONGEST = 16  # characters of an upright word
+
+
+def head_maps(example: Example, aspects: Mapping[int, int]) -> str:
+    """The grid of one example.
+
+    Heads of a method are ordered by the word they look at most, so that collapsed heads are a stripe and diverse heads
+    a stair.
+
+    Args:
+        example: what to draw.
+        aspects: for each position that is evidence the number of its aspect, from 1.
+    """
+    count = len(example.tokens)
+    wide = min(16.0, max(10.0, 1080 / count))  # of a word
+    labels = [shortened(visible(token), _LONGEST) for token in example.tokens]
+    high_labels = 10 + 6.5 * max(len(label) for label in labels)
+    top = max(float(reading.weights().max()) for reading in example.readings)
+    blocks, sides, y = "", "", 0.0
+    for place, reading in enumerate(example.readings):
+        weights = reading.weights()
+        order, high = head_order(weights), row_height(len(weights))
+        sides += f'<text class="method" x="0" y="{y + 15:.0f}">{escaped(reading.method)}</text>'
+        y += _TITLE + high_labels
+        for position, label in enumerate(labels):
+            blocks += _word(label, position * wide, y, wide, aspects.get(position))
+        y += _BAR
+        blocks += (
+            f'<rect class="ground" x="0" y="{y:.1f}" width="{count * wide:.1f}" height="{len(order) * high}"/>'
+            f'<g class="cells" data-method="{place}" data-order="{",".join(str(head) for head in order)}" '
+            f'transform="translate(.5 {y:.1f}) scale({wide:.3f} {high})">'
+            f'<rect class="touch" width="{count}" height="{len(order)}"/>{cells(levels(weights[order], top))}</g>'
+        )
+        every = 1 if high >= 9 else 4
+        for row in range(0, len(order), every):
+            at = y + (row + 0.5) * high + 3
+            sides += f'<text class="number" x="{_SIDE - 6}" y="{at:.1f}">{order[row] + 1}</text>'
+        y += len(order) * high + 16
+    said = "; ".join(f"{escaped(r.method)}: {top_words(r)}" for r in example.readings)
+    width = count * wide + 1
+    return (
+        f'<figure class="heads">{scale(f"{top:.3f}", "attention of a head")}<div class="maps">'
+        f'<svg class="side" width="{_SIDE}" height="{y:.0f}" viewBox="0 0 {_SIDE} {y:.0f}" aria-hidden="true">'
+        f'{sides}</svg><svg width="{width:.0f}" height="{y:.0f}" viewBox="0 0 {width:.0f} {y:.0f}" role="img" '
+        f'aria-label="Attention of every head on every word. {said}">{blocks}</svg></div>'
+        "<figcaption>A row is a head (its number at the left), a column a word. Heads are ordered by the word they "
+        "look at most: heads that read the same form a stripe, heads that share the text a stair.</figcaption>"
+        "</figure>\n"
+    )
+
+
+def head_order(weights: Tensor) -> list[int]:
+    """Heads by the position they look at most, heads without any attention last."""
+    peaks = weights.argmax(-1).tolist()
+    silent = (weights.sum(-1) <= 0).tolist()
+    return sorted(range(len(weights)), key=lambda head: (silent[head], peaks[head], head))
+
+
+def top_words(reading: Reading) -> str:
+    """On how many different words the heads have their peaks, in words."""
+    weights = reading.weights()
+    looking = weights[weights.sum(-1) > 0]
+    words = len(set(looking.argmax(-1).tolist())) if len(looking) else 0
+    heads, peaks = "head" if len(weights) == 1 else "heads", "word" if words == 1 else "different words"
+    return f"{len(weights)} {heads}, peaks on {words} {peaks}"
+
+
+def row_height(heads: int) -> int:
+    """Fewer heads get higher rows."""
+    return 14 if heads <= 12 else 10 if heads <= 32 else 6
+
+
+def _word(label: str, x: float, y: float, wide: float, aspect: int | None) -> str:
+    """An upright word that ends above its column, with the bar of its aspect below it."""
+    kind = f"word {aspect_class(aspect)}" if aspect else "word"
+    bar = f'<path class="{aspect_class(aspect)}" d="M{x + 1:.1f} {y + 4:.1f}h{wide - 2:.1f}"/>' if aspect else ""
+    at = f"translate({x + wide / 2 + 3.5:.1f} {y:.1f}) rotate(-90)"
+    return f'<text class="{kind}" transform="{at}">{escaped(label)}</text>{bar}'
