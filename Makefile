@@ -49,8 +49,8 @@ survey: $(STAMP)  ## find and prove the heads of many architectures; writes resu
 bench: $(STAMP)  ## what repulsion costs per step
 	$(BIN)/python benchmarks/overhead.py
 
-demo: $(STAMP)  ## train a tiny model with and without repulsion; some seconds
-	$(BIN)/python examples/quickstart.py
+demo: $(STAMP)  ## the paper's Table 1 at toy size and demo/report.html; three minutes on two cores
+	$(BIN)/repulsive demo
 
 clean:  ## remove build products and caches; keeps .venv and results
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,9 +2,9 @@
 
     python benchmarks/classification.py --data prepared --out runs/study --results results/classification
 
-Every method, the baseline first, has a grid of its own around the baseline's tuned settings. Settings are chosen by mean
-accuracy on the development set over the tuning seeds, equal ones by its likelihood. The test set is looked at once, for
-the runs of the tables. What has been trained is not trained again: stages can be repeated and resumed.
+Every method, the baseline first, has a grid of its own around the baseline's tuned settings. Settings are chosen by
+mean accuracy on the development set over the tuning seeds, equal ones by its likelihood. The test set is looked at
+once, for the runs of the tables. What has been trained is not trained again: stages can be repeated and resumed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from repulsive.training.tables import as_markdown, rows, runs_in
 
 Grid = dict[str, Sequence[Any]]
 BASELINE = "ma"
-RATIOS: Sequence[Any] = (0.1, 0.3, 1.0)
 GRIDS: dict[str, list[Grid]] = {  # of every method: one or more grids, all points of which are tried
-    "ma": [{"optimizer.lr": (5e-4, 1e-3, 2e-3), "model.dropout": (0.3, 0.5)}],
+    "ma": [{"optimizer.lr": (1e-3, 2e-3, 4e-3), "model.dropout": (0.3, 0.5)}],
     "frobenius": [{"method.penalty": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)}],
-    "svgd": [{"method.ratio": RATIOS}, {"method.alpha": (0.01, 0.1, 1.0)}],
+    "svgd": [{"method.ratio": (0.1, 0.3, 1.0, 3.0)}, {"method.alpha": (0.01, 0.1, 1.0)}],
     "spos": [{"method.beta": (1e2, 1e3, 1e4, 1e5)}],  # alpha as SVGD's, as the paper does
     "sgld": [{"method.temperature": (1e-12, 1e-10, 1e-8, 1e-6)}],
     "gaussian": [{"method.prior_std": (0.1, 1.0)}],
     "cosine-regulariser": [{"method.alpha": (0.001, 0.01, 0.1)}],
     "cosine-derivative": [{"method.alpha": (0.001, 0.01, 0.1)}],
     "cosine-smoothing": [{"method.alpha": (0.001, 0.01, 0.1)}],
+    "svgd-sphere": [{"method.ratio": (0.1, 0.3, 1.0, 3.0)}],
+    "ma-own": [{"model.hidden": (20, 50)}],
+    "svgd-own": [{"model.hidden": (20, 50), "method.ratio": (0.1, 0.3, 1.0)}],
     "control-scaled": [{}],
     "control-smoothed": [{}],
 }

@@ -4,7 +4,8 @@
 
 The model is the paper's Transformer-small (6 + 6 layers, width 512, feed-forward 1024, 4 heads) with 10,000 shared word
 vectors. Every round times one step of each variant on the same model, optimiser and batch, in random order; a variant's
-ratio is the median over rounds of its time over the plain time of the same round, with a bootstrap interval.
+ratio is 1 + the median over rounds of what it takes more than the plain step of the same round, over the median plain
+step, with a bootstrap interval.
 `repulsive bench` measures more.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from repulsive.bench.steps import Options, measure_steps
+from repulsive.bench.steps import Options, Workload, measure_steps
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     options = Options(given.device, (given.tokens,), ("MA", "first layer", "all layers"), rounds=given.rounds)
-    table = measure_steps(options, given.tokens, progress=lambda line: None)
+    table = measure_steps(Workload(options), given.tokens, options.variants, progress=lambda line: None)
     print(f"{'variant':14}{'seconds':>9}{'ratio':>8}  95 % interval")
     for name, row in table.items():
         print(f"{name:14}{row['seconds']:9.3f}{row['ratio']:8.4f}  {row['low']:.4f} - {row['high']:.4f}")

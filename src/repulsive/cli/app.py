@@ -9,12 +9,24 @@ import typer
 
 from repulsive._version import __version__
 from repulsive.cli.bench import bench
+from repulsive.cli.demo import demo
+from repulsive.cli.evaluate import evaluate
 from repulsive.cli.heads import heads
+from repulsive.cli.ls import ls
+from repulsive.cli.prepare import prepare
+from repulsive.cli.sweep import sweep
+from repulsive.cli.train import train
 from repulsive.errors import RepulsiveError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(demo)
 app.command()(heads)
 app.command()(bench)
+app.command()(prepare)
+app.command()(train)
+app.command()(evaluate)
+app.command()(ls)
+app.command()(sweep)
 
 
 def _print_version(wanted: bool) -> None:

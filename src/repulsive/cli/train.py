@@ -9,7 +9,7 @@ import typer
 
 
 def train(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="TOML files, or names from `repulsive ls`.")],
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="TOML files, or names that `ls` lists.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as optimizer.lr=0.01.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; the recipe's by default.")] = None,
     seeds: Annotated[int, typer.Option(help="Run seeds 0, 1, ... side by side on one device.", min=0)] = 0,

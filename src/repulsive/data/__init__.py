@@ -1,1 +1,1 @@
-"""Readers: files in, examples out. One file per task; none of them downloads anything."""
+"""Readers: files in, examples out. One file per task; only `movie_reviews` fetches anything."""

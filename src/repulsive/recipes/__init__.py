@@ -47,7 +47,7 @@ def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
         ConfigError: it is not there, or something in it does not fit.
     """
     path = find(name)
-    return from_tables(config.changed(config.read(path), changes), str(name))
+    return from_tables(config.changed(config.read(path, find), changes), str(name))
 
 
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:

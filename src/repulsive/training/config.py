@@ -10,7 +10,7 @@ import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,8 +41,15 @@ def changed(tree: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
-def read(path: Path, _children: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The table of a TOML file, laid over those it extends."""
+def read(
+    path: Path, resolve: Callable[[str], Path] | None = None, _children: tuple[Path, ...] = ()
+) -> dict[str, Any]:
+    """The table of a TOML file, laid over those it extends.
+
+    Args:
+        path: the file.
+        resolve: finds a parent that is no file beside it, by its name.
+    """
     here = path.resolve()
     if here in _children:
         raise ConfigError(f"{path}: extends itself, by way of {', '.join(p.name for p in _children)}")
@@ -57,7 +64,10 @@ def read(path: Path, _children: tuple[Path, ...] = ()) -> dict[str, Any]:
         return tree
     if not isinstance(parent, str):
         raise ConfigError(f"{path}: {PARENT} must be the name of a file, not {parent!r}")
-    return _merge(read(path.parent / parent, (*_children, here)), tree)
+    file = path.parent / parent
+    if resolve is not None and not file.is_file():
+        file = resolve(parent)
+    return _merge(read(file, resolve, (*_children, here)), tree)
 
 
 def build(kind: type[T], tree: Mapping[str, Any], *, source: str = "config") -> T:

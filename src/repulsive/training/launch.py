@@ -184,7 +184,7 @@ def _shared_gpu(specs: Sequence[Spec]) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="repulsive-mps-") as folder:
-        places = {name: folder for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")}
+        places = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), folder)
         started = subprocess.run([control, "-d"], env=os.environ | places, capture_output=True, check=False)
         if started.returncode:  # not allowed to: processes take turns
             yield

@@ -30,7 +30,7 @@ from repulsive.training.watch import Watcher
 PARTS = ("dev", "test")
 
 
-class Stopped(Exception):  # noqa: N818  not an error
+class Stopped(Exception):
     """The user or the system asked the training to stop; it is saved and goes on with the same command."""
 
 

@@ -1,13 +1,13 @@
 """A run folder: everything about one training, to go on from, to look at, and to trust.
 
-    recipe.json         the recipe, resolved
-    run.json            versions, device, command, checksums of the data, when it was started and resumed
-    metrics.jsonl       one line per look: training loss, development set, heads
-    tensorboard/        the same for TensorBoard
-    checkpoints/        what a resumed training needs; see `checkpoint`
-    best/               once the training has ended: weights that did best on the development set
-    result.json         and what came out
-    test.safetensors    answers on the test set, item by item (and `dev.safetensors`)
+recipe.json         the recipe, resolved
+run.json            versions, device, command, checksums of the data, when it was started and resumed
+metrics.jsonl       one line per look: training loss, development set, heads
+tensorboard/        the same for TensorBoard
+checkpoints/        what a resumed training needs; see `checkpoint`
+best/               once the training has ended: weights that did best on the development set
+result.json         and what came out
+test.safetensors    answers on the test set, item by item (and `dev.safetensors`)
 """
 
 from __future__ import annotations
@@ -209,10 +209,12 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` of JSON."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8."""
     write_bytes(path, text.encode())
 
 

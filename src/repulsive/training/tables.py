@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 from repulsive.errors import RunError
 from repulsive.metrics.compare import Comparison, compare
 from repulsive.training.runs import RECIPE, RunFolder
+from repulsive.training.task import Evaluation
 
 COLUMNS = ("accuracy", "nll", "dist", "relative_dist", "overlap", "coverage", "ece15", "oe15", "ece100", "oe100")
-COMPARED = {"accuracy": ("correct", 1.0), "nll": ("nll", -1.0)}  # metric -> its item-wise array, and the better sign
+COMPARED = {"accuracy": "correct", "nll": "nll"}  # metric -> the item-wise array it is the mean of
 
 
 @dataclass(frozen=True)
@@ -67,27 +69,38 @@ def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
     Raises:
         RunError: a folder has no run that has ended.
     """
-    ended = []
+    entries = []
     for folder in folders:
         done = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
         if not done:
             raise RunError(f"{folder}: holds no run that has ended")
-        ended.append(done)
-    return [_row(folder, runs, part, ended[0]) for folder, runs in zip(folders, ended, strict=True)]
+        answers = {seed: Evaluation((run.result or {})[part], run.items(part)) for seed, run in done.items()}
+        entries.append((label_of(folder, done), folder, answers))
+    return table(entries)
 
 
-def _row(folder: Path, runs: dict[int, RunFolder], part: str, baseline: dict[int, RunFolder]) -> Row:
-    results = [run.result or {} for run in runs.values()]
-    names = [name for name in results[0][part] if all(name in result[part] for result in results)]
-    cells = {name: cell([float(result[part][name]) for result in results]) for name in names}
-    label = results[0].get("label") or str(folder)
-    shared = sorted(runs.keys() & baseline.keys())
+def label_of(folder: Path, runs: Mapping[int, RunFolder]) -> str:
+    """What a table calls some runs of one recipe."""
+    return next(iter(runs.values())).recipe.get("label") or str(folder)
+
+
+def table(entries: Sequence[tuple[str, Path, Mapping[int, Evaluation]]]) -> list[Row]:
+    """Rows from (label, folder, seed -> answers); the first entry is the baseline."""
+    baseline = entries[0][2]
+    return [_row(label, folder, answers, baseline) for label, folder, answers in entries]
+
+
+def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: Mapping[int, Evaluation]) -> Row:
+    metrics = [evaluation.metrics for evaluation in answers.values()]
+    names = [name for name in metrics[0] if all(name in found for found in metrics)]
+    cells = {name: cell([float(found[name]) for found in metrics]) for name in names}
+    shared = sorted(answers.keys() & baseline.keys())
     against = {}
-    if runs is not baseline and shared:
+    if answers is not baseline and shared:
         over = "both" if len(shared) > 1 else "items"
-        for metric, (array, _) in COMPARED.items():
-            against[metric] = compare(_items(runs, shared, part, array), _items(baseline, shared, part, array), over)
-    return Row(label, folder, tuple(runs), cells, against)
+        for metric, array in COMPARED.items():
+            against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
+    return Row(label, folder, tuple(answers), cells, against)
 
 
 def cell(values: Sequence[float]) -> Cell:
@@ -95,8 +108,8 @@ def cell(values: Sequence[float]) -> Cell:
     return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan"))
 
 
-def _items(runs: dict[int, RunFolder], seeds: Sequence[int], part: str, name: str) -> Tensor:
-    return torch.stack([runs[seed].items(part)[name].double() for seed in seeds])  # [S, N]
+def _items(answers: Mapping[int, Evaluation], seeds: Sequence[int], name: str) -> Tensor:
+    return torch.stack([answers[seed].items[name].double().cpu() for seed in seeds])  # [S, N]
 
 
 def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
@@ -113,3 +126,8 @@ def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
         for metric, comparison in row.against.items()
     ]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def as_json(found: Sequence[Row]) -> str:
+    """Rows as JSON, numbers in full."""
+    return json.dumps([asdict(row) | {"folder": str(row.folder)} for row in found], indent=2)

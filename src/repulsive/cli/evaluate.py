@@ -1,0 +1,26 @@
+"""`repulsive evaluate RUN...`: what trained weights do on a part of the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: one, or one with seeds.")],
+    part: Annotated[str, typer.Option(help="test, dev or train.")] = "test",
+    data: Annotated[Path | None, typer.Option(help="Another prepared folder, of the same vocabulary.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Evaluate the best weights of finished runs again; several are compared with the first, seed by seed."""
+    from repulsive.recipes.plan import check_device
+    from repulsive.recipes.score import score
+    from repulsive.training.tables import as_json as to_json
+    from repulsive.training.tables import as_markdown
+
+    check_device(device)
+    found = score(runs, part, data, device)
+    typer.echo(to_json(found) if as_json else as_markdown(found))

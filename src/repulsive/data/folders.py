@@ -1,0 +1,111 @@
+"""A folder of files that is whole or not there: written aside, with checksums in a manifest, renamed into place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from repulsive.errors import DataError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def write_folder(folder: Path, files: dict[str, bytes], manifest: dict[str, Any]) -> None:
+    """Write files and, last, the manifest, which also gets their SHA-256 as `files`.
+
+    A process killed on the way leaves nothing half made in `folder`.
+
+    Args:
+        folder: where to; what `check_replaceable` lets pass is replaced.
+        files: contents by name.
+        manifest: what else to put into it.
+
+    Raises:
+        DataError: the folder holds something else, or cannot be written.
+    """
+    check_replaceable(folder)
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    listed = json.dumps(manifest | {"format": FORMAT, "files": sums}, indent=1).encode()
+    aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _clean(folder)
+        aside.mkdir()
+        for name, data in (files | {MANIFEST: listed}).items():
+            (aside / name).write_bytes(data)
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(aside, folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of a folder, by name, and its manifest.
+
+    Raises:
+        DataError: there is no such folder, or a file in it is missing or damaged.
+    """
+    manifest = read_manifest(folder)
+    files = {}
+    for name, digest in manifest["files"].items():
+        path = folder / name
+        try:
+            files[name] = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); prepare it again with --force") from None
+        if hashlib.sha256(files[name]).hexdigest() != digest:
+            raise DataError(f"{path}: damaged, its checksum differs from the manifest's; prepare it again with --force")
+    return files, manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder.
+
+    Raises:
+        DataError: there is none, it is damaged, or it is of another format.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        found, _ = manifest["format"], manifest["files"].items()
+    except OSError:
+        advice = f"run: repulsive prepare TASK --data DIR --out {folder}"
+        raise DataError(f"{folder}: nothing prepared here; {advice}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path}: damaged, or no manifest of ours; prepare it again with --force") from None
+    if found != FORMAT:
+        raise DataError(f"{folder}: has format {found!r}, this version reads {FORMAT}; prepare it again with --force")
+    return dict(manifest)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to replace what is no prepared folder.
+
+    Raises:
+        DataError: there is a file of this name, or a folder that holds something else.
+    """
+    if folder.is_dir():
+        if any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+            raise DataError(f"{folder}: holds something else than a prepared task; choose another folder")
+    elif folder.exists():
+        raise DataError(f"{folder}: a file, where a folder is to be; choose another name")
+
+
+def _clean(folder: Path) -> None:
+    """Remove what killed processes left behind."""
+    left = re.compile(rf"\.{re.escape(folder.name)}\.\d+\.(new|old)")
+    for path in folder.parent.iterdir():
+        if left.fullmatch(path.name):
+            shutil.rmtree(path)

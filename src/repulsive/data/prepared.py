@@ -1,0 +1,206 @@
+"""Sentences as numbers, prepared once and read in a moment: safetensors and JSON in a folder, with checksums.
+
+    prepared = Prepared.load("prepared/yelp")
+    ids, lengths = prepared.parts["train"].sentences[0].padded(torch.tensor([0, 7]))
+
+`repulsive prepare` makes the folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repulsive.data.folders import read_folder, write_folder
+from repulsive.data.generated import ASPECTS, Review
+from repulsive.data.tokens import Ragged, Vocabulary
+from repulsive.errors import DataError
+
+PARTS = ("train", "dev", "test")
+_ASPECT, _PLACE = 17, 0xFFFF  # of an entry of the evidence: aspect << 17 | place << 1 | is it the opinion itself?
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Sentences, or pairs of them, with a class each.
+
+    Args:
+        sentences: one set of sentences, or two of the same size: premises and hypotheses.
+        labels: int64 [N].
+        evidence: of generated reviews, what `pack_evidence` makes; None for any other text.
+    """
+
+    sentences: tuple[Ragged, ...]
+    labels: Tensor
+    evidence: Ragged | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Words of each sentence, of a pair those of the longer one: int64 [N]."""
+        return torch.stack([sentences.lengths for sentences in self.sentences]).amax(0)
+
+    def to(self, device: torch.device | str) -> Part:
+        """Sentences and labels on another device; evidence stays where it is."""
+        return Part(tuple(sentences.to(device) for sentences in self.sentences), self.labels.to(device), self.evidence)
+
+    def evidence_mask(self, indices: Tensor, length: int, *, sentences: bool = False) -> Tensor:
+        """Where the evidence of each aspect is, as `metrics.classification.evidence_coverage` takes it.
+
+        Args:
+            indices: of which reviews, int64 [B].
+            length: what they are padded to, T.
+            sentences: mark the whole sentence on an aspect, not its opinion alone.
+
+        Returns:
+            bool [B, K, T], K aspects in the order of `generated.ASPECTS`, up to the last that is in this part; on the
+            evidence's device.
+
+        Raises:
+            DataError: the sentences have no known evidence.
+        """
+        if self.evidence is None:
+            raise DataError("these sentences have no known evidence; those of the task 'reviews' do")
+        device = self.evidence.values.device
+        packed, counts = self.evidence.padded(indices.to(device))  # [B, E]
+        real = torch.arange(packed.shape[1], device=device) < counts.unsqueeze(1)  # [B, E]
+        row, entry = (real if sentences else real & (packed % 2 == 1)).nonzero(as_tuple=True)
+        values = packed[row, entry].long()
+        mask = torch.zeros(len(indices), self._aspects, length, dtype=torch.bool, device=device)
+        mask[row, values >> _ASPECT, values >> 1 & _PLACE] = True
+        return mask
+
+    @cached_property
+    def _aspects(self) -> int:
+        if self.evidence is None or not len(self.evidence.values):
+            return 0
+        return int(self.evidence.values.max() >> _ASPECT) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A task, ready to train on.
+
+    Args:
+        folder: where it is, or is to be.
+        task: its name.
+        classes: their names, in the order of the labels.
+        vocabulary: the words of the training part.
+        vectors: float32 [V, E], or None.
+        parts: "train", "dev" and "test".
+        manifest: how it was made: settings, SHA-256 of sources and files, and what was counted on the way.
+    """
+
+    folder: Path
+    task: str
+    classes: tuple[str, ...]
+    vocabulary: Vocabulary
+    vectors: Tensor | None
+    parts: dict[str, Part]
+    manifest: dict[str, Any]
+
+    def save(self, *, half_vectors: bool = False) -> Prepared:
+        """Write the folder aside and rename it into place; an older preparation there is replaced.
+
+        Args:
+            half_vectors: write the vectors in float16, half the size.
+
+        Returns:
+            What was written, read back.
+
+        Raises:
+            DataError: the folder holds something else, or cannot be written.
+        """
+        files = {f"{name}.safetensors": _part_bytes(part, len(self.vocabulary)) for name, part in self.parts.items()}
+        files["vocabulary.json"] = json.dumps(self.vocabulary.words).encode()
+        if self.vectors is not None:
+            dtype = torch.float16 if half_vectors else torch.float32
+            files["vectors.safetensors"] = _tensor_bytes({"vectors": self.vectors.to(dtype)})
+        write_folder(self.folder, files, self.manifest | {"task": self.task, "classes": list(self.classes)})
+        return Prepared.load(self.folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Prepared:
+        """Read a folder that `repulsive prepare` made.
+
+        Raises:
+            DataError: there is none, or a file in it is missing or damaged.
+        """
+        folder = Path(folder)
+        files, manifest = read_folder(folder)
+        vectors = None
+        if "vectors.safetensors" in files:
+            vectors = _tensors(files["vectors.safetensors"])["vectors"].float()  # [V, E]
+        vocabulary = Vocabulary(tuple(json.loads(files["vocabulary.json"])))
+        parts = {name: _part(_tensors(files[f"{name}.safetensors"])) for name in PARTS}
+        return cls(folder, manifest["task"], tuple(manifest["classes"]), vocabulary, vectors, parts, manifest)
+
+
+def pack_evidence(reviews: Sequence[Review], longest: int | None = None) -> Ragged:
+    """The evidence of generated reviews: one number for every word of a sentence on an aspect.
+
+    Args:
+        reviews: the reviews.
+        longest: words after so many are cut, and their evidence with them.
+    """
+    rows = []
+    for review in reviews:
+        row = []
+        for aspect, (start, end) in review.sentences.items():
+            for place in range(start, min(end, longest or end)):
+                row.append(ASPECTS.index(aspect) << _ASPECT | place << 1 | (place in review.evidence[aspect]))
+        rows.append(torch.tensor(row, dtype=torch.int32))
+    return _ragged(torch.cat(rows), torch.tensor([len(row) for row in rows]))
+
+
+def _part_bytes(part: Part, words: int) -> bytes:
+    narrow = words <= 1 << 16  # then 16 bits hold every id, read without a sign
+    tensors = {"labels": part.labels.to(torch.int16)}
+    for i, sentences in enumerate(part.sentences):
+        tensors[f"values{i}"] = sentences.values.to(torch.int16) if narrow else sentences.values
+        tensors[f"lengths{i}"] = sentences.lengths.to(torch.int32)
+    if part.evidence is not None:
+        tensors |= {"evidence": part.evidence.values, "evidences": part.evidence.lengths.to(torch.int32)}
+    return _tensor_bytes(tensors)
+
+
+def _part(tensors: dict[str, Tensor]) -> Part:
+    sentences: list[Ragged] = []
+    while (name := f"values{len(sentences)}") in tensors:
+        values = tensors[name]
+        values = values.int() & 0xFFFF if values.dtype == torch.int16 else values
+        sentences.append(_ragged(values, tensors[f"lengths{len(sentences)}"]))
+    evidence = _ragged(tensors["evidence"], tensors["evidences"]) if "evidence" in tensors else None
+    return Part(tuple(sentences), tensors["labels"].long(), evidence)
+
+
+def _ragged(values: Tensor, lengths: Tensor) -> Ragged:
+    return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0, dtype=torch.int64)]))
+
+
+def _tensor_bytes(tensors: dict[str, Tensor]) -> bytes:
+    written: bytes = _safetensors().save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    return written
+
+
+def _tensors(data: bytes) -> dict[str, Tensor]:
+    read: dict[str, Tensor] = _safetensors().load(data)
+    return read
+
+
+def _safetensors() -> ModuleType:
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ImportError:
+        raise DataError("prepared data need the package safetensors: pip install safetensors") from None

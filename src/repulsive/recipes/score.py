@@ -1,0 +1,75 @@
+"""Trained weights on a part of the data, again or on other data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from repulsive.errors import ConfigError, RunError
+from repulsive.recipes import from_tables, make_task
+from repulsive.training.runs import RunFolder
+from repulsive.training.tables import Row, label_of, runs_in, table
+from repulsive.training.task import Evaluation, Task
+
+PARTS = ("test", "dev", "train")
+
+
+def score(folders: Sequence[Path], part: str, data: Path | None = None, device: str | None = None) -> list[Row]:
+    """Evaluate the best weights of finished runs; the first folder's are the baseline.
+
+    Args:
+        folders: of runs, each with one or more seeds.
+        part: "test", "dev" or "train".
+        data: another prepared folder than they were trained on; its vocabulary and classes must be the same.
+        device: "cpu", "cuda" or None for what is there.
+
+    Raises:
+        ConfigError: no such part.
+        RunError: a folder holds no finished run, or the data do not fit its weights.
+    """
+    if part not in PARTS:
+        raise ConfigError(f"part {part!r}: choose one of {', '.join(PARTS)}")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    entries = []
+    for folder in folders:
+        runs = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
+        if not runs:
+            raise RunError(f"{folder}: holds no run that has ended; `repulsive ls` lists runs")
+        answers = {seed: evaluate(run, part, data, place) for seed, run in runs.items()}
+        entries.append((label_of(folder, runs), folder, answers))
+    return table(entries)
+
+
+def evaluate(run: RunFolder, part: str, data: Path | None, device: torch.device) -> Evaluation:
+    """One run's best weights on a part of its own data, or of others."""
+    task, model = load_run(run, device, data)
+    half = torch.autocast(device.type, torch.bfloat16, enabled=run.recipe["training"]["precision"] == "bf16")
+    with torch.inference_mode(), half:
+        return task.evaluate(model, part)
+
+
+def load_run(run: RunFolder, device: torch.device, data: Path | None = None) -> tuple[Task, nn.Module]:
+    """The task of a finished run, and its model with the best weights, ready to evaluate.
+
+    Raises:
+        RunError: there are no weights, or they do not fit the data.
+    """
+    recipe = from_tables(run.recipe, str(run.path))
+    if data is not None:
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=data))  # type: ignore[attr-defined,call-arg]
+    weights = run.best.latest()
+    if weights is None:
+        raise RunError(f"{run.path}: has no weights in best/; train it again")
+    task = make_task(recipe)
+    task.to(device)
+    model = task.model().to(device).eval()
+    try:
+        model.load_state_dict(weights[1]["model"])
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(f"{run.path}: its weights do not fit {data or recipe.task} ({reason})") from None
+    return task, model

@@ -1,0 +1,191 @@
+"""Settings chosen on the development set, stage by stage, as the paper does: epsilon and alpha, then beta.
+
+Trials live in an Optuna storage, so a sweep can be stopped and resumed, shared by several machines, and looked at with
+Optuna's own tools. Test sets play no part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repulsive.errors import ConfigError, RunError
+from repulsive.training.launch import Spec
+from repulsive.training.runs import RunFolder
+
+Stage = Mapping[str, Sequence[str]]  # key -> values, as they are written in a recipe
+Train = Callable[[Sequence[Spec]], None]
+Plan = Callable[[Sequence[str]], list[Spec]]  # key=value changes -> the runs of a trial, one for every seed
+
+DEFAULTS: dict[str, list[dict[str, list[str]]]] = {  # by the recipe's rule
+    "none": [{"optimizer.lr": ["0.0003", "0.001", "0.003"], "model.dropout": ["0.1", "0.3", "0.5"]}],
+    "sgld": [{"method.stepsize": ["0.1", "1.0"], "method.temperature": ["1e-10", "1e-8", "1e-6"]}],
+    "svgd": [{"method.stepsize": ["0.01", "0.1", "1.0"], "method.alpha": ["0.001", "0.01", "0.1", "1.0"]}],
+    "cosine": [{"method.stepsize": ["0.1", "1.0"], "method.alpha": ["0.001", "0.01", "0.1"]}],
+}
+DEFAULTS["spos"] = [*DEFAULTS["svgd"], {"method.beta": ["100.0", "1000.0", "10000.0", "100000.0"]}]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a grid, tried.
+
+    Args:
+        changes: `key=value`, those chosen in earlier stages included.
+        value: mean over seeds of the metric of the development set.
+        stage: from 1 on.
+    """
+
+    changes: tuple[str, ...]
+    value: float
+    stage: int
+
+
+def parse_stage(words: Sequence[str]) -> dict[str, list[str]]:
+    """`["method.alpha=0.1,1", ...]` as a grid.
+
+    Raises:
+        ConfigError: a word is not `key=value,value`.
+    """
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        if not equals or not key.strip() or not all(value.strip() for value in values.split(",")):
+            raise ConfigError(f"{word!r}: write it as key=value,value,..., such as method.alpha=0.01,0.1,1.0")
+        grid[key.strip()] = [value.strip() for value in values.split(",")]
+    return grid
+
+
+def sweep(
+    name: str,
+    stages: Sequence[Stage],
+    plan: Plan,
+    train: Train,
+    metric: str,
+    storage: str,
+    *,
+    at_once: int = 8,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> list[Trial]:
+    """Try every point of every stage; each stage builds on the best point of the one before.
+
+    Args:
+        name: of the study, in the storage.
+        stages: the grids.
+        plan: `key=value` changes -> the runs of a trial.
+        train: trains runs, side by side.
+        metric: of the development set; higher is better.
+        storage: an Optuna storage, such as "sqlite:///sweep.db".
+        at_once: trials whose runs are given to `train` together.
+        on_trial: told of every trial as it ends.
+
+    Returns:
+        All trials, those of earlier calls included; the last stage's best is `best(trials)`.
+
+    Raises:
+        ConfigError: Optuna is not installed, or the storage cannot be opened.
+    """
+    chosen: tuple[str, ...] = ()
+    found: list[Trial] = []
+    for number, stage in enumerate(stages, 1):
+        study = _study(f"{name}/{number}", storage)
+        study.set_user_attr("metric", metric)
+        study.set_user_attr("fixed", list(chosen))
+        _enqueue(study, stage)
+        while batch := _take(study, stage, at_once):
+            runs = {trial.number: plan([*chosen, *_changes(trial.params)]) for trial in batch}
+            train([spec for specs in runs.values() for spec in specs])
+            for trial in batch:
+                value = _value(runs[trial.number], metric)
+                study.tell(trial, value)
+                if on_trial is not None:
+                    on_trial(Trial((*chosen, *_changes(trial.params)), value, number))
+        ended = [t for t in study.get_trials(deepcopy=False) if t.value is not None]
+        trials = [Trial((*chosen, *_changes(t.params)), float(t.value or 0), number) for t in ended]
+        found += trials
+        chosen = best(trials).changes
+    return found
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """The best trial of the last stage; of equal ones the first."""
+    last = max(trial.stage for trial in trials)
+    return max((trial for trial in trials if trial.stage == last), key=lambda trial: trial.value)
+
+
+def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) -> None:
+    """A recipe that extends `parent` by the chosen settings."""
+    tables: dict[str, list[str]] = {}
+    for change in changes:
+        key, _, value = change.partition("=")
+        table, _, last = key.rpartition(".")
+        tables.setdefault(table, []).append(f"{last} = {value}")
+    lines = [f"# {comment}", f"extends = {json.dumps(parent)}", *tables.pop("", [])]
+    for table, entries in tables.items():
+        lines += ["", f"[{table}]", *entries]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _study(name: str, storage: str) -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("a sweep needs the package optuna: pip install 'repulsive[train]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+    except Exception as error:  # SQLAlchemy's, whichever database it is
+        raise ConfigError(f"storage {storage!r} cannot be opened: {str(error).splitlines()[0]}") from None
+
+
+def _enqueue(study: Any, stage: Stage) -> None:
+    """Put every point of the grid into the queue that is not there yet, and those again whose process died here."""
+    from optuna.trial import TrialState
+
+    points = [dict(zip(stage, values, strict=True)) for values in itertools.product(*stage.values())]
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state == TrialState.RUNNING and trial.user_attrs.get("host") == socket.gethostname():
+            study.tell(trial.number, state=TrialState.FAIL)
+    known = [
+        t.system_attrs.get("fixed_params", t.params)
+        for t in study.get_trials(deepcopy=False)
+        if t.state != TrialState.FAIL
+    ]
+    for point in points:
+        if point not in known:
+            study.enqueue_trial(point)
+
+
+def _take(study: Any, stage: Stage, most: int) -> list[Any]:
+    """Trials from the queue; others may be taking from it too."""
+    from optuna.trial import TrialState
+
+    taken = []
+    while len(taken) < most and study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        trial = study.ask()
+        trial.set_user_attr("host", socket.gethostname())
+        for key, values in stage.items():
+            trial.suggest_categorical(key, list(values))
+        taken.append(trial)
+    return taken
+
+
+def _changes(params: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in params.items()]
+
+
+def _value(specs: Sequence[Spec], metric: str) -> float:
+    values = []
+    for spec in specs:
+        result = RunFolder(spec.folder).result
+        if result is None:
+            raise RunError(f"{spec.folder}: has no result")
+        values.append(float(result["dev"][metric]))
+    return statistics.fmean(values)
