@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from repulsive.recipes import make_task
+from repulsive.recipes import make_task, names
 from repulsive.recipes.plan import folder_name, plan
 from repulsive.training.launch import Spec, train_many
 from repulsive.training.runs import RunFolder, versions
@@ -43,6 +43,8 @@ GRIDS: dict[str, list[Grid]] = {  # of every method: one or more grids, all poin
     "control-scaled": [{}],
     "control-smoothed": [{}],
 }
+SMALL: list[Grid] = [{"optimizer.lr": (2e-3, 4e-3, 8e-3), "model.dropout": (0.1, 0.3)}]
+BASELINES = {"reviews": SMALL}  # where the baseline's grid is another
 FOLLOWS = {"spos": "svgd", "gaussian": "svgd"}  # these start from another method's tuned settings
 
 
@@ -68,12 +70,14 @@ class Study:
         self.device = arguments.device
         self.common = [self.data, *arguments.set]
         self.chosen: dict[str, tuple[str, ...]] = {}
+        self.methods = [name for name in arguments.methods if f"{task}/{name}" in names()]
 
     def grid(self, method: str) -> list[tuple[str, ...]]:
         """The changes of every point of a method's grid, those it builds on included."""
+        grids = BASELINES.get(self.task, GRIDS[method]) if method == BASELINE else GRIDS[method]
         start = self.chosen.get(BASELINE, ()) + (self.chosen[FOLLOWS[method]] if method in FOLLOWS else ())
         start = tuple(dict.fromkeys(start))
-        return [start + point for point in points(GRIDS[method])]
+        return [start + point for point in points(grids)]
 
     def specs(self, method: str, changes: Sequence[str], seeds: range, stage: str) -> list[Spec]:
         found = []
@@ -120,12 +124,13 @@ def main() -> None:
             spec
             for study in studies
             for method in methods
+            if method in study.methods
             for changes in study.grid(method)
             for spec in study.specs(method, changes, tuning, "tune")
         ]
         run(specs, f"tuning {', '.join(methods)}", arguments.jobs)
         for study in studies:
-            for method in methods:
+            for method in [name for name in methods if name in study.methods]:
                 tuned[study.task][method] = study.choose(method, tuning)
         save(arguments.results / "tuned.json", {"versions": versions(), "tasks": tuned})
 
@@ -141,7 +146,7 @@ def main() -> None:
     specs = [
         spec
         for study in studies
-        for method in arguments.methods
+        for method in study.methods
         for spec in study.specs(method, study.chosen[method], final, "final")
     ]
     run(specs, "tables", arguments.jobs)
@@ -161,7 +166,7 @@ def run(specs: Sequence[Spec], title: str, jobs: int) -> None:
 
 def write_table(study: Study, arguments: argparse.Namespace) -> None:
     final = study.out / "final"
-    folders = [final / folder_name(method, study.chosen[method]) for method in arguments.methods]
+    folders = [final / folder_name(method, study.chosen[method]) for method in study.methods]
     folders = [folder for folder in folders if runs_in(folder)]
     found = rows(folders)
     text = as_markdown(found)

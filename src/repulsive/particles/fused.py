@@ -4,16 +4,19 @@ Every launch covers a whole table of slices. Particles and gradients are read wh
 nothing is stacked, nothing waits for the host. Per update the parameters are read twice, the gradients read and
 written once: the four passes that are the floor.
 
-A row of the table describes one slice, in elements: theta's address, its strides over heads, over an outer and over an
-inner axis; the same for the gradient; the inner axis' length; numbers per head; the strides of the logical element
-index over outer and inner; the group; the stream of the noise.
+A row of the table describes one slice, in elements: 0-2 the strides over heads, over an outer and over an inner axis; 3
+the inner axis' length; 4 numbers per head; 5-6 the strides of the logical element index over outer and inner; 7 the
+group; 8 the stream of the noise. Weight and gradient lie alike; only their addresses [slices, 2] change between steps.
+
+From 16 heads on products go through the matrix units, in three TF32 products each ("tf32x3"): the first 10 bits of a
+number and its next 10, of which only small times small is left out. That is as good as float32, and TF32 alone is not.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
-THETA, GRAD = 0, 4  # first columns; then 8: inner length, 9: size, 10-11: element strides, 12: group, 13: stream
+THETA, GRAD = 0, 1  # columns of the addresses
 PAPER, RELEASED, FIXED = 0, 1, 2
 RBF, IMQ = 0, 1
 
@@ -23,114 +26,135 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 
 
 @triton.jit
-def _offsets(row, start, outer_column: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr):
-    """Logical columns start ... start + BLOCK of one slice, and where they lie from the start of a head."""
-    column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+def _offsets(row, column, strides: tl.constexpr, FLAT: tl.constexpr):
+    """Columns of one slice as distances from the start of a head, by the two strides in that column of the table."""
     if FLAT:  # a head is one run of numbers
-        return column, column.to(tl.int64)
-    inner = tl.load(row + 8)
-    outer_stride = tl.load(row + outer_column)
-    inner_stride = tl.load(row + outer_column + 1)
-    return column, (column // inner) * outer_stride + (column % inner) * inner_stride
+        return column.to(tl.int64)
+    inner = tl.load(row + 3).to(tl.int32)  # as divisions of 64 bits are slow
+    outer = column // inner
+    return outer.to(tl.int64) * tl.load(row + strides) + (column - outer * inner) * tl.load(row + strides + 1)
 
 
 @triton.jit
-def _base(row, column: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(row + column).to(tl.pointer_type(kind))
-    stride = tl.load(row + column + 1)
+def _base(pointers, piece, which: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(pointers + piece * 2 + which).to(tl.pointer_type(kind))
+    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
+
+
+@triton.jit
+def _sizes(row, ALIGNED: tl.constexpr):
+    """Numbers from one head to the next, and numbers of a head."""
+    stride, size = tl.load(row), tl.load(row + 4).to(tl.int32)
     if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
-        stride = tl.multiple_of(stride, 16)
-    return pointer, stride
+        stride, size = tl.multiple_of(stride, 16), tl.multiple_of(size, 16)
+    return stride, size
 
 
 @triton.jit
-def _size(row, ALIGNED: tl.constexpr):
-    size = tl.load(row + 9).to(tl.int32)
-    return tl.multiple_of(size, 16) if ALIGNED else size
+def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
+    """First column of one program, and the first that is no longer its own."""
+    length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
+    first = split * length
+    last = tl.minimum(first + length, size)
+    return first, tl.multiple_of(last, 16) if ALIGNED else last
 
 
 @triton.jit
 def gram_kernel(
-    table, products, to_mean, mean2,
-    SOURCE: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    COLUMNS: tl.constexpr, KIND: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
+    table, pointers, products, to_mean, mean2,
+    SOURCE: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    SPLITS: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Partial Gram matrices of centred heads [slices, SPLITS, MP, MP], their products with the mean, its square."""
+    """Partial Gram matrices of centred heads [slices, SPLITS, MP, MP], their products with the mean, its square.
+
+    A matrix of 16 or 32 heads is too small to be shared by warps: LANES warps each take columns of their own.
+    """
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
-    size = _size(row, ALIGNED)
-    base, head_stride = _base(row, SOURCE, KIND, ALIGNED)
+    head_stride, size = _sizes(row, ALIGNED)
+    base = _base(pointers, piece, SOURCE, KIND, ALIGNED)
     heads = tl.arange(0, MP)
-    length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
-    first = split * length
-    last = tl.minimum(first + length, size)
-    if ALIGNED:
-        last = tl.multiple_of(last, 16)
+    first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
     wide: tl.constexpr = MP >= 16
-    if wide:
-        total = tl.zeros([MP, MP], dtype=tl.float32)
-    else:
+    if not wide:
         total = tl.zeros([MP, MP, BLOCK], dtype=tl.float32)
-    with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
+        with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
+    else:
+        total = tl.zeros([LANES, MP, MP] if LANES > 1 else [MP, MP], dtype=tl.float32)
+        with_mean = tl.zeros([MP], dtype=tl.float32)
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(first, last, BLOCK):
-        column, offset = _offsets(row, start, SOURCE + 2, BLOCK, FLAT)
+        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+        offset = _offsets(row, column, 1, FLAT)
         inside = (heads[:, None] < M) & (column[None, :] < last)
         x = tl.load(base + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0).to(tl.float32)
         mean = tl.sum(x, axis=0) / M
         centred = tl.where(inside, x - mean[None, :], 0.0)
-        if wide:
-            total += tl.dot(centred, tl.trans(centred), input_precision="ieee")
-        else:
+        if not wide:
             total += centred[:, None, :] * centred[None, :, :]
-        with_mean += centred * mean[None, :]
+            with_mean += centred * mean[None, :]
+        else:
+            with_mean += tl.sum(centred * mean[None, :], axis=1)
+            if LANES > 1:
+                lanes = tl.permute(tl.reshape(centred, [MP, LANES, BLOCK // LANES]), (1, 0, 2))
+                total += tl.dot(lanes, tl.permute(lanes, (0, 2, 1)), input_precision=PRECISION)
+            else:
+                total += tl.dot(centred, tl.trans(centred), input_precision=PRECISION)
         of_mean += mean * mean
     out = piece * SPLITS + split
     square = heads[:, None] * MP + heads[None, :]
-    if wide:
-        tl.store(products + out * MP * MP + square, total)
-    else:
-        tl.store(products + out * MP * MP + square, tl.sum(total, axis=2))
-    tl.store(to_mean + out * MP + heads, tl.sum(with_mean, axis=1))
+    if not wide:
+        total = tl.sum(total, axis=2)
+        with_mean = tl.sum(with_mean, axis=1)
+    elif LANES > 1:
+        total = tl.sum(total, axis=0)
+    tl.store(products + out * MP * MP + square, total)
+    tl.store(to_mean + out * MP + heads, with_mean)
     tl.store(mean2 + out, tl.sum(of_mean, axis=0))
 
 
 @triton.jit
-def _order_statistic(bits, counted, rank):
-    """The value (as bits) with exactly `rank` counted values below it: bisection, no sorting, no host."""
-    low, high = 0, 0x7FFFFFFF
-    for _ in range(31):
+def _middle(values, counted, COUNT: tl.constexpr):
+    """The two middle ones of COUNT counted values >= 0 (the same one twice if COUNT is odd): bisection, no sorting."""
+    bits = tl.ravel(values.to(tl.float32).to(tl.int32, bitcast=True))  # numbers >= 0 are in the order of their bits
+    counted = tl.ravel(counted)
+    high = tl.max(tl.where(counted, bits, 0), axis=0)
+    bits = tl.where(counted, bits, 0x7FFFFFFF)
+    low = tl.maximum(tl.min(bits, axis=0), 0)
+    while low < high:  # the smallest number with more than (COUNT - 1) // 2 counted ones not above it
         middle = low + (high - low) // 2
-        below = tl.sum(tl.sum(((bits <= middle) & counted).to(tl.int32), axis=1), axis=0)
-        enough = below > rank
+        enough = tl.sum((bits <= middle).to(tl.int32), axis=0) > (COUNT - 1) // 2
         high = tl.where(enough, middle, high)
         low = tl.where(enough, low, middle + 1)
-    return low.to(tl.float32, bitcast=True)
+    beyond = tl.sum((bits <= low).to(tl.int32), axis=0) > COUNT // 2
+    upper = tl.where(beyond, low, tl.min(tl.where(bits > low, bits, 0x7FFFFFFF), axis=0))
+    return low.to(tl.float32, bitcast=True).to(tl.float64), upper.to(tl.float32, bitcast=True).to(tl.float64)
 
 
 @triton.jit
 def solve_kernel(
     products, to_mean, mean2, starts, settings, drive, force, row_sums,
-    M: tl.constexpr, MP: tl.constexpr, SPLITS: tl.constexpr,
+    M: tl.constexpr, MP: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     BANDWIDTH: tl.constexpr, PROFILE: tl.constexpr, SPHERE: tl.constexpr,
 ):  # fmt: skip
-    """A, B [groups, MP, MP] and the row sums of B [groups, MP] from the partial products."""
+    """A, B [groups, MP, MP] and the row sums of B [groups, MP] from the partial products, read CHUNK at a time."""
     group = tl.program_id(0)
     stepsize, alpha, own = tl.load(settings), tl.load(settings + 1), tl.load(settings + 2)
     smoothing, precision, fixed = tl.load(settings + 3), tl.load(settings + 4), tl.load(settings + 5)
     floor2, log_heads = tl.load(settings + 6), tl.load(settings + 7)
     i, j = tl.arange(0, MP)[:, None], tl.arange(0, MP)[None, :]
-    split = tl.arange(0, SPLITS)
+    some = tl.arange(0, CHUNK)
     gram = tl.zeros([MP, MP], dtype=tl.float64)
     cross = tl.zeros([MP], dtype=tl.float64)
     square = tl.sum(tl.zeros([2], dtype=tl.float64), axis=0)
-    for piece in range(tl.load(starts + group), tl.load(starts + group + 1)):
-        part = products + (piece * SPLITS + split[:, None, None]) * MP * MP + (i * MP + j)[None, :, :]
-        gram += tl.sum(tl.load(part).to(tl.float64), axis=0)
-        part = to_mean + (piece * SPLITS + split[:, None]) * MP + tl.arange(0, MP)[None, :]
-        cross += tl.sum(tl.load(part).to(tl.float64), axis=0)
-        square += tl.sum(tl.load(mean2 + piece * SPLITS + split).to(tl.float64), axis=0)
+    begin, end = tl.load(starts + group) * SPLITS, tl.load(starts + group + 1) * SPLITS
+    for first in tl.range(begin, end, CHUNK, num_stages=1 if CHUNK == SPLITS else 4):
+        part = first + some
+        squares = tl.load(products + part[:, None, None] * MP * MP + (i * MP + j)[None, :, :])  # [CHUNK, MP, MP]
+        gram += tl.sum(squares.to(tl.float64), axis=0)
+        cross += tl.sum(tl.load(to_mean + part[:, None] * MP + tl.arange(0, MP)[None, :]).to(tl.float64), axis=0)
+        square += tl.sum(tl.load(mean2 + part).to(tl.float64), axis=0)
     valid = (i < M) & (j < M)
     eye = i == j
     own_i = tl.sum(tl.where(eye, gram, 0.0), axis=1)
@@ -150,17 +174,12 @@ def solve_kernel(
     elif M == 1:
         h = scale2 * 0 + 1
     else:
-        bits = d2.to(tl.float32).to(tl.int32, bitcast=True)
         if BANDWIDTH == 0:
-            count: tl.constexpr = M * (M - 1) // 2
-            counted = valid & (i < j)
-            low = tl.sqrt(_order_statistic(bits, counted, (count - 1) // 2).to(tl.float64))
-            high = tl.sqrt(_order_statistic(bits, counted, count // 2).to(tl.float64))
+            low, high = _middle(d2, valid & (i < j), M * (M - 1) // 2)
+            low, high = tl.sqrt(low), tl.sqrt(high)
             h = (low + high) * (low + high) / 4 / log_heads
         else:
-            every: tl.constexpr = M * M
-            low = _order_statistic(bits, valid, (every - 1) // 2).to(tl.float64)
-            high = _order_statistic(bits, valid, every // 2).to(tl.float64)
+            low, high = _middle(d2, valid, M * M)
             h = (low + high) / 2 / log_heads
         h = tl.maximum(h, floor2 * scale2)
     safe = tl.where(h == 0, 1.0, h)  # every head is zero: they are equal, and no force acts
@@ -206,63 +225,54 @@ def _normal(stream, step, element):
 
 @triton.jit
 def combine_kernel(
-    table, drive, force, row_sums, scale, sigmas, steps,
+    table, pointers, drive, force, row_sums, scale, sigmas, steps,
     M: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
-    T_KIND: tl.constexpr, G_KIND: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
-    SCALED: tl.constexpr, NOISE: tl.constexpr,
+    KIND: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
+    SCALED: tl.constexpr, NOISE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """grad <- A grad + B theta + sigma xi, in place."""
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
-    size = _size(row, ALIGNED)
-    group = tl.load(row + 12)
-    theta, theta_stride = _base(row, 0, T_KIND, ALIGNED)
-    grad, grad_stride = _base(row, 4, G_KIND, ALIGNED)
+    head_stride, size = _sizes(row, ALIGNED)
+    group = tl.load(row + 7)
+    theta, grad = _base(pointers, piece, 0, KIND, ALIGNED), _base(pointers, piece, 1, KIND, ALIGNED)
     heads = tl.arange(0, MP)
-    length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
-    first = split * length
-    last = tl.minimum(first + length, size)
-    if ALIGNED:
-        last = tl.multiple_of(last, 16)
+    first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
     sums = tl.load(row_sums + group * MP + heads)
-    matrix = group * MP * MP + heads[:, None] * MP + heads[None, :]
     factor = 1.0
     if SCALED:
         factor = tl.load(scale).to(tl.float32)
+    if MP >= 16:
+        matrix = group * MP * MP + heads[:, None] * MP + heads[None, :]
+        a, b = tl.load(drive + matrix), tl.load(force + matrix)
     for start in range(first, last, BLOCK):
-        column, grad_offset = _offsets(row, start, 6, BLOCK, FLAT)
-        _, theta_offset = _offsets(row, start, 2, BLOCK, FLAT)
+        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+        offset = _offsets(row, column, 1, FLAT)
         there = column < last
-        if MP >= 16:  # matrix units are of no use in full float32, but unrolled loops would be too long
-            inside = (heads[:, None] < M) & there[None, :]
-            g = tl.load(grad + heads[:, None] * grad_stride + grad_offset[None, :], mask=inside, other=0.0)
-            out = tl.dot(tl.load(drive + matrix), g.to(tl.float32), input_precision="ieee")
-            t = tl.load(theta + heads[:, None] * theta_stride + theta_offset[None, :], mask=inside, other=0.0)
+        inside = (heads[:, None] < M) & there[None, :]
+        if MP >= 16:
+            g = tl.load(grad + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
+            t = tl.load(theta + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
             t = t.to(tl.float32)
             mean = tl.sum(t, axis=0) / M
             t = tl.where(inside, t - mean[None, :], 0.0)
-            push = tl.dot(tl.load(force + matrix), t, input_precision="ieee") + sums[:, None] * mean[None, :]
+            out = tl.dot(a, g.to(tl.float32), input_precision=PRECISION)
+            push = tl.dot(b, t, input_precision=PRECISION) + sums[:, None] * mean[None, :]
         else:
             out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             mean = tl.zeros([BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
-                g = tl.load(grad + k * grad_stride + grad_offset, mask=there, other=0.0).to(tl.float32)
+                g = tl.load(grad + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
                 out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
-                mean += tl.load(theta + k * theta_stride + theta_offset, mask=there, other=0.0).to(tl.float32)
+                mean += tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
             mean = mean / M
             push = sums[:, None] * mean[None, :]
             for k in tl.static_range(M):
-                t = tl.load(theta + k * theta_stride + theta_offset, mask=there, other=0.0).to(tl.float32) - mean
+                t = tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32) - mean
                 push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
         out += push * factor
         if NOISE:
-            if FLAT:
-                logical = column.to(tl.int64)
-            else:
-                inner = tl.load(row + 8)
-                logical = (column // inner) * tl.load(row + 10) + (column % inner) * tl.load(row + 11)
-            element = heads[:, None].to(tl.int64) * size + logical[None, :]
-            noise = _normal(tl.load(row + 13), tl.load(steps), element)
+            element = heads[:, None].to(tl.int64) * size + _offsets(row, column, 5, FLAT)[None, :]
+            noise = _normal(tl.load(row + 8), tl.load(steps), element)
             out += noise * tl.load(sigmas + piece) * factor
-        inside = (heads[:, None] < M) & there[None, :]
-        tl.store(grad + heads[:, None] * grad_stride + grad_offset[None, :], out.to(G_KIND), mask=inside)
+        tl.store(grad + heads[:, None] * head_stride + offset[None, :], out.to(KIND), mask=inside)

@@ -20,6 +20,7 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
 from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.clipping import clip
+from repulsive.repulsion.owners import Owners
 from repulsive.repulsion.update import Update
 
 ORDERS = ("clip-repel", "repel-clip")
@@ -87,7 +88,8 @@ class Handle:
         self._hooks: list[RemovableHandle] = []
         self._updates: dict[tuple[str, ...], Update] = {}  # by the groups that have gradients, nearly always all
         self._current: Update | None = None
-        self._owners = list({(id(s.module), s.attribute): s for group in groups for s in group.slices}.values())
+        self._owners = Owners(part for group in groups for part in group.slices)
+        self._names = tuple(group.name for group in groups)
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -199,8 +201,9 @@ class Handle:
 
     def _update(self) -> Update | None:
         """The update of the groups that have gradients; the others are counted as skipped."""
-        live = self.groups
-        if any(owner.parameter().grad is None for owner in self._owners):
+        live, names = self.groups, self._names
+        _, gradients = self._owners.look()
+        if any(grad is None for grad in gradients):
             live = []
             owned = {id(p) for entry in self.optimizer.param_groups for p in entry["params"]}
             for group in self.groups:
@@ -209,7 +212,7 @@ class Handle:
                     self._skipped[group.name] += 1
                 else:
                     live.append(group)
-        names = tuple(group.name for group in live)
+            names = tuple(group.name for group in live)
         if names and names not in self._updates:
             self._updates[names] = Update(live, self.settings.seed)
         return self._updates.get(names)

@@ -21,9 +21,36 @@ from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.gram import Gram
 from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.table import COLUMNS, KINDS, SliceTable
+from repulsive.repulsion.table import COLUMNS, KINDS, SliceTable, send
 
 SPLITS = 16  # programs a slice: a power of two, enough that a dozen slices fill a GPU
+PRECISION = "tf32x3"  # of products by matrix units
+
+# How the launches are cut, by heads padded to a power of two: as many columns at once as registers hold.
+GRAM: dict[int, dict[str, int]] = {
+    2: {"BLOCK": 1024, "LANES": 1, "num_warps": 2},
+    4: {"BLOCK": 512, "LANES": 1, "num_warps": 2},
+    8: {"BLOCK": 128, "LANES": 1, "num_warps": 2},
+    16: {"BLOCK": 128, "LANES": 4, "num_warps": 4},
+    32: {"BLOCK": 64, "LANES": 4, "num_warps": 4, "num_stages": 3},
+    64: {"BLOCK": 64, "LANES": 1, "num_warps": 4, "num_stages": 3},
+}
+SOLVE: dict[int, dict[str, int]] = {
+    2: {"CHUNK": 16, "num_warps": 1},
+    4: {"CHUNK": 16, "num_warps": 1},
+    8: {"CHUNK": 16, "num_warps": 1},
+    16: {"CHUNK": 4, "num_warps": 2},
+    32: {"CHUNK": 2, "num_warps": 4},
+    64: {"CHUNK": 1, "num_warps": 16},
+}
+COMBINE: dict[int, dict[str, int]] = {
+    2: {"BLOCK": 2048, "num_warps": 4},
+    4: {"BLOCK": 1024, "num_warps": 4},
+    8: {"BLOCK": 256, "num_warps": 4},
+    16: {"BLOCK": 128, "num_warps": 4, "num_stages": 2},
+    32: {"BLOCK": 64, "num_warps": 4, "num_stages": 2},
+    64: {"BLOCK": 32, "num_warps": 4, "num_stages": 2},
+}
 
 
 def wanted(device: torch.device) -> bool:
@@ -139,33 +166,31 @@ class Plan:
 
     @property
     def _access(self) -> dict[str, Any]:
-        return {"COLUMNS": COLUMNS, "FLAT": self.table.flat, "ALIGNED": self.table.aligned}
-
-    @property
-    def _kind(self) -> Any:
         import triton.language as tl
 
-        return getattr(tl, KINDS[self.table.dtype])
+        kind = getattr(tl, KINDS[self.table.dtype])
+        return {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": self.table.aligned}
 
     def _gram(self, source: str) -> None:
         """Partial products of all slices, of their weights ("THETA") or gradients ("GRAD")."""
         from repulsive.particles import fused
 
         fused.gram_kernel[(len(self.table.parts), SPLITS)](
-            self.table.rows, self.products, self.to_mean, self.mean2, SOURCE=getattr(fused, source), KIND=self._kind,
-            BLOCK=_gram_block(self.padded), num_warps=4 if self.padded >= 16 else 2, **self._shape, **self._access,
+            self.table.rows, self.table.pointers, self.products, self.to_mean, self.mean2,
+            SOURCE=getattr(fused, source), PRECISION=PRECISION, **GRAM[self.padded], **self._shape, **self._access,
         )  # fmt: skip
 
     def _solve(self, rule: SVGD) -> None:
         """A, B and the row sums of B, in one launch."""
         from repulsive.particles import fused
 
+        cut = SOLVE[self.padded]
         fused.solve_kernel[(len(self.groups),)](
             self.products, self.to_mean, self.mean2, self.table.starts, self._numbers.tensor,
             self.drive, self.force, self.row_sums,
             BANDWIDTH={"paper": fused.PAPER, "released": fused.RELEASED}.get(str(rule.bandwidth), fused.FIXED),
             PROFILE=fused.RBF if kernels.resolve(rule.kernel) is kernels.RBF else fused.IMQ,
-            SPHERE=rule.space == "sphere", num_warps=1 if self.padded <= 8 else 4, **self._shape,
+            SPHERE=rule.space == "sphere", CHUNK=min(SPLITS, cut["CHUNK"]), num_warps=cut["num_warps"], **self._shape,
         )  # fmt: skip
 
     def _combine(self, *, noisy: bool, scaled: bool) -> None:
@@ -175,9 +200,9 @@ class Plan:
         if noisy:
             self.steps.add_(1)  # inside a captured graph this goes on counting at every replay
         fused.combine_kernel[(len(self.table.parts), SPLITS)](
-            self.table.rows, self.drive, self.force, self.row_sums, self.scale, self._sigmas.tensor, self.steps,
-            T_KIND=self._kind, G_KIND=self._kind, BLOCK=_combine_block(self.padded),
-            SCALED=scaled, NOISE=noisy, **self._shape, **self._access,
+            self.table.rows, self.table.pointers, self.drive, self.force, self.row_sums, self.scale,
+            self._sigmas.tensor, self.steps,
+            SCALED=scaled, NOISE=noisy, PRECISION=PRECISION, **COMBINE[self.padded], **self._shape, **self._access,
         )  # fmt: skip
 
     def _coefficients(self, rule: Rule, step: int, scale: Tensor | None, with_gradients: bool) -> Coefficients:
@@ -206,16 +231,17 @@ class Plan:
         parts[:, :-1, -1] = parts[:, -1, :-1] = self.to_mean[:, :, :heads].double().sum(1)
         parts[:, -1, -1] = self.mean2.double().sum(1)
         total = torch.zeros(len(self.groups), heads + 1, heads + 1, dtype=torch.float64, device=device)
-        return total.index_add_(0, self.table.rows[:, 12], parts)
+        return total.index_add_(0, self.table.rows[:, 7], parts)
 
     def _set_noise(self, rule: Rule, rates: Mapping[int, float], step: int) -> bool:
         """Bring sigma of every slice and the step counter to the device, if there is noise at all."""
         if not rates:
             return False
-        sigmas = [rule.noise_scale(rates.get(id(part.parameter()), 0.0)) for part in self.table.parts]
-        if not any(sigmas):
+        own = [rates.get(id(parameter), 0.0) for parameter in self.table.parameters]
+        scales = {rate: rule.noise_scale(rate) for rate in set(own)}
+        if not any(scales.values()):
             return False
-        self._sigmas.set(sigmas)
+        self._sigmas.set([scales[own[owner]] for owner in self.table.owner_of])
         if step != self._step + 1:
             self.steps.fill_(step - 1)  # `_combine` adds one
         self._step = step
@@ -231,8 +257,7 @@ class _OnDevice:
 
     def set(self, values: list[float]) -> None:
         if values != self._values:
-            fresh = torch.tensor(values)
-            self.tensor.copy_(fresh.pin_memory() if self.tensor.is_cuda else fresh, non_blocking=True)
+            send(torch.tensor(values), self.tensor)
             self._values = values
 
 
@@ -260,12 +285,3 @@ class _Replay:
                 launch()
             self._graphs[key] = graph
             graph.replay()
-
-
-def _gram_block(padded: int) -> int:
-    """Columns a program reads at once: as many accumulators as registers hold (the fastest of 27 settings at M = 4)."""
-    return {2: 1024, 4: 512, 8: 128}.get(padded, 64)
-
-
-def _combine_block(padded: int) -> int:
-    return {16: 64, 32: 64, 64: 32}.get(padded, 4096 // padded)

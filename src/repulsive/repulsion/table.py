@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import noise
+from repulsive.repulsion.owners import Owners
 
 KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 MOST_HEADS = 64
-COLUMNS = 14  # `particles.fused` says what they are
+COLUMNS = 9  # `particles.fused` says what they are
 
 
 @dataclass(frozen=True)
@@ -35,53 +39,68 @@ class SliceTable:
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         parts = [(number, k, part) for number, group in enumerate(groups) for k, part in enumerate(group.slices)]
         self.parts = [part for _, _, part in parts]
-        first = self.parts[0].parameter()
-        self.device, self.dtype = first.device, first.dtype
-        owners: dict[tuple[int, str], int] = {}
-        self._owners = [part for part in self.parts if _is_new(owners, part)]
-        self._slots = [(owner.module._parameters, owner.attribute) for owner in self._owners]
-        self._layout = [(s.parameter().shape, s.parameter().stride(), s.parameter().dtype) for s in self._owners]
-        rows = [_row(part, owners[id(part.module), part.attribute]) for part in self.parts]
-        self._static = torch.tensor(
-            [
-                [0, *row.strides, 0, *row.strides, row.inner, row.size, *row.elements, number,
-                 noise.stream(seed, f"{groups[number].name}/{k}")]
-                for row, (number, k, _) in zip(rows, parts, strict=True)
-            ]
-        )  # fmt: skip
-        self._index = torch.tensor([row.owner for row in rows])
-        self._offsets = torch.tensor([row.offset for row in rows])
-        self._pointers: list[int] = []
-        self.flat = all(row.flat for row in rows)
-        self.aligned = False
-        self.rows = self._static.to(self.device)  # [slices, COLUMNS]
+        self.owners = Owners(self.parts)
+        self.parameters, _ = self.owners.look()  # as last seen, one per owner
+        self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
+        self._device_number = self.parameters[0].get_device()
+        self._shapes = [parameter.shape for parameter in self.parameters]
+        self._strides = [parameter.stride() for parameter in self.parameters]
+        rows = [_row(part, self.owners.number(part)) for part in self.parts]
+        static = [
+            [*row.strides, row.inner, row.size, *row.elements, number, noise.stream(seed, f"{groups[number].name}/{k}")]
+            for row, (number, k, _) in zip(rows, parts, strict=True)
+        ]
+        self.rows = torch.tensor(static).to(self.device)  # [slices, COLUMNS]
+        self.pointers = torch.zeros(len(rows), 2, dtype=torch.int64, device=self.device)
         counts = [0, *(len(group.slices) for group in groups)]
         self.starts = torch.tensor(counts).cumsum(0, dtype=torch.int32).to(self.device)  # first slice of each group
+        self.flat = all(row.flat for row in rows)
+        self.aligned = False
+        self._even = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
+        self.owner_of = [row.owner for row in rows]
+        self._offsets = [row.offset for row in rows]
+        self._addresses: tuple[list[int], list[int]] = ([], [])
 
     def refresh(self) -> bool:
         """Point at where weights and gradients are now; False where they no longer fit the layout."""
-        pointers: list[int] = []
-        for slots, name in self._slots:  # the one loop the host runs at every step
-            parameter = slots.get(name)
-            if parameter is None or parameter.grad is None:
-                return False
-            pointers += (parameter.data_ptr(), parameter.grad.data_ptr())
-        if pointers == self._pointers:
-            return True
-        if not all(map(_same_layout, self._owners, self._layout)):
+        parameters, gradients = self.owners.look()
+        present = [grad for grad in gradients if grad is not None]
+        if len(present) < len(gradients):
             return False
-        self._point(pointers)
+        try:
+            weights, grads = list(map(Tensor.data_ptr, parameters)), list(map(Tensor.data_ptr, present))
+        except RuntimeError:  # sparse, say: tensors without an address
+            return False
+        self.parameters = parameters
+        if (weights, grads) == self._addresses:
+            return True
+        still = weights == self._addresses[0]
+        if 0 in weights or 0 in grads or not (still or self._fits(parameters)) or not self._fits(present):
+            return False
+        self._point(weights, grads)
         return True
 
-    def _point(self, pointers: list[int]) -> None:
-        where = torch.tensor(pointers).view(-1, 2)[self._index]  # [slices, 2]
-        fresh = self._static.clone()
-        fresh[:, 0] = where[:, 0] + self._offsets
-        fresh[:, 4] = where[:, 1] + self._offsets
+    def _fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether parameters, or gradients, still have the shapes, strides, dtype and device of the table."""
+        return (
+            [tensor.stride() for tensor in tensors] == self._strides
+            and [tensor.shape for tensor in tensors] == self._shapes
+            and {tensor.dtype for tensor in tensors} == {self.dtype}
+            and {tensor.get_device() for tensor in tensors} == {self._device_number}
+        )
+
+    def _point(self, weights: list[int], grads: list[int]) -> None:
         # Addresses (bytes), strides over heads and sizes (elements) that all divide by 16 allow wide loads.
-        self.aligned = bool((fresh[:, [0, 1, 4, 5, 9]] % 16 == 0).all())
-        self.rows.copy_(fresh.pin_memory() if self.device.type == "cuda" else fresh, non_blocking=True)
-        self._pointers = pointers
+        self.aligned = self._even and reduce(or_, weights) % 16 == 0 and reduce(or_, grads) % 16 == 0
+        places = zip(self.owner_of, self._offsets, strict=True)
+        fresh = array("q", [start[owner] + offset for owner, offset in places for start in (weights, grads)])
+        send(torch.frombuffer(fresh, dtype=torch.int64).view(-1, 2), self.pointers)
+        self._addresses = weights, grads
+
+
+def send(fresh: Tensor, target: Tensor) -> None:
+    """Copy a few numbers to the device without waiting: from memory the allocator keeps until they have arrived."""
+    target.copy_(fresh.pin_memory() if target.is_cuda else fresh, non_blocking=True)
 
 
 def fits(part: HeadSlice) -> bool:
@@ -96,23 +115,6 @@ def fits(part: HeadSlice) -> bool:
         and part.dim < 2**31
         and part.view(parameter) is not None
     )
-
-
-def _same_layout(owner: HeadSlice, layout: tuple[torch.Size, tuple[int, ...], torch.dtype]) -> bool:
-    """Whether a parameter and its gradient still have the shape, strides and dtype of `layout`."""
-    parameter = owner.parameter()
-    grad = parameter.grad
-    if grad is None or grad.layout != torch.strided:
-        return False
-    return all((tensor.shape, tensor.stride(), tensor.dtype) == layout for tensor in (parameter, grad))
-
-
-def _is_new(owners: dict[tuple[int, str], int], part: HeadSlice) -> bool:
-    key = (id(part.module), part.attribute)
-    if key in owners:
-        return False
-    owners[key] = len(owners)
-    return True
 
 
 def _row(part: HeadSlice, owner: int) -> Row:
