@@ -34,11 +34,11 @@ def sweep(
     fixed = changes or []
     opened = open_recipe(recipe, fixed)
     stages = [sweeps.parse_stage(words) for words in (over, then) if words] or sweeps.DEFAULTS[opened.method.rule]
-    folder = out or Path("sweeps") / folder_name(recipe, fixed)
-    task = make_task(opened)
-    folder.mkdir(parents=True, exist_ok=True)
     first = {f"{key}={values[0]}" for stage in stages for key, values in stage.items()}
     open_recipe(recipe, [*fixed, *sorted(first)])  # a typo in a key is told before anything is trained
+    task = make_task(opened)
+    folder = out or Path("sweeps") / folder_name(recipe, fixed)
+    folder.mkdir(parents=True, exist_ok=True)
     trials = sweeps.sweep(
         folder_name(recipe, fixed),
         stages,

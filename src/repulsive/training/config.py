@@ -70,6 +70,14 @@ def read(
     return _merge(read(file, resolve, (*_children, here)), tree)
 
 
+def parse_value(text: str) -> Any:
+    """What stands behind `key=`: TOML, or a bare word."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
 def build(kind: type[T], tree: Mapping[str, Any], *, source: str = "config") -> T:
     """A dataclass from nested tables, checked key by key."""
     return typing.cast(T, _convert(kind, dict(tree), source))
@@ -92,10 +100,7 @@ def _set(tree: dict[str, Any], change: str) -> None:
     name, equals, text = change.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"--set {change!r}: write it as key=value, such as optimizer.lr=0.001")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word
+    value = parse_value(text)
     *tables, last = name.strip().split(".")
     for table in tables:
         inner = tree.setdefault(table, {})
@@ -133,6 +138,8 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
         return origin(_convert(k, v, f"{place}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is float and isinstance(value, float) and value != value:
+        raise ConfigError(f"{place}: must be a number, and nan is none")
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     if kind is type(None) and value is None:
@@ -149,7 +156,7 @@ def _fill(kind: Any, value: Any, place: str) -> Any:
     known = {field.name: field for field in dataclasses.fields(kind) if field.init}
     for key in value:
         if key not in known:
-            raise ConfigError(f"{place}: unknown key {key!r}{_near(key, list(known))}")
+            raise ConfigError(f"{place}: unknown key {key!r}{_near_key(key, hints, list(known))}")
     missing = [
         name
         for name, field in known.items()
@@ -173,6 +180,20 @@ def _first(options: Sequence[Any], value: Any, place: str) -> Any:
         except ConfigError as error:
             errors.append(str(error))
     raise ConfigError(errors[0] if len(errors) == 1 else " or ".join(dict.fromkeys(errors)))
+
+
+def _near_key(word: str, hints: Mapping[str, Any], known: Sequence[str]) -> str:
+    """A key that is nearly the same, or the same in one of the tables below, else all there are."""
+    below = [
+        f"{name}.{field.name}"
+        for name in known
+        if dataclasses.is_dataclass(hints[name])
+        for field in dataclasses.fields(hints[name])
+    ]
+    same = [path for path in below if path.rpartition(".")[2] == word]
+    if same:
+        return f"; did you mean {' or '.join(map(repr, same))}?"
+    return _near(word, known)
 
 
 def _near(word: object, known: Sequence[Any]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError, RunError
+from repulsive.training.config import parse_value
 from repulsive.training.launch import Spec
 from repulsive.training.runs import RunFolder
 
@@ -125,7 +126,8 @@ def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) 
     for change in changes:
         key, _, value = change.partition("=")
         table, _, last = key.rpartition(".")
-        tables.setdefault(table, []).append(f"{last} = {value}")
+        parsed = parse_value(value)
+        tables.setdefault(table, []).append(f"{last} = {json.dumps(parsed) if isinstance(parsed, str) else value}")
     lines = [f"# {comment}", f"extends = {json.dumps(parent)}", *tables.pop("", [])]
     for table, entries in tables.items():
         lines += ["", f"[{table}]", *entries]

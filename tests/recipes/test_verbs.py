@@ -1,0 +1,176 @@
+"""sweep, evaluate, ls and demo on a tiny generated set: what they choose, print and write."""
+
+import json
+
+import pytest
+import torch
+
+from repulsive.cli import main
+from repulsive.data.prepare import prepare
+from repulsive.errors import ConfigError
+from repulsive.recipes import open_recipe
+from repulsive.recipes.demo import Demo
+from repulsive.training import sweep as sweeps
+from repulsive.training.runs import RunFolder
+from repulsive.training.tables import rows
+
+TINY = {"model.units": 4, "model.hidden": 4, "model.heads": 3, "model.mlp": 8, "model.embedding": 6,
+        "training.epochs": 1, "training.batch": 16}  # fmt: skip
+CHANGES = [f"{key}={value}" for key, value in TINY.items()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verbs")
+    prepare("reviews", None, folder / "data", train=120, dev=40, test=60)
+    return folder
+
+
+@pytest.fixture
+def repulsive(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*words, code=0):
+        with pytest.raises(SystemExit) as left:
+            main([str(word) for word in words])
+        seen = capsys.readouterr()
+        assert left.value.code == code, seen.err
+        return seen.out if code == 0 else seen.err
+
+    return run
+
+
+def settings(*more):
+    return [word for change in [*CHANGES, "data.folder=data", *more] for word in ("--set", change)]
+
+
+@pytest.fixture(scope="module")
+def trained(place):
+    """Two recipes with two seeds each, trained side by side through the demo's own path."""
+    from repulsive.data.prepared import Prepared
+
+    demo = Demo(Prepared.load(place / "data"), "Toy.", "reviews", place / "demo", seeds=2, changes=CHANGES)
+    text, page = demo.run(2, lambda line: None)
+    return demo, text, page
+
+
+def test_the_demo_prints_what_its_runs_measured_and_draws_every_method(trained):
+    demo, text, page = trained
+    found = rows([demo.out / "runs" / method for method in ("ma", "frobenius", "svgd", "spos")])
+    assert [row.label for row in found] == ["MA", "MA + R", "SVGD", "SPOS"]
+    shown = page.read_text()
+    for row in found:
+        values = [RunFolder(row.folder / f"seed-{seed}").result["test"]["accuracy"] for seed in (0, 1)]
+        mean = sum(values) / 2
+        assert row.seeds == (0, 1) and row.cells["accuracy"].mean == pytest.approx(mean)
+        assert f"{mean:.4f}" in text and f"{100 * mean:.1f}" in shown
+    assert "coverage" in text and "evidence" in shown
+    assert page == demo.out / "report.html"
+    review = demo.data.parts["test"].sentences[0]
+    words = {demo.data.vocabulary.words[i] for i in review.values.tolist()}
+    assert sum(word in shown for word in words) > 50
+
+
+def test_the_demo_does_not_train_again(trained):
+    demo, text, _ = trained
+    stamps = {path: path.stat().st_mtime_ns for path in demo.out.rglob("result.json")}
+    again, _ = demo.run(2, lambda line: None)
+    assert again == text and {p: p.stat().st_mtime_ns for p in demo.out.rglob("result.json")} == stamps
+
+
+def test_evaluate_finds_what_training_reported(trained, repulsive):
+    demo = trained[0]
+    out = repulsive("evaluate", demo.out / "runs" / "svgd", "--device", "cpu", "--json")
+    (row,) = json.loads(out)
+    for seed in (0, 1):
+        result = RunFolder(demo.out / "runs" / "svgd" / f"seed-{seed}").result
+        assert row["label"] == "SVGD" and result is not None
+    mean = sum(RunFolder(demo.out / "runs" / "svgd" / f"seed-{s}").result["test"]["nll"] for s in (0, 1)) / 2
+    assert row["cells"]["nll"]["mean"] == pytest.approx(mean, rel=1e-6)
+    both = repulsive("evaluate", demo.out / "runs" / "ma", demo.out / "runs" / "spos", "--part", "dev")
+    assert "SPOS against MA, accuracy" in both and "2 seeds x 40 items" in both
+
+
+def test_evaluate_refuses_what_it_cannot_do(trained, repulsive, place):
+    run = trained[0].out / "runs" / "ma" / "seed-0"
+    assert "no run that has ended" in repulsive("evaluate", place / "data", code=2)
+    assert "part 'tset'" in repulsive("evaluate", run, "--part", "tset", code=2)
+    prepare("reviews", None, place / "other", train=30, dev=10, test=10)
+    assert "do not fit" in repulsive("evaluate", run, "--data", place / "other", "--device", "cpu", code=2)
+
+
+def test_ls_shows_recipes_and_runs(trained, repulsive):
+    out = repulsive("ls", "--out", trained[0].out / "runs")
+    assert "yelp/svgd" in out and "SVGD" in out
+    assert out.count("done in") == 8
+    assert "no runs in nowhere" in repulsive("ls", "--out", "nowhere")
+    assert "runs in" not in repulsive("ls", "--recipes")
+
+
+def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
+    words = ["sweep", "reviews/spos", *settings(), "--over", "method.ratio=0.1,3.0", "--then", "method.beta=100.0,1e6",
+             "--jobs", 2, "--device", "cpu", "--out", "swept"]  # fmt: skip
+    out = repulsive(*words)
+    assert out.count("dev accuracy") == 5  # four trials and the best
+    recipe = open_recipe(place / "swept" / "best.toml")
+    assert recipe.model.units == 4 and recipe.method.rule == "spos"
+    found = {}
+    for path in (place / "swept" / "runs").rglob("result.json"):
+        tables = json.loads((path.parent / "recipe.json").read_text())
+        found[tables["method"]["ratio"], tables["method"]["beta"]] = json.loads(path.read_text())["dev"]["accuracy"]
+    default = open_recipe("reviews/spos").method.beta
+    first = max((0.1, 3.0), key=lambda ratio: found[ratio, default])
+    second = max((100.0, 1e6), key=lambda beta: found[first, beta])
+    assert (recipe.method.ratio, recipe.method.beta) == (first, second)
+    stamps = {path: path.stat().st_mtime_ns for path in (place / "swept").rglob("result.json")}
+    again = repulsive(*words)
+    assert again.splitlines()[-1] == out.splitlines()[-1]
+    assert {path: path.stat().st_mtime_ns for path in (place / "swept").rglob("result.json")} == stamps
+
+
+def test_a_sweep_says_what_is_wrong_before_it_trains(repulsive, place):
+    assert "did you mean 'ratio'" in repulsive(
+        "sweep", "reviews/svgd", *settings(), "--over", "method.rato=0.1", "--out", "wrong", code=2
+    )
+    assert "key=value,value" in repulsive("sweep", "reviews/svgd", *settings(), "--over", "method.ratio", code=2)
+    assert "cannot be opened" in repulsive(
+        "sweep", "reviews/svgd", *settings(), "--over", "method.ratio=0.1", "--storage", "nonsense", code=2
+    )
+    assert not (place / "wrong").exists()
+
+
+def test_trials_of_a_killed_process_are_taken_up_again(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    storage = f"sqlite:///{tmp_path / 'a.db'}"
+    stage = {"x": ["1", "2"]}
+    study = sweeps._study("s/1", storage)
+    sweeps._enqueue(study, stage)
+    (taken,) = sweeps._take(study, stage, 1)  # and the process dies here
+    sweeps._enqueue(study, stage)
+    waiting = study.get_trials(states=(optuna.trial.TrialState.WAITING,))
+    assert sorted(t.system_attrs["fixed_params"]["x"] for t in waiting) == ["1", "2"]
+    assert taken.params["x"] in ("1", "2")
+
+
+def test_stages_are_read_or_refused():
+    assert sweeps.parse_stage(["a.b=1, 2", "c=x"]) == {"a.b": ["1", "2"], "c": ["x"]}
+    for word in ("a", "=1", "a=", "a=1,,2"):
+        with pytest.raises(ConfigError, match="key=value"):
+            sweeps.parse_stage([word])
+
+
+def test_default_stages_are_settings_that_exist():
+    for rule, stages in sweeps.DEFAULTS.items():
+        words = [f"{key}={values[0]}" for stage in stages for key, values in stage.items()]
+        assert open_recipe("yelp/ma", [f"method.rule={rule}", *words]).method.rule == rule
+
+
+def test_words_of_the_page_are_those_of_the_test_set(trained):
+    demo = trained[0]
+    examples = demo._examples(rows([demo.out / "runs" / "ma"]))
+    for example in examples:
+        (reading,) = example.readings
+        assert reading.attention.shape == (3, len(example.tokens))
+        assert torch.allclose(reading.attention.sum(-1), torch.ones(3))
+        assert example.evidence and all(p < len(example.tokens) for places in example.evidence.values() for p in places)
