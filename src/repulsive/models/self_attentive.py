@@ -17,6 +17,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from repulsive.models.lstm import two_way
+
 
 @dataclass(frozen=True)
 class SelfAttentiveConfig:
@@ -132,20 +134,9 @@ class SentenceEncoder(nn.Module):
         """Tokens [B, T], padded at the end -> attention [B, M, T] and sentences [B, M, 2u]."""
         lengths = self._lengths(tokens) if lengths is None else lengths.to(tokens.device, non_blocking=True)
         lengths = lengths.clamp(min=1)  # an empty sentence is read as one padding word: no softmax over nothing
-        places = torch.arange(tokens.shape[1], device=tokens.device)  # [T]
-        ends = lengths.unsqueeze(1)  # [B, 1]
-        return self.attention(self._read(self.embedding(tokens), places, ends), places < ends)
-
-    def _read(self, words: Tensor, places: Tensor, ends: Tensor) -> Tensor:
-        """Both directions, [B, T, E] -> [B, T, 2u].
-
-        The backward one reads each sentence mirrored, so that padding comes last for both and is never read before a
-        word. Shapes depend on nothing but the batch's: no packing, no wait for the device.
-        """
-        mirrored = torch.where(places < ends, ends - 1 - places, places).unsqueeze(-1)  # [B, T, 1]
-        ahead = self.forwards(words)[0]  # [B, T, u]
-        back = self.backwards(words.gather(1, mirrored.expand_as(words)))[0]  # [B, T, u]
-        return torch.cat([ahead, back.gather(1, mirrored.expand_as(back))], -1)
+        states = two_way(self.embedding(tokens), lengths, self.forwards, self.backwards)  # [B, T, 2u]
+        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)  # [B, T]
+        return self.attention(states, real)
 
     def _lengths(self, tokens: Tensor) -> Tensor:
         real = tokens != self.config.padding  # [B, T]
