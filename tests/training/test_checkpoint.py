@@ -95,6 +95,23 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, tmp_path):
         checkpoints.latest()
 
 
+def test_a_damaged_checkpoint_does_not_push_out_good_ones(tmp_path):
+    """It has the highest number until a training that went on from an earlier one has passed it."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    (checkpoints.save(9, {"step": 9}) / "state.json").write_text("{")
+    for step in (5, 6):
+        checkpoints.save(step, {"step": step})
+        assert checkpoints.latest() == (step, {"step": step})
+    assert [path.name for path in checkpoints.found()] == ["step-000000006"]
+
+
+def test_a_manifest_that_lists_nothing_is_damaged(tmp_path):
+    last = Checkpoints(tmp_path).save(1, {"step": 1})
+    (last / MANIFEST).write_text('{"format": 1, "step": 1, "sha256": {}}')
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        load(last)
+
+
 def test_a_full_disk_is_a_clear_error_and_harms_nothing(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, example(1))

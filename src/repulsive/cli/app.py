@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from repulsive.cli.prepare import prepare
 from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
 from repulsive.errors import RepulsiveError
+from repulsive.training.stopping import Stopped
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
@@ -59,23 +61,29 @@ def run(arguments: list[str]) -> int:
         arguments: the words after `repulsive`.
 
     Returns:
-        0, or 2 after one line on stderr where the user can put it right.
+        0; 2 after one line on stderr where the user can put it right; 128 and the number of the signal where one
+        ended it: 130 after Ctrl-C, 143 after SIGTERM.
     """
     try:
         code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
     except RepulsiveError as error:
         return _complain(str(error))
-    except typer.Abort:
-        return _complain("stopped")
+    except Stopped as stopped:
+        return _complain(str(stopped), stopped.code)
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
     except Exception as error:
         # Click's usage errors: Typer has its own copy of Click in some versions, so they are known by their method.
         if not hasattr(error, "format_message"):
             raise
         return _complain(f"{error.format_message()} (see: repulsive --help)")
+    if code == 130:  # Ctrl-C: some versions of Typer raise, some return
+        return _complain("stopped", code)
     return code if isinstance(code, int) else 0
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, code: int = 2) -> int:
     line = " ".join(message.split())
-    print(f"repulsive: {line}", file=sys.stderr)
-    return 2
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun starts a command many times: one on each machine speaks
+        print(f"repulsive: {line}", file=sys.stderr)
+    return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,13 +22,19 @@ def train(
     """Train recipes; the first is what the others are compared with. The same command goes on where it was stopped."""
     from repulsive.recipes import make_task
     from repulsive.recipes.plan import plan
-    from repulsive.training.launch import train_here, train_many
-    from repulsive.training.tables import as_markdown, rows
+    from repulsive.training.launch import speaks, train_here, train_many
+    from repulsive.training.tables import as_markdown, ended, rows
 
     specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device)
     if len(specs) == 1:
         train_here(specs[0], make_task, quiet)
-    else:
-        train_many(specs, make_task, jobs, None if quiet else lambda spec, how: typer.echo(f"{spec.folder}: {how}"))
-    folders = list(dict.fromkeys(spec.folder.parent for spec in specs))
-    typer.echo(as_markdown(rows([specs[0].folder] if len(specs) == 1 else folders)))
+        if speaks():
+            typer.echo(as_markdown(rows([specs[0].folder])))
+        return
+    live = not quiet and sys.stderr.isatty()
+    tell = None if quiet or live else lambda spec, how: typer.echo(f"{spec.folder}: {how}", err=True)
+    try:
+        train_many(specs, make_task, jobs, tell, show=live)
+    finally:  # a run that failed or was stopped hides none of those that ended
+        if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
+            typer.echo(as_markdown(rows(folders)))

@@ -53,7 +53,7 @@ def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:
     """A recipe from nested tables, as a run folder keeps them."""
     task = tables.get("task")
-    if task not in KINDS:
+    if not isinstance(task, str) or task not in KINDS:
         raise ConfigError(f"{source}: task must be one of {', '.join(KINDS)}, not {task!r}")
     return config.build(KINDS[task][0], tables, source=source)
 

@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from repulsive.data.batches import Batch, Buckets
 from repulsive.data.prepared import Part, Prepared
+from repulsive.errors import ConfigError
 from repulsive.metrics import classification as metrics
 from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig, SentenceClassifier
 from repulsive.regularizers import frobenius
 from repulsive.training.recipe import Recipe
-from repulsive.training.task import Evaluation, Inputs
+from repulsive.training.task import Evaluation, Forward, Inputs
 
 _EVALUATED_AT_ONCE = 256
 
@@ -63,6 +64,15 @@ class Model:
     dropout: float = 0.5
     gate: int = 600
 
+    def __post_init__(self) -> None:
+        for name in ("units", "hidden", "heads", "mlp", "gate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.embedding < 0:
+            raise ValueError(f"embedding={self.embedding} must not be negative")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Recipe):
@@ -86,6 +96,12 @@ class ClassificationTask:
     def __init__(self, recipe: Classification) -> None:
         self.recipe = recipe
         self.data = Prepared.load(recipe.data.folder)
+        width, vectors = recipe.model.embedding, self.data.vectors
+        if vectors is not None and width not in (0, vectors.shape[1]):
+            raise ConfigError(
+                f"model.embedding={width}: the vectors in {recipe.data.folder} have {vectors.shape[1]} numbers each; "
+                "leave it out, or prepare the data without vectors"
+            )
         self.parts: dict[str, Part] = dict(self.data.parts)
         train = self.parts["train"]
         self.num_data = max(1, round(len(train) * recipe.data.share))
@@ -129,7 +145,7 @@ class ClassificationTask:
     def fetch(self, batch: Batch) -> Inputs:
         return {"indices": batch.indices}
 
-    def loss(self, model: nn.Module, inputs: Inputs, length: int) -> Tensor:
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
         part, indices = self.parts["train"], inputs["indices"]
         penalty = self.recipe.method.penalty
         logits, *seen = _as_tuple(model(*_arguments(part, indices, length), collect=penalty > 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from repulsive.errors import ConfigError
 from repulsive.recipes import open_recipe
 from repulsive.training.launch import Spec
 
-_LONGEST = 120
+_LONGEST = 120  # bytes; file systems take 255
+_AMBIGUOUS = {"schedule"}  # keys of more than one table
 
 
 def plan(
@@ -45,10 +45,10 @@ def plan(
         raise ConfigError("give --seed or --seeds, not both")
     specs = []
     for name in recipes:
-        recipe = open_recipe(name, changes)
-        for number in range(seeds) if seeds else [recipe.seed if seed is None else seed]:
-            folder = out / folder_name(name, changes) / f"seed-{number}"
-            specs.append(Spec(dataclasses.replace(recipe, seed=number), folder, device))
+        own = open_recipe(name, changes).seed
+        for number in range(seeds) if seeds else [own if seed is None else seed]:
+            recipe = open_recipe(name, [*changes, f"seed={number}"])
+            specs.append(Spec(recipe, out / folder_name(name, changes) / f"seed-{number}", device))
     folders = [spec.folder for spec in specs]
     for folder in folders:
         if folders.count(folder) > 1:
@@ -57,14 +57,20 @@ def plan(
 
 
 def folder_name(recipe: str, changes: Sequence[str] = ()) -> str:
-    """`yelp/svgd` with `method.alpha=0.3` -> `yelp/svgd+alpha=0.3`."""
-    name = Path(recipe).stem if recipe.endswith(".toml") else recipe
+    """`yelp/svgd` with `method.alpha=0.3` -> `yelp/svgd+alpha=0.3`; a file counts by its name alone.
+
+    Whatever the values, the name stays below the folder of runs and within what file systems take; two that differ
+    only in characters that no name can have may come out alike, and then the run's folder says so.
+    """
+    path = Path(recipe)
+    name = path.name.removesuffix(".toml") if path.suffix == ".toml" or path.is_file() else recipe
     short = []
     for change in changes:
-        key, _, value = change.partition("=")
-        short.append(re.sub(r"[^\w.=-]+", "_", f"{key.rpartition('.')[2]}={value}"))
+        key, _, value = (part.strip() for part in change.partition("="))
+        leaf = key.rpartition(".")[2]
+        short.append(re.sub(r"[^\w.=-]+", "_", f"{key if leaf in _AMBIGUOUS else leaf}={value}"))
     full = "+".join([name, *short])
-    if len(full) <= _LONGEST:
+    if len(full.encode()) <= _LONGEST:
         return full
     return f"{name}+{hashlib.sha256(full.encode()).hexdigest()[:12]}"
 

@@ -47,8 +47,7 @@ def score(folders: Sequence[Path], part: str, data: Path | None = None, device: 
 def evaluate(run: RunFolder, part: str, data: Path | None, device: torch.device) -> Evaluation:
     """One run's best weights on a part of its own data, or of others."""
     task, model = load_run(run, device, data)
-    half = torch.autocast(device.type, torch.bfloat16, enabled=run.recipe["training"]["precision"] == "bf16")
-    with torch.inference_mode(), half:
+    with torch.inference_mode():
         return task.evaluate(model, part)
 
 

@@ -58,10 +58,12 @@ class CapturedGradients:
         if self._seen[key] < _SEEN:
             self._on_side_stream(moved, length)
         else:
-            self._graphs[key] = captured = _Captured(torch.cuda.CUDAGraph(), moved)
+            own = {name: value.clone() for name, value in moved.items()}  # replays overwrite them
+            captured = _Captured(torch.cuda.CUDAGraph(), own)
             torch.cuda.synchronize(self._device)
             with torch.cuda.graph(captured.graph, pool=self._pool, stream=self._stream):
-                self._from_zero(moved, length)
+                self._from_zero(own, length)
+            self._graphs[key] = captured
             captured.graph.replay()  # capturing computes nothing
 
     def _on_side_stream(self, inputs: Inputs, length: int) -> None:

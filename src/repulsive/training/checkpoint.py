@@ -16,6 +16,7 @@ from repulsive.errors import CheckpointError
 from repulsive.training.trees import pack, unpack
 
 MANIFEST = "manifest.json"
+_FILES = _TENSORS, _STATE = "tensors.safetensors", "state.json"
 FORMAT = 1
 
 
@@ -52,11 +53,14 @@ class Checkpoints:
             _sync(self.folder)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
+            before = "the checkpoint before it is whole" if self.found() else "there was none before it"
             raise CheckpointError(
-                f"{final}: cannot be written ({error.strerror}); the checkpoint before it is whole. Make room and run "
-                "the same command again"
+                f"{final}: cannot be written ({error.strerror}); {before}. Make room and run the same command again"
             ) from None
-        for old in self.found()[self.keep :]:
+        found = self.found()
+        here = found.index(final)
+        # Later ones are damaged, or the training would have gone on from them: they must not crowd out good ones.
+        for old in (*found[:here], *found[here + self.keep :]):
             shutil.rmtree(old, ignore_errors=True)
         return final
 
@@ -76,16 +80,18 @@ class Checkpoints:
                 return load(path)
             except CheckpointError as error:
                 damaged.append(str(error))
-                warnings.warn(f"{error}; using the one before it", stacklevel=2)
+                warnings.warn(f"{error}; looking for the one before it", stacklevel=2)
         if damaged:
-            raise CheckpointError(f"no checkpoint in {self.folder} is whole: {damaged[0]}")
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole: {damaged[0]}. Remove that folder to train from the start"
+            )
         return None
 
     def _write(self, folder: Path, step: int, state: dict[str, Any]) -> None:
         from safetensors.torch import save
 
         tensors, skeleton = pack(state)
-        contents = {"tensors.safetensors": save(tensors), "state.json": json.dumps(skeleton).encode()}
+        contents = {_TENSORS: save(tensors), _STATE: json.dumps(skeleton).encode()}
         for name, data in contents.items():
             _write_synced(folder / name, data)
         listed = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
@@ -114,15 +120,16 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"{path}: has format {manifest['format']!r}; this version reads {FORMAT}")
-        contents = {name: (path / name).read_bytes() for name in manifest["sha256"]}
+        expected = {name: manifest["sha256"][name] for name in _FILES}
+        contents = {name: (path / name).read_bytes() for name in _FILES}
     except OSError as error:
         raise CheckpointError(f"{path}: {Path(str(error.filename)).name} cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: {MANIFEST} is damaged ({error})") from None
     for name, data in contents.items():
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"][name]:
+        if hashlib.sha256(data).hexdigest() != expected[name]:
             raise CheckpointError(f"{path}: {name} is damaged (its checksum differs from the manifest's)")
-    state = unpack(from_bytes(contents["tensors.safetensors"]), json.loads(contents["state.json"]))
+    state = unpack(from_bytes(contents[_TENSORS]), json.loads(contents[_STATE]))
     return int(manifest["step"]), state
 
 

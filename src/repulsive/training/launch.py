@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
-from repulsive.errors import RepulsiveError, RunError
-from repulsive.training.loop import Loop, Stopped
+from repulsive.errors import ConfigError, RunError
+from repulsive.training.loop import Loop
+from repulsive.training.overview import Overview
 from repulsive.training.recipe import Recipe
 from repulsive.training.runs import RunFolder
+from repulsive.training.stopping import Stopped, listening
 from repulsive.training.task import Task
 from repulsive.training.watch import Live, Log, Watcher
+from repulsive.training.workers import DONE, STOPPED, Crew
 
 MakeTask = Callable[[Recipe], Task]  # a function of a module, so that other processes find it
-_LOG = "log.txt"
+_LOOK = 0.25  # seconds between two looks at signals and, at a terminal, at the runs
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
         RepulsiveError: the data, the recipe or the folder are not right, or the loss diverged.
     """
     task = make_task(spec.recipe)
-    if quiet or os.environ.get("RANK", "0") != "0":
+    if quiet or not speaks():
         watcher = Watcher()
     elif sys.stderr.isatty():
         watcher = Live(task.shown, title=str(spec.folder))
@@ -63,17 +63,30 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
     return _train(spec, task, watcher)
 
 
-def _train(spec: Spec, task: Task, watcher: Watcher) -> dict[str, Any]:
+def speaks() -> bool:
+    """Whether this process is to print: of those that `torchrun` started, the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _train(spec: Spec, task: Task, watcher: Watcher, file: TextIO | None = None) -> dict[str, Any]:
     folder = RunFolder(spec.folder, spec.recipe.training.keep)
     try:
-        return Loop(task, spec.recipe, folder, watcher, spec.device).run()
+        with _warnings_as_lines(file):
+            return Loop(task, spec.recipe, folder, watcher, spec.device).run()
+    except torch.OutOfMemoryError:
+        raise RunError(f"{spec.folder}: out of memory on the device; lower --jobs or training.batch") from None
     finally:
         watcher.close()
         folder.close()
 
 
 def train_many(
-    specs: Sequence[Spec], make_task: MakeTask, jobs: int = 0, on_end: Callable[[Spec, str], None] | None = None
+    specs: Sequence[Spec],
+    make_task: MakeTask,
+    jobs: int = 0,
+    on_end: Callable[[Spec, str], None] | None = None,
+    *,
+    show: bool = False,
 ) -> None:
     """Train runs side by side. A run that ended before is left alone.
 
@@ -85,82 +98,58 @@ def train_many(
         make_task: recipe -> task.
         jobs: runs at the same time; 0: as many as there are cores.
         on_end: told of every run as it ends: "done", "stopped" or what went wrong.
+        show: draw a live table of all runs on stderr.
 
     Raises:
-        Stopped: Ctrl-C; runs that had begun are saved.
+        Stopped: Ctrl-C or SIGTERM came; runs that had begun are saved.
         RunError: some runs failed, after all others have ended.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("torchrun trains one run in many processes; start many runs without it, with --jobs")
     tell = on_end or (lambda spec, how: None)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = min(jobs or cores, len(specs))
-    failed: list[str] = []
-    with _shared_gpu(specs), _threads(max(1, cores // jobs)):
-        pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_prepare_worker, initargs=(os.getpid(),))
-        waiting: dict[Future[str], Spec] = {pool.submit(_work, spec, make_task): spec for spec in specs}
-        try:
-            while waiting:
-                ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    spec = waiting.pop(future)
-                    how = _outcome(future)
-                    tell(spec, how)
-                    if how != "done":
-                        failed.append(f"{spec.folder}: {how}")
-        except KeyboardInterrupt:
-            _stop(pool)
-            raise Stopped(f"stopped with {len(waiting)} of {len(specs)} runs to go; the same command goes on") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+    todo, left, failed = list(specs), 0, []
+    with ExitStack() as stack:
+        stack.enter_context(_shared_gpu(specs))
+        stack.enter_context(_threads(max(1, cores // max(1, jobs))))
+        request = stack.enter_context(listening())
+        crew = stack.enter_context(Crew(functools.partial(_one, make_task=make_task)))
+        overview = stack.enter_context(Overview(specs)) if show else None
+        asked = False
+        while crew.busy or (todo and not asked):
+            if request.number is not None and not asked:
+                asked = True
+                crew.stop()
+            while todo and not asked and crew.busy < jobs:
+                crew.start(todo.pop(0))
+            for spec, how in crew.ended(_LOOK):
+                tell(spec, how)
+                left += how == STOPPED
+                if how != DONE:
+                    failed.append(f"{spec.folder}: {how}")
+                if overview is not None:
+                    overview.ended(spec, how)
+            if overview is not None:
+                overview.look()
+    if request.number is not None and (left := left + len(todo)):
+        raise Stopped(f"stopped with {left} of {len(specs)} runs to go; the same command goes on", request.number)
     if failed:
         raise RunError(f"{len(failed)} of {len(specs)} runs failed; the first: {failed[0]}")
 
 
-def _work(spec: Spec, make_task: MakeTask) -> str:
-    """Train one run in a worker; what it would have printed goes into the run's folder."""
-    spec.folder.mkdir(parents=True, exist_ok=True)
-    with open(spec.folder / _LOG, "a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
-        try:
-            task = make_task(spec.recipe)
-            _train(spec, task, Log(file, task.shown))
-        except Stopped:
-            return "stopped"
-        except RepulsiveError as error:
-            print(error, file=file)
-            return " ".join(str(error).split())
-        except torch.OutOfMemoryError as error:
-            print(error, file=file)
-            return "out of memory on the device; lower --jobs or training.batch"
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-    return "done"
+def _one(spec: Spec, file: TextIO, make_task: MakeTask) -> None:
+    """Train one run in a worker."""
+    task = make_task(spec.recipe)
+    _train(spec, task, Log(file, task.shown), file)
 
 
-def _outcome(future: Future[str]) -> str:
-    error = future.exception()
-    if error is None:
-        return future.result()
-    return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
-def _prepare_worker(parent: int) -> None:
-    """Ctrl-C is the parent's to answer, and a worker does not outlive its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _stop(pool: ProcessPoolExecutor) -> None:
-    """Ask every worker to save and end."""
-    for process in list((pool._processes or {}).values()):
-        if process.is_alive():
-            process.terminate()
+@contextmanager
+def _warnings_as_lines(file: TextIO | None) -> Iterator[None]:
+    """One line for a warning, without the code it came from; None is stderr, whatever that is by then."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"repulsive: {message}", file=file or sys.stderr)
+        yield
 
 
 @contextmanager

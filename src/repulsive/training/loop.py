@@ -6,11 +6,9 @@ a checkpoint has to hold is little: weights, the optimiser, the random generator
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,17 +19,16 @@ from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.training import methods
 from repulsive.training.capture import CapturedGradients
 from repulsive.training.meter import Meter
+from repulsive.training.processes import Processes
 from repulsive.training.recipe import Recipe
 from repulsive.training.runs import RunFolder
+from repulsive.training.stopping import Request, Stopped, listening
 from repulsive.training.task import Evaluation, Inputs, Task
 from repulsive.training.trees import random_state, restore_random_state
 from repulsive.training.watch import Watcher
 
 PARTS = ("dev", "test")
-
-
-class Stopped(Exception):
-    """The user or the system asked the training to stop; it is saved and goes on with the same command."""
+_HEADS = ("ratio", "drive", "repulsion", "distance", "bandwidth", "alpha")
 
 
 class Loop:
@@ -49,13 +46,16 @@ class Loop:
         self, task: Task, recipe: Recipe, folder: RunFolder, watcher: Watcher, device: str | None = None
     ) -> None:
         self.task, self.recipe, self.folder, self.watcher = task, recipe, folder, watcher
-        self.accelerator = _accelerator(recipe.training.precision, device)
-        self.device = self.accelerator.device
-        self.main = self.accelerator.is_main_process
+        self.processes = Processes(device)
+        self.accelerator, self.device = self.processes.accelerator, self.processes.device
         self.step = self.epoch = self.position = 0  # position: batches of this epoch that are done
         self.best: dict[str, Any] | None = None  # value, step and weights
         self.seconds = 0.0
-        self._stop = False
+        self._saved_step = -1
+        self._known_heads: dict[str, float] = {}  # as a checkpoint had them; the handle forgets what it measured
+        self._request = Request()
+        # Elsewhere a look at the loss means to wait for it: there it is checked when it is logged, and before a save.
+        self._check_every_step = self.device.type == "cpu" and self.processes.alone
         self._per_epoch = len(task.order(0))
         self.total = recipe.training.epochs * self._per_epoch
 
@@ -69,24 +69,22 @@ class Loop:
             DivergedError: the loss is not a number.
             RunError, CheckpointError: the folder is another run's, or cannot be written.
         """
-        if self.main:
-            with self.folder.locked():
-                return self._run()
-        return self._run()
+        with ExitStack() as stack:
+            self.processes.together(lambda: stack.enter_context(self.folder.locked()))
+            return self._run()
 
     def _run(self) -> dict[str, Any]:
-        if self.main:
-            self.folder.claim(self.recipe, self.task.checksums, _describe(self.device))
-        self.accelerator.wait_for_everyone()
+        device = _describe(self.device)
+        self.processes.together(lambda: self.folder.claim(self.recipe, self.task.checksums, device))
         if (known := self.folder.result) is not None:
             self.watcher.finished(known)
             return known
-        self._build()
-        self._resume()
-        self.watcher.started(self.step, self.total, self._per_epoch)
-        with self._signals():
+        with listening() as self._request:
+            self._build()
+            self._resume()
+            self.watcher.started(self.step, self.total, self._per_epoch)
             self._train()
-        return self._finish()
+            return self._finish()
 
     def _build(self) -> None:
         torch.manual_seed(self.recipe.seed)
@@ -99,10 +97,10 @@ class Loop:
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare: nn.Module = self.accelerator.unwrap_model(self.model)
         self.handle = methods.attach(self.bare, self.optimizer, self.recipe, self.task.num_data, self.total)
-        torch.manual_seed(self.recipe.seed * 1_000_003 + self.accelerator.process_index)  # dropout differs by rank
+        torch.manual_seed(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
         self.meter = Meter(self.device)
         self._gradients: Any = self._eager
-        if self.recipe.training.capture and self.device.type == "cuda" and self.accelerator.num_processes == 1:
+        if self.recipe.training.capture and self.device.type == "cuda" and self.processes.alone:
             self._gradients = CapturedGradients(self._compute, self.bare.parameters(), self.device)
 
     def _train(self) -> None:
@@ -116,30 +114,30 @@ class Loop:
                 self.position += 1
                 self.step += 1
                 last = self.position == len(batches)
-                if self.device.type == "cpu" and self.accelerator.num_processes == 1:
-                    self._check()  # costs nothing there
+                if self._check_every_step:
+                    self._check()
                 if self.step % training.log_every == 0 or last:
                     self._log()
-                if self.step % training.evaluate_every == 0 if training.evaluate_every else last:
+                if self._should_look(last):
                     self._look()
                 if last:
                     self.epoch, self.position = self.epoch + 1, 0
                 if self._should_save(last) and self.step < self.total:
                     self._save()
-                if self._stopping():
+                if (number := self._stopping()) and self.step < self.total:
                     if self._saved_step != self.step:
                         self._save()
-                    raise Stopped(f"stopped at step {self.step} of {self.total}; the same command goes on from there")
+                    where = f"step {self.step} of {self.total}"
+                    raise Stopped(f"stopped at {where}; the same command goes on from there", number)
 
     def _learn(self, batch: Any) -> None:
         rate = methods.rate_at(self.step, self.recipe.optimizer, self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        processes, mine = self.accelerator.num_processes, batch
-        self._share = 1.0
-        if processes > 1:  # every process takes some items of the same batch; means are weighted by their numbers
-            mine, count = _slice(batch, self.accelerator.process_index, processes)
-            self._share = count * processes / len(batch)
+        mine, self._share = batch, 1.0
+        if not self.processes.alone:  # each takes some items of the same batch; means are weighted by their numbers
+            mine, count = _slice(batch, self.processes.index, self.processes.count)
+            self._share = count * self.processes.count / len(batch)
         self._gradients(self.task.fetch(mine), mine.length)
         self.optimizer.step()
 
@@ -148,41 +146,69 @@ class Loop:
         self._compute({name: x.to(self.device, non_blocking=True) for name, x in inputs.items()}, length)
 
     def _compute(self, inputs: Inputs, length: int) -> None:
-        loss = self.task.loss(self.model, inputs, length) * self._share
+        loss = self.task.loss(self._forward, inputs, length) * self._share
         self.accelerator.backward(loss)
         self.meter.add(loss.detach())
+
+    def _forward(self, *inputs: Any, **settings: Any) -> Any:
+        """The model in the training's precision; the loss around it, and evaluations, stay in float32."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "bf16"):
+            return self.model(*inputs, **settings)
 
     # -- looking ------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
+        """Raise if a loss since the last look was not finite, and say which was the first."""
         bad = self.meter.first_bad()
-        if bad is None:
-            return
-        step = self.step - self.meter.count() + bad + 1
+        if bad is not None:
+            self._diverged(self.step - self.meter.count() + bad + 1, "the loss is not a finite number")
+
+    def _check_all(self) -> None:
+        """The losses of every process, and the weights: a finite loss can have gradients that are not."""
+        self._merge()
+        self._check()
+        floats = [x for x in self.bare.state_dict().values() if x.is_floating_point()]
+        if not bool(torch.stack([x.isfinite().all() for x in floats]).all()):
+            self._diverged(self.step, "its update made weights that are not finite numbers")
+
+    def _diverged(self, step: int, what: str) -> None:
         batch = self.task.order((step - 1) // self._per_epoch)[(step - 1) % self._per_epoch]
         ids = batch.indices.tolist()
         listed = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
         raise DivergedError(
-            f"step {step}: the loss is not a finite number; items {listed} of the training set were in the batch. "
+            f"step {step}: {what}; items {listed} of the training set were in the batch. "
             "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
             f"method.stepsize, and train with another --out ({self.folder.path} keeps its last good checkpoint)"
         )
 
-    def _log(self) -> None:
-        if self.accelerator.num_processes > 1:
+    def _merge(self) -> None:
+        if not self.processes.alone:
             self.meter.merge(self.accelerator)
+
+    def _log(self) -> None:
+        self._merge()
         self._check()
         values = {"epoch": self.step / self._per_epoch, "loss": self.meter.mean()}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         self.meter.reset()
         self._tell("train", values)
+        if heads := self._heads():
+            self._tell("heads", heads)
+
+    def _heads(self) -> dict[str, float]:
+        """Means over groups of what the handle last measured, in this process or before the training was resumed."""
         reports = [r for r in self.handle.report() if r.step >= 0]
-        if reports:
-            fields = ("ratio", "drive", "repulsion", "distance", "bandwidth", "alpha")
-            means = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in fields}
-            self._tell("heads", {name: x for name, x in means.items() if x == x})
+        if not reports:
+            return self._known_heads
+        means = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in _HEADS}
+        return {name: x for name, x in means.items() if x == x}
+
+    def _should_look(self, end_of_epoch: bool) -> bool:
+        every = self.recipe.training.evaluate_every
+        return self.step == self.total or (self.step % every == 0 if every else end_of_epoch)
 
     def _look(self) -> None:
+        self._check_all()
         found = self._evaluate("dev")
         self._tell("dev", found.metrics)
         value = found.metrics[self.task.select_by]
@@ -193,36 +219,37 @@ class Loop:
 
     def _evaluate(self, part: str) -> Evaluation:
         self.bare.eval()
-        with torch.inference_mode(), self.accelerator.autocast():
+        with torch.inference_mode():
             return self.task.evaluate(self.bare, part)
 
     def _tell(self, kind: str, values: dict[str, float]) -> None:
-        if self.main:
-            self.folder.log(kind, self.step, values)
+        self.processes.together(lambda: self.folder.log(kind, self.step, values))
+        if self.processes.main:
             self.watcher.saw(kind, self.step, values)
 
     def _finish(self) -> dict[str, Any]:
-        self.accelerator.wait_for_everyone()
-        assert self.best is not None, "a training has at least one epoch, and looks after it"
-        self.bare.load_state_dict(self.best["weights"])
+        best = self.best
+        assert best is not None, "the last step is looked at"
+        self.bare.load_state_dict(best["weights"])
         found = {part: self._evaluate(part) for part in PARTS}
         self.seconds += time.monotonic() - self._began
         result = {
             "label": self.recipe.label,
-            "best_step": self.best["step"],
+            "best_step": best["step"],
             "steps": self.step,
             "seconds": self.seconds,
             **{part: evaluation.metrics for part, evaluation in found.items()},
         }
-        if self.main:
-            self.folder.best.save(self.best["step"], {"model": self.best["weights"]})
+
+        def write() -> None:
+            self.folder.best.save(best["step"], {"model": best["weights"]})
             self.folder.finish(result, {part: evaluation.items for part, evaluation in found.items()})
-            self.watcher.finished(result)
+
+        self.processes.together(write)
+        self.watcher.finished(result)
         return result
 
     # -- saving and going on ------------------------------------------------------------------------------------
-
-    _saved_step = -1
 
     def _should_save(self, end_of_epoch: bool) -> bool:
         training = self.recipe.training
@@ -230,77 +257,56 @@ class Loop:
             return self.step % training.save_every == 0
         if self.step % training.log_every and not end_of_epoch:
             return False  # processes have to agree, which they do where they log
-        return self._agree(time.monotonic() - self._saved_at >= training.save_seconds)
+        return bool(self.processes.most(time.monotonic() - self._saved_at >= training.save_seconds))
 
     def _save(self) -> None:
-        self._check()
+        self._check_all()
         now = time.monotonic()
-        mine = random_state()
-        everyones = _gather(self.accelerator, mine)
-        if self.main:
+        everyones = self.processes.gather(random_state())
+
+        def write() -> None:
             state = {
                 "model": dict(self.bare.state_dict()),
                 "optimizer": unwrap_optimizer(self.optimizer).state_dict(),
                 "handle": self.handle.state_dict(),
+                "heads": self._heads(),
                 "random": everyones,
                 "meter": self.meter.state,
                 "progress": {"step": self.step, "epoch": self.epoch, "position": self.position},
                 "best": self.best,
                 "seconds": self.seconds + now - self._began,
             }
+            self.folder.sync()
             self.folder.checkpoints.save(self.step, state)
+
+        self.processes.together(write)
         self._saved_at, self._saved_step = now, self.step
 
     def _resume(self) -> None:
-        found = self.folder.checkpoints.latest()
-        if found is None:
-            if self.main:
-                self.folder.rewind(-1)
-            return
-        state = found[1]
+        with warnings.catch_warnings():
+            if not self.processes.main:
+                warnings.simplefilter("ignore")  # the main process tells
+            found = self.folder.checkpoints.latest()
+        if found is not None:
+            self._restore(found[1])
+        self.processes.together(lambda: self.folder.rewind(self.step if found is not None else -1))
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])
         unwrap_optimizer(self.optimizer).load_state_dict(state["optimizer"])
         self.handle.load_state_dict(state["handle"])
+        self._known_heads = state.get("heads", {})
         self.meter.restore(state["meter"])
         self.step, self.epoch, self.position = (state["progress"][name] for name in ("step", "epoch", "position"))
         self.best, self.seconds = state["best"], state["seconds"]
-        if self.main:
-            self.folder.rewind(self.step)
-        if len(state["random"]) == self.accelerator.num_processes:
-            restore_random_state(state["random"][self.accelerator.process_index])
+        if len(state["random"]) == self.processes.count:
+            restore_random_state(state["random"][self.processes.index])
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM ends the training after the step; a second Ctrl-C ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: object) -> None:
-            if self._stop and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._stop = True
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _stopping(self) -> bool:
-        if self.accelerator.num_processes == 1:
-            return self._stop
-        if self.step % self.recipe.training.log_every:
-            return False
-        return self._agree(self._stop)
-
-    def _agree(self, flag: bool) -> bool:
-        """True on every process if it is on any."""
-        if self.accelerator.num_processes == 1:
-            return flag
-        flags = torch.tensor(float(flag), device=self.device)
-        return bool(self.accelerator.reduce(flags, "sum").item() > 0)
+    def _stopping(self) -> int:
+        """The signal that came to any process; 0 if none did, or if this is no step at which they ask each other."""
+        if not self.processes.alone and self.step % self.recipe.training.log_every:
+            return 0
+        return self.processes.most(self._request.number or 0)
 
 
 def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
@@ -309,23 +315,6 @@ def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
     if len(mine):
         return type(batch)(mine, batch.length), len(mine)
     return type(batch)(batch.indices[:1], batch.length), 0
-
-
-def _gather(accelerator: Any, value: Any) -> list[Any]:
-    if accelerator.num_processes == 1:
-        return [value]
-    everyone = [None] * accelerator.num_processes
-    torch.distributed.all_gather_object(everyone, value)
-    return everyone
-
-
-def _accelerator(precision: str, device: str | None) -> Any:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    if not torch.distributed.is_initialized():
-        AcceleratorState._reset_state()  # a run before this one, in the same process, may have had another precision
-    return Accelerator(mixed_precision="bf16" if precision == "bf16" else "no", cpu=device == "cpu")
 
 
 def _describe(device: torch.device) -> str:

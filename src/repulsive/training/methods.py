@@ -82,8 +82,8 @@ def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, tota
 def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """A torch optimiser over all parameters that are trained; fused on a GPU where torch has that."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    fused = {"fused": True} if parameters[0].is_cuda else {}
-    rate = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    fused: dict[str, Any] = {"fused": True} if parameters[0].is_cuda else {}
+    rate: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
         return torch.optim.SGD(parameters, momentum=settings.momentum, **rate, **fused)
     if settings.name == "adagrad":

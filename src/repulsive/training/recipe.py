@@ -33,10 +33,12 @@ class Optimizer:
     clip: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr} must be positive")
-        if self.clip < 0 or self.warmup < 0 or self.weight_decay < 0:
-            raise ValueError("clip, warmup and weight_decay must not be negative")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr={self.lr} must be positive and finite")
+        for name in ("momentum", "eps", "weight_decay", "warmup", "clip"):
+            _not_negative(self, name)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={list(self.betas)} must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Training:
         for name in ("epochs", "batch", "log_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("evaluate_every", "save_every", "save_seconds"):
+            _not_negative(self, name)
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,9 @@ class Method:
     order: Literal["clip-repel", "repel-clip"] = "repel-clip"
     penalty: float = 0.0
 
+    def __post_init__(self) -> None:
+        _not_negative(self, "penalty")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -136,7 +143,7 @@ class Recipe:
     Args:
         task: name of the task.
         label: what tables call it, such as "MA + R".
-        seed: of weights, order, dropout and noise.
+        seed: of weights, order, dropout and noise; from 0 to 2**32 - 1.
         optimizer: the optimiser.
         training: the loop.
         method: what is done about the heads.
@@ -148,3 +155,12 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     training: Training = field(default_factory=Training)
     method: Method = field(default_factory=Method)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed} must lie between 0 and {2**32 - 1}")
+
+
+def _not_negative(table: object, name: str) -> None:
+    if getattr(table, name) < 0:
+        raise ValueError(f"{name}={getattr(table, name)} must not be negative")

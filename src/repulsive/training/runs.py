@@ -1,7 +1,7 @@
 """A run folder: everything about one training, to go on from, to look at, and to trust.
 
 recipe.json         the recipe, resolved
-run.json            versions, device, command, checksums of the data, when it was started and resumed
+run.json            checksums of the data; when, where, how and with which versions it was started and resumed
 metrics.jsonl       one line per look: training loss, development set, heads
 tensorboard/        the same for TensorBoard
 checkpoints/        what a resumed training needs; see `checkpoint`
@@ -18,7 +18,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +34,7 @@ from repulsive.training.config import as_tables
 from repulsive.training.recipe import Recipe
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
+BOARD = "tensorboard"
 _PACKAGES = ("torch", "accelerate", "safetensors", "triton", "numpy")
 
 
@@ -80,9 +81,11 @@ class RunFolder:
         found = []
         for line in text.split("\n"):
             try:
-                found.append(json.loads(line))
+                value = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(value, dict) and "step" in value:
+                found.append(value)
         return found
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -91,26 +94,27 @@ class RunFolder:
         """Make the folder this recipe's, or find that it is.
 
         Raises:
-            RunError: it belongs to another recipe, or was trained on other data.
+            RunError: it belongs to another recipe, or was trained on other data, or cannot be written.
         """
         tables = as_tables(recipe)
-        self.path.mkdir(parents=True, exist_ok=True)
+        with _told(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            for leftover in self.path.glob(".*.aside-*"):  # of a killed process; nobody else writes here
+                leftover.unlink()
         known = read_json(self.path / RECIPE)
         if known is not None and known != json.loads(json.dumps(tables)):
             changed = ", ".join(_changes(known, tables)[:4])
             raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
-        facts = read_json(self.path / RUN) or {"started": _now(), "resumed": []}
-        if "data" in facts:
-            facts["resumed"].append(_now())
-            if facts["data"] != dict(checksums):
-                raise RunError(f"{self.path}: was trained on other data than are there now; choose another --out")
-        facts |= {
-            "data": dict(checksums),
-            "seed": recipe.seed,
-            "command": shlex.join(sys.argv),
-            "device": device,
-            "versions": versions(),
-        }
+        now = {"at": _now(), "command": shlex.join(sys.argv), "device": device, "versions": versions()}
+        facts = read_json(self.path / RUN)
+        if facts is None:
+            facts = {"started": now, "resumed": [], "seed": recipe.seed, "data": dict(checksums)}
+        elif facts.get("data") != dict(checksums):
+            raise RunError(f"{self.path}: was trained on other data than are there now; choose another --out")
+        elif self.result is not None:
+            return  # it is how the training went that is told, not who looked at it later
+        else:
+            facts["resumed"].append(now)
         write_json(self.path / RUN, facts)
         write_json(self.path / RECIPE, tables)
 
@@ -123,12 +127,16 @@ class RunFolder:
         """
         import fcntl
 
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / LOCK, "w") as file:
+        with _told(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / LOCK, "w")  # noqa: SIM115  closed below
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise RunError(f"{self.path}: another process is training here") from None
+            except OSError as error:
+                raise RunError(f"{self.path}: cannot be locked ({error.strerror}); choose another --out") from None
             yield
 
     def rewind(self, step: int) -> None:
@@ -139,13 +147,20 @@ class RunFolder:
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`, and the same for TensorBoard."""
-        with open(self.path / METRICS, "a", encoding="utf-8") as file:
+        path = self.path / METRICS
+        with _told(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if self._board is None:
             self._open_board(step)
         if self._board:
-            for name, value in values.items():
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+            with _told(self.path / BOARD):
+                for name, value in values.items():
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Make the lines written so far last through a power cut, as the checkpoint that follows will."""
+        with _told(self.path / METRICS), open(self.path / METRICS, "a") as file:
+            os.fsync(file.fileno())
 
     def finish(self, result: Mapping[str, Any], items: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write answers item by item, then the result: whoever finds it finds the answers too."""
@@ -168,9 +183,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Close TensorBoard's file, if one is open."""
-        if self._board:
-            self._board.close()
-        self._board = None
+        board, self._board = self._board, None
+        if board:
+            with suppress(OSError):  # a full disk has been told of by then, and metrics.jsonl has all of it
+                board.close()
 
     def _open_board(self, step: int) -> None:
         try:
@@ -178,7 +194,8 @@ class RunFolder:
         except ImportError:  # metrics.jsonl has all of it
             self._board = False
         else:
-            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
+            with _told(self.path / BOARD):
+                self._board = SummaryWriter(str(self.path / BOARD), purge_step=step + 1)
 
 
 def versions() -> dict[str, str]:
@@ -220,13 +237,29 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Whole or not at all: written aside, then renamed."""
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    aside = path.with_name(f".{path.name}.aside-{os.getpid()}")
+    with _told(path):
+        try:
+            with open(aside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut may leave the new name on an empty file
+            os.replace(aside, path)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A disk that is full, or not ours, as an error that says what to do."""
     try:
-        aside.write_bytes(data)
-        os.replace(aside, path)
+        yield
     except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot be written ({error.strerror})") from None
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}); make room, or choose another --out, and run the "
+            "same command again"
+        ) from None
 
 
 def _changes(known: Any, wanted: Any, place: str = "") -> list[str]:

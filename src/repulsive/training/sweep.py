@@ -169,7 +169,7 @@ def _take(study: Any, stage: Stage, most: int) -> list[Any]:
     """Trials from the queue; others may be taking from it too."""
     from optuna.trial import TrialState
 
-    taken = []
+    taken: list[Any] = []
     while len(taken) < most and study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         trial = study.ask()
         trial.set_user_attr("host", socket.gethostname())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,8 +59,15 @@ def runs_in(folder: Path) -> dict[int, RunFolder]:
     return {int(run.recipe["seed"]): run for run in sorted(found, key=lambda run: run.recipe["seed"])}
 
 
+def ended(folders: Iterable[Path]) -> list[Path]:
+    """Those of some folders that hold a run that has ended."""
+    return [folder for folder in folders if any(run.result is not None for run in runs_in(folder).values())]
+
+
 def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
     """A row for every folder; the first is the baseline all others are compared with, seed by seed and item by item.
+
+    Runs on other data than the baseline's have a row, but no comparison.
 
     Args:
         folders: of runs, each with one or more seeds.
@@ -94,13 +101,21 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
     metrics = [evaluation.metrics for evaluation in answers.values()]
     names = [name for name in metrics[0] if all(name in found for found in metrics)]
     cells = {name: cell([float(found[name]) for found in metrics]) for name in names}
-    shared = sorted(answers.keys() & baseline.keys())
+    shared = sorted(seed for seed in answers.keys() & baseline.keys() if _alike(answers[seed], baseline[seed]))
     against = {}
     if answers is not baseline and shared:
         over = "both" if len(shared) > 1 else "items"
         for metric, array in COMPARED.items():
             against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
     return Row(label, folder, tuple(answers), cells, against)
+
+
+def _alike(a: Evaluation, b: Evaluation) -> bool:
+    """Whether the items are the same, as far as their number and their labels tell."""
+    if any(a.items[name].shape != b.items[name].shape for name in COMPARED.values()):
+        return False
+    labels = [evaluation.items.get("labels") for evaluation in (a, b)]
+    return labels[0] is None or labels[1] is None or torch.equal(labels[0].cpu(), labels[1].cpu())
 
 
 def cell(values: Sequence[float]) -> Cell:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 Inputs = dict[str, Tensor]
+Forward = Callable[..., Any]  # what a model computes when it is called
 
 
 class Batch(Protocol):
@@ -58,7 +59,7 @@ class Task(Protocol):
         """A batch's tensors, on the CPU."""
         ...
 
-    def loss(self, model: nn.Module, inputs: Inputs, length: int) -> Tensor:
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
         """Mean loss over the items of a batch, on the device; no waiting for it, so that it can be captured."""
         ...
 

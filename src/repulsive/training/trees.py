@@ -75,4 +75,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        for device, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):  # there may have been more then
+            torch.cuda.set_rng_state(saved, device)

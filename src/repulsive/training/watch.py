@@ -24,16 +24,19 @@ class Watcher:
 
 
 class Log(Watcher):
-    """One line per look at the development set, for logs and pipes.
+    """One line per look at the development set, and one a minute in between, for logs and pipes.
 
     Args:
         file: where to.
         columns: metrics of the development set to show.
+        every: seconds after which there is a line without a look.
     """
 
-    def __init__(self, file: TextIO, columns: Sequence[str]) -> None:
+    def __init__(self, file: TextIO, columns: Sequence[str], every: float = 60.0) -> None:
         self._file = file
         self._columns = columns
+        self._every = every
+        self._printed = time.monotonic()
         self._loss = float("nan")
         self._clock = Clock()
 
@@ -45,7 +48,9 @@ class Log(Watcher):
     def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         if kind == "train":
             self._loss = values["loss"]
-        if kind == "dev":
+            if time.monotonic() - self._printed >= self._every:
+                self._print(f"step {step}  loss {self._loss:.4f}  {self._clock.left(step)} left")
+        elif kind == "dev":
             shown = "  ".join(f"{name} {values[name]:.4f}" for name in self._columns if name in values)
             self._print(f"step {step}  loss {self._loss:.4f}  dev {shown}  {self._clock.left(step)} left")
 
@@ -54,6 +59,7 @@ class Log(Watcher):
         self._print(f"test (weights of step {result['best_step']}): {shown}")
 
     def _print(self, line: str) -> None:
+        self._printed = time.monotonic()
         print(line, file=self._file, flush=True)
 
 
@@ -113,5 +119,10 @@ class Clock:
         done = step - self._step
         if done < 1:
             return "?"
-        seconds = round((time.monotonic() - self._time) / done * (self._total - step))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return as_time((time.monotonic() - self._time) / done * (self._total - step))
+
+
+def as_time(seconds: float) -> str:
+    """90 -> "0:01:30"."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,0 +1,225 @@
+"""`repulsive train`: what it prints, how a mistake, a signal and a full disk end, and that the same command goes on."""
+
+import json
+import os
+import pty
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from repulsive.cli.app import run
+from repulsive.training.runs import RunFolder
+from tests.training import tiny
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny.make_data(tmp_path_factory.mktemp("tiny") / "prepared")
+
+
+@pytest.fixture
+def repulsive(monkeypatch, tmp_path, capsys):
+    """Run the command in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        code = run([str(word) for word in words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def one_line(code, out, err):
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"repulsive: [^\n]+\n", err)
+    return err
+
+
+def test_it_trains_and_tells_and_tells_again(repulsive, data, tmp_path):
+    words = tiny.words(data, tmp_path / "out")
+    code, out, err = repulsive(*words)
+    assert code == 0
+    assert err.startswith("starting: 20 steps, 10 an epoch\nstep 10  loss 1.")
+    assert re.search(r"^step 20  loss [\d.]+  dev accuracy [\d.]+ .* 0:00:00 left$", err, re.M)
+    assert out.startswith("| method | seeds | accuracy | nll |") and "| tiny | 1 |" in out
+    assert repulsive(*words) == (0, out, err.splitlines(True)[-1])  # nothing but the last line: it was trained before
+    code, out, err = repulsive(*words, "--quiet", "--seed", "1")
+    assert (code, err) == (0, "") and "| tiny | 1 |" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nowhere.toml"], "nowhere.toml: cannot be read (No such file"),
+        (["reviews/svdg"], "did you mean 'reviews/svgd'?"),
+        (["yelp/ma", "--set", "data.folder=there"], "there: nothing prepared here; run: repulsive prepare"),
+        (["TINY", "--set", "trainig.epochs=2"], "unknown key 'trainig'; did you mean 'training'?"),
+        (["TINY", "--set", "training.epoch=2"], "training: unknown key 'epoch'; did you mean 'epochs'?"),
+        (["TINY", "--set", "lr=0.1"], "unknown key 'lr'; did you mean 'optimizer.lr'?"),
+        (["TINY", "--set", "schedule=linear"], "did you mean 'optimizer.schedule' or 'method.schedule'?"),
+        (["TINY", "--set", "training.epochs=two"], "training: epochs: must be int, not 'two'"),
+        (["TINY", "--set", "training.epochs"], "write it as key=value"),
+        (["TINY", "--set", "optimizer.lr=nan"], "optimizer: lr: must be a number"),
+        (["TINY", "--set", "optimizer.betas=[0.9, 1.0]"], "betas=[0.9, 1.0] must be at least 0 and below 1"),
+        (["TINY", "--set", "optimizer.momentum=-1"], "momentum=-1.0 must not be negative"),
+        (["TINY", "--set", "training.evaluate_every=-5"], "evaluate_every=-5 must not be negative"),
+        (["TINY", "--set", "method.penalty=-0.1"], "penalty=-0.1 must not be negative"),
+        (["TINY", "--set", "method.rule=svdg"], "did you mean 'svgd'?"),
+        (["TINY", "--set", "method.stepsize=-1"], "stepsize"),
+        (["TINY", "--set", "model.units=0"], "model: units=0 must be at least 1"),
+        (["TINY", "--set", "model.dropout=2"], "dropout=2.0 must be"),
+        (["TINY", "--set", "task=[1]"], "task must be one of classification, not [1]"),
+        (["TINY", "--set", "data.folder=elsewhere"], "elsewhere: nothing prepared here"),
+        (["TINY", "--set", "training.epochs=3", "--out", "FILE"], "cannot be written (Not a directory)"),
+        (["TINY", "--seed", "-1"], "seed=-1 must lie between 0 and"),
+        (["TINY", "--seed", "1", "--seeds", "2"], "--seed or --seeds, not both"),
+        (["TINY", "--seeds", "many"], "Invalid value for '--seeds'"),
+        (["TINY", "TINY"], "two runs would share the folder"),
+        (["TINY", "--device", "tpu"], "choose cpu or cuda"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_with_one_line(words, expected, repulsive, data, tmp_path):
+    (tmp_path / "file").write_text("")
+    names = {"TINY": tiny.toml(data), "FILE": tmp_path / "file"}
+    assert expected in one_line(*repulsive("train", *(names.get(word, word) for word in words)))
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_same_command_goes_on(number, expected, repulsive, data, tmp_path, monkeypatch):
+    more = ("training.log_every=4",)
+    words, folder = tiny.words(data, tmp_path / "out", *more), tiny.folder_of(data, tmp_path / "out", *more)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "log", interrupted(RunFolder.log, 8, number))
+        code, out, err = repulsive(*words, "--quiet")
+    assert (code, out) == (expected, "")
+    assert err == "repulsive: stopped at step 8 of 20; the same command goes on from there\n"
+    assert RunFolder(folder).checkpoints.latest()[0] == 8
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
+    code, _, err = repulsive(*words)
+    assert code == 0 and err.startswith("going on from step 8: 20 steps")
+    tiny.train(data, tmp_path / "whole", *more)
+    tiny.assert_same(folder, tmp_path / "whole")
+
+
+def interrupted(log, at, *numbers):
+    """`RunFolder.log`, with signals sent to this process after the training loss of a step."""
+
+    def logged(self, kind, step, values):
+        log(self, kind, step, values)
+        if kind == "train" and step == at:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+
+    return logged
+
+
+def test_two_interrupts_end_at_once(repulsive, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "log", interrupted(RunFolder.log, 8, signal.SIGINT, signal.SIGINT))
+    words = tiny.words(data, tmp_path / "out", "training.log_every=4")
+    code, out, err = repulsive(*words, "--quiet")
+    assert (code, out, err.strip()) == (130, "", "repulsive: stopped")
+    assert not RunFolder(tiny.folder_of(data, tmp_path / "out", "training.log_every=4")).checkpoints.found()
+
+
+def test_what_ignores_ctrl_c_goes_on_ignoring_it(repulsive, data, tmp_path, monkeypatch):
+    """As a job in the background of a shell does."""
+    monkeypatch.setattr(RunFolder, "log", interrupted(RunFolder.log, 8, signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code, _, _ = repulsive(*tiny.words(data, tmp_path / "out", "training.log_every=4"), "--quiet")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 0
+
+
+@pytest.mark.parametrize("size", [600, 5_000])
+def test_a_full_disk_ends_with_one_line(size, repulsive, data, tmp_path):
+    """First run.json does not fit, then a checkpoint."""
+    words = [*tiny.words(data, tmp_path / "out", "training.save_every=1", "training.log_every=3"), "--quiet"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        err = one_line(*repulsive(*words))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.search(r"cannot be written \(File too large\); .*run the same command again", err)
+    assert repulsive(*words)[0] == 0
+
+
+def test_a_damaged_checkpoint_is_told_in_one_line(repulsive, data, tmp_path, monkeypatch):
+    more = ("training.save_every=2", "training.log_every=4")
+    words, folder = tiny.words(data, tmp_path / "out", *more), tiny.folder_of(data, tmp_path / "out", *more)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "log", interrupted(RunFolder.log, 8, signal.SIGTERM))
+        repulsive(*words)
+    (folder / "checkpoints" / "step-000000008" / "state.json").write_text("{")
+    code, _, err = repulsive(*words)
+    lines = err.splitlines()
+    assert code == 0
+    assert re.fullmatch(r"repulsive: \S+step-000000008: state.json is damaged .*; looking for .* before it", lines[0])
+    assert lines[1].startswith("going on from step 6: ")
+
+
+def test_a_diverging_run_ends_with_one_line(repulsive, data, tmp_path):
+    err = one_line(*repulsive(*tiny.words(data, tmp_path / "out", "optimizer.lr=1e30"), "--quiet"))
+    assert re.search(r"step \d+: .* not .*finite.*items \d+, .* and 24 more.*Lower optimizer\.lr", err)
+
+
+def test_at_a_terminal_there_is_a_bar_and_a_table(data, tmp_path):
+    """A real terminal of 100 columns: the bar, the time left, a row for every look, and the result on stdout."""
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "repulsive", *tiny.words(data, tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=side,
+        env={**tiny.environment(), "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(side)
+    shown, until = b"", time.monotonic() + 60
+    while time.monotonic() < until and select.select([main], [], [], 60)[0]:
+        try:
+            shown += os.read(main, 65536)
+        except OSError:  # the other side is closed
+            break
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+    assert "dev accuracy" in text and "repulsion / drive" in text
+    assert re.search(r"^\s*2\.00\s+1\.\d{4}\s+0\.\d{4}\s", text, re.M)  # the row of the second epoch
+    assert re.search(r"loss 1\.\d{4} ━+ +20/20 0:00:00", text)
+    assert out.decode().startswith("| method | seeds |")
+
+
+def test_seeds_side_by_side_with_a_table(data, tmp_path):
+    """Two recipes, two seeds; one recipe diverges: the others end, the table has them, the exit code is 2."""
+    wild = tmp_path / "wild.toml"
+    wild.write_text(f'extends = "{tiny.toml(data)}"\nlabel = "wild"\noptimizer.lr = 1e30\n')
+    plain = tmp_path / "plain.toml"
+    plain.write_text(f'extends = "{tiny.toml(data)}"\nlabel = "plain"\nmethod.rule = "none"\n')
+    words = ["train", str(tiny.toml(data)), str(plain), str(wild), "--seeds", "2", "--jobs", "2", "--device", "cpu"]
+    command = tiny.command(*words, "--out", str(tmp_path))
+    finished = subprocess.run(command, env=tiny.environment(), capture_output=True, text=True, check=False)
+    assert finished.returncode == 2, finished.stderr
+    lines = finished.stderr.splitlines()
+    assert sorted(line for line in lines if line.endswith(": done")) == sorted(
+        f"{tmp_path / name / f'seed-{seed}'}: done" for name in ("tiny", "plain") for seed in (0, 1)
+    )
+    assert len(lines) == 7 and "Traceback" not in finished.stderr
+    assert re.match(r"repulsive: 2 of 6 runs failed; the first: .*wild/seed-\d: step \d+: ", lines[-1])
+    table = finished.stdout.splitlines()
+    assert re.match(r"\| tiny \| 2 \| 0\.\d{4} ± 0\.\d{4} \|", table[2]) and table[3].startswith("| plain | 2 |")
+    assert "wild" not in finished.stdout
+    assert re.match(r"- plain against tiny, accuracy: .*\(2 seeds x 60 items\)", table[5])
+    lone = tmp_path / "lone"
+    tiny.train(data, lone, "seed=1")
+    tiny.assert_same(lone, tmp_path / "tiny" / "seed-1")
+    told = (tmp_path / "wild" / "seed-0" / "log.txt").read_text()
+    assert "Lower optimizer.lr" in told
+    assert json.loads((tmp_path / "plain" / "seed-1" / "run.json").read_text())["seed"] == 1
