@@ -19,10 +19,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from repulsive.errors import RunError
 from repulsive.recipes import make_task, names
 from repulsive.recipes.plan import folder_name, plan
 from repulsive.training.launch import Spec, train_many
-from repulsive.training.runs import RunFolder, versions
+from repulsive.training.runs import RUN, RunFolder, read_json
 from repulsive.training.tables import as_markdown, rows, runs_in
 
 Grid = dict[str, Sequence[Any]]
@@ -45,7 +46,7 @@ GRIDS: dict[str, list[Grid]] = {  # of every method: one or more grids, all poin
 }
 SMALL: list[Grid] = [{"optimizer.lr": (2e-3, 4e-3, 8e-3), "model.dropout": (0.1, 0.3)}]
 BASELINES = {"reviews": SMALL}  # where the baseline's grid is another
-ONLY_YELP = ("svgd-sphere", "ma-own", "svgd-own")
+EXPLORED = ("svgd-sphere", "ma-own", "svgd-own")  # tried on the development set of Yelp, not in the tables
 FOLLOWS = {"spos": "svgd", "gaussian": "svgd"}  # these start from another method's tuned settings
 
 
@@ -73,7 +74,7 @@ class Study:
         self.chosen: dict[str, tuple[str, ...]] = {}
         self.methods = [name for name in arguments.methods if f"{task}/{name}" in names()]
         if task != "yelp":
-            self.methods = [name for name in self.methods if name not in ONLY_YELP]
+            self.methods = [name for name in self.methods if name not in EXPLORED]
 
     def grid(self, method: str) -> list[tuple[str, ...]]:
         """The changes of every point of a method's grid, those it builds on included."""
@@ -97,9 +98,12 @@ class Study:
             results = [RunFolder(spec.folder).result for spec in self.specs(method, changes, seeds, "tune")]
             dev = [result["dev"] for result in results if result is not None]
             if dev:
-                means = {name: statistics.fmean(d[name] for d in dev if name in d) for name in dev[0]}
+                means = {name: round(statistics.fmean(d[name] for d in dev if name in d), 6) for name in dev[0]}
                 table.append({"changes": list(changes), "seeds": len(dev), "dev": means})
-        best = max(table, key=lambda row: (round(row["dev"]["accuracy"], 6), -row["dev"]["nll"]))
+        if not table:
+            self.methods.remove(method)
+            return {"chosen": None, "tried": []}
+        best = max(table, key=lambda row: (row["dev"]["accuracy"], -row["dev"]["nll"]))
         self.chosen[method] = tuple(best["changes"])
         return {"chosen": best["changes"], "tried": table}
 
@@ -112,11 +116,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--results", type=Path, default=Path("results/classification"))
     parser.add_argument("--tuning-seeds", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=5, help="of the tables; other seeds than those tuned with")
+    parser.add_argument("--seeds", type=int, default=6, help="of the tables; other seeds than those tuned with")
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
-    parser.add_argument("--until", choices=["baseline", "methods", "tables"], default="tables")
+    parser.add_argument("--until", choices=["baseline", "methods", "runs", "tables"], default="tables")
     arguments = parser.parse_args()
     studies = [Study(task, arguments) for task in arguments.tasks]
     tuning, final = range(100, 100 + arguments.tuning_seeds), range(arguments.seeds)
@@ -135,7 +139,7 @@ def main() -> None:
         for study in studies:
             for method in [name for name in methods if name in study.methods]:
                 tuned[study.task][method] = study.choose(method, tuning)
-        save(arguments.results / "tuned.json", {"versions": versions(), "tasks": tuned})
+        save(arguments.results / "tuned.json", tuned)
 
     tune([BASELINE])
     if arguments.until == "baseline":
@@ -146,15 +150,12 @@ def main() -> None:
         tune(followers)
     if arguments.until == "methods":
         return
-    specs = [
-        spec
-        for study in studies
-        for method in study.methods
-        for spec in study.specs(method, study.chosen[method], final, "final")
-    ]
-    run(specs, "tables", arguments.jobs)
     for study in studies:
-        write_table(study, arguments)
+        methods = [name for name in study.methods if name not in EXPLORED]
+        specs = [spec for name in methods for spec in study.specs(name, study.chosen[name], final, "final")]
+        run(specs, f"table of {study.task}", arguments.jobs)
+        if arguments.until == "tables":
+            write_table(study, methods, arguments)
 
 
 def run(specs: Sequence[Spec], title: str, jobs: int) -> None:
@@ -163,22 +164,26 @@ def run(specs: Sequence[Spec], title: str, jobs: int) -> None:
     print(f"{title}: {len(specs)} runs, {len(left)} to do", flush=True)
     if left:
         order = sorted(left, key=lambda spec: "yelp" not in str(spec.folder))  # the longest first
-        train_many(order, make_task, jobs, lambda spec, how: None if how == "done" else print(spec.folder, how))
+        try:
+            train_many(order, make_task, jobs, lambda spec, how: None if how == "done" else print(spec.folder, how))
+        except RunError as error:  # a point of a grid may diverge
+            print(error, flush=True)
     print(f"{title}: {time.monotonic() - started:.0f} s", flush=True)
 
 
-def write_table(study: Study, arguments: argparse.Namespace) -> None:
+def write_table(study: Study, methods: Sequence[str], arguments: argparse.Namespace) -> None:
     final = study.out / "final"
-    folders = [final / folder_name(method, study.chosen[method]) for method in study.methods]
+    folders = [final / folder_name(method, study.chosen[method]) for method in methods]
     folders = [folder for folder in folders if runs_in(folder)]
     found = rows(folders)
     text = as_markdown(found)
     print(f"\n{study.task}\n{text}", flush=True)
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / f"{study.task}.md").write_text(text + "\n")
-    seconds = [run.result["seconds"] for folder in folders for run in runs_in(folder).values() if run.result]
+    runs = [run for folder in folders for run in runs_in(folder).values() if run.result]
+    seconds = [run.result["seconds"] for run in runs]
     table = {
-        "versions": versions(),
+        **{key: read_json(runs[0].path / RUN)["started"][key] for key in ("device", "versions")},
         "seconds_a_run": statistics.median(seconds),
         "rows": [dataclasses.asdict(row) | {"folder": row.folder.name} for row in found],
     }

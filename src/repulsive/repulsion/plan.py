@@ -32,24 +32,24 @@ GRAM: dict[int, dict[str, int]] = {
     4: {"BLOCK": 512, "LANES": 1, "num_warps": 2},
     8: {"BLOCK": 128, "LANES": 1, "num_warps": 2},
     16: {"BLOCK": 128, "LANES": 4, "num_warps": 4},
-    32: {"BLOCK": 64, "LANES": 4, "num_warps": 4, "num_stages": 3},
-    64: {"BLOCK": 64, "LANES": 1, "num_warps": 4, "num_stages": 3},
+    32: {"BLOCK": 64, "LANES": 1, "num_warps": 2, "num_stages": 3},
+    64: {"BLOCK": 32, "LANES": 1, "num_warps": 4, "num_stages": 3},
 }
 SOLVE: dict[int, dict[str, int]] = {
     2: {"CHUNK": 16, "num_warps": 1},
     4: {"CHUNK": 16, "num_warps": 1},
     8: {"CHUNK": 16, "num_warps": 1},
-    16: {"CHUNK": 4, "num_warps": 2},
-    32: {"CHUNK": 2, "num_warps": 4},
+    16: {"CHUNK": 1, "num_warps": 2},
+    32: {"CHUNK": 1, "num_warps": 4},
     64: {"CHUNK": 1, "num_warps": 16},
 }
 COMBINE: dict[int, dict[str, int]] = {
     2: {"BLOCK": 2048, "num_warps": 4},
     4: {"BLOCK": 1024, "num_warps": 4},
-    8: {"BLOCK": 256, "num_warps": 4},
-    16: {"BLOCK": 128, "num_warps": 4, "num_stages": 2},
-    32: {"BLOCK": 64, "num_warps": 4, "num_stages": 2},
-    64: {"BLOCK": 32, "num_warps": 4, "num_stages": 2},
+    8: {"BLOCK": 256, "num_warps": 8},
+    16: {"BLOCK": 128, "num_warps": 4, "num_stages": 3},
+    32: {"BLOCK": 64, "num_warps": 4, "num_stages": 3},
+    64: {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
 }
 
 
