@@ -13,6 +13,7 @@ from repulsive.cli.bench import bench
 from repulsive.cli.demo import demo
 from repulsive.cli.evaluate import evaluate
 from repulsive.cli.heads import heads
+from repulsive.cli.inspect import inspect
 from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
 from repulsive.cli.sweep import sweep
@@ -23,6 +24,7 @@ from repulsive.training.stopping import Stopped
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(heads)
+app.command()(inspect)
 app.command()(bench)
 app.command()(prepare)
 app.command()(train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,11 @@ class Demo:
         """
         started = time.monotonic()
         specs = self.specs()
-        train_many(specs, make_task, jobs, lambda spec, how: tell(f"{spec.folder}: {how}"))
+        on_terminal = sys.stderr.isatty()
+        train_many(
+            specs, make_task, jobs, None if on_terminal else lambda spec, how: tell(f"{spec.folder}: {how}"),
+            show=on_terminal,
+        )  # fmt: skip
         found = tables.rows([self.out / "runs" / method for method in METHODS])
         content = self._content(found, time.monotonic() - started)
         return tables.as_markdown(found), write_report(self.out / "report.html", content)

@@ -23,7 +23,9 @@ from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.table import COLUMNS, KINDS, SliceTable, send
 
-SPLITS = 16  # programs a slice: a power of two, enough that a dozen slices fill a GPU
+SPLITS = 16  # programs a slice, at least: a power of two
+BUSY = 528  # programs that keep a large GPU busy; few slices are split further until there are so many
+LEAST = 1024  # numbers of a head that are worth a program
 PRECISION = "tf32x3"  # of products by matrix units
 
 # How the launches are cut, by heads padded to a power of two: as many columns at once as registers hold.
@@ -94,6 +96,14 @@ def _solves(rule: Rule) -> TypeGuard[SVGD]:
     )
 
 
+def _splits(slices: int, dim: int) -> int:
+    """Programs a slice."""
+    splits = SPLITS
+    while slices * splits < BUSY and dim >= 2 * splits * LEAST:
+        splits *= 2
+    return splits
+
+
 class Plan:
     """A table of slices, the small matrices of their groups, and the launches that work on them."""
 
@@ -103,9 +113,10 @@ class Plan:
         self.heads = groups[0].num_heads
         self.padded = max(2, 1 << (self.heads - 1).bit_length())
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
-        self.products = torch.empty(slices, SPLITS, heads, heads, device=device)
-        self.to_mean = torch.empty(slices, SPLITS, heads, device=device)
-        self.mean2 = torch.empty(slices, SPLITS, device=device)
+        self.splits = _splits(slices, max(group.dim for group in groups))
+        self.products = torch.empty(slices, self.splits, heads, heads, device=device)
+        self.to_mean = torch.empty(slices, self.splits, heads, device=device)
+        self.mean2 = torch.empty(slices, self.splits, device=device)
         self.drive, self.force = torch.empty(2, len(groups), heads, heads, device=device)
         self.row_sums = torch.empty(len(groups), heads, device=device)
         self.scale = torch.ones(1, device=device)
@@ -162,7 +173,7 @@ class Plan:
 
     @property
     def _shape(self) -> dict[str, Any]:
-        return {"M": self.heads, "MP": self.padded, "SPLITS": SPLITS}
+        return {"M": self.heads, "MP": self.padded, "SPLITS": self.splits}
 
     @property
     def _access(self) -> dict[str, Any]:
@@ -175,7 +186,7 @@ class Plan:
         """Partial products of all slices, of their weights ("THETA") or gradients ("GRAD")."""
         from repulsive.particles import fused
 
-        fused.gram_kernel[(len(self.table.parts), SPLITS)](
+        fused.gram_kernel[(len(self.table.parts), self.splits)](
             self.table.rows, self.table.pointers, self.products, self.to_mean, self.mean2,
             SOURCE=getattr(fused, source), PRECISION=PRECISION, **GRAM[self.padded], **self._shape, **self._access,
         )  # fmt: skip
@@ -185,12 +196,13 @@ class Plan:
         from repulsive.particles import fused
 
         cut = SOLVE[self.padded]
+        chunk = self.splits if self.splits <= cut["CHUNK"] else 1  # all at once, or one by one
         fused.solve_kernel[(len(self.groups),)](
             self.products, self.to_mean, self.mean2, self.table.starts, self._numbers.tensor,
             self.drive, self.force, self.row_sums,
             BANDWIDTH={"paper": fused.PAPER, "released": fused.RELEASED}.get(str(rule.bandwidth), fused.FIXED),
             PROFILE=fused.RBF if kernels.resolve(rule.kernel) is kernels.RBF else fused.IMQ,
-            SPHERE=rule.space == "sphere", CHUNK=min(SPLITS, cut["CHUNK"]), num_warps=cut["num_warps"], **self._shape,
+            SPHERE=rule.space == "sphere", CHUNK=chunk, num_warps=cut["num_warps"], **self._shape,
         )  # fmt: skip
 
     def _combine(self, *, noisy: bool, scaled: bool) -> None:
@@ -199,7 +211,7 @@ class Plan:
 
         if noisy:
             self.steps.add_(1)  # inside a captured graph this goes on counting at every replay
-        fused.combine_kernel[(len(self.table.parts), SPLITS)](
+        fused.combine_kernel[(len(self.table.parts), self.splits)](
             self.table.rows, self.table.pointers, self.drive, self.force, self.row_sums, self.scale,
             self._sigmas.tensor, self.steps,
             SCALED=scaled, NOISE=noisy, PRECISION=PRECISION, **COMBINE[self.padded], **self._shape, **self._access,

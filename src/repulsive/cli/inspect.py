@@ -1,0 +1,71 @@
+"""`repulsive inspect TARGET`: are the heads of a model diverse, and which could go?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from repulsive.diagnostics.inspection import Inspection
+
+
+def inspect(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a transformers model (config, weights, tokenizer); or package.module:name of an nn.Module, "
+            "its class or a function that builds it."
+        ),
+    ],
+    text: Annotated[Path | None, typer.Option(help="File with one sentence a line, UTF-8.")] = None,
+    sentence: Annotated[list[str] | None, typer.Option(help="A sentence; may be given several times.")] = None,
+    example: Annotated[
+        str, typer.Option(help="package.module:name of inputs for a model that reads no text.", show_default=False)
+    ] = "",
+    ablate: Annotated[bool, typer.Option("--ablate", help="Take each head away: a pass over the text each.")] = False,
+    random: Annotated[
+        bool, typer.Option("--random", help="Fill a model folder at random, not by its weights.")
+    ] = False,
+    most: Annotated[int, typer.Option(min=1, help="Read at most so many sentences.")] = 32,
+    length: Annotated[int, typer.Option(min=2, help="Cut sentences at so many tokens.")] = 128,
+    out: Annotated[Path | None, typer.Option(help="Folder for the page and the numbers as JSON.")] = None,
+) -> None:
+    """Print how alike the heads of a model are, and which are redundant; text needs no labels."""
+    from repulsive.cli.subject import example_inputs, load_subject, read_sentences, tokenized
+    from repulsive.diagnostics.inspection import inspect_heads
+    from repulsive.diagnostics.summary import as_text
+
+    if example and (text or sentence):
+        raise typer.BadParameter("give text or --example, not both", param_hint="--example")
+    if ablate and not (text or sentence or example):
+        raise typer.BadParameter("there is nothing to read; add --text, --sentence or --example", param_hint="--ablate")
+    sentences = read_sentences(text, sentence or [], most)
+    subject = load_subject(target, random=random)
+    reading = tokenized(subject, sentences, length) if sentences else None
+    batches = reading.batches if reading else [example_inputs(example, subject.model)] if example else []
+    found = inspect_heads(subject.model, batches, ablation=ablate, progress=_say)
+    typer.echo(as_text(found))
+    if not batches:
+        typer.echo("\nnote: weights alone; --text, --sentence or --example also measure attention, outputs, importance")
+    if out is not None:
+        page = _write(out, found, target, random, reading.tokens if reading else [])
+        typer.echo(f"\nwritten to {page}")
+
+
+def _say(done: int, of: int) -> None:
+    if done == of or done % max(1, of // 10) == 0:
+        typer.echo(f"ablated {done} of {of} heads", err=True)
+
+
+def _write(out: Path, found: Inspection, target: str, random: bool, tokens: list[list[str]]) -> Path:
+    import json
+
+    from repulsive.diagnostics.report.inspection import write_inspection
+    from repulsive.diagnostics.summary import as_json
+
+    facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
+    page = write_inspection(out / "inspect.html", found, title=f"Heads of {target}", facts=facts, tokens=tokens)
+    (out / "inspect.json").write_text(json.dumps(as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+    return page

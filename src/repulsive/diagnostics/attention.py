@@ -1,0 +1,135 @@
+r"""See attention weights while a model runs, whether it hands them out or not.
+
+A softmax inside an attention layer is taken as it is. Where the layer calls scaled dot-product attention, which keeps
+its weights to itself, they are computed again from what the call was given, $\mathrm{softmax}(s\, q k^\top + mask)$.
+`nn.MultiheadAttention` is asked for them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from repulsive.diagnostics.outlets import Outlet
+
+Seen = Callable[[Outlet, Tensor], None]
+_TORCH = inspect.signature(nn.MultiheadAttention.forward)
+
+
+@contextmanager
+def watched(outlets: Sequence[Outlet], seen: Seen) -> Iterator[None]:
+    """Call `seen(outlet, weights)` with attention weights [B, M, T, S] each time one of these layers attends."""
+    with ExitStack() as stack:
+        watch = _Watch(seen)
+        for outlet in outlets:
+            if outlet.kind == "torch":
+                _ask(stack, outlet, seen)
+            else:
+                enter, leave = watch.of(outlet)
+                stack.callback(outlet.attention.register_forward_pre_hook(enter).remove)
+                stack.callback(outlet.attention.register_forward_hook(leave).remove)
+        stack.enter_context(watch)
+        yield
+
+
+def dot_product_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The weights inside `torch.nn.functional.scaled_dot_product_attention`, without dropout, [..., T, S].
+
+    A query that may look at nothing has weights of zero.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)  # [..., T, S]
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        barred = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if barred else scores + attn_mask
+    return scores.softmax(-1).nan_to_num(0.0) if attn_mask is not None else scores.softmax(-1)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees softmax and scaled dot-product attention, and knows which layer is running."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self._seen = seen
+        self._running: list[Outlet] = []
+
+    def of(self, outlet: Outlet) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Hooks for the start and the end of a layer."""
+
+        def enter(_module: nn.Module, _args: object) -> None:
+            self._running.append(outlet)
+
+        def leave(_module: nn.Module, _args: object, _result: object) -> None:
+            self._running.pop()
+
+        return enter, leave
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if not self._running or name not in ("softmax", "scaled_dot_product_attention"):
+            return result
+        outlet = self._running[-1]
+        if name == "softmax":
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            weights = by_head(result.movedim(-1 if dim is None else dim, -1), outlet)
+        else:
+            weights = by_head(dot_product_weights(*args, **kwargs), outlet)
+        if weights is not None:
+            self._seen(outlet, weights)
+        return result
+
+
+def by_head(weights: Tensor, outlet: Outlet) -> Tensor | None:
+    """Weights as [B, M, T, S], or None if no axis of theirs counts this layer's heads."""
+    heads = outlet.num_heads
+    if outlet.kind == "result":
+        return weights.unsqueeze(2) if weights.ndim == 3 and weights.shape[1] == heads else None  # [B, M, 1, T]
+    if weights.ndim == 4 and weights.shape[1] == heads:
+        return weights
+    if weights.ndim == 3 and weights.shape[0] % heads == 0:
+        return weights.unflatten(0, (-1, heads))  # [B M, T, S]
+    return None
+
+
+def _ask(stack: ExitStack, outlet: Outlet, seen: Seen) -> None:
+    """Have `nn.MultiheadAttention` return its weights, and give its caller what was asked for."""
+    asked: list[tuple[bool, bool]] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        given = _TORCH.bind(module, *args, **kwargs)
+        given.apply_defaults()
+        values = {name: value for name, value in given.arguments.items() if name != "self"}
+        asked.append((values["need_weights"], values["average_attn_weights"]))
+        return (), {**values, "need_weights": True, "average_attn_weights": False}
+
+    def after(_module: nn.Module, _args: object, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+        out, weights = result  # [B, M, T, S]; without a batch [M, T, S]
+        seen(outlet, weights if weights.ndim == 4 else weights.unsqueeze(0))
+        wanted, averaged = asked.pop()
+        return out, (weights.mean(-3) if averaged else weights) if wanted else None
+
+    stack.callback(outlet.attention.register_forward_pre_hook(before, with_kwargs=True).remove)
+    stack.callback(outlet.attention.register_forward_hook(after).remove)

@@ -1,0 +1,39 @@
+"""Run a model that somebody else wrote: inputs of any form, evaluation mode, every flag put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def call(model: nn.Module, inputs: object) -> Any:
+    """What the model makes of `inputs`: a tensor, a tuple of arguments or a mapping of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**{str(name): value for name, value in inputs.items()})
+    return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
+
+
+def items_in(inputs: object) -> int:
+    """How many items a batch has: the first dimension of its first tensor; 1 where it has none."""
+    given = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    values = given if isinstance(given, list | tuple) else [given]
+    return next((len(value) for value in values if isinstance(value, Tensor) and value.ndim), 1)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and the slow, visible path of torch's own attention; flags are put back one by one."""
+    training = [(module, module.training) for module in model.modules()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and no hook inside one would fire
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, flag in training:
+            module.training = flag

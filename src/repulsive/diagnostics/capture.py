@@ -1,0 +1,128 @@
+"""One forward pass, and what left every head on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.attention import watched
+from repulsive.diagnostics.calling import call, evaluating
+from repulsive.diagnostics.diversity import Diversity, of_attention, of_outputs
+from repulsive.diagnostics.outlets import Outlet, find_outlets, rerouted
+from repulsive.errors import HeadLayoutError
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """What the heads of one attention layer did; a layer that ran several times in the pass has several entries.
+
+    Args:
+        outlet: the layer.
+        outputs: what left each head, [B, T, M, d]: the input of the output projection.
+        weights: attention weights [B, M, T, S]; empty where they were not asked for.
+    """
+
+    outlet: Outlet
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...] = ()
+
+    def diversity(self, space: str, real: Tensor | None = None) -> Diversity:
+        """How alike these heads were, over all runs of the layer.
+
+        Args:
+            space: "outputs" or "attention".
+            real: which tokens (queries) count, bool [B, T]; it is left aside where a layer has other queries.
+        """
+        if space not in ("outputs", "attention"):
+            raise ValueError(f"space={space!r}: choose 'outputs' or 'attention'")
+        outputs = space == "outputs"
+        tensors = [x.transpose(1, 2) for x in self.outputs] if outputs else self.weights  # [B, M, T, .]
+        found = []
+        for x in tensors:
+            mask = real if real is not None and real.shape == (x.shape[0], x.shape[2]) else None
+            found.append((of_outputs if outputs else of_attention)(x, mask, self.outlet.name))
+        if not found:
+            raise ValueError(f"{self.outlet.name}: no {space} were captured; ask capture() for them")
+        distance = torch.stack([d.distance for d in found]).mean(0)  # [M, M]
+        return Diversity(self.outlet.name, space, distance, torch.stack([d.cosine for d in found]).mean(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """One forward pass.
+
+    Args:
+        layers: one entry per attention layer that ran, in model order.
+        result: what the model returned.
+        idle: names of the attention layers that the inputs did not reach.
+    """
+
+    layers: list[Captured]
+    result: Any
+    idle: tuple[str, ...] = ()
+
+
+@torch.no_grad()
+def capture(
+    model: nn.Module, inputs: object, *, weights: bool = True, outlets: Sequence[Outlet] | None = None
+) -> Capture:
+    """Run a model once in evaluation mode and keep what left every head, and what every head looked at.
+
+    Args:
+        model: any module with heads that `find_heads` finds. Its weights, flags and results stay as they are.
+        inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
+        weights: also keep attention weights.
+        outlets: what `find_outlets` returned; None: found here.
+
+    Raises:
+        HeadLayoutError: no layer ran, or one keeps its attention weights out of sight.
+
+    Example:
+        >>> attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> seen = capture(attention, (torch.ones(3, 5, 8),) * 3).layers[0]
+        >>> seen.outputs[0].shape, seen.weights[0].shape
+        (torch.Size([3, 5, 2, 4]), torch.Size([3, 2, 5, 5]))
+    """
+    outlets = find_outlets(model) if outlets is None else outlets
+    left: dict[str, list[Tensor]] = {outlet.name: [] for outlet in outlets}
+    looked: dict[str, list[Tensor]] = {outlet.name: [] for outlet in outlets}
+
+    def keep(outlet: Outlet, heads: Tensor) -> None:
+        left[outlet.name].append(heads.detach().clone())
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        if weights:
+            stack.enter_context(watched(outlets, lambda outlet, seen: looked[outlet.name].append(seen.detach())))
+        stack.enter_context(rerouted(outlets, keep))
+        result = call(model, inputs)
+    refuse_silence(outlets, {name for name, heads in left.items() if heads})
+    ran = [outlet for outlet in outlets if left[outlet.name]]
+    for outlet in ran if weights else ():
+        if len(looked[outlet.name]) != len(left[outlet.name]):
+            raise HeadLayoutError(
+                f"{outlet.name} ({type(outlet.attention).__name__}): attention weights stay inside its kernel; load "
+                'the model with attn_implementation="eager" (or call model.set_attn_implementation("eager")), or use '
+                "capture(..., weights=False)"
+            )
+    layers = [Captured(outlet, tuple(left[outlet.name]), tuple(looked[outlet.name])) for outlet in ran]
+    return Capture(layers, result, tuple(outlet.name for outlet in outlets if not left[outlet.name]))
+
+
+def refuse_silence(outlets: Sequence[Outlet], heard: set[str]) -> None:
+    """Raise if no hook fired: then nothing was seen or changed, and every number would be wrong without a word.
+
+    Raises:
+        HeadLayoutError: with the first outlet that was to be heard.
+    """
+    if not heard & {outlet.name for outlet in outlets}:
+        first = outlets[0].projection or outlets[0].name
+        raise HeadLayoutError(
+            f"nothing left any head: the model never called {first}. Check that the inputs run through attention, and "
+            "name the right projections: find_outlets(model, out={...})"
+        )

@@ -1,0 +1,151 @@
+r"""Measures for text without labels: how far a model's output moves from what it was.
+
+A model with logits has a distribution p per token; the change to p' is $KL(p \| p') = \sum_c p_c \ln(p_c / p'_c)$ in
+nats, averaged over an item's tokens. Any other output h is taken as states; its change is $|h' - h| / |h|$.
+
+Both have slope zero at no change, so first-order importance needs another loss. For logits it is $-\ln p_y$ with y
+drawn from p itself: by $KL \approx \frac12 E_y (\delta^\top \nabla \ln p_y)^2$ its slope in a head's factor measures
+how far the distribution moves. For states it is $s^\top h$ with random signs s: $E_s (s^\top \delta)^2 = |\delta|^2$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.calling import call
+from repulsive.errors import DataError
+
+METRICS = {
+    "logits": "mean KL divergence of the model's own output distribution, nats",
+    "states": "relative change of the model's own output states",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What a model returned: "logits" [B, ..., C] or "states" [B, ...]."""
+
+    kind: str
+    values: Tensor
+
+    @property
+    def metric(self) -> str:
+        """What `change` measures, in words."""
+        return METRICS[self.kind]
+
+    def by_token(self) -> Tensor:
+        """[B, T, E], detached; an output without tokens has T = 1."""
+        x = self.values.detach()
+        if x.ndim < 3:
+            return x.reshape(len(x), 1, -1)
+        return x.flatten(1, -2) if self.kind == "logits" else x.flatten(2)
+
+
+def read_output(result: Any) -> Output:
+    """The logits of a model's result where it names them, else its first tensor; one number per item is no logit.
+
+    Raises:
+        DataError: the result holds no tensor of numbers.
+    """
+    logits = getattr(result, "logits", None)
+    if isinstance(logits, Tensor) and logits.ndim == 2 and "ForPreTraining" in type(result).__name__:
+        logits = torch.stack([torch.zeros_like(logits), logits], dim=-1)  # ELECTRA says yes or no of each token
+    if isinstance(logits, Tensor) and logits.ndim > 1 and logits.shape[-1] > 1:
+        return Output("logits", logits)
+    values = list(result.values()) if isinstance(result, Mapping) else result
+    for value in values if isinstance(values, list | tuple) else [values]:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+            return Output("states", value)
+    raise DataError(f"the model returned {type(result).__name__} without a tensor; its output cannot be compared")
+
+
+def change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
+    """How far each item moved, float64 [B]: see the top of this file.
+
+    Args:
+        before: of the whole model.
+        after: of the changed model, for the same inputs.
+        real: which tokens count, bool [B, T]; None, or an output without these tokens: all.
+    """
+    old, new = before.by_token(), after.by_token()  # [B, T, E]
+    if real is None or real.shape != old.shape[:2]:
+        real = torch.ones(old.shape[:2], dtype=torch.bool, device=old.device)
+    counts = real.to(old.device).double()  # [B, T]
+    if before.kind == "logits":
+        divergence = _divergence(_wide(old), _wide(new))  # [B, T]
+        return (divergence * counts).sum(-1) / counts.sum(-1)
+    moved, size = (new - old).double().square().sum(-1), old.double().square().sum(-1)  # [B, T]
+    return ((moved * counts).sum(-1) / (size * counts).sum(-1)).sqrt()
+
+
+def own_loss(generator: torch.Generator) -> Any:
+    """A loss for `first_order_importance` that needs no labels, called with a model and a batch.
+
+    Args:
+        generator: draws the model's own labels, or the signs; on the CPU.
+    """
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        output = read_output(call(model, batch))
+        if output.kind == "states":
+            signs = torch.randint(0, 2, output.values.shape, generator=generator).to(output.values) * 2 - 1
+            return (signs * output.values).sum() / len(output.values)
+        log_p = output.values.float().log_softmax(-1).flatten(0, -2)  # [N, C]
+        drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)  # [N, 1]
+        picked = log_p.gather(-1, drawn).squeeze(-1)  # [N]
+        real = real_tokens(batch)
+        if real is not None and real.numel() == picked.numel():
+            picked = picked[real.flatten()]
+        return -picked.sum() / len(output.values)
+
+    return loss
+
+
+def real_tokens(batch: Any) -> Tensor | None:
+    """Which tokens of a batch are no padding, bool [B, T]; None where it has no `attention_mask` of that shape."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+class OwnChange:
+    """A metric for `head_ablation`: the change of the model's own output on some batches, item by item.
+
+    Args:
+        model: as it is now; its outputs are kept.
+        batches: inputs, each with items in its first dimension.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
+        self._batches = batches
+        self._before = [read_output(call(model, batch)) for batch in batches]
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        found = [
+            change(before, read_output(call(model, batch)), real_tokens(batch))
+            for before, batch in zip(self._before, self._batches, strict=True)
+        ]
+        return torch.cat(found)  # [N]
+
+    @property
+    def metric(self) -> str:
+        return self._before[0].metric
+
+
+def _divergence(old: Tensor, new: Tensor) -> Tensor:
+    r"""KL of each row of logits [..., C] as $\ln(1 + \sum_c p_c (e^{d_c} - 1 - d_c))$, d centred: $\sum_c p_c d_c = 0$.
+
+    No term is negative, so that a small divergence is not lost to cancellation, as it is in $\sum p (\ln p - \ln q)$.
+    """
+    p, d = old.softmax(-1), new - old
+    d = d - (p * d).sum(-1, keepdim=True)
+    return (p * (d.expm1() - d)).double().sum(-1).clamp(min=0).log1p()  # [...]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,195 @@
+"""Cut heads out of a model for good: smaller weights, the same function as with those heads ablated.
+
+Layers are cut where their class takes any number of heads; which classes do is data. Others say so, and `ablate` still
+serves them. Weights of a pruned model save as ever; `load_pruned` reads them into a model built at full size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.outlets import Outlet, find_outlets
+from repulsive.diagnostics.redundancy import heads_of
+from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
+from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads.place import module_of, unwrap
+
+# Attention classes (module and name) that shape q, k and v by the size of a head, and the attributes that count heads
+# or all of their features. Every projection of theirs is an nn.Linear.
+_BERT = {"num_attention_heads": "heads", "all_head_size": "features"}
+RESIZABLE: Mapping[str, Mapping[str, str]] = {
+    **{f"transformers.*.{name}*Attention": _BERT for name in ("Bert", "Roberta", "Electra", "XLMRoberta", "Camembert")},
+    "transformers.*.AlbertAttention": _BERT,
+    "transformers.*.ViTSelfAttention": _BERT,
+    "transformers.*.ViTAttention": {"num_attention_heads": "heads"},
+    "transformers.*.DistilBertSelfAttention": {"n_heads": "heads", "dim": "features"},
+    "transformers.*distilbert*.MultiHeadSelfAttention": {"n_heads": "heads", "dim": "features"},
+    "repulsive.models.transformer.Attention": {"num_heads": "heads"},
+}
+# Models whose additive attention hands on one vector per head: what behind it counts heads, and along which axis.
+CONSUMERS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "SentenceClassifier": (("classify.1.weight", 1),),
+    "PairClassifier": (("premise_gate", 0), ("hypothesis_gate", 0), ("classify.1.weight", 1)),
+}
+
+
+def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module:
+    """A copy of the model without these heads; the model itself stays whole.
+
+    Args:
+        model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, or one of `repulsive.models`.
+        heads: (layer, head) pairs as in `ablate`; every layer must keep one head.
+
+    Raises:
+        HeadLayoutError: this attention cannot be cut.
+        SelectionError: nothing chosen, no such layer or head, or a layer would lose all of its heads.
+
+    Example:
+        >>> from repulsive.models.transformer import Transformer, TransformerConfig
+        >>> whole = Transformer(TransformerConfig.tiny(vocabulary=20))
+        >>> smaller = prune(whole, [(0, 1), (0, 2)])
+        >>> smaller.encoder.layers[0].self_attention.q_proj
+        Linear(in_features=128, out_features=64, bias=True)
+    """
+    outlets = find_outlets(model)
+    names = [outlet.name for outlet in outlets]
+    chosen = [(names.index(layer) if layer in names else layer, head) for layer, head in heads]
+    wrong = [pair for pair in chosen if pair not in heads_of(outlets)]
+    if wrong or not chosen:
+        counts = ", ".join(f"{i} {o.name} ({o.num_heads} heads)" for i, o in enumerate(outlets[:6]))
+        raise SelectionError(f"prune: {f'no head {wrong[0]}' if wrong else 'no heads named'}; the layers are {counts}")
+    keep = {
+        outlet.name: [head for head in range(outlet.num_heads) if (layer, head) not in chosen]
+        for layer, outlet in enumerate(outlets)
+    }
+    return _cut(model, outlets, keep)
+
+
+def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> nn.Module:
+    """A model as it was saved after pruning: layers of `model` are cut to the saved sizes, then filled.
+
+    Args:
+        model: built at full size, of the class that was pruned; for transformers from the saved `config.json`.
+        weights: a state dict, a safetensors file, or a folder that `save_pretrained` wrote.
+
+    Raises:
+        CheckpointError: there are no weights, or they are not of this model.
+    """
+    state = weights if isinstance(weights, Mapping) else _read(Path(weights))
+    outlets = find_outlets(model)
+    groups = _by_layer(model)
+    keep = {}
+    for outlet in outlets:
+        s = groups[outlet.name][0].slices[0]
+        saved = state.get(s.parameter_name)
+        if saved is None:
+            raise CheckpointError(f"the weights have no {s.parameter_name}; they are not of a {type(model).__name__}")
+        keep[outlet.name] = list(range(outlet.num_heads * saved.shape[s.axis] // s.parameter().shape[s.axis]))
+    cut = _cut(model, outlets, keep)
+    try:
+        missing, unknown = unwrap(cut).load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights do not fit this {type(model).__name__}: {error}") from error
+    filled = {p.data_ptr() for name, p in cut.state_dict(keep_vars=True).items() if name in state}
+    missing = [name for name in missing if cut.state_dict(keep_vars=True)[name].data_ptr() not in filled]  # tied ones
+    if missing or unknown:
+        raise CheckpointError(f"the weights are not of this {type(model).__name__}: missing {missing[:3]}, "
+                              f"unknown {list(unknown)[:3]}")  # fmt: skip
+    return cut
+
+
+def _cut(model: nn.Module, outlets: Sequence[Outlet], keep: Mapping[str, Sequence[int]]) -> nn.Module:
+    smaller = [outlet for outlet in outlets if len(keep[outlet.name]) < outlet.num_heads]
+    for outlet in smaller:
+        _attributes(unwrap(model), outlet)
+        if not keep[outlet.name]:
+            raise SelectionError(f"{outlet.name} would lose all of its {outlet.num_heads} heads; leave it one")
+    _refuse_adapters(model)
+    cut = copy.deepcopy(model)
+    groups, places = _by_layer(cut), {outlet.name: outlet for outlet in find_outlets(cut)}
+    for name in (outlet.name for outlet in smaller):
+        _cut_layer(unwrap(cut), places[name], groups[name], list(keep[name]))
+    return cut
+
+
+def _cut_layer(model: nn.Module, outlet: Outlet, groups: Sequence[HeadGroup], keep: list[int]) -> None:
+    attributes = _attributes(model, outlet)
+    for s in (s for group in groups for s in group.slices):
+        rows = s.rows[keep].flatten().sort().values  # [M R]
+        _select(s.module, s.attribute, s.axis, rows)
+        if isinstance(getattr(s.module, "bias", None), Tensor):
+            _select(s.module, "bias", 0, rows)
+    if outlet.kind == "projection":
+        columns = torch.arange(outlet.num_heads * outlet.head_dim).view(outlet.num_heads, -1)[keep].flatten()
+        _select(outlet.module, "weight", 1, columns)
+    else:
+        encoder: Any = model.encoder
+        encoder.config = replace(encoder.config, heads=len(keep))  # a new model of this size can be built from it
+        for path, axis in CONSUMERS[type(model).__name__]:
+            owner, _, attribute = path.rpartition(".")
+            module = model.get_submodule(owner)
+            size = getattr(module, attribute).shape[axis]
+            blocks = torch.arange(size).view(outlet.num_heads, -1)[keep].flatten()
+            _select(module, attribute, axis, blocks)
+    for name, what in attributes.items():
+        setattr(outlet.attention, name, len(keep) * (outlet.head_dim if what == "features" else 1))
+
+
+def _attributes(model: nn.Module, outlet: Outlet) -> Mapping[str, str]:
+    """What to set on a layer after cutting it.
+
+    Raises:
+        HeadLayoutError: its class does not take another number of heads.
+    """
+    kind = type(outlet.attention)
+    if outlet.kind == "result" and type(model).__name__ in CONSUMERS:
+        return {"heads": "heads"}
+    for pattern, attributes in RESIZABLE.items():
+        if fnmatchcase(f"{kind.__module__}.{kind.__qualname__}", pattern) and outlet.kind == "projection":
+            return attributes
+    raise HeadLayoutError(
+        f"{outlet.name or kind.__name__}: heads of {kind.__name__} cannot be cut out, since its code fixes their "
+        "number; use ablate(model, heads), which computes the same function at full size"
+    )
+
+
+def _refuse_adapters(model: nn.Module) -> None:
+    """Under an adapter the rows of a head are those of lora_B, and the frozen weight would keep its size."""
+    for group in find_heads(model):
+        for s in group.slices:
+            if ".lora_B." in s.parameter_name:
+                raise HeadLayoutError(f"{s.parameter_name}: merge the adapters first (model.merge_and_unload())")
+
+
+def _by_layer(model: nn.Module) -> dict[str, list[HeadGroup]]:
+    layers: dict[str, list[HeadGroup]] = {}
+    for group in find_heads(model):
+        layers.setdefault(module_of(group), []).append(group)
+    return layers
+
+
+def _select(module: nn.Module, attribute: str, axis: int, kept: Tensor) -> None:
+    """Replace a parameter by some of its rows or columns, and tell an `nn.Linear` its new size."""
+    old = getattr(module, attribute)
+    new = nn.Parameter(old.detach().index_select(axis, kept.to(old.device)).clone(), old.requires_grad)
+    setattr(module, attribute, new)
+    if isinstance(module, nn.Linear) and attribute == "weight":
+        module.out_features, module.in_features = new.shape
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    from safetensors.torch import load_file
+
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise CheckpointError(f"no safetensors file at {str(path)!r}; save the pruned model there first")
+    return reduce(lambda a, b: {**a, **b}, (load_file(file) for file in files))

@@ -1,0 +1,102 @@
+"""An inspection in words: plain-text tables for a terminal, and the same numbers as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from repulsive.diagnostics.diversity import Diversity
+from repulsive.diagnostics.inspection import Inspection
+from repulsive.heads import describe
+
+SPACES = ("weights", "attention", "outputs")
+
+
+def as_text(found: Inspection, count: int = 5) -> str:
+    """What `repulsive inspect` prints.
+
+    Args:
+        found: the inspection.
+        count: pairs and heads listed.
+    """
+    blocks = [describe(found.groups)]
+    for space in SPACES:
+        if space in found.diversity:
+            blocks.append(_diversity(space, found.diversity[space]))
+    for space in SPACES:
+        pairs = found.closest(space, count)
+        if pairs:
+            listed = [(p.name, f"{p.first} and {p.second}", f"{p.cosine:+.3f}") for p in pairs]
+            blocks.append(_titled(f"most similar pairs in {space}", ("layer", "heads", "cosine"), listed))
+    if found.importance is not None:
+        title = "most redundant heads by first-order importance (1 is all of a layer's)"
+        blocks.append(_heads(found, title, found.importance, "importance", count))
+    if found.ablation is not None:
+        title = f"most redundant heads by exact ablation: {found.metric}"
+        blocks.append(_heads(found, title, found.ablation.change, "change", count))
+    blocks += [f"note: {note}" for note in found.notes]
+    return "\n\n".join(blocks)
+
+
+def as_json(found: Inspection) -> dict[str, Any]:
+    """The numbers of an inspection, ready for `json.dumps`; nan and infinity are None."""
+    return {
+        "items": found.items,
+        "layers": [
+            {"name": name, "layer": layer, "where": where, "heads": heads} for name, layer, where, heads in found.layers
+        ],
+        "diversity": {
+            space: [
+                {
+                    "name": d.name,
+                    "mean_cosine": _number(d.mean_cosine),
+                    "mean_distance": _number(d.mean_distance),
+                    "effective_heads": _number(d.effective_heads),
+                    "cosine": _nested(d.cosine),
+                }
+                for d in entries
+            ]
+            for space, entries in found.diversity.items()
+        },
+        "importance": None if found.importance is None else _nested(found.importance),
+        "ablation": None
+        if found.ablation is None
+        else {"metric": found.metric, "baseline": found.ablation.baseline, "change": _nested(found.ablation.change)},
+        "notes": list(found.notes),
+    }
+
+
+def _diversity(space: str, entries: Sequence[Diversity]) -> str:
+    rows = [
+        (d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), f"{d.mean_distance:.4g}")
+        for d in entries
+    ]
+    titles = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
+    return _titled(f"diversity of {space}", titles, rows)
+
+
+def _heads(found: Inspection, title: str, scores: Tensor, what: str, count: int) -> str:
+    rows = [(name, str(head), f"{score:.4g}") for name, head, score in found.least(scores, count)]
+    return _titled(title, ("layer", "head", what), rows)
+
+
+def _titled(title: str, titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [titles, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([title, *table])
+
+
+def _signed(value: float) -> str:
+    return "n/a" if math.isnan(value) else f"{value:+.3f}"
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _nested(values: Tensor) -> list[list[float | None]]:
+    return [[_number(x) for x in row] for row in values.tolist()]

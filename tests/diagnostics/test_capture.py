@@ -1,0 +1,221 @@
+"""What leaves each head, and what it looks at: against the models' own words, and by changing one head's values."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive.diagnostics.attention import dot_product_weights
+from repulsive.diagnostics.calling import call, evaluating
+from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.diversity import of_attention, of_outputs
+from repulsive.diagnostics.outlets import find_outlets, rerouted
+from repulsive.errors import HeadLayoutError, SelectionError
+from repulsive.heads import find_heads
+from repulsive.heads.place import module_of
+from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig, SentenceClassifier
+from repulsive.models.transformer import Transformer, TransformerConfig
+from tests.heads.zoo import TORCH, TRANSFORMERS, build, ids
+
+FAST = [*TORCH, *(name for name in TRANSFORMERS if not name.endswith("eager"))]
+
+
+def first(result):
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+@pytest.mark.parametrize("name", [n for n in FAST if n != "additive"])
+def test_a_change_of_one_heads_values_leaves_by_that_head_alone(name):
+    model, inputs = build(name)
+    groups = find_heads(model)
+    value = next(g for g in groups if g.part == "v")
+    layer = module_of(value)
+    serves = next(g for g in groups if module_of(g) == layer and g.part == "q").serves
+    before = capture(model, inputs, weights=False).layers[0]
+    assert before.outlet.name == layer
+    head = value.num_heads - 1
+    with torch.no_grad():
+        for s in value.slices:
+            heads = s.take(s.parameter()).clone()  # [M, D]
+            heads[head] += torch.randn(heads.shape[1], generator=torch.Generator().manual_seed(1))
+            s.put(s.parameter(), heads)
+    after = capture(model, inputs, weights=False).layers[0]
+    moved = (after.outputs[0] - before.outputs[0]).abs().amax((0, 1, 3))  # [M]
+    served = serves or range(before.outlet.num_heads)
+    mine = torch.tensor([kv == head for kv in served])
+    assert (moved[mine] > 1e-2).all()
+    assert (moved[~mine] < 1e-6).all()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2 with cross-attention", "llama", "bart", "vit"])
+def test_weights_are_those_the_model_gives_when_asked(name):
+    eager, inputs = build(f"{name}, eager")
+    with torch.no_grad(), evaluating(eager):
+        said = eager(**inputs, output_attentions=True)
+    wanted = [w for key in ("encoder_attentions", "decoder_attentions", "cross_attentions", "attentions")
+              for w in said.get(key) or ()]  # fmt: skip
+    for kind in ("eager", "sdpa"):
+        model, inputs = build(f"{name}, {kind}")
+        model.load_state_dict(eager.state_dict())
+        found = [w for layer in capture(model, inputs).layers for w in layer.weights]
+        assert len(found) == len(wanted) > 0
+        for mine in found:  # two stacks are listed in another order: each must be among the model's
+            apart = [float((mine - w).abs().max()) for w in wanted if w.shape == mine.shape]
+            assert min(apart) < 1e-5
+            torch.testing.assert_close(mine.sum(-1), torch.ones(mine.shape[:-1]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"attn_mask": True}, {"is_causal": True}, {"scale": 0.2}, {"gqa": True}])
+def test_dot_product_weights_are_those_of_torchs_kernel(settings):
+    make = torch.Generator().manual_seed(0)
+    heads = 2 if settings.get("gqa") else 4
+    q, k, v = (torch.randn(2, m, 5, 6, generator=make, dtype=torch.float64) for m in (4, heads, heads))
+    given = {name: value for name, value in settings.items() if name not in ("gqa", "attn_mask")}
+    given |= {"enable_gqa": True} if settings.get("gqa") else {}
+    given |= {"attn_mask": torch.rand(2, 1, 5, 5, generator=make) > 0.3} if settings.get("attn_mask") else {}
+    wanted = nn.functional.scaled_dot_product_attention(q, k, v, **given)
+    weights = dot_product_weights(q, k, v, **given)
+    torch.testing.assert_close(weights @ v.repeat_interleave(4 // heads, 1), wanted)
+
+
+def test_heads_of_bert_by_hand():
+    model, inputs = build("bert, sdpa")
+    model = model.double()
+    found = capture(model, inputs)
+    with torch.no_grad(), evaluating(model):
+        states = model(**inputs, output_hidden_states=True).hidden_states
+        for number, layer in enumerate(found.layers):
+            block = model.encoder.layer[number].attention.self
+            split = [p(states[number]).unflatten(-1, (4, 8)) for p in (block.query, block.key, block.value)]
+            for h in range(4):
+                q, k, v = (x[:, :, h] for x in split)  # [B, T, d]
+                weights = torch.stack([(q[b] @ k[b].T / math.sqrt(8)).softmax(-1) for b in range(2)])
+                torch.testing.assert_close(layer.weights[0][:, h], weights)
+                torch.testing.assert_close(layer.outputs[0][:, :, h], weights @ v)
+
+
+def test_torchs_own_attention_with_masks_and_either_order_of_axes():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32)  # tokens first
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(5, 3, 16)  # [T, B, E]
+    padded = torch.zeros(3, 5, dtype=torch.bool)
+    padded[1, 3:] = True
+    inputs = {"src": x, "src_key_padding_mask": padded}
+    with torch.no_grad(), evaluating(model):
+        plain = call(model, inputs)
+    found = capture(model, inputs)
+    torch.testing.assert_close(found.result, plain)
+    assert model.training and torch.backends.mha.get_fastpath_enabled()
+    seen = found.layers[0]
+    assert seen.outputs[0].shape == (3, 5, 4, 4) and seen.weights[0].shape == (3, 4, 5, 5)
+    assert seen.weights[0][1, :, :, 3:].abs().max() == 0
+    attention = model.layers[0].self_attn
+    value = nn.functional.linear(x, attention.in_proj_weight[32:], attention.in_proj_bias[32:])  # [T, B, E]
+    value = value.transpose(0, 1).unflatten(-1, (4, 4)).transpose(1, 2)  # [B, M, T, d]
+    torch.testing.assert_close(seen.outputs[0].transpose(1, 2), seen.weights[0] @ value)
+
+
+@pytest.mark.parametrize("asked", [{}, {"need_weights": False}, {"average_attn_weights": False}])
+def test_callers_of_torchs_attention_get_what_they_asked_for(asked):
+    model, (q, k, v) = build("torch packed")
+    with torch.no_grad(), evaluating(model):
+        out, weights = model(q, k, v, **asked)
+    found = capture(model, {"query": q, "key": k, "value": v, **asked}).result
+    torch.testing.assert_close(found[0], out)
+    assert (found[1] is None) == (weights is None)
+    if weights is not None:
+        torch.testing.assert_close(found[1], weights)
+
+
+def test_our_own_models():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(40, width=32))
+    source, target = ids(7) % 40, ids(5) % 40
+    with torch.no_grad(), evaluating(model):
+        _, outputs = model(source, target, collect="outputs")
+        _, weights = model(source, target, collect="weights")
+    found = capture(model, (source, target)).layers
+    assert len(found) == len(outputs) == 6
+    for layer, heads, looked in zip(found, outputs, weights, strict=True):
+        torch.testing.assert_close(layer.outputs[0].transpose(1, 2), heads)
+        torch.testing.assert_close(layer.weights[0], looked)
+    for own in (False, True):
+        classifier = SentenceClassifier(SelfAttentiveConfig.tiny(40, own_hidden=own))
+        with torch.no_grad(), evaluating(classifier):
+            _, attention, sentences = classifier(source, collect=True)
+        (layer,) = capture(classifier, source).layers
+        torch.testing.assert_close(layer.weights[0].squeeze(2), attention)
+        torch.testing.assert_close(layer.outputs[0].squeeze(1), sentences)
+
+
+def test_a_layer_that_runs_twice_is_seen_twice_and_averaged():
+    model = PairClassifier(SelfAttentiveConfig.tiny(40))
+    (layer,) = capture(model, (ids(7) % 40, ids(4) % 40)).layers
+    assert [w.shape[-1] for w in layer.weights] == [7, 4]
+    both = [of_attention(w).cosine for w in layer.weights]
+    torch.testing.assert_close(layer.diversity("attention").cosine, (both[0] + both[1]) / 2)
+    mine = of_outputs(layer.outputs[1].transpose(1, 2)).distance + of_outputs(layer.outputs[0].transpose(1, 2)).distance
+    torch.testing.assert_close(layer.diversity("outputs").distance, mine / 2)
+
+
+def test_nested_contexts_see_each_others_changes_and_all_is_put_back():
+    model, inputs = build("torch packed")
+    outlets, projection = find_outlets(model), model.out_proj
+    with torch.no_grad(), evaluating(model):
+        plain = first(call(model, inputs))
+        with rerouted(outlets, lambda _, h: 2 * h), rerouted(outlets, lambda _, h: h + 1):
+            doubled = first(call(model, inputs))
+        heads = capture(model, inputs).layers[0].outputs[0]  # [B, T, M, d]
+        wanted = projection(2 * (heads + 1).flatten(2))
+        assert model.out_proj is projection
+        assert not model._forward_hooks and not model._forward_pre_hooks
+        torch.testing.assert_close(doubled, wanted)
+        assert torch.equal(first(call(model, inputs)), plain)
+    with pytest.raises(RuntimeError, match="stop"), rerouted(outlets, lambda *_: None):
+        raise RuntimeError("stop")
+    assert model.out_proj is projection
+
+
+def test_an_unknown_output_projection_is_asked_for_and_may_be_named():
+    model, x = build("annotated")
+    model.linears.append(nn.Linear(24, 24))  # it runs the last one: the fourth, which the table names, is idle now
+    with pytest.raises(HeadLayoutError, match="no projection that takes 4 heads of 6"):
+        find_outlets(model, out={"": "linears.7"})
+    with pytest.raises(HeadLayoutError, match=r"never called linears\.3"):
+        capture(model, x)
+    named = find_outlets(model, out={"": "linears.4"})
+    assert named[0].module is model.linears[4]
+    assert capture(model, x, outlets=named).layers[0].outputs[0].shape == (2, 5, 4, 6)
+
+
+def test_weights_that_stay_inside_a_kernel_name_the_switch():
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 2
+            self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            return self.out_proj(self.v_proj(x) + self.q_proj(x) * self.k_proj(x))
+
+    with pytest.raises(HeadLayoutError, match='attn_implementation="eager"'):
+        capture(Hidden(), torch.randn(1, 3, 8))
+    assert len(capture(Hidden(), torch.randn(1, 3, 8), weights=False).layers) == 1
+
+
+def test_adapters_around_projections_are_seen_through():
+    peft = pytest.importorskip("peft")
+    model, inputs = build("bert, sdpa")
+    plain = capture(model, inputs).layers[1]
+    settings = peft.LoraConfig(target_modules=["query", "value", "attention.output.dense"], r=2)
+    wrapped = capture(peft.get_peft_model(model, settings), inputs).layers[1]  # adapters start as no change
+    torch.testing.assert_close(wrapped.outputs[0], plain.outputs[0])
+    torch.testing.assert_close(wrapped.weights[0], plain.weights[0])
+
+
+def test_joined_heads_are_refused():
+    model, _ = build("llama, sdpa")
+    with pytest.raises(SelectionError, match="particle='projection'"):
+        find_outlets(model, find_heads(model, particle="head"))

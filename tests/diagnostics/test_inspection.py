@@ -1,0 +1,212 @@
+"""Measures without labels against their formulas; the inspection of a model; its page and its words."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive.diagnostics.calling import evaluating
+from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.diversity import of_attention, of_weights
+from repulsive.diagnostics.inspection import inspect_heads
+from repulsive.diagnostics.own_output import Output, OwnChange, change, own_loss, read_output
+from repulsive.diagnostics.report.inspection import render_inspection, write_inspection
+from repulsive.diagnostics.summary import as_json, as_text
+from repulsive.errors import DataError, NoHeadsFound
+from repulsive.heads import find_heads
+from tests.diagnostics.browser import needs_browser, open_page
+from tests.heads.zoo import SMALL, build, ids
+
+transformers = pytest.importorskip("transformers")
+
+
+def masked_lm(**changes):
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**{**SMALL, **changes}))
+    with torch.no_grad():  # at their first values heads hardly matter
+        for name, parameter in model.named_parameters():
+            if "attention" in name and parameter.ndim == 2:
+                parameter.mul_(15)
+    return model
+
+
+def text():
+    """Two batches; the second has padding."""
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    return [{"input_ids": ids()}, {"input_ids": ids().flip(1), "attention_mask": mask}]
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 4, 5), (3, 2, 2, 5)])
+def test_change_of_logits_is_the_kl_divergence(shape):
+    make = torch.Generator().manual_seed(0)
+    old, new = torch.randn(shape, generator=make), torch.randn(shape, generator=make)
+    found = change(Output("logits", old), Output("logits", new))
+    for item in range(3):
+        p, q = (x[item].double().reshape(-1, 5).softmax(-1).tolist() for x in (old, new))
+        each = [sum(a * math.log(a / b) for a, b in zip(r, s, strict=True)) for r, s in zip(p, q, strict=True)]
+        assert float(found[item]) == pytest.approx(sum(each) / len(each))
+    assert change(Output("logits", old), Output("logits", old)).tolist() == [0.0] * 3
+
+
+def test_change_of_states_is_relative_and_leaves_padding_out():
+    make = torch.Generator().manual_seed(0)
+    old, new = torch.randn(2, 3, 4, generator=make), torch.randn(2, 3, 4, generator=make)
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    found = change(Output("states", old), Output("states", new), real)
+    assert float(found[0]) == pytest.approx(float((new[0, :2] - old[0, :2]).norm() / old[0, :2].norm()))
+    assert float(found[1]) == pytest.approx(float((new[1] - old[1]).norm() / old[1].norm()))
+    scaled = change(Output("states", 7 * old), Output("states", 7 * new), real)
+    torch.testing.assert_close(scaled, found)
+    other = change(Output("logits", old), Output("logits", new), real)
+    moved = new.clone()
+    moved[0, 2] += 100
+    torch.testing.assert_close(change(Output("logits", old), Output("logits", moved), real), other)
+
+
+def test_a_small_change_is_seen_in_full_precision():
+    old = torch.randn(1, 6, generator=torch.Generator().manual_seed(0)).double()
+    step = 1e-6 * torch.arange(6).double()
+    p = old.softmax(-1)
+    second = 0.5 * float((p * step**2).sum() - (p * step).sum() ** 2)  # KL to second order
+    assert float(change(Output("logits", old), Output("logits", old + step))) == pytest.approx(second, rel=1e-3)
+
+
+def test_the_kind_of_output_is_read_off_the_result():
+    model = masked_lm()
+    with torch.no_grad(), evaluating(model):
+        assert read_output(model(input_ids=ids())).kind == "logits"
+        states = model.bert(input_ids=ids())
+    assert read_output(states).values is states.last_hidden_state
+    assert read_output((torch.ones(2), None)).kind == "states"
+    config = transformers.ElectraConfig(**{**SMALL, "embedding_size": 16, "num_labels": 1})
+    with torch.no_grad():
+        binary = transformers.ElectraForPreTraining(config).eval()(input_ids=ids())
+        regression = transformers.ElectraForSequenceClassification(config).eval()(input_ids=ids())
+    replaced = read_output(binary)  # [B, T, 2]: the chance that a token was replaced, and that it was not
+    torch.testing.assert_close(replaced.values.softmax(-1)[..., 1], binary.logits.sigmoid())
+    assert replaced.kind == "logits" and read_output(regression).kind == "states"
+    with pytest.raises(DataError, match="without a tensor"):
+        read_output({"text": "yes"})
+
+
+def test_own_loss_draws_labels_from_the_model_and_signs_for_states():
+    model = masked_lm()
+    batch = text()[1]
+    with torch.no_grad(), evaluating(model):
+        log_p = model(**batch).logits.float().log_softmax(-1).flatten(0, 1)
+        drawn = torch.multinomial(log_p.exp(), 1, generator=torch.Generator().manual_seed(3)).squeeze(-1)
+        picked = log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)[batch["attention_mask"].bool().flatten()]
+        found = own_loss(torch.Generator().manual_seed(3))(model, batch)
+        assert float(found) == pytest.approx(float(-picked.sum() / 2), rel=1e-6)
+        bare = own_loss(torch.Generator().manual_seed(3))(model.bert, batch)
+        h = model.bert(**batch)[0]
+    signs = torch.randint(0, 2, h.shape, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    assert float(bare) == pytest.approx(float((signs * h).sum() / 2), rel=1e-5)
+
+
+def test_inspection_on_text_without_labels():
+    model, batches = masked_lm(), text()
+    found = inspect_heads(model, batches, ablation=True)
+    assert found.items == 4 and found.layers[1] == ("bert.encoder.layer.1.attention.self", 1, "encoder", 4)
+    weights = of_weights(find_heads(model))
+    assert [d.mean_cosine for d in found.diversity["weights"]] == pytest.approx([d.mean_cosine for d in weights])
+    tokens = torch.cat([capture(model, b).layers[0].weights[0].flatten(0, 0) for b in batches])  # [4, M, T, S]
+    real = torch.cat([torch.ones(2, 7), batches[1]["attention_mask"]]).bool()
+    # The first batch has no mask and weighs by its items; give both a mask to have every token count the same.
+    batches[0]["attention_mask"] = torch.ones(2, 7, dtype=torch.long)
+    even = inspect_heads(model, batches)
+    torch.testing.assert_close(even.diversity["attention"][0].cosine, of_attention(tokens, real).cosine)
+    assert even.ablation is None and "KL divergence" in found.metric
+    own = OwnChange(model.eval(), batches)
+    assert float(own(model).abs().max()) == 0
+    assert (found.ablation.change > 0).all() and found.ablation.items.shape == (2, 4, 4)
+
+
+def test_importance_and_ablation_without_labels_agree_on_heads_without_effect():
+    model = masked_lm()
+    with torch.no_grad():  # head 2 of layer 0 leaves nothing behind
+        model.bert.encoder.layer[0].attention.output.dense.weight[:, 16:24] = 0
+    found = inspect_heads(model, text(), ablation=True)
+    assert found.importance[0, 2] == 0 and found.ablation.change[0, 2] == pytest.approx(0, abs=1e-12)
+    assert found.least(found.importance, 1)[0][:2] == ("bert.encoder.layer.0.attention.self", 2)
+    assert found.least(found.ablation.change, 1)[0][1] == 2
+
+
+@pytest.mark.parametrize("name", ["llama, sdpa", "bart, sdpa", "albert, sdpa", "torch transformer", "timm", "additive"])
+def test_any_model_can_be_inspected(name):
+    model, inputs = build(name)
+    found = inspect_heads(model, [inputs], ablation=True)
+    assert set(found.diversity) == {"weights", "attention", "outputs"}
+    assert len(found.diversity["outputs"]) == len(found.layers) == len(found.importance)
+    assert "relative change" in found.metric and (found.ablation.change > 0).any()
+    page = render_inspection(found, title="x")
+    assert page.count('class="overlap"') == sum(d.num_heads > 1 for each in found.diversity.values() for d in each)
+
+
+def test_without_inputs_weights_alone_are_measured_and_without_heads_it_is_an_error():
+    found = inspect_heads(masked_lm())
+    assert set(found.diversity) == {"weights"} and found.importance is None
+    with pytest.raises(NoHeadsFound):
+        inspect_heads(nn.Linear(2, 2))
+    with pytest.raises(NoHeadsFound):
+        inspect_heads(nn.Linear(2, 2), [torch.ones(3, 2)])
+
+
+def test_what_cannot_be_measured_is_noted():
+    class Hidden(nn.Module):
+        def __init__(self, out: str) -> None:
+            super().__init__()
+            self.num_heads, self.out_name = 2, out
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+            self.add_module(out, nn.Linear(8, 8))
+
+        def forward(self, x):
+            return getattr(self, self.out_name)(self.v_proj(x) + self.q_proj(x) * self.k_proj(x))
+
+    found = inspect_heads(Hidden("out_proj"), [torch.randn(1, 3, 8)])
+    assert set(found.diversity) == {"weights", "outputs"} and "attention is not measured" in found.notes[0]
+    blind = inspect_heads(Hidden("mystery"), [torch.randn(1, 3, 8)])
+    assert set(blind.diversity) == {"weights"} and "find_outlets(model, out=" in blind.notes[0]
+    assert f"note: {blind.notes[0]}" in as_text(blind)
+    both = inspect_heads(nn.Sequential(Hidden("mystery"), Hidden("out_proj")), [torch.randn(1, 3, 8)])
+    assert [name for name, *_ in both.layers] == ["1"] and len(both.importance) == 1
+    assert "0 (q_proj/k_proj/v_proj)" in both.notes[0] and "attention is not measured" in both.notes[1]
+
+
+def test_page_and_words_have_the_numbers(tmp_path):
+    model, batches = masked_lm(), text()
+    found = inspect_heads(model, batches, ablation=True)
+    words = [[f"<w{place}>" for place in range(7)] for _ in range(2)]
+    path = write_inspection(tmp_path / "deep" / "page.html", found, title="Heads of <x>", tokens=words)
+    page = path.read_text()
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert page.count("Heads of &lt;x&gt;") == 2 and "<x>" not in page
+    assert "&lt;w3&gt;" in page and "<w3>" not in page
+    assert f"{found.diversity['outputs'][1].effective_heads:.2f}" in page
+    assert page.count('class="heads"') == 2
+    assert [p.name for p in path.parent.iterdir()] == ["page.html"]
+    said = as_text(found)
+    best = found.closest("weights", 1)[0]
+    assert f"{best.name}  {best.first} and {best.second}  {best.cosine:+.3f}" in said
+    lowest = found.least(found.ablation.change, 1)[0]
+    assert f"{lowest[0]}  {lowest[1]}     {lowest[2]:.4g}" in said
+    numbers = json.loads(json.dumps(as_json(found), allow_nan=False))
+    assert numbers["ablation"]["change"][1][3] == pytest.approx(float(found.ablation.change[1, 3]))
+    assert numbers["diversity"]["attention"][0]["effective_heads"] == found.diversity["attention"][0].effective_heads
+
+
+@needs_browser
+def test_a_browser_finds_nothing_to_complain_of(tmp_path):
+    found = inspect_heads(masked_lm(), text(), ablation=True)
+    path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
+    seen = open_page(path)
+    assert seen.console == []
+    assert seen.dom.count("<figure") == page_figures(found) and 'class="h9"' in seen.dom
+
+
+def page_figures(found):
+    grids = sum(d.num_heads > 1 for each in found.diversity.values() for d in each)
+    return grids + 1  # and the maps of the one text whose words were given

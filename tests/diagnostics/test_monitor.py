@@ -1,0 +1,107 @@
+"""The monitor: when it measures, what it logs, and that it warns once."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.diversity import of_weights
+from repulsive.diagnostics.monitor import Monitor
+from repulsive.errors import NoHeadsFound, SelectionError
+from repulsive.heads import find_heads
+from tests.heads.zoo import build
+
+
+def collapsed():
+    """Two layers of four heads; those of the second have equal weights, but for a little noise."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    with torch.no_grad():
+        weight = model.layers[1].self_attn.in_proj_weight  # [48, 16]
+        weight.copy_(weight[:4].repeat(12, 1) + 1e-3 * torch.randn(48, 16))
+    return model
+
+
+def test_it_measures_every_so_many_steps_and_logs_what_diversity_says():
+    model, _ = build("bert, sdpa")
+    seen = []
+    monitor = Monitor(model, lambda *entry: seen.append(entry), every=3)
+    returned = [len(monitor.step()) for _ in range(7)]
+    assert returned == [6, 0, 0, 6, 0, 0, 6]
+    assert sorted({step for _, _, step in seen}) == [0, 3, 6]
+    wanted = {}
+    for d in of_weights(find_heads(model)):
+        wanted[f"heads/weights/{d.name}/cosine"] = d.mean_cosine
+        wanted[f"heads/weights/{d.name}/effective"] = d.effective_heads
+    assert {name: value for name, value, step in seen if step == 3} == pytest.approx(wanted)
+    assert monitor.step(12) and not monitor.step(13)
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.query.weight.normal_(std=5)
+    monitor.measure(20)
+    again = {name: value for name, value, step in seen if step == 20}
+    assert again["heads/weights/encoder.layer.0.attention.self.q/cosine"] != pytest.approx(
+        wanted["heads/weights/encoder.layer.0.attention.self.q/cosine"]
+    )
+
+
+def test_it_warns_once_for_each_layer_that_collapses():
+    monitor = Monitor(collapsed(), lambda *_: None, every=1)
+    with pytest.warns(UserWarning, match="collapsed in weights") as caught:
+        monitor.step()
+    assert len(caught) == 3 and all("layers.1" in str(w.message) for w in caught)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monitor.step()
+
+
+def test_an_example_adds_attention_and_outputs():
+    model, inputs = build("gpt-neox, sdpa")
+    model.train()
+    seen = {}
+    Monitor(model, lambda name, value, _: seen.update({name: value}), example=inputs, threshold=2).step()
+    assert model.training
+    layer = capture(model, inputs).layers[1]
+    for space in ("attention", "outputs"):
+        name = f"heads/{space}/layers.1.attention"
+        assert seen[f"{name}/cosine"] == pytest.approx(layer.diversity(space).mean_cosine)
+        assert seen[f"{name}/effective"] == pytest.approx(layer.diversity(space).effective_heads)
+    one = {}
+    picked = Monitor(model, lambda n, v, _: one.update({n: v}), example=inputs, match="layers.1.*.q", attention=False)
+    picked.step()
+    assert set(one) == {f"heads/{of}/{what}" for what in ("cosine", "effective")
+                        for of in ("weights/layers.1.attention.q", "outputs/layers.1.attention")}  # fmt: skip
+
+
+def test_it_writes_to_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, _ = build("torch packed")
+    with SummaryWriter(tmp_path) as writer:
+        Monitor(model, writer).step(200)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (entry,) = events.Scalars("heads/weights/q/cosine")
+    assert (entry.step, entry.value) == (200, pytest.approx(of_weights(find_heads(model))[0].mean_cosine))
+
+
+def test_one_kv_head_is_neither_logged_nor_warned_of():
+    model, _ = build("qwen2, sdpa")
+    seen = []
+    Monitor(model, lambda name, *_: seen.append(name)).step()
+    assert {name.split(".")[-1] for name in seen} == {"q/cosine", "q/effective"}
+
+
+def test_wrong_settings():
+    model, _ = build("torch packed")
+    with pytest.raises(SelectionError, match="every=0"):
+        Monitor(model, print, every=0)
+    with pytest.raises(SelectionError, match="SummaryWriter"):
+        Monitor(model, "runs")
+    with pytest.raises(NoHeadsFound):
+        Monitor(nn.Linear(2, 2), print)

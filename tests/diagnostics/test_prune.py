@@ -1,0 +1,138 @@
+"""Pruned models compute what ablated ones do, are smaller, and come back from disk."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from repulsive.diagnostics.calling import call, evaluating
+from repulsive.diagnostics.prune import load_pruned, prune
+from repulsive.diagnostics.redundancy import ablate
+from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
+from repulsive.heads import find_heads
+from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig, SentenceClassifier
+from repulsive.models.transformer import Transformer, TransformerConfig
+from tests.heads.zoo import build, ids
+
+LIKE_BERT = ["bert", "bert with cross-attention", "roberta", "electra", "albert", "distilbert", "vit"]
+
+
+@torch.no_grad()
+def run(model, inputs):
+    with evaluating(model):
+        result = call(model, inputs)
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+def ours(kind):
+    torch.manual_seed(0)
+    if kind == "transformer":
+        return Transformer(TransformerConfig.tiny(40, width=32)), (ids(7) % 40, ids(5) % 40)
+    if kind == "pairs":
+        return PairClassifier(SelfAttentiveConfig.tiny(40)), (ids(7) % 40, ids(5) % 40)
+    return SentenceClassifier(SelfAttentiveConfig.tiny(40, own_hidden=kind == "own")), ids(7) % 40
+
+
+def numbers(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", LIKE_BERT)
+def test_a_pruned_transformers_model_is_the_ablated_one(name, kind):
+    model, inputs = build(f"{name}, {kind}")
+    last = 0 if name == "albert" else 1
+    heads = [(0, 1), (last, 0), (last, 3)]
+    with ablate(model, heads):
+        wanted = run(model, inputs)
+    before = numbers(model)
+    smaller = prune(model, heads)
+    torch.testing.assert_close(run(smaller, inputs), wanted, atol=1e-5, rtol=1e-4)
+    gone = len(set(heads)) * 8 * (4 * 32 + 3)  # rows and biases of q, k, v, columns of the output projection
+    assert numbers(smaller) == before - gone and numbers(model) == before
+    counts = [g.num_heads for g in find_heads(smaller)]
+    assert counts[:3] == ([1] * 3 if name == "albert" else [3] * 3)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "pairs", "shared", "own"])
+def test_our_models(kind):
+    model, inputs = ours(kind)
+    heads = [(0, 1), (3, 0), (3, 2)] if kind == "transformer" else [(0, 1), (0, 3)]
+    with ablate(model, heads):
+        wanted = run(model, inputs)
+    assert not torch.allclose(wanted, run(model, inputs), atol=1e-4)
+    smaller = prune(model, heads)
+    torch.testing.assert_close(run(smaller, inputs), wanted, atol=1e-5, rtol=1e-4)
+    again = load_pruned(ours(kind)[0], smaller.state_dict())
+    assert torch.equal(run(again, inputs), run(smaller, inputs))
+    if kind != "transformer":  # a model of the smaller size takes the weights as they are
+        built = type(model)(smaller.encoder.config)
+        built.load_state_dict(smaller.state_dict())
+        assert smaller.encoder.config == replace(model.encoder.config, heads=2)
+        assert torch.equal(run(built, inputs), run(smaller, inputs))
+
+
+def test_a_pruned_model_trains():
+    model, inputs = ours("transformer")
+    smaller = prune(model, [(0, 0)])
+    smaller(*inputs).square().mean().backward()
+    weight = smaller.encoder.layers[0].self_attention.q_proj.weight
+    assert weight.grad.shape == weight.shape == (24, 32)
+
+
+def test_a_pruned_bert_with_tied_weights_comes_back_from_its_folder(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 64}
+    config = transformers.BertConfig(num_hidden_layers=2, **sizes)
+    torch.manual_seed(0)
+    smaller = prune(transformers.BertForMaskedLM(config), [(0, 2), (1, 0), (1, 1)])
+    smaller.save_pretrained(tmp_path)
+    saved = transformers.AutoConfig.from_pretrained(tmp_path)
+    fresh = transformers.BertForMaskedLM(saved)
+    again = load_pruned(fresh, tmp_path)
+    inputs = {"input_ids": ids()}
+    assert torch.equal(run(again, inputs), run(smaller, inputs))
+    assert again.cls.predictions.decoder.weight.data_ptr() == again.bert.embeddings.word_embeddings.weight.data_ptr()
+
+
+def test_what_cannot_be_pruned_says_so_and_stays_whole():
+    model, _ = build("llama, sdpa")
+    before = numbers(model)
+    with pytest.raises(HeadLayoutError, match=r"LlamaAttention cannot be cut out.*use ablate"):
+        prune(model, [(0, 0)])
+    with pytest.raises(HeadLayoutError, match="MultiheadAttention cannot"):
+        prune(build("torch packed")[0], [(0, 0)])
+    with pytest.raises(HeadLayoutError, match="AdditiveAttention cannot"):
+        prune(build("additive")[0], [(0, 0)])
+    assert numbers(model) == before
+
+
+def test_wrong_choices_and_wrong_weights(tmp_path):
+    model, _ = build("bert, sdpa")
+    with pytest.raises(SelectionError, match="would lose all of its 4 heads"):
+        prune(model, [(1, h) for h in range(4)])
+    with pytest.raises(SelectionError, match="no heads named"):
+        prune(model, [])
+    with pytest.raises(SelectionError, match=r"no head \(0, 4\)"):
+        prune(model, [(0, 4)])
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        load_pruned(model, tmp_path)
+    with pytest.raises(CheckpointError, match="they are not of a BertModel"):
+        load_pruned(model, {})
+    state = model.state_dict()
+    with pytest.raises(CheckpointError, match="missing"):
+        load_pruned(model, {key: value for key, value in state.items() if "LayerNorm" not in key})
+    with pytest.raises(CheckpointError, match="unknown"):
+        load_pruned(model, {**state, "other": torch.zeros(1)})
+
+
+def test_adapters_must_be_merged_first():
+    peft = pytest.importorskip("peft")
+    model, inputs = build("bert, sdpa")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], r=2))
+    with pytest.raises(HeadLayoutError, match="merge the adapters first"):
+        prune(wrapped, [(0, 0)])
+    merged = wrapped.merge_and_unload()
+    with ablate(merged, [(0, 0)]):
+        wanted = run(merged, inputs)
+    torch.testing.assert_close(run(prune(merged, [(0, 0)]), inputs), wanted, atol=1e-5, rtol=1e-4)
