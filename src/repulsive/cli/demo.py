@@ -29,7 +29,7 @@ def demo(
         raise typer.BadParameter(f"{data!r}: choose reviews or movie-reviews", param_hint="--data")
     folder = out if data == "reviews" else out / data
     if data == "reviews":
-        prepared = prepare("reviews", None, folder / "data", train=12_000, dev=1_000, test=2_000)
+        prepared = prepare("reviews", None, folder / "data", train=10_000, dev=1_000, test=2_000)
     else:
         prepared = prepare(data, out / "downloads", folder / "data", tokenizer="regex")
     found = Demo(prepared, REVIEWS if data == "reviews" else MOVIES, data, folder, seeds, tuple(changes or []))
