@@ -91,6 +91,14 @@ def test_a_mistake_ends_with_one_line(words, expected, repulsive, data, tmp_path
     assert expected in one_line(*repulsive("train", *(names.get(word, word) for word in words)))
 
 
+@pytest.fixture(autouse=True)
+def hears_interrupts():
+    """Tests may run in a background job, whose processes ignore Ctrl-C from birth."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_same_command_goes_on(number, expected, repulsive, data, tmp_path, monkeypatch):
     more = ("training.log_every=4",)
