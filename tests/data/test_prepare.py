@@ -194,7 +194,7 @@ def test_generated_reviews_keep_their_evidence(tmp_path):
     ("task", "settings", "message"),
     [
         ("yepl", {}, "task 'yepl' is unknown; did you mean 'yelp'"),
-        ("translation", {}, "task 'translation' is unknown; tasks: yelp, age"),
+        ("sorting", {}, "task 'sorting' is unknown; tasks: yelp, age"),
         ("tsv", {"dev": 3}, "task 'tsv' has no option 'dev'; it has label, text, header"),
         ("snli", {"labell": 3}, "task 'snli' has no option 'labell'; it has none"),
         ("tsv", {"label": "stars"}, r"train\.tsv: no column 'stars'; the header has 'text', 'label'"),

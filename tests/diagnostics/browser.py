@@ -2,14 +2,21 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is installed")
+needs_driver = pytest.mark.skipif(
+    CHROMIUM is None or find_spec("playwright") is None, reason="a browser and playwright are needed to drive it"
+)
 
 
 @dataclass(frozen=True)
@@ -31,3 +38,33 @@ def open_page(path: Path, fragment: str = "") -> Seen:
         check=True,
     )
     return Seen(finished.stdout, [line for line in finished.stderr.splitlines() if "CONSOLE" in line])
+
+
+@contextmanager
+def driven_browser() -> Iterator[Any]:
+    """The system's browser, driven by playwright, which brings none of its own here."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def driven_page(browser: Any, path: Path, *, dark: bool = False, width: int = 1280) -> Iterator[tuple[Any, list[str]]]:
+    """A page from disk with the network off; what its console says and which other files it asks for is collected."""
+    context = browser.new_context(
+        offline=True, color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}
+    )
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda asked: None if asked.url.startswith(path.as_uri()) else said.append(asked.url))
+    try:
+        page.goto(path.as_uri())
+        yield page, said
+    finally:
+        context.close()

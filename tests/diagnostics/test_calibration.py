@@ -7,7 +7,7 @@ import torch
 
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.uncertainty import auroc, detect_foreign, entropy_cdf
-from repulsive.metrics.classification import ece
+from repulsive.metrics.classification import ece, oe
 
 
 def predictions(count: int, classes: int = 4, sharp: float = 2.0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,6 +32,7 @@ def test_reliability_item_by_item(bins):
         else:
             assert math.isnan(float(found.accuracy[b])) and math.isnan(float(found.confidence[b]))
     assert found.ece == pytest.approx(float(ece(p, y, bins)))
+    assert found.oe == pytest.approx(float(oe(p, y, bins))) and found.oe > 0
 
 
 @pytest.mark.parametrize("bins", [5, 15])

@@ -7,13 +7,14 @@ from importlib.resources import files
 
 import pytest
 
-from repulsive.diagnostics.report import Cell, Chart, Metric, Row, Series, Table, chart, mean_and_sd, text
-from repulsive.diagnostics.report.chart import MOST_POINTS, line_chart, ticks
+from repulsive.diagnostics.report import Cell, Chart, Metric, Row, Series, Table, axes, mean_and_sd, text
+from repulsive.diagnostics.report.axes import ticks
+from repulsive.diagnostics.report.chart import MOST_POINTS, line_chart
 from repulsive.diagnostics.report.results import best_rows, results_table, verdict
 from repulsive.metrics.compare import Comparison
 
 
-@pytest.mark.parametrize("module", [text, chart], ids=["text", "chart"])
+@pytest.mark.parametrize("module", [text, axes], ids=["text", "axes"])
 def test_the_examples_in_the_docstrings_run(module):
     result = doctest.testmod(module)
     assert result.attempted and not result.failed

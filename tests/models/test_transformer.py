@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from repulsive import find_heads, verify_heads
-from repulsive.models.transformer import Transformer, TransformerConfig, sinusoids
+from repulsive.models.transformer import LONGEST, Transformer, TransformerConfig, sinusoids
 
 
 def make(**changes):
@@ -64,3 +64,49 @@ def test_positions():
     assert torch.allclose(table[0], torch.tensor([0.0, 1.0] * 3))
     assert torch.allclose(table[2, 0], torch.tensor(2.0).sin())
     assert torch.allclose(table[2, 1], torch.tensor(2.0).cos())
+
+
+# word by word
+
+
+def padded_source(source):
+    source = source.clone()
+    source[1, 4:] = 0
+    return source
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_word_by_word_the_logits_are_the_same(pre_norm, dtype, near):
+    model, source, target = make(pre_norm=pre_norm)
+    model, source = model.to(dtype), padded_source(source)
+    whole = model(source, target)  # [B, T, V]
+    cache = model.start(source)
+    for place in range(target.shape[1]):
+        assert cache.length == place
+        step = model.step(target[:, place : place + 1], cache)
+        assert torch.allclose(step[:, 0], whole[:, place], rtol=0, atol=near)
+
+
+def test_hypotheses_that_are_kept_go_on_with_their_own_past():
+    model, source, target = make()
+    source = padded_source(source)
+    two = torch.stack([target, target.flip(1)], dim=1)  # [B, 2, T]
+    cache = model.start(source)
+    for place in range(2):
+        model.step(two[:, :, place], cache)
+    kept, rows = torch.tensor([[1, 1], [0, 1], [1, 0]]), torch.tensor([2, 1])
+    cache.keep(kept, rows)
+    chosen = two[torch.arange(3)[:, None], kept][rows]  # [2, 2, T]
+    found = model.step(chosen[:, :, 2], cache)
+    for i, row in enumerate(rows.tolist()):
+        for j in range(2):
+            prefix = torch.cat([two[row, kept[row, j], :2], chosen[i, j, 2:3]])
+            expected = model(source[row : row + 1], prefix[None])[0, -1]
+            assert torch.allclose(found[i, j], expected, rtol=0, atol=1e-10)
+
+
+def test_a_sentence_without_positions_is_refused():
+    model, _, target = make()
+    with pytest.raises(ValueError, match="cut it, or split it"):
+        model(torch.ones(1, LONGEST + 1, dtype=torch.long), target[:1])

@@ -47,13 +47,12 @@ def test_a_file_without_an_ending_stays_below_the_folder_of_runs(tmp_path):
 
 
 def test_keys_of_more_than_one_table_keep_its_name():
-    leaves = Counter()
+    seen = set()  # over all tasks: a table they share is one table
     for kind, _ in KINDS.values():
-        seen = set()
         for field in dataclasses.fields(kind):
             inner = field.default_factory if dataclasses.is_dataclass(field.default_factory) else None
             seen |= {(field.name, leaf.name) for leaf in dataclasses.fields(inner)} if inner else {("", field.name)}
-        leaves.update(leaf for _, leaf in seen)
+    leaves = Counter(leaf for _, leaf in seen)
     assert {leaf for leaf, times in leaves.items() if times > 1} == _AMBIGUOUS
 
 

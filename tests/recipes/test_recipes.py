@@ -10,7 +10,7 @@ from repulsive.recipes import HERE, KINDS, find, from_tables, names, open_recipe
 from repulsive.training.config import as_tables
 from repulsive.training.methods import make_rule
 
-BASE = {"ma", "ma-own", "released-ma"}
+BASE = {"ma", "ma-own", "released-ma", "small-ma"}
 
 
 @pytest.mark.parametrize("name", names())

@@ -41,6 +41,18 @@ def test_disagreement_of_positions():
     assert torch.allclose(on_positions(a), total)
 
 
+def test_padding_does_not_count():
+    torch.manual_seed(0)
+    x, a = torch.randn(2, 3, 5, 4).double(), torch.rand(2, 3, 5, 6).double().softmax(-1)
+    real = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    for penalty, seen in ((on_outputs, x), (on_subspaces, x), (on_positions, a)):
+        expected = (5 * penalty(seen[:1]) + 2 * penalty(seen[1:, :, :2])) / 7
+        assert torch.allclose(penalty(seen, real), expected)
+        broken = seen.clone()
+        broken[1, :, 2:] = float("nan")
+        assert torch.allclose(penalty(broken, real), expected)
+
+
 def test_descending_a_penalty_makes_heads_less_alike():
     for penalty, shape in ((on_outputs, (2, 3, 5, 4)), (cosine, (4, 10))):
         torch.manual_seed(0)

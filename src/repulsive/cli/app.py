@@ -16,8 +16,10 @@ from repulsive.cli.heads import heads
 from repulsive.cli.inspect import inspect
 from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
+from repulsive.cli.report import report
 from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
+from repulsive.cli.translate import translate
 from repulsive.errors import RepulsiveError
 from repulsive.training.stopping import Stopped
 
@@ -29,8 +31,10 @@ app.command()(bench)
 app.command()(prepare)
 app.command()(train)
 app.command()(evaluate)
+app.command()(report)
 app.command()(ls)
 app.command()(sweep)
+app.command()(translate)
 
 
 def _print_version(wanted: bool) -> None:

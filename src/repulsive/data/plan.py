@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from repulsive.data import parallel
 from repulsive.data.folders import check_replaceable, read_manifest
 from repulsive.data.prepared import Prepared
 from repulsive.data.raw import Source, sums_of
@@ -19,11 +20,14 @@ class Settings:
     """What decides the numbers that come out, whatever the task.
 
     Args:
-        tokenizer: "spacy" or "regex"; None: spaCy's, or none where the texts are words already.
+        tokenizer: "spacy" or "regex"; None: spaCy's, or none where the texts are words already. Of translation "moses",
+            its default, or "none".
         lowercase: lower-case the texts.
-        minimum: how often a word occurs in the training part to be in the vocabulary.
-        most: words in the vocabulary, the two reserved ones included; None: all.
-        longest: words kept of a sentence; None: as the task has it (`raw.Source`).
+        minimum: how often a word occurs in the training part to be in the vocabulary; of translation, a pair of pieces.
+        most: words in the vocabulary, the two reserved ones included; None: all. Of translation pieces, by default
+            10,000.
+        longest: words kept of a sentence; None: as the task has it (`raw.Source`). Of translation, training pairs with
+            more are dropped.
         vectors: a file of GloVe vectors.
         size: of a vector; None: as the file's first line has it.
         half_vectors: store them in float16.
@@ -124,9 +128,14 @@ def plan(task: str, data: str | Path | None, out: str | Path, **settings: Any) -
     source = find(task, None if data is None else Path(data), asked.seed, asked.limit, options)
     if source.in_words and asked.tokenizer is not None:
         raise DataError(f"task {task!r} is made of words: the tokenizer {asked.tokenizer!r} would not be used")
+    usual = "spacy"
+    if task == "translation":
+        parallel.check(asked)
+        usual, options = "moses", parallel.DEFAULTS | options
+        asked = replace(asked, most=asked.most or parallel.PIECES)
     asked = replace(
         asked,
-        tokenizer=None if source.in_words else asked.tokenizer or "spacy",
+        tokenizer=None if source.in_words else asked.tokenizer or usual,
         longest=asked.longest or source.longest,
     )
     sums = source.sums | (sums_of([asked.vectors], asked.vectors.parent) if asked.vectors else {})

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from repulsive.data import parallel
 from repulsive.data.folders import check_replaceable
 from repulsive.data.glove import read_glove
+from repulsive.data.pieces import tokenizer_name
 from repulsive.data.plan import Plan, Settings, plan
 from repulsive.data.prepared import Part, Prepared, pack_evidence
 from repulsive.data.raw import Raw
@@ -38,7 +40,7 @@ def prepare(
     """Make a prepared folder, or read the one that was made from the same files in the same way.
 
     Args:
-        task: "yelp", "age", "snli", "tsv", "reviews" or "movie-reviews".
+        task: "yelp", "age", "snli", "tsv", "translation", "reviews" or "movie-reviews".
         data: the folder its files are in; None for the last two.
         out: the folder to make.
         jobs: processes that make words; None: as many as there are processors. With more than one, guard the calling
@@ -68,7 +70,9 @@ def run(made: Plan, jobs: int | None = None, progress: Progress | None = None) -
     settings, tell = made.settings, progress or _silent
     check_replaceable(made.out)
     if settings.tokenizer is not None:
-        tokenizer(settings.tokenizer)  # is it there? Reading may take long
+        tokenizer(tokenizer_name(settings.tokenizer, "en"))  # is it there? Reading may take long
+    if made.task == "translation":
+        return parallel.run(made, jobs, tell)
     tell("reading", 0, 0)
     raw = made.source.read()
     words, cut = _words(raw, settings, jobs, tell)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -34,8 +34,8 @@ class Part:
     """Sentences, or pairs of them, with a class each.
 
     Args:
-        sentences: one set of sentences, or two of the same size: premises and hypotheses.
-        labels: int64 [N].
+        sentences: one set of sentences, or two of the same size: premises and hypotheses, source and target.
+        labels: int64 [N]; zeros where there are no classes.
         evidence: of generated reviews, what `pack_evidence` makes; None for any other text.
     """
 
@@ -100,6 +100,7 @@ class Prepared:
         vectors: float32 [V, E], or None.
         parts: "train", "dev" and "test".
         manifest: how it was made: settings, SHA-256 of sources and files, and what was counted on the way.
+        extra: files of the task's own, by name.
     """
 
     folder: Path
@@ -109,6 +110,7 @@ class Prepared:
     vectors: Tensor | None
     parts: dict[str, Part]
     manifest: dict[str, Any]
+    extra: dict[str, bytes] = field(default_factory=dict)
 
     def save(self, *, half_vectors: bool = False) -> Prepared:
         """Write the folder aside and rename it into place; an older preparation there is replaced.
@@ -123,6 +125,7 @@ class Prepared:
             DataError: the folder holds something else, or cannot be written.
         """
         files = {f"{name}.safetensors": _part_bytes(part, len(self.vocabulary)) for name, part in self.parts.items()}
+        files |= self.extra
         files["vocabulary.json"] = json.dumps(self.vocabulary.words).encode()
         if self.vectors is not None:
             dtype = torch.float16 if half_vectors else torch.float32
@@ -144,7 +147,9 @@ class Prepared:
             vectors = _tensors(files["vectors.safetensors"])["vectors"].float()  # [V, E]
         vocabulary = Vocabulary(tuple(json.loads(files["vocabulary.json"])))
         parts = {name: _part(_tensors(files[f"{name}.safetensors"])) for name in PARTS}
-        return cls(folder, manifest["task"], tuple(manifest["classes"]), vocabulary, vectors, parts, manifest)
+        own = {"vocabulary.json", "vectors.safetensors", *(f"{name}.safetensors" for name in PARTS)}
+        extra = {name: data for name, data in files.items() if name not in own}
+        return cls(folder, manifest["task"], tuple(manifest["classes"]), vocabulary, vectors, parts, manifest, extra)
 
 
 def pack_evidence(reviews: Sequence[Review], longest: int | None = None) -> Ragged:

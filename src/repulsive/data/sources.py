@@ -13,6 +13,7 @@ from typing import Any
 from repulsive.data import movie_reviews, snli
 from repulsive.data.age import read_age, split_authors
 from repulsive.data.generated import generate
+from repulsive.data.parallel import find_pairs
 from repulsive.data.prepared import PARTS
 from repulsive.data.raw import Raw, RawPart, Source, find_file, find_parts, sums_of
 from repulsive.data.reviews import STARS, read_reviews, split
@@ -143,6 +144,12 @@ def _tsv(
     return _in_parts(data, read)
 
 
+def _translation(
+    data: Path, seed: int, limit: int, *, source: str = "de", target: str = "en", ratio: float = 9.0
+) -> Source:
+    return find_pairs(data, source, target, ratio)
+
+
 def _in_parts(data: Path, read: Callable[[Path, tuple[str, ...] | None], Examples], other: str = "") -> Source:
     files = find_parts(data, ["{}.tsv"], other=other)
 
@@ -191,7 +198,8 @@ TASKS: dict[str, Callable[..., Source]] = {
     "age": _age,
     "snli": _snli,
     "tsv": _tsv,
+    "translation": _translation,
     "reviews": _reviews,
     "movie-reviews": _movie_reviews,
 }
-FROM_FILES = ("yelp", "age", "snli", "tsv")  # the others are made, or fetched
+FROM_FILES = ("yelp", "age", "snli", "tsv", "translation")  # the others are made, or fetched

@@ -31,11 +31,13 @@ def tokenizer(name: str, *, lowercase: bool = False) -> Tokenizer:
 
     Args:
         name: "spacy", spaCy's rules for English, as in the paper (no model is needed); or "regex", near them, without
-            spaCy. They give different words: keep to one for a vocabulary and all it is used on.
+            spaCy. "moses-de" and so on are the rules machine translation uses, for a language; "none" splits at spaces
+            and joins what subword-nmt has cut. They give different words: keep to one for a vocabulary and all it is
+            used on.
         lowercase: lower-case the words, as uncased vectors need.
 
     Raises:
-        DataError: the name is unknown, or spaCy is asked for and not installed.
+        DataError: the name is unknown, or needs a package that is not installed.
 
     Example:
         >>> tokenizer("regex")("It's good, isn't it?")
@@ -45,6 +47,12 @@ def tokenizer(name: str, *, lowercase: bool = False) -> Tokenizer:
         split: Tokenizer = _WORD.findall
     elif name == "spacy":
         split = _spacy()
+    elif name.startswith("moses-"):
+        split = _moses(name.removeprefix("moses-"))
+        # It knows abbreviations by their capitals, so those go last.
+        return (lambda text: [word.lower() for word in split(text)]) if lowercase else split
+    elif name == "none":
+        split = _at_spaces
     else:
         raise DataError(f"tokenizer {name!r} is unknown; choose 'spacy' or 'regex'")
     return (lambda text: split(text.lower())) if lowercase else split
@@ -59,6 +67,22 @@ def _spacy() -> Tokenizer:
         ) from None
     rules = spacy.blank("en").tokenizer
     return lambda text: [token.text for token in rules(text) if not token.is_space]
+
+
+def _moses(language: str) -> Tokenizer:
+    try:
+        sacremoses = importlib.import_module("sacremoses")
+    except ImportError:
+        raise DataError(
+            "tokenizer 'moses' needs the package sacremoses (pip install 'repulsive[translation]'); texts whose words "
+            "lie on spaces already need none: --tokenizer none"
+        ) from None
+    rules = sacremoses.MosesTokenizer(lang=language)
+    return lambda text: [str(word) for word in rules.tokenize(text, escape=False)]
+
+
+def _at_spaces(text: str) -> list[str]:
+    return re.sub(r"@@( |$)", "", text).split()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from repulsive.metrics.classification import _binned
+from repulsive.metrics.classification import binned
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,11 @@ class Reliability:
         return float((self._share() * self.gap.nan_to_num().abs()).sum())
 
     @property
+    def oe(self) -> float:
+        r"""$\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$, overconfidence (Thulasidasan et al., 2019)."""
+        return float((self._share() * (self.confidence * self.gap.clamp(min=0)).nan_to_num()).sum())
+
+    @property
     def mce(self) -> float:
         r"""$\max_b |acc_b - conf_b|$ over bins that hold items, maximum calibration error (Naeini et al., 2015)."""
         return float(self.gap.nan_to_num().abs().max())
@@ -66,7 +71,7 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliab
     """
     if bins < 1:
         raise ValueError(f"bins={bins}: need at least 1")
-    share, hit, sure = _binned(probabilities, labels, bins)
+    share, hit, sure = binned(probabilities, labels, bins)
     count = (share * len(labels)).round().long()  # [bins]
     empty = count == 0
     edges = torch.arange(bins + 1, dtype=torch.float64, device=share.device) / bins  # [bins + 1]

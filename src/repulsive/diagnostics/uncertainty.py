@@ -1,4 +1,10 @@
-"""Does a classifier know what it does not know? Entropy of its predictions on familiar and on foreign inputs."""
+r"""Does a classifier know what it does not know? Entropy on familiar and foreign inputs, and heads as a sample.
+
+A head i with its slice $W_i$ of the readout's first layer is a particle: the layer receives $z = b + \sum_i W_i m_i$,
+a sum over particles that no order of heads changes. Resampling the M particles with replacement, head i taken $n_i$
+times, gives $z^* = b + \sum_i n_i W_i m_i$ with mean z and the spread that a sum over M draws has. The mean of the
+predictions over such resamples is the *head bootstrap*. One head alone is no such sample: its sum has one term of M.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +89,37 @@ def auroc(negative: Tensor, positive: Tensor) -> float:
     below = torch.searchsorted(low, high, right=False)  # [K] negatives below each positive
     up_to = torch.searchsorted(low, high, right=True)  # [K] negatives below or equal
     return float((below + up_to).double().mean() / (2 * len(low)))
+
+
+def bootstrap_weights(heads: int, draws: int, generator: torch.Generator) -> Tensor:
+    r"""How often each head is taken in each resample, $n_k \sim \mathrm{Multinomial}(M; 1/M)$, float64 [K, M].
+
+    Args:
+        heads: M.
+        draws: K resamples.
+        generator: what draws them.
+    """
+    if heads < 1 or draws < 1:
+        raise ValueError(f"heads={heads}, draws={draws}: need at least one of each")
+    chosen = torch.randint(heads, (draws, heads), generator=generator)  # [K, M]
+    return torch.nn.functional.one_hot(chosen, heads).sum(1).double()
+
+
+def mixture(logits: Tensor) -> Tensor:
+    r"""$\frac1K \sum_k \mathrm{softmax}(f_k)$: the mean of K predictions, [K, N, C] -> float64 [N, C].
+
+    With `reweighted_logits(model, inputs, bootstrap_weights(M, K, generator))` it is the head bootstrap.
+
+    Args:
+        logits: of each member on the same items.
+
+    Example:
+        >>> mixture(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]])).tolist()
+        [[0.5, 0.5]]
+    """
+    if logits.ndim != 3 or not len(logits):
+        raise ValueError(f"logits {list(logits.shape)}: need [K, N, C] with at least one member")
+    return logits.double().softmax(-1).mean(0)
 
 
 def _check(probabilities: Tensor) -> None:

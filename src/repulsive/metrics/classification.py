@@ -63,7 +63,7 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
     Returns:
         A scalar between 0 and 1.
     """
-    share, hit, sure = _binned(probabilities, labels, bins)
+    share, hit, sure = binned(probabilities, labels, bins)
     return (share * (hit - sure).abs()).sum()
 
 
@@ -72,8 +72,26 @@ def oe(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
 
     Source: Thulasidasan et al. (2019). The bins are those of `ece`.
     """
-    share, hit, sure = _binned(probabilities, labels, bins)
+    share, hit, sure = binned(probabilities, labels, bins)
     return (share * sure * (sure - hit).clamp(min=0)).sum()
+
+
+def binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Share of the items, accuracy and mean confidence of each bin, zeros where it is empty: three times [bins].
+
+    Args:
+        probabilities: [N, C].
+        labels: class of each item [N].
+        bins: those of `ece`.
+    """
+    _check(probabilities, labels)
+    sure, guess = probabilities.double().max(-1)  # [N]
+    upper = torch.arange(1, bins + 1, dtype=torch.float64, device=sure.device) / bins  # [bins]
+    place = torch.bucketize(sure, upper).clamp(max=bins - 1)  # [N]; float32 rounding can lift a winner above 1
+    values = torch.stack([torch.ones_like(sure), (guess == labels).double(), sure])  # [3, N]
+    sums = torch.zeros(3, bins, dtype=torch.float64, device=sure.device).index_add_(1, place, values)
+    count = sums[0].clamp(min=1)
+    return sums[0] / len(sure), sums[1] / count, sums[2] / count
 
 
 def dist(representations: Tensor) -> Tensor:
@@ -128,18 +146,6 @@ def evidence_coverage(attention: Tensor, evidence: Tensor, threshold: float = 0.
         raise ValueError("no aspect has any evidence: there is nothing to cover")
     given = attention.double() @ evidence.double().mT  # [B, M, K]
     return (given.amax(1) >= threshold)[present].double().mean()
-
-
-def _binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Share of the items, accuracy and mean confidence of each bin, zeros where it is empty: three times [bins]."""
-    _check(probabilities, labels)
-    sure, guess = probabilities.double().max(-1)  # [N]
-    upper = torch.arange(1, bins + 1, dtype=torch.float64, device=sure.device) / bins  # [bins]
-    place = torch.bucketize(sure, upper).clamp(max=bins - 1)  # [N]; float32 rounding can lift a winner above 1
-    values = torch.stack([torch.ones_like(sure), (guess == labels).double(), sure])  # [3, N]
-    sums = torch.zeros(3, bins, dtype=torch.float64, device=sure.device).index_add_(1, place, values)
-    count = sums[0].clamp(min=1)
-    return sums[0] / len(sure), sums[1] / count, sums[2] / count
 
 
 def _distances(x: Tensor, p: float) -> Tensor:

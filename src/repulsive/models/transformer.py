@@ -3,6 +3,8 @@
     model = Transformer(TransformerConfig.small(vocabulary=10_000))
     logits = model(source, target)                       # [B, S], [B, T] -> [B, T, V]
     logits, seen = model(source, target, collect="outputs")
+    cache = model.start(source)                          # encoded once; then word by word, the same logits
+    logits = model.step(tokens, cache)                   # [B, K] -> [B, K, V], K hypotheses of each sentence
 
 `small` is the paper's IWSLT14 setting, `base` and `big` its WMT14 ones, `tiny` is for CPUs.
 """
@@ -10,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 COLLECT = ("outputs", "values", "weights")
+LONGEST = 1024  # tokens that have a position
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,40 @@ class TransformerConfig:
         return replace(cls(vocabulary, width=1024, heads=16, feed_forward=4096), **changes)
 
 
+@dataclass
+class Cache:
+    """What decoding need not compute again: keys and values of K hypotheses for each of B sentences.
+
+    Args:
+        real: which source tokens are no padding, bool [B, 1, 1, S].
+        memory: keys and values of the source for each decoder layer, [B, M, S, d]; hypotheses share them.
+        past: keys and values of the tokens so far for each decoder layer, [B, K, M, T, d]; empty at first.
+    """
+
+    real: Tensor
+    memory: list[tuple[Tensor, Tensor]]
+    past: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return self.past[0][0].shape[3] if self.past else 0
+
+    def keep(self, hypotheses: Tensor, sentences: Tensor | None = None) -> None:
+        """Go on with some of the hypotheses.
+
+        Args:
+            hypotheses: which of each sentence's, and in which order, int64 [B, K]; one may be there twice.
+            sentences: then, which of the sentences, int64; None: all of them.
+        """
+        rows = torch.arange(len(hypotheses), device=hypotheses.device).unsqueeze(1)  # [B, 1]
+        if sentences is not None:
+            rows, hypotheses = rows[sentences], hypotheses[sentences]
+            self.real = self.real[sentences]
+            self.memory = [(k[sentences], v[sentences]) for k, v in self.memory]
+        self.past = [(k[rows, hypotheses], v[rows, hypotheses]) for k, v in self.past]
+
+
 class Attention(nn.Module):
     """Multi-head scaled dot-product attention."""
 
@@ -91,6 +128,15 @@ class Attention(nn.Module):
         if seen is not None:
             seen.append(weights if what == "weights" else v if what == "values" else heads)
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, S, width] -> twice [B, M, S, d], for `step`."""
+        return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+
+    def step(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """One more token of K hypotheses that share keys and values: [B, K, width], [B, M, S, d] -> [B, K, width]."""
+        heads = F.scaled_dot_product_attention(self._split(self.q_proj(x)), k, v, attn_mask=mask)  # [B, M, K, d]
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, M, T, d]
@@ -127,14 +173,9 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        memory: Tensor | None,
-        memory_mask: Tensor | None,
-        seen: list[Tensor] | None,
-        what: str | None,
-    ) -> Tensor:
+        self, x: Tensor, mask: Tensor | None, memory: Tensor | None, memory_mask: Tensor | None,
+        seen: list[Tensor] | None, what: str | None,
+    ) -> Tensor:  # fmt: skip
         causal = memory is not None
         start = self._before(0, x)
         x = self._after(0, x, self.self_attention(start, start, mask, causal, seen, what))
@@ -142,6 +183,22 @@ class Layer(nn.Module):
             x = self._after(1, x, self.cross_attention(self._before(1, x), memory, memory_mask, False, seen, what))
         last = len(self.norms) - 1
         return self._after(last, x, self.feed_forward(self._before(last, x)))
+
+    def step(
+        self, x: Tensor, past: tuple[Tensor, Tensor] | None, memory: tuple[Tensor, Tensor], real: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """A decoder layer for one more token: [B, K, width] -> the same, and keys and values with this token's."""
+        assert self.cross_attention is not None, "encoders see all their tokens at once"
+        batch, size = x.shape[:2]
+        start = self._before(0, x)
+        single = start.flatten(0, 1).unsqueeze(1)  # [B K, 1, width]: each hypothesis has a past of its own
+        k, v = self.self_attention.keys_and_values(single)  # [B K, M, 1, d]
+        if past is not None:
+            k, v = (torch.cat([old.flatten(0, 1), new], dim=2) for old, new in zip(past, (k, v), strict=True))
+        x = self._after(0, x, self.self_attention.step(single, k, v, None).view(batch, size, -1))
+        x = self._after(1, x, self.cross_attention.step(self._before(1, x), *memory, real))
+        x = self._after(2, x, self.feed_forward(self._before(2, x)))
+        return x, (k.unflatten(0, (batch, size)), v.unflatten(0, (batch, size)))  # [B, K, M, T, d]
 
     def _before(self, block: int, x: Tensor) -> Tensor:
         return self.norms[block](x) if self.pre_norm else x
@@ -160,14 +217,9 @@ class Stack(nn.Module):
         self.norm = nn.LayerNorm(config.width) if config.pre_norm else nn.Identity()
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        seen: list[Tensor] | None = None,
-        what: str | None = None,
-    ) -> Tensor:
+        self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None,
+        seen: list[Tensor] | None = None, what: str | None = None,
+    ) -> Tensor:  # fmt: skip
         for layer in self.layers:
             x = layer(x, mask, memory, memory_mask, seen, what)
         return self.norm(x)
@@ -186,7 +238,7 @@ class Transformer(nn.Module):
         self.encoder = Stack(config, config.layers[0], cross=False)
         self.decoder = Stack(config, config.layers[1], cross=True)
         self.dropout = nn.Dropout(config.dropout)
-        self.register_buffer("positions", sinusoids(1024, config.width), persistent=False)
+        self.register_buffer("positions", sinusoids(LONGEST, config.width), persistent=False)
         self.positions: Tensor
 
     def forward(self, source: Tensor, target: Tensor, collect: str | None = None) -> Any:
@@ -201,16 +253,41 @@ class Transformer(nn.Module):
         if collect is not None and collect not in COLLECT:
             raise ValueError(f"collect={collect!r}: choose one of {COLLECT}")
         seen: list[Tensor] | None = None if collect is None else []
-        real = (source != self.config.padding)[:, None, None, :]  # [B, 1, 1, S]
+        real = self._real(source)
         memory = self.encoder(self.embed(source), real, seen=seen, what=collect)
         states = self.decoder(self.embed(target), None, memory, real, seen=seen, what=collect)
         logits = F.linear(states, self.embedding.weight)
         return logits if seen is None else (logits, seen)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """[B, T] -> [B, T, width]"""
+    def start(self, source: Tensor) -> Cache:
+        """What `step` needs of some sentences, [B, S]; the model should be in evaluation mode."""
+        real = self._real(source)
+        memory = self.encoder(self.embed(source), real)
+        attentions: list[Any] = [layer.cross_attention for layer in self.decoder.layers]
+        return Cache(real, [attention.keys_and_values(memory) for attention in attentions])
+
+    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Logits after one more token of each hypothesis, which the cache then holds: [B, K] -> [B, K, V]."""
+        place = cache.length
+        x = self.embed(tokens.reshape(-1, 1), place).view(*tokens.shape, -1)  # [B, K, width]
+        grown = []
+        layers: Any = self.decoder.layers
+        for i, (layer, memory) in enumerate(zip(layers, cache.memory, strict=True)):
+            x, past = layer.step(x, cache.past[i] if cache.past else None, memory, cache.real)
+            grown.append(past)
+        cache.past = grown
+        return F.linear(self.decoder.norm(x), self.embedding.weight)
+
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Tokens that begin at a place: [B, T] -> [B, T, width]."""
+        end = start + tokens.shape[1]
+        if end > LONGEST:
+            raise ValueError(f"a sentence of {end} tokens: positions end at {LONGEST}; cut it, or split it")
         words = self.embedding(tokens) * math.sqrt(self.config.width)
-        return self.dropout(words + self.positions[: tokens.shape[1]].to(words.dtype))
+        return self.dropout(words + self.positions[start:end].to(words.dtype))
+
+    def _real(self, source: Tensor) -> Tensor:
+        return (source != self.config.padding)[:, None, None, :]  # [B, 1, 1, S]
 
 
 def sinusoids(length: int, width: int) -> Tensor:

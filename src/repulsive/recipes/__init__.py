@@ -9,12 +9,16 @@ from typing import Any
 
 from repulsive.errors import ConfigError
 from repulsive.recipes.classification import Classification, ClassificationTask
+from repulsive.recipes.translation import Translation, TranslationTask
 from repulsive.training import config
 from repulsive.training.recipe import Recipe
 from repulsive.training.task import Task
 
 HERE = Path(__file__).parent
-KINDS: dict[str, tuple[type[Recipe], Any]] = {"classification": (Classification, ClassificationTask)}
+KINDS: dict[str, tuple[type[Recipe], Any]] = {
+    "classification": (Classification, ClassificationTask),
+    "translation": (Translation, TranslationTask),
+}
 
 
 def names() -> list[str]:

@@ -6,6 +6,7 @@ a checkpoint has to hold is little: weights, the optimiser, the random generator
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from torch import nn
 from repulsive.errors import DivergedError
 from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.training import methods
+from repulsive.training.average import Average
 from repulsive.training.capture import CapturedGradients
 from repulsive.training.meter import Meter
 from repulsive.training.processes import Processes
@@ -58,6 +60,7 @@ class Loop:
         self._check_every_step = self.device.type == "cpu" and self.processes.alone
         self._per_epoch = len(task.order(0))
         self.total = recipe.training.epochs * self._per_epoch
+        self.average = Average(recipe.training, self._per_epoch, self.total)
 
     # -- the run ------------------------------------------------------------------------------------------------
 
@@ -120,6 +123,8 @@ class Loop:
                     self._log()
                 if self._should_look(last):
                     self._look()
+                if self.average.due(self.step):
+                    self.average.add(self.bare.state_dict())
                 if last:
                     self.epoch, self.position = self.epoch + 1, 0
                 if self._should_save(last) and self.step < self.total:
@@ -209,7 +214,7 @@ class Loop:
 
     def _look(self) -> None:
         self._check_all()
-        found = self._evaluate("dev")
+        found = self._evaluate("dev", quickly=True)
         self._tell("dev", found.metrics)
         value = found.metrics[self.task.select_by]
         if self.best is None or value > self.best["value"]:
@@ -217,10 +222,12 @@ class Loop:
             self.best = {"value": value, "step": self.step, "weights": weights}
         self.bare.train()
 
-    def _evaluate(self, part: str) -> Evaluation:
+    def _evaluate(self, part: str, quickly: bool = False) -> Evaluation:
         self.bare.eval()
+        look = getattr(self.task, "look", None) if quickly else None
         with torch.inference_mode():
-            return self.task.evaluate(self.bare, part)
+            found: Evaluation = look(self.bare) if look is not None else self.task.evaluate(self.bare, part)
+            return found
 
     def _tell(self, kind: str, values: dict[str, float]) -> None:
         self.processes.together(lambda: self.folder.log(kind, self.step, values))
@@ -230,6 +237,8 @@ class Loop:
     def _finish(self) -> dict[str, Any]:
         best = self.best
         assert best is not None, "the last step is looked at"
+        if averaged := self.average.count:
+            best = {"step": self.step, "weights": self.average.weights()}
         self.bare.load_state_dict(best["weights"])
         found = {part: self._evaluate(part) for part in PARTS}
         self.seconds += time.monotonic() - self._began
@@ -240,6 +249,10 @@ class Loop:
             "seconds": self.seconds,
             **{part: evaluation.metrics for part, evaluation in found.items()},
         }
+        if averaged:
+            result["averaged"] = averaged
+        if notes := found[PARTS[-1]].notes:
+            result["notes"] = notes
 
         def write() -> None:
             self.folder.best.save(best["step"], {"model": best["weights"]})
@@ -274,6 +287,7 @@ class Loop:
                 "meter": self.meter.state,
                 "progress": {"step": self.step, "epoch": self.epoch, "position": self.position},
                 "best": self.best,
+                "average": self.average.state_dict(),
                 "seconds": self.seconds + now - self._began,
             }
             self.folder.sync()
@@ -299,6 +313,8 @@ class Loop:
         self.meter.restore(state["meter"])
         self.step, self.epoch, self.position = (state["progress"][name] for name in ("step", "epoch", "position"))
         self.best, self.seconds = state["best"], state["seconds"]
+        if "average" in state:
+            self.average.load_state_dict(state["average"], self.device)
         if len(state["random"]) == self.processes.count:
             restore_random_state(state["random"][self.processes.index])
 
@@ -313,8 +329,8 @@ def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
     """This process's items of a batch, and how many count: one that got none takes one that does not."""
     mine = batch.indices[index::processes]
     if len(mine):
-        return type(batch)(mine, batch.length), len(mine)
-    return type(batch)(batch.indices[:1], batch.length), 0
+        return dataclasses.replace(batch, indices=mine), len(mine)
+    return dataclasses.replace(batch, indices=batch.indices[:1]), 0
 
 
 def _describe(device: torch.device) -> str:

@@ -47,7 +47,7 @@ class Training:
 
     Args:
         epochs: passes over the data.
-        batch: items a step, over all processes together.
+        batch: items a step, over all processes together; of translation, tokens of the longer side, padding included.
         precision: "bf16" computes forward and backward under autocast; weights stay float32.
         tf32: let a GPU multiply float32 matrices with shorter mantissas.
         capture: on one GPU, replay forward and backward of each batch shape as a CUDA graph.
@@ -56,6 +56,8 @@ class Training:
         save_every: steps between two checkpoints; 0: by time.
         save_seconds: seconds between two checkpoints.
         keep: checkpoints that stay.
+        average: end with the mean of so many of the last weights instead of the best ones; 0: with the best.
+        average_every: steps between two weights that are averaged; 0: one of every epoch.
     """
 
     epochs: int = 4
@@ -68,12 +70,14 @@ class Training:
     save_every: int = 0
     save_seconds: float = 60.0
     keep: int = 2
+    average: int = 0
+    average_every: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "log_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("evaluate_every", "save_every", "save_seconds"):
+        for name in ("evaluate_every", "save_every", "save_seconds", "average", "average_every"):
             _not_negative(self, name)
 
 

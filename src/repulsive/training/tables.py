@@ -13,11 +13,16 @@ from torch import Tensor
 
 from repulsive.errors import RunError
 from repulsive.metrics.compare import Comparison, compare
+from repulsive.metrics.translation import compare_bleu
 from repulsive.training.runs import RECIPE, RunFolder
 from repulsive.training.task import Evaluation
 
-COLUMNS = ("accuracy", "nll", "dist", "relative_dist", "overlap", "coverage", "ece15", "oe15", "ece100", "oe100")
+COLUMNS = (
+    "bleu", "sacrebleu", "chrf", "accuracy", "nll", "dist", "relative_dist", "overlap", "coverage",
+    "ece15", "oe15", "ece100", "oe100",
+)  # fmt: skip
 COMPARED = {"accuracy": "correct", "nll": "nll"}  # metric -> the item-wise array it is the mean of
+BLEU = "bleu_statistics"  # BLEU is the mean of nothing: it is compared by its counts
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
     against = {}
     if answers is not baseline and shared:
         over = "both" if len(shared) > 1 else "items"
+        if all(BLEU in found[seed].items for found in (answers, baseline) for seed in shared):
+            against["bleu"] = compare_bleu(_items(answers, shared, BLEU), _items(baseline, shared, BLEU), over)
         for metric, array in COMPARED.items():
             against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
     return Row(label, folder, tuple(answers), cells, against)

@@ -29,14 +29,20 @@ class Evaluation:
     Args:
         metrics: name -> number.
         items: name -> tensor [N, ...] in the order of the data, for paired comparisons: `correct` and `nll` at least.
+        notes: what to know about a metric, such as the signature of a score; they stand in the result.
     """
 
     metrics: dict[str, float]
     items: dict[str, Tensor] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 class Task(Protocol):
-    """One task on one data set. Order and inputs are functions of the recipe's seed and the epoch, nothing else."""
+    """One task on one data set. Order and inputs are functions of the recipe's seed and the epoch, nothing else.
+
+    A task whose evaluation takes long may also have `look(model) -> Evaluation`: what is needed of the development set
+    while training, `select_by` above all. The end is always evaluated in full.
+    """
 
     num_data: int  # training items
     select_by: str  # the metric of the development set that picks the best weights; higher is better

@@ -1,17 +1,8 @@
 """One self-contained HTML page: results, learning curves, how alike heads are, and what each head reads."""
 
-from repulsive.diagnostics.report.content import (
-    Cell,
-    Chart,
-    Content,
-    Example,
-    Metric,
-    Reading,
-    Row,
-    Series,
-    Table,
-)
+from repulsive.diagnostics.report.content import Cell, Content, Example, Metric, Reading, Row, Table
 from repulsive.diagnostics.report.page import render_page, write_report
+from repulsive.diagnostics.report.panels import Chart, Grid, Panel, Series, Sheet
 from repulsive.diagnostics.report.text import mean_and_sd
 
 __all__ = [
@@ -19,10 +10,13 @@ __all__ = [
     "Chart",
     "Content",
     "Example",
+    "Grid",
     "Metric",
+    "Panel",
     "Reading",
     "Row",
     "Series",
+    "Sheet",
     "Table",
     "mean_and_sd",
     "render_page",

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from repulsive.diagnostics.report.panels import Chart, Panel
 from repulsive.metrics.compare import Comparison
 
 
@@ -94,23 +95,6 @@ class Table:
                 raise ValueError(f"row {row.method!r} has {len(row.cells)} cells for {len(self.metrics)} metrics")
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart: (step, value) pairs of a method in rising order of steps."""
-
-    method: str
-    points: Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """How a quantity went during training: "train loss", "dev accuracy", "head diversity"."""
-
-    name: str
-    series: Sequence[Series]
-    x_name: str = "step"
-
-
 @dataclass(frozen=True, eq=False)
 class Reading:
     """What a method makes of an example.
@@ -176,6 +160,7 @@ class Content:
         charts: learning curves.
         examples: for the attention explorer.
         threshold: least attention of one head on an aspect's evidence that counts as covering it.
+        panels: further sections; where one of them has grids, the heads of the examples are not compared again.
     """
 
     title: str
@@ -185,6 +170,7 @@ class Content:
     charts: Sequence[Chart] = ()
     examples: Sequence[Example] = ()
     threshold: float = 0.3
+    panels: Sequence[Panel] = ()
 
     def __post_init__(self) -> None:
         seen = {tuple((r.method, len(r.attention)) for r in example.readings) for example in self.examples}
@@ -194,6 +180,10 @@ class Content:
     def methods(self) -> list[str]:
         """Every method once, in the order of the table, then of the charts and the readings."""
         rows = [row.method for row in self.table.rows] if self.table else []
-        lines = [series.method for chart in self.charts for series in chart.series]
+        lines = [series.method for chart in self.all_charts() for series in chart.series]
         readings = [reading.method for example in self.examples for reading in example.readings]
         return list(dict.fromkeys([*rows, *lines, *readings]))
+
+    def all_charts(self) -> list[Chart]:
+        """Learning curves, then the charts of the panels."""
+        return [*self.charts, *(chart for panel in self.panels for chart in panel.charts)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
-from repulsive.diagnostics.report.content import Content, Example, Reading
+from repulsive.diagnostics.report.content import Example, Reading
+from repulsive.diagnostics.report.frame import document, header, write_whole
 from repulsive.diagnostics.report.heads import head_maps
 from repulsive.diagnostics.report.maps import LEVELS, overlap_grid, scale
-from repulsive.diagnostics.report.page import _asset, _hash, _header
 from repulsive.diagnostics.report.text import escaped, number
 
 _SPACES = {
@@ -41,16 +40,7 @@ def write_inspection(
         facts: (name, value) pairs at its top.
         tokens: the words of the inputs in `found.looked`; none: what heads look at is not drawn.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        page = render_inspection(found, title=title, facts=facts, tokens=tokens)
-        aside.write_text(page, encoding="utf-8", newline="\n")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path
+    return write_whole(path, render_inspection(found, title=title, facts=facts, tokens=tokens))
 
 
 def render_inspection(
@@ -61,21 +51,12 @@ def render_inspection(
     tokens: Sequence[Sequence[str]] = (),
 ) -> str:
     """The page as a string; arguments as in `write_inspection`."""
-    style = _asset("page.css")
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
     lead = "Effective heads run from 1 (all alike) to the number of heads (none like another)."
     body = "".join(_space(space, found) for space in _SPACES if space in found.diversity)
     body += _pairs(found) + _redundancy(found) + _looked(found, tokens)
     notes = "".join(f"<li>{escaped(note)}</li>" for note in found.notes)
     body += f'<section><h2>Not measured</h2>\n<ul class="notes">{notes}</ul></section>\n' if notes else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"{_header(Content(title, lead, facts))}{body}</main>\n</body>\n</html>\n"
-    )
+    return document(title, header(title, lead, facts) + body)
 
 
 def head_grid(scores: Tensor, names: Sequence[str], what: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from repulsive.diagnostics.report.content import Example
-from repulsive.diagnostics.report.text import escaped
+from repulsive.diagnostics.report.text import escaped, number
 
 LEVELS = 9  # steps of colour above none: the classes h1 to h9 of the style sheet
 _ASPECTS = 6  # colours of aspects: the classes e1 to e6; more aspects start over, their numbers do not
@@ -34,8 +34,9 @@ def aspect_class(aspect: int) -> str:
 
 
 def head_overlap(weights: Tensor) -> Tensor:
-    r"""$\sum_t \min(a_{it}, a_{jt})$ of each pair of heads, [M, T] -> [M, M]: 1 same words, 0 none in common."""
-    return torch.stack([torch.minimum(row, weights).sum(-1) for row in weights])
+    r"""$\sum_t \min(a_{it}, a_{jt})$ of each pair of heads, [..., M, T] -> [..., M, M]: 1 same words, 0 none."""
+    rows = weights.unbind(-2)  # one head at a time: [..., M, M, T] would be large
+    return torch.stack([torch.minimum(row.unsqueeze(-2), weights).sum(-1) for row in rows], -2)
 
 
 def mean_overlap(examples: Sequence[Example], place: int) -> Tensor:
@@ -57,7 +58,7 @@ def cells(steps: Tensor) -> str:
     return paths
 
 
-def overlap_grid(matrix: Tensor, method: str) -> str:
+def overlap_grid(matrix: Tensor, method: str, what: str = "Overlap") -> str:
     """A small square grid of how alike the heads of a method are, with the mean over pairs in words."""
     count = len(matrix)
     name = escaped(method)
@@ -65,12 +66,16 @@ def overlap_grid(matrix: Tensor, method: str) -> str:
         return f'<figure class="overlap"><figcaption><b>{name}</b> one head: no pairs</figcaption></figure>\n'
     pairs = matrix[tuple(torch.triu_indices(count, count, 1))]  # [M (M - 1) / 2]
     steps = (LEVELS * matrix.clamp(0, 1)).round().long()
-    said = f"mean over pairs {pairs.mean():.2f}, from {pairs.min():.2f} to {pairs.max():.2f}"
+    said = f"mean over pairs {_two(pairs.mean())}, from {_two(pairs.min())} to {_two(pairs.max())}"
     return (
         f'<figure class="overlap"><svg viewBox="-.1 0 {count + 0.1:.1f} {count}" role="img" '
-        f'aria-label="Overlap of {count} heads of {name}: {said}"><g class="cells">{cells(steps)}</g></svg>'
+        f'aria-label="{escaped(what)} of {count} heads of {name}: {said}"><g class="cells">{cells(steps)}</g></svg>'
         f"<figcaption><b>{name}</b> {said}</figcaption></figure>\n"
     )
+
+
+def _two(value: Tensor) -> str:
+    return number(float(value), 2)
 
 
 def scale(top: str, of: str) -> str:

@@ -1,19 +1,17 @@
-"""The page: parts put together, locked by a content security policy, written aside and renamed."""
+"""The page of results: what was found, learning curves, how alike heads are, panels, and what each head reads."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
 
-from repulsive.diagnostics.report.chart import key, line_chart
 from repulsive.diagnostics.report.content import Content
 from repulsive.diagnostics.report.explorer import controls, example_section, script_data, summary
+from repulsive.diagnostics.report.frame import asset, document, header, write_whole
 from repulsive.diagnostics.report.maps import mean_overlap, overlap_grid, scale
 from repulsive.diagnostics.report.results import results_table
-from repulsive.diagnostics.report.text import escaped, script_json
+from repulsive.diagnostics.report.sections import charts_with_key, panel_section
+from repulsive.diagnostics.report.text import script_json
 
 MOST_BYTES = 5_000_000
 
@@ -29,62 +27,30 @@ def write_report(path: str | Path, content: Content, *, most_bytes: int = MOST_B
     Returns:
         The path written.
     """
-    path = Path(path)
-    page = render_page(content, most_bytes=most_bytes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        aside.write_text(page, encoding="utf-8", newline="\n")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path
+    return write_whole(path, render_page(content, most_bytes=most_bytes))
 
 
 def render_page(content: Content, *, most_bytes: int = MOST_BYTES) -> str:
     """The page as a string: one HTML document that asks for nothing outside of itself."""
-    style, script = _asset("page.css"), _asset("page.js")
-    before = _header(content) + _results(content) + _curves(content) + _overlaps(content)
-    room = most_bytes - sum(len(part.encode()) for part in (style, script, before)) - 10_000  # the frame around them
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
-        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escaped(content.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"{before}{_explorer(content, room)}</main>\n<script>{script}</script>\n</body>\n</html>\n"
-    )
-
-
-def _header(content: Content) -> str:
-    lead = f'<p class="lead">{escaped(content.lead)}</p>\n' if content.lead else ""
-    facts = ""
-    for name, value in content.facts:
-        room = ' class="wide"' if len(value) > 28 else ""
-        facts += f"<div{room}><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
-    listed = f'<dl class="facts">{facts}</dl>\n' if facts else ""
-    return f"<header>\n<h1>{escaped(content.title)}</h1>\n{lead}{listed}</header>\n<main>\n"
+    script, methods = asset("page.js"), content.methods()
+    before = header(content.title, content.lead, content.facts) + _results(content) + _curves(content, methods)
+    before += _overlaps(content) + "".join(panel_section(panel, methods) for panel in content.panels)
+    room = most_bytes - sum(len(part.encode()) for part in (asset("page.css"), script, before)) - 10_000  # the frame
+    return document(content.title, before + _explorer(content, room), script=script)
 
 
 def _results(content: Content) -> str:
     return f"<section><h2>Results</h2>\n{results_table(content.table)}</section>\n" if content.table else ""
 
 
-def _curves(content: Content) -> str:
+def _curves(content: Content, methods: Sequence[str]) -> str:
     if not content.charts:
         return ""
-    drawn = {series.method for chart in content.charts for series in chart.series}
-    methods = [method for method in content.methods() if method in drawn]
-    charts = "".join(line_chart(chart, methods) for chart in content.charts)
-    return f'<section><h2>Learning curves</h2>\n{key(methods)}<div class="charts">{charts}</div></section>\n'
+    return f"<section><h2>Learning curves</h2>\n{charts_with_key(content.charts, methods)}</section>\n"
 
 
 def _overlaps(content: Content) -> str:
-    if not content.examples:
+    if not content.examples or any(panel.grids for panel in content.panels):
         return ""
     grids = "".join(
         overlap_grid(mean_overlap(content.examples, place), reading.method)
@@ -101,7 +67,8 @@ def _overlaps(content: Content) -> str:
 
 def _explorer(content: Content, room: int) -> str:
     if not content.examples:
-        return "<section><h2>What each head reads</h2>\n<p>This report was given no examples.</p></section>\n"
+        none = "<section><h2>What each head reads</h2>\n<p>This report was given no examples.</p></section>\n"
+        return "" if content.panels else none
     sections: list[str] = []
     for number, example in enumerate(content.examples, 1):
         section = example_section(example, number, content.threshold)
@@ -122,11 +89,3 @@ def _explorer(content: Content, room: int) -> str:
         "<noscript><p>Without JavaScript: open an example below; single heads are in its grid.</p></noscript>\n"
         f'{"".join(sections)}<script type="application/json" id="attention">{data}</script></section>\n'
     )
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

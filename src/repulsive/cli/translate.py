@@ -1,0 +1,51 @@
+"""`repulsive translate RUN < in > out`: a filter from one language to the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+
+def translate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of translation that has ended.")],
+    beam: Annotated[int | None, typer.Option(help="Hypotheses to follow; by default as the recipe has it.")] = None,
+    nbest: Annotated[int, typer.Option(help="Translations of a line; more than 1: number, score and text.")] = 1,
+    lenpen: Annotated[float | None, typer.Option(help="Scores are log p / length^lenpen.")] = None,
+    batch: Annotated[int, typer.Option(help="Lines to read before any is translated.", min=1)] = 64,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+) -> None:
+    """Translate the lines of stdin; there are as many on stdout, in the same order, and empty ones stay empty."""
+    from repulsive.recipes.plan import check_device
+    from repulsive.recipes.translating import open_translator, translate_lines
+
+    check_device(device)
+    model, pieces, search = open_translator(run, device, beam=beam, lenpen=lenpen, nbest=nbest)
+    out = sys.stdout.buffer  # UTF-8, whatever the locale
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"repulsive: {message}", file=sys.stderr)
+        found = translate_lines(model, pieces, _lines(sys.stdin.buffer), search, nbest=nbest, at_once=batch)
+        try:
+            for number, best in enumerate(found, 1):
+                rows = (text if nbest == 1 else f"{number}\t{score:.4f}\t{text}" for text, score in best)
+                out.write("".join(f"{row}\n" for row in rows).encode())
+                if number % batch == 0:
+                    out.flush()
+            out.flush()
+        except BrokenPipeError:  # whoever read it has seen enough; Python would complain once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _lines(file: BinaryIO) -> Iterator[str]:
+    from repulsive.errors import DataError
+
+    for number, raw in enumerate(file, 1):
+        try:
+            yield raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(f"line {number} of the input: byte {error.start} is not UTF-8; convert it first") from None

@@ -1,0 +1,47 @@
+"""A translation that is learned in seconds: numbers from German into English."""
+
+from repulsive.data.prepare import prepare
+from repulsive.recipes import make_task, open_recipe
+from repulsive.training.loop import Loop
+from repulsive.training.runs import RunFolder
+from repulsive.training.watch import Watcher
+from tests.data.parallel_files import write_pairs
+
+RECIPE = """
+task = "translation"
+label = "{label}"
+data.folder = "{data}"
+model = {{ width = 32, heads = 4, depth = [1, 1], feed_forward = 64, dropout = 0.1 }}
+optimizer = {{ lr = 5e-3, betas = [0.9, 0.98], schedule = "inverse-sqrt", warmup = 40 }}
+training = {{ epochs = 3, batch = 512, log_every = 5, average = 2 }}
+search = {{ beam = 2, longest = 30 }}
+"""
+
+
+def make_data(folder, size=400):
+    raw = write_pairs(folder / "raw", sizes=(size, 20, 20), longest=5)
+    prepare("translation", raw, folder / "prepared", jobs=1, most=120)
+    toml(folder).write_text(RECIPE.format(data=folder / "prepared", label="digits"))
+    return folder
+
+
+def toml(folder):
+    return folder / "digits.toml"
+
+
+def recipe(folder, *more):
+    return open_recipe(toml(folder), more)
+
+
+def loop(data, folder, *more, watcher=None):
+    made = recipe(data, *more)
+    return Loop(make_task(made), made, RunFolder(folder), watcher or Watcher(), "cpu")
+
+
+def train(data, folder, *more, watcher=None):
+    made = loop(data, folder, *more, watcher=watcher)
+    try:
+        made.run()
+    finally:
+        made.folder.close()
+    return made
