@@ -23,7 +23,7 @@ sys.modules.update(dict.fromkeys({tiny.ABSENT!r}))
 fsync = os.fsync
 def deadly(handle):
     caller = sys._getframe(1)
-    inside = caller.f_code.co_name == "_write_synced" and caller.f_back.f_code.co_name == "_write"
+    inside = caller.f_code.co_name == "write_synced" and caller.f_back.f_code.co_name == "_write"
     if inside and os.readlink(f"/proc/self/fd/{{handle}}").endswith(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
     fsync(handle)

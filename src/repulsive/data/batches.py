@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +31,58 @@ class Batch:
         return len(self.indices)
 
 
-class Buckets:
+class ByLength(Generic[T]):
     """Sorts sentences into buckets by length and cuts batches from them; every sentence is in one batch an epoch.
 
+    What is left of a bucket moves on to the next longer one, so that one batch at most is not full.
+
+    Args:
+        lengths: of the sentences, int64 [N].
+        bounds: longest sentence of each bucket, rising; the last holds all.
+        sizes: sentences in a batch of each bucket.
+        seed: with the epoch, decides the order.
+    """
+
+    def __init__(self, lengths: Tensor, bounds: Sequence[int], sizes: Sequence[int], seed: int) -> None:
+        self.lengths = lengths
+        self.bounds = list(bounds)
+        self.sizes = list(sizes)
+        self.seed = seed
+        self._bucket = torch.bucketize(lengths, torch.tensor(self.bounds))  # [N]
+
+    def batch(self, indices: Tensor, bound: int) -> T:
+        """What a batch is; each kind of buckets says it."""
+        raise NotImplementedError
+
+    def epoch(self, number: int) -> Iterator[T]:
+        """The batches of one epoch in random order: the same for the same seed and number, on any machine."""
+        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        order = torch.randperm(len(self.lengths), generator=generator)  # [N]
+        batches = self._cut(order)
+        for i in torch.randperm(len(batches), generator=generator).tolist():
+            yield batches[i]
+
+    def in_order(self) -> Iterator[T]:
+        """The batches from short to long, nothing random: for evaluation."""
+        yield from self._cut(self.lengths.argsort(stable=True))
+
+    def _cut(self, order: Tensor) -> list[T]:
+        batches: list[T] = []
+        left = order[:0]
+        for bucket, (bound, size) in enumerate(zip(self.bounds, self.sizes, strict=True)):
+            waiting = torch.cat([left, order[self._bucket[order] == bucket]])
+            full = len(waiting) // size * size
+            batches += [self.batch(part, bound) for part in waiting[:full].split(size)] if full else []
+            left = waiting[full:]
+        return [*batches, self.batch(left, self.bounds[-1])] if len(left) else batches
+
+
+class Buckets(ByLength[Batch]):
+    """Batches of one size, whatever the length.
+
     A batch is padded to its bucket's bound, so there are as many lengths as buckets, each at most eight words or a
-    third longer than the one before: compiled and captured graphs are reused, and little is padding. What is left of a
-    bucket moves on to the next longer one, so that one batch at most is not full.
+    third longer than the one before: compiled and captured graphs are reused, and little is padding.
 
     Args:
         lengths: of the sentences, int64 [N]; of pairs, the longer of the two.
@@ -51,38 +100,16 @@ class Buckets:
             raise ValueError(f"size={size}: a batch has at least one sentence")
         if not len(lengths):
             raise DataError("no sentences to make batches of")
-        self.lengths = lengths
         self.size = size
-        self.seed = seed
-        self.bounds = bounds(int(lengths.max()))
-        self._bucket = torch.bucketize(lengths, torch.tensor(self.bounds))  # [N]
+        found = bounds(int(lengths.max()))
+        super().__init__(lengths, found, [size] * len(found), seed)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return -(-len(self.lengths) // self.size)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one epoch in random order: the same for the same seed and number, on any machine."""
-        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        order = torch.randperm(len(self.lengths), generator=generator)  # [N]
-        batches = self._cut(order)
-        for i in torch.randperm(len(batches), generator=generator).tolist():
-            yield batches[i]
-
-    def in_order(self) -> Iterator[Batch]:
-        """The batches from short to long, nothing random: for evaluation."""
-        yield from self._cut(self.lengths.argsort(stable=True))
-
-    def _cut(self, order: Tensor) -> list[Batch]:
-        batches: list[Batch] = []
-        left = order[:0]
-        for bucket, bound in enumerate(self.bounds):
-            waiting = torch.cat([left, order[self._bucket[order] == bucket]])
-            full = len(waiting) // self.size * self.size
-            batches += [Batch(part, bound) for part in waiting[:full].split(self.size)] if full else []
-            left = waiting[full:]
-        return [*batches, Batch(left, self.bounds[-1])] if len(left) else batches
+    def batch(self, indices: Tensor, bound: int) -> Batch:
+        return Batch(indices, bound)
 
 
 def bounds(longest: int) -> list[int]:

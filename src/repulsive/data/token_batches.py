@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from repulsive.data.batches import ByLength
 from repulsive.errors import DataError
 
 _MULTIPLE = 8  # of sentences in a batch, where it holds so many: what GPUs multiply best
@@ -33,12 +32,11 @@ class TokenBatch:
         return len(self.indices)
 
 
-class TokenBuckets:
-    """Sorts pairs into buckets by the longer side and cuts batches from them; every pair is in one batch an epoch.
+class TokenBuckets(ByLength[TokenBatch]):
+    """Pairs sorted by the longer side, in batches of about as many tokens.
 
     Both sides are padded to the bucket's bound, and a bucket's batches all have the same number of pairs: there are as
-    many shapes as buckets. What is left of a bucket moves on to the next longer one, so that one batch at most is not
-    full.
+    many shapes as buckets.
 
     Args:
         source: tokens of each source sentence, int64 [N].
@@ -57,37 +55,12 @@ class TokenBuckets:
             raise ValueError(f"tokens={tokens}: a batch has at least one")
         if not len(source):
             raise DataError("no sentence pairs to make batches of")
-        self.lengths = torch.maximum(source, target)  # [N]
-        self.seed = seed
-        self.bounds = bounds(int(self.lengths.max()))
-        self.sizes = [_size(tokens // bound) for bound in self.bounds]
+        lengths = torch.maximum(source, target)  # [N]
+        found = bounds(int(lengths.max()))
+        super().__init__(lengths, found, [_size(tokens // bound) for bound in found], seed)
         self._target = target.double()
-        self._bucket = torch.bucketize(self.lengths, torch.tensor(self.bounds))  # [N]
 
-    def epoch(self, number: int) -> Iterator[TokenBatch]:
-        """The batches of one epoch in random order: the same for the same seed and number, on any machine."""
-        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        order = torch.randperm(len(self.lengths), generator=generator)  # [N]
-        batches = self._cut(order)
-        for i in torch.randperm(len(batches), generator=generator).tolist():
-            yield batches[i]
-
-    def in_order(self) -> Iterator[TokenBatch]:
-        """The batches from short to long, nothing random: for evaluation."""
-        yield from self._cut(self.lengths.argsort(stable=True))
-
-    def _cut(self, order: Tensor) -> list[TokenBatch]:
-        batches: list[TokenBatch] = []
-        left = order[:0]
-        for bucket, (bound, size) in enumerate(zip(self.bounds, self.sizes, strict=True)):
-            waiting = torch.cat([left, order[self._bucket[order] == bucket]])
-            full = len(waiting) // size * size
-            batches += [self._batch(part, bound) for part in waiting[:full].split(size)] if full else []
-            left = waiting[full:]
-        return [*batches, self._batch(left, self.bounds[-1])] if len(left) else batches
-
-    def _batch(self, indices: Tensor, bound: int) -> TokenBatch:
+    def batch(self, indices: Tensor, bound: int) -> TokenBatch:
         return TokenBatch(indices, bound, float(self._target[indices].mean()))
 
 

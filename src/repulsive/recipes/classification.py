@@ -148,7 +148,7 @@ class ClassificationTask:
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
         part, indices = self.parts["train"], inputs["indices"]
         penalty = self.recipe.method.penalty
-        logits, *seen = _as_tuple(model(*_arguments(part, indices, length), collect=penalty > 0))
+        logits, *seen = _as_tuple(model(*model_inputs(part, indices, length), collect=penalty > 0))
         loss = F.cross_entropy(logits.float(), part.labels[indices])
         if penalty > 0:
             attention = seen[0] if isinstance(seen[0], tuple) else (seen[0],)
@@ -161,7 +161,7 @@ class ClassificationTask:
         heads: dict[str, float] = {}
         for batch in Buckets(chosen.lengths.cpu(), _EVALUATED_AT_ONCE).in_order():
             indices = batch.indices.to(self._device)
-            answers, attention, sentences = model(*_arguments(chosen, indices, batch.length), collect=True)
+            answers, attention, sentences = model(*model_inputs(chosen, indices, batch.length), collect=True)
             logits[indices] = answers.float()
             for name, value in _diversity(chosen, indices, attention, sentences).items():
                 heads[name] = heads.get(name, 0.0) + value * len(batch) / len(chosen)
@@ -177,7 +177,7 @@ class ClassificationTask:
         return Evaluation(found | heads, items)
 
 
-def _arguments(part: Part, indices: Tensor, length: int) -> list[Tensor]:
+def model_inputs(part: Part, indices: Tensor, length: int) -> list[Tensor]:
     """What the model's forward takes: tables of words, then their lengths."""
     tables = [sentences.padded(indices, length) for sentences in part.sentences]
     return [table for table, _ in tables] + [lengths for _, lengths in tables]

@@ -109,9 +109,4 @@ class Demo:
 
 def _chart(name: str, kind: str, key: str, found: Sequence[tables.Row]) -> Chart:
     """A quantity over the steps, of every method's first seed."""
-    series = []
-    for row in found:
-        lines = RunFolder(row.folder / "seed-0").lines()
-        points = [(line["step"], line[key]) for line in lines if line["kind"] == kind and key in line]
-        series.append(Series(row.label, points))
-    return Chart(name, series)
+    return Chart(name, [Series(row.label, RunFolder(row.folder / "seed-0").curve(kind, key)) for row in found])

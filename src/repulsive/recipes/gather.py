@@ -42,11 +42,7 @@ class Method:
 
     def curves(self, kind: str, key: str) -> list[list[tuple[float, float]]]:
         """For each seed the (step, value) pairs of a quantity in `metrics.jsonl`; seeds without any are left out."""
-        found = [
-            [(line["step"], line[key]) for line in run.lines() if line["kind"] == kind and key in line]
-            for run in self.runs.values()
-        ]
-        return [points for points in found if points]
+        return [points for run in self.runs.values() if (points := run.curve(kind, key))]
 
 
 def open_methods(folders: Sequence[Path]) -> list[Method]:

@@ -17,6 +17,7 @@ from repulsive.diagnostics.report.maps import head_overlap
 from repulsive.diagnostics.reweighted import leave_one_out, reweighted_logits
 from repulsive.diagnostics.uncertainty import bootstrap_weights, mixture
 from repulsive.heads import find_heads
+from repulsive.recipes.classification import model_inputs
 from repulsive.training.task import Evaluation
 
 DRAWS = 20  # resamples of the head bootstrap
@@ -124,8 +125,7 @@ def _batches(part: Part, count: int, size: int) -> Iterator[tuple[Tensor, list[T
     """Indices and what the model takes, from short sentences to long."""
     for batch in Buckets(part.lengths[:count].cpu(), size).in_order():
         indices = batch.indices.to(part.labels.device)
-        tables = [side.padded(indices, batch.length) for side in part.sentences]
-        yield indices, [ids for ids, _ in tables] + [lengths for _, lengths in tables]
+        yield indices, model_inputs(part, indices, batch.length)
 
 
 def _size(model: nn.Module, copies: int, heads: int) -> int:

@@ -23,6 +23,7 @@ from repulsive.recipes.measure import Measured, measure_classifier, measure_mode
 from repulsive.recipes.readings import examples, spread
 from repulsive.recipes.results import results
 from repulsive.recipes.score import load_run
+from repulsive.training.processes import chosen_device
 from repulsive.training.task import Task
 
 CURVES = {  # name -> kind and key of a line of metrics.jsonl, and the figure's file
@@ -100,7 +101,7 @@ def gather(folders: Sequence[Path], options: Options, tell: Tell = lambda line: 
     """What the page of some runs shows, as data; arguments and errors as in `write`."""
     methods = open_methods(folders)
     rows = open_rows(methods, options.part)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(options.device)
     other = None if options.foreign is None else _foreign(methods[0], options.foreign, options.part, device)
     task: Task | None = None
     models: dict[str, nn.Module] = {}

@@ -11,8 +11,9 @@ from torch import nn
 
 from repulsive.errors import ConfigError, RunError
 from repulsive.recipes import from_tables, make_task
+from repulsive.training.processes import chosen_device
 from repulsive.training.runs import RunFolder
-from repulsive.training.tables import Row, label_of, runs_in, table
+from repulsive.training.tables import Row, finished_in, label_of, table
 from repulsive.training.task import Evaluation, Task
 
 PARTS = ("test", "dev", "train")
@@ -33,12 +34,10 @@ def score(folders: Sequence[Path], part: str, data: Path | None = None, device: 
     """
     if part not in PARTS:
         raise ConfigError(f"part {part!r}: choose one of {', '.join(PARTS)}")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     entries = []
     for folder in folders:
-        runs = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
-        if not runs:
-            raise RunError(f"{folder}: holds no run that has ended; `repulsive ls` lists runs")
+        runs = finished_in(folder)
         answers = {seed: evaluate(run, part, data, place) for seed, run in runs.items()}
         entries.append((label_of(folder, runs), folder, answers))
     return table(entries)

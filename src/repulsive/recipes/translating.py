@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from repulsive.data.parallel import MOST_PIECES
 from repulsive.data.pieces import BOS, EOS, Pieces
 from repulsive.data.token_batches import TokenBuckets
@@ -17,6 +15,7 @@ from repulsive.data.tokens import Ragged
 from repulsive.errors import ConfigError, RunError
 from repulsive.models.decoding import Ends, Hypothesis, beam_search
 from repulsive.models.transformer import Transformer
+from repulsive.training.processes import chosen_device
 from repulsive.training.tables import runs_in
 
 ENDS = Ends(BOS, EOS)
@@ -131,7 +130,7 @@ def open_translator(
     (run,) = runs.values()
     if run.recipe.get("task") != "translation":
         raise RunError(f"{run.path}: is a run of {run.recipe.get('task')}, not of translation")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     task, model = load_run(run, place)
     assert isinstance(task, TranslationTask) and isinstance(model, Transformer)
     given = {name: value for name, value in (("beam", beam), ("lenpen", lenpen)) if value is not None}

@@ -93,10 +93,10 @@ class Checkpoints:
         tensors, skeleton = pack(state)
         contents = {_TENSORS: save(tensors), _STATE: json.dumps(skeleton).encode()}
         for name, data in contents.items():
-            _write_synced(folder / name, data)
+            write_synced(folder / name, data)
         listed = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
         manifest = {"format": FORMAT, "step": step, "sha256": listed}
-        _write_synced(folder / MANIFEST, json.dumps(manifest).encode())
+        write_synced(folder / MANIFEST, json.dumps(manifest).encode())
         _sync(folder)
 
     def _clean(self) -> None:
@@ -133,7 +133,8 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     return int(manifest["step"]), state
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file so that it lasts through a power cut; else a new name may be left on an empty file."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()

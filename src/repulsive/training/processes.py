@@ -64,3 +64,8 @@ class Processes:
         everyone = [None] * self.count
         torch.distributed.all_gather_object(everyone, value)
         return everyone
+
+
+def chosen_device(name: str | None) -> torch.device:
+    """The device of a name, or a GPU where there is one."""
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

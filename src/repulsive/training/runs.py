@@ -29,7 +29,7 @@ from torch import Tensor
 
 from repulsive._version import __version__
 from repulsive.errors import RunError
-from repulsive.training.checkpoint import Checkpoints
+from repulsive.training.checkpoint import Checkpoints, write_synced
 from repulsive.training.config import as_tables
 from repulsive.training.recipe import Recipe
 
@@ -87,6 +87,10 @@ class RunFolder:
             if isinstance(value, dict) and "step" in value:
                 found.append(value)
         return found
+
+    def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
+        """(step, value) pairs of a quantity in `metrics.jsonl`, such as "dev" and "accuracy"."""
+        return [(line["step"], line[key]) for line in self.lines() if line["kind"] == kind and key in line]
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -240,10 +244,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     aside = path.with_name(f".{path.name}.aside-{os.getpid()}")
     with _told(path):
         try:
-            with open(aside, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave the new name on an empty file
+            write_synced(aside, data)
             os.replace(aside, path)
         except OSError:
             aside.unlink(missing_ok=True)

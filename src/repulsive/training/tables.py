@@ -64,6 +64,18 @@ def runs_in(folder: Path) -> dict[int, RunFolder]:
     return {int(run.recipe["seed"]): run for run in sorted(found, key=lambda run: run.recipe["seed"])}
 
 
+def finished_in(folder: Path) -> dict[int, RunFolder]:
+    """Those of `runs_in` that have ended.
+
+    Raises:
+        RunError: there is none.
+    """
+    found = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
+    if not found:
+        raise RunError(f"{folder}: holds no run that has ended; `repulsive ls` lists runs")
+    return found
+
+
 def ended(folders: Iterable[Path]) -> list[Path]:
     """Those of some folders that hold a run that has ended."""
     return [folder for folder in folders if any(run.result is not None for run in runs_in(folder).values())]
@@ -83,9 +95,7 @@ def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
     """
     entries = []
     for folder in folders:
-        done = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
-        if not done:
-            raise RunError(f"{folder}: holds no run that has ended")
+        done = finished_in(folder)
         answers = {seed: Evaluation((run.result or {})[part], run.items(part)) for seed, run in done.items()}
         entries.append((label_of(folder, done), folder, answers))
     return table(entries)
