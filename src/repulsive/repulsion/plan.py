@@ -196,7 +196,7 @@ class Plan:
         from repulsive.particles import fused
 
         cut = SOLVE[self.padded]
-        chunk = self.splits if self.splits <= cut["CHUNK"] else 1  # all at once, or one by one
+        chunk = self.splits if self.splits == cut["CHUNK"] else 1  # all at once, or one by one
         fused.solve_kernel[(len(self.groups),)](
             self.products, self.to_mean, self.mean2, self.table.starts, self._numbers.tensor,
             self.drive, self.force, self.row_sums,
