@@ -145,8 +145,7 @@ class Reference:
         parts = [(index, number, part) for index, g in enumerate(groups) for number, part in enumerate(g.slices)]
         shares = {_owner(part): Share(part) for _, _, part in reversed(parts)}  # one per parameter
         self.pieces = [
-            Piece(index, part, f"{groups[index].name}/{number}", shares[_owner(part)])
-            for index, number, part in parts
+            Piece(index, part, f"{groups[index].name}/{number}", shares[_owner(part)]) for index, number, part in parts
         ]
         kinds: dict[tuple[int, torch.device, bool], list[int]] = defaultdict(list)
         for index, group in enumerate(groups):

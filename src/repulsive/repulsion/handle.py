@@ -7,6 +7,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from itertools import chain
+from operator import is_
 from types import TracebackType
 from typing import Any
 
@@ -90,6 +92,7 @@ class Handle:
         self._current: Update | None = None
         self._owners = Owners(part for group in groups for part in group.slices)
         self._names = tuple(group.name for group in groups)
+        self._trained: list[list[Tensor]] = []  # what the optimiser had at the last step
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -171,6 +174,9 @@ class Handle:
         return closure_then_repel
 
     def _repel(self) -> None:
+        if self._repeats():
+            self._pending = True
+            return
         self._current = self._update()
         if self._current is None:
             return
@@ -189,6 +195,21 @@ class Handle:
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(self.optimizer, settings.max_norm, scale)
         self._pending = True
+
+    def _repeats(self) -> bool:
+        """Nearly every step is like the one before: then it is done by one replay, and nothing is looked up."""
+        last, settings, optimizer = self._current, self.settings, self.optimizer
+        if last is None or settings.max_norm is not None or self.steps % settings.measure_every == 0:
+            return False
+        if last is not self._updates.get(self._names) or getattr(optimizer, "grad_scale", None) is not None:
+            return False
+        trained = [entry["params"] for entry in optimizer.param_groups]
+        if [*map(len, trained)] != [*map(len, self._trained)] or not all(
+            map(is_, chain(*trained), chain(*self._trained))
+        ):
+            self._trained = [[*some] for some in trained]
+            return False
+        return last.again(self.rule)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step; noise meant for parameters goes in here."""

@@ -122,13 +122,23 @@ class Plan:
         self.scale = torch.ones(1, device=device)
         self.steps = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._step = -1
+        self._last: tuple[bool, bool] | None = (
+            None  # the kind of the last launches, if they may be repeated as they are
+        )
+        self._rule: Rule | None = None  # whose settings were sent last
         self._numbers = _OnDevice(8, device)  # the rule's settings: a schedule may change them at any step
         self._sigmas = _OnDevice(slices, device)
-        self._graph = _Replay()
+        self._graph = _Replay()  # of that rule
 
     def refresh(self) -> bool:
         """Point at where weights and gradients are now; False where they no longer fit the plan."""
         return self.table.refresh()
+
+    def again(self, rule: Rule | None) -> torch.cuda.CUDAGraph | None:
+        """What repeats the last `run`, if it depends on nothing but where weights and gradients are."""
+        if self._last is None or rule is not self._rule or not self.table.refresh(quickly=True):
+            return None
+        return self._graph.known((*self._last, self.table.place.number, self.table.place.aligned))
 
     def run(
         self,
@@ -145,6 +155,7 @@ class Plan:
         Returns:
             Tensors [groups], on the device, if asked for.
         """
+        self._last = None
         noisy = draw_noise and self._set_noise(rule, rates, step)
         if scale is not None:
             self.scale.copy_(scale)
@@ -153,14 +164,21 @@ class Plan:
             found = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
             self._combine(noisy=noisy, scaled=scaled)
             return found.measure
-        self._numbers.set(self._settings(rule, step))
+        if rule is not self._rule:
+            self._rule, self._graph = rule, _Replay()
+            self._numbers.set(self._settings(rule, step))
+        elif callable(rule.alpha):
+            self._numbers.set(self._settings(rule, step))
 
         def launch() -> None:
             self._gram("THETA")
             self._solve(rule)
             self._combine(noisy=noisy, scaled=scaled)
 
-        self._graph.run(launch, (rule, noisy, scaled, self.table.aligned), self.table.device)
+        place = self.table.place
+        self._graph.run(launch, (noisy, scaled, place.number, place.aligned), self.table.device)
+        if not noisy and not scaled and not callable(rule.alpha):
+            self._last = noisy, scaled
         return None
 
     def _settings(self, rule: SVGD, step: int) -> list[float]:
@@ -180,14 +198,14 @@ class Plan:
         import triton.language as tl
 
         kind = getattr(tl, KINDS[self.table.dtype])
-        return {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": self.table.aligned}
+        return {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": self.table.place.aligned}
 
     def _gram(self, source: str) -> None:
         """Partial products of all slices, of their weights ("THETA") or gradients ("GRAD")."""
         from repulsive.particles import fused
 
         fused.gram_kernel[(len(self.table.parts), self.splits)](
-            self.table.rows, self.table.pointers, self.products, self.to_mean, self.mean2,
+            self.table.rows, self.table.place.pointers, self.products, self.to_mean, self.mean2,
             SOURCE=getattr(fused, source), PRECISION=PRECISION, **GRAM[self.padded], **self._shape, **self._access,
         )  # fmt: skip
 
@@ -212,7 +230,7 @@ class Plan:
         if noisy:
             self.steps.add_(1)  # inside a captured graph this goes on counting at every replay
         fused.combine_kernel[(len(self.table.parts), self.splits)](
-            self.table.rows, self.table.pointers, self.drive, self.force, self.row_sums, self.scale,
+            self.table.rows, self.table.place.pointers, self.drive, self.force, self.row_sums, self.scale,
             self._sigmas.tensor, self.steps,
             SCALED=scaled, NOISE=noisy, PRECISION=PRECISION, **COMBINE[self.padded], **self._shape, **self._access,
         )  # fmt: skip
@@ -282,6 +300,11 @@ class _Replay:
     def __init__(self) -> None:
         self._graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self._seen: set[object] = set()
+
+    def known(self, key: object) -> torch.cuda.CUDAGraph | None:
+        """The graph of these launches, unless somebody is capturing one of his own."""
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        return None if capturing else self._graphs.get(key)
 
     def run(self, launch: Any, key: object, device: torch.device) -> None:
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import or_
+from operator import attrgetter, or_
 
 import torch
 from torch import Tensor
@@ -17,7 +17,25 @@ from repulsive.repulsion.owners import Owners
 
 KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 MOST_HEADS = 64
+_GRADIENT = attrgetter("grad")
+Addresses = tuple[list[int], list[int]]  # of weights and of gradients
 COLUMNS = 9  # `particles.fused` says what they are
+MOST_PLACES = 8  # sets of addresses that are remembered: allocators give gradients the same few places again and again
+
+
+@dataclass(eq=False)
+class Place:
+    """Addresses of weights and gradients, on the device.
+
+    Args:
+        pointers: int64 [slices, 2].
+        number: which of the sets that are remembered; negative for others.
+        aligned: whether wide loads are allowed.
+    """
+
+    pointers: Tensor
+    number: int
+    aligned: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,33 +69,42 @@ class SliceTable:
             for row, (number, k, _) in zip(rows, parts, strict=True)
         ]
         self.rows = torch.tensor(static).to(self.device)  # [slices, COLUMNS]
-        self.pointers = torch.zeros(len(rows), 2, dtype=torch.int64, device=self.device)
         counts = [0, *(len(group.slices) for group in groups)]
         self.starts = torch.tensor(counts).cumsum(0, dtype=torch.int32).to(self.device)  # first slice of each group
         self.flat = all(row.flat for row in rows)
-        self.aligned = False
         self._even = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
         self.owner_of = [row.owner for row in rows]
         self._offsets = [row.offset for row in rows]
-        self._addresses: tuple[list[int], list[int]] = ([], [])
+        self._addresses: Addresses = ([], [])
+        self._places: dict[tuple[int, ...], Place] = {}  # the longest unused first
+        self._captured: list[tuple[Place, Tensor]] = []  # what graphs of others read, as long as they may be replayed
+        self.place = Place(torch.zeros(len(rows), 2, dtype=torch.int64, device=self.device), -1)
 
-    def refresh(self) -> bool:
-        """Point at where weights and gradients are now; False where they no longer fit the layout."""
-        parameters, gradients = self.owners.look()
-        present = [grad for grad in gradients if grad is not None]
-        if len(present) < len(gradients):
-            return False
+    def refresh(self, quickly: bool = False) -> bool:
+        """Point at where weights and gradients are now; False where they no longer fit the layout.
+
+        Args:
+            quickly: the modules have the parameters they had at the last call.
+        """
+        parameters = self.parameters if quickly else self.owners.look()[0]
         try:
-            weights, grads = list(map(Tensor.data_ptr, parameters)), list(map(Tensor.data_ptr, present))
-        except RuntimeError:  # sparse, say: tensors without an address
+            weights = list(map(Tensor.data_ptr, parameters))
+            grads = list(map(Tensor.data_ptr, map(_GRADIENT, parameters)))
+        except (RuntimeError, TypeError):  # a tensor without an address, sparse, say; or no gradient
             return False
         self.parameters = parameters
         if (weights, grads) == self._addresses:
             return True
-        still = weights == self._addresses[0]
-        if 0 in weights or 0 in grads or not (still or self._fits(parameters)) or not self._fits(present):
-            return False
-        self._point(weights, grads)
+        key = (*weights, *grads)
+        known = self._places.pop(key, None)
+        if known is None:
+            still = weights == self._addresses[0]
+            if 0 in key or not (still or self._fits(parameters)) or not self._fits([*map(_GRADIENT, parameters)]):
+                return False
+            known = self._point(weights, grads)
+        self.place, self._addresses = known, (weights, grads)
+        if known.number >= 0:
+            self._places[key] = known
         return True
 
     def _fits(self, tensors: Sequence[Tensor]) -> bool:
@@ -89,18 +116,34 @@ class SliceTable:
             and {tensor.get_device() for tensor in tensors} == {self._device_number}
         )
 
-    def _point(self, weights: list[int], grads: list[int]) -> None:
+    def _point(self, weights: list[int], grads: list[int]) -> Place:
+        """Send new addresses, to where the longest unused ones are if there are many."""
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if capturing:  # a graph of somebody else: nobody may ever change its addresses
+            place = Place(torch.empty_like(self.place.pointers), -2 - len(self._captured))
+        elif len(self._places) < MOST_PLACES:
+            place = Place(torch.empty_like(self.place.pointers), len(self._places))
+        else:
+            place = self._places.pop(next(iter(self._places)))
         # Addresses (bytes), strides over heads and sizes (elements) that all divide by 16 allow wide loads.
-        self.aligned = self._even and reduce(or_, weights) % 16 == 0 and reduce(or_, grads) % 16 == 0
-        places = zip(self.owner_of, self._offsets, strict=True)
-        fresh = array("q", [start[owner] + offset for owner, offset in places for start in (weights, grads)])
-        send(torch.frombuffer(fresh, dtype=torch.int64).view(-1, 2), self.pointers)
-        self._addresses = weights, grads
+        place.aligned = self._even and reduce(or_, weights) % 16 == 0 and reduce(or_, grads) % 16 == 0
+        pairs = zip(self.owner_of, self._offsets, strict=True)
+        fresh = array("q", [start[owner] + offset for owner, offset in pairs for start in (weights, grads)])
+        sent = send(torch.frombuffer(fresh, dtype=torch.int64).view(-1, 2), place.pointers)
+        if capturing:
+            self._captured.append((place, sent))
+        return place
 
 
-def send(fresh: Tensor, target: Tensor) -> None:
-    """Copy a few numbers to the device without waiting: from memory the allocator keeps until they have arrived."""
-    target.copy_(fresh.pin_memory() if target.is_cuda else fresh, non_blocking=True)
+def send(fresh: Tensor, target: Tensor) -> Tensor:
+    """Copy a few numbers to the device without waiting: from memory the allocator keeps until they have arrived.
+
+    Returns:
+        That memory.
+    """
+    source = fresh.pin_memory() if target.is_cuda else fresh
+    target.copy_(source, non_blocking=True)
+    return source
 
 
 def fits(part: HeadSlice) -> bool:

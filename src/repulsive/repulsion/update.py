@@ -26,6 +26,17 @@ class Update:
         self._rest: Reference | None = None  # groups no plan can hold
         self._plans: list[Plan] | None = None
 
+    def again(self, rule: Rule | None) -> bool:
+        """Repeat the last `run` on today's gradients, if that is a replay and all groups have some; else do nothing."""
+        if self._plans is None or self._rest is not None:
+            return False
+        graphs = [one.again(rule) for one in self._plans]
+        if None in graphs:
+            return False
+        for graph in graphs:
+            graph.replay()  # type: ignore[union-attr]
+        return True
+
     def run(
         self,
         rule: Rule | None,
@@ -51,9 +62,7 @@ class Update:
         """
         ready = self._ready() if rule is not None and plan.supports(rule) else None
         if rule is None or ready is None:
-            return self._reference().run(
-                rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise
-            )
+            return self._reference().run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
         found: dict[str, Measured] = {}
         for one in ready:
             measured = one.run(rule, rates, step=step, scale=scale, draw_noise=draw_noise, measure=measure)
