@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from repulsive.data import token_batches
-from repulsive.data.token_batches import TokenBuckets, bounds
+from repulsive.data.ahead import Ahead
+from repulsive.data.token_batches import TokenBuckets, TokenPacks, bounds
 from repulsive.errors import DataError
 
 DRAW = torch.Generator().manual_seed(0)
@@ -73,3 +74,54 @@ def test_what_is_refused():
         TokenBuckets(SOURCE[:0], TARGET[:0], 10)
     with pytest.raises(ValueError, match="tokens=0"):
         TokenBuckets(SOURCE, TARGET, 0)
+
+
+# packed
+
+
+@pytest.mark.parametrize("tokens", [80, 300, 4096, 200_000])
+def test_packs_hold_every_pair_once_and_are_nearly_full(tokens):
+    packs = TokenPacks(SOURCE, TARGET, tokens, seed=3)
+    epochs = [packs.epoch(number) for number in range(3)]
+    assert len({len(epoch) for epoch in epochs}) == 1  # as many steps in every epoch
+    for epoch in epochs:
+        assert sorted(i for pack in ids(epoch) for i in pack) == list(range(3001))
+        for pack in epoch:
+            sizes = torch.stack([SOURCE[pack.indices], TARGET[pack.indices]], 1)
+            assert torch.equal(pack.sizes, sizes) and int(sizes.sum(0).max()) <= pack.length == tokens
+            assert pack.tokens == TARGET[pack.indices].double().mean()
+            assert len(pack) <= pack.most
+    assert sum(int(SOURCE.sum()) for _ in epochs) >= (0.97 if tokens == 4096 else 0) * 3 * len(epochs[0]) * tokens
+
+
+def test_packs_follow_seed_and_epoch():
+    first = ids(TokenPacks(SOURCE, TARGET, 1000, seed=1).epoch(4))
+    assert first == ids(TokenPacks(SOURCE, TARGET, 1000, seed=1).epoch(4))
+    assert first != ids(TokenPacks(SOURCE, TARGET, 1000, seed=2).epoch(4))
+    together = {frozenset(pack) for pack in first}
+    assert not together & {frozenset(pack) for pack in ids(TokenPacks(SOURCE, TARGET, 1000, seed=1).epoch(5))}
+
+
+def test_processes_share_a_pack():
+    pack = TokenPacks(SOURCE, TARGET, 1000).epoch(0)[0]
+    shares = [pack.share(i, 3) for i in range(3)]
+    assert sorted(i for share in ids(shares) for i in share) == sorted(pack.indices.tolist())
+    assert len({share.length for share in shares}) == 1 and {share.tokens for share in shares} == {pack.tokens}
+    assert max(int(share.sizes.sum(0).max()) for share in shares) == shares[0].length < pack.length
+
+
+def test_packs_refuse():
+    with pytest.raises(DataError, match=r"training\.batch=50: a sentence has 7"):
+        TokenPacks(SOURCE, TARGET, 50)
+    with pytest.raises(DataError, match="no sentence pairs"):
+        TokenPacks(SOURCE[:0], TARGET[:0], 50)
+    with pytest.raises(ValueError, match="at least one"):
+        TokenPacks(SOURCE, TARGET, 0)
+
+
+def test_the_next_epoch_is_made_ahead():
+    made = []
+    ahead = Ahead(lambda number: made.append(number) or number * 10)
+    assert [ahead(0), ahead(0), ahead(1), ahead(5)] == [0, 0, 10, 50]
+    ahead(6)
+    assert made[:5] == [0, 1, 2, 5, 6]

@@ -106,6 +106,29 @@ def test_hypotheses_that_are_kept_go_on_with_their_own_past():
             assert torch.allclose(found[i, j], expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.bfloat16, 0.1)])
+def test_a_long_past_of_hypotheses_that_come_and_go(dtype, near):
+    """Every step some hypotheses are dropped and others doubled, now and then a sentence: more than fits at first."""
+    model, source, _ = make()
+    source, draw = padded_source(source), torch.Generator().manual_seed(0)
+    cache, rows = model.to(dtype).start(source), torch.arange(3)
+    texts = torch.empty(3, 4, 0, dtype=torch.long)  # [B, K, T]
+    for place in range(40):
+        words = torch.randint(1, 50, (len(rows), 4, 1), generator=draw)
+        texts = torch.cat([texts, words], dim=2)
+        found = model.step(words[:, :, 0], cache)
+        for i, row in enumerate(rows.tolist()):
+            expected = model(source[row : row + 1].expand(4, -1), texts[i])[:, -1]
+            assert torch.allclose(found[i], expected, rtol=0, atol=near)
+        kept = torch.randint(4, (len(rows), 4), generator=draw)
+        texts = texts[torch.arange(len(rows))[:, None], kept]
+        stay = torch.tensor([2, 0]) if place == 20 else None
+        cache.keep(kept, stay)
+        if stay is not None:
+            rows, texts = rows[stay], texts[stay]
+    assert cache.length == 40
+
+
 def test_a_sentence_without_positions_is_refused():
     model, _, target = make()
     with pytest.raises(ValueError, match="cut it, or split it"):

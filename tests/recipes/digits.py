@@ -18,9 +18,11 @@ search = {{ beam = 2, longest = 30 }}
 """
 
 
-def make_data(folder, size=400):
+def make_data(folder, size=400, **also):
+    """Prepared numbers and a recipe; `also` are further test sets by name, each the raw files of a part."""
     raw = write_pairs(folder / "raw", sizes=(size, 20, 20), longest=5)
-    prepare("translation", raw, folder / "prepared", jobs=1, most=120)
+    further = {name: raw / part for name, part in also.items()}
+    prepare("translation", raw, folder / "prepared", jobs=1, most=120, also=further)
     toml(folder).write_text(RECIPE.format(data=folder / "prepared", label="digits"))
     return folder
 

@@ -8,8 +8,10 @@ import sys
 import pytest
 import torch
 
+from repulsive.cli.app import run
+from repulsive.data.parallel import TAKEN
 from repulsive.data.pieces import BOS
-from repulsive.errors import ConfigError, DataError
+from repulsive.errors import ConfigError, DataError, RunError
 from repulsive.recipes import make_task, open_recipe
 from repulsive.recipes.score import score
 from repulsive.regularizers import on_outputs, on_positions, on_subspaces
@@ -195,6 +197,52 @@ def test_runs_are_compared_by_bleu_too(trained, data, tmp_path):
     assert again.cells["bleu"].mean == pytest.approx(trained.folder.result["test"]["bleu"])
     (own,) = score([trained.folder.path], "train", device="cpu")
     assert "bleu" not in own.cells and own.cells["nll"].mean > 0
+
+
+@pytest.fixture(scope="module")
+def further(tmp_path_factory):
+    """A run on a folder with two further test sets: the test set itself, and the development set."""
+    folder = digits.make_data(tmp_path_factory.mktemp("further"), again="test", other="valid")
+    return digits.train(folder, folder / "run")
+
+
+def test_further_test_sets_are_scored_as_the_test_set_is(further, trained):
+    result, plain = further.folder.result, trained.folder.result
+    assert result["again"] == result["test"] and result["other"] == result["dev"]
+    assert {part: result[part] for part in ("dev", "test")} == {part: plain[part] for part in ("dev", "test")}
+    assert set(result) - set(plain) == {"again", "other"} and result["notes"] == plain["notes"]
+    items, known = further.folder.items("again"), further.folder.items("test")
+    assert items.keys() == known.keys() and all(torch.equal(items[name], known[name]) for name in known)
+
+
+def test_no_further_test_set_takes_the_place_of_something_else(further):
+    """A result has parts beside other entries, and a run folder files beside those of the parts."""
+    assert set(further.folder.result) - set(TAKEN) == {"again", "other"}
+
+
+def test_runs_are_compared_on_a_further_test_set(further, tmp_path):
+    data = further.folder.path.parent
+    short = digits.train(data, tmp_path / "short", "training.epochs=1", "label=short")
+    folders = [further.folder.path, short.folder.path]
+    found, known = rows(folders, "again"), rows(folders, "test")
+    assert found[1].against == known[1].against and set(found[1].against) == {"bleu", "accuracy", "nll"}
+    assert rows(folders, "other")[1].against["nll"] != known[1].against["nll"]
+    again = score(folders, "again", device="cpu")
+    assert again[1].against["nll"].difference == pytest.approx(found[1].against["nll"].difference, abs=1e-6)
+
+
+def test_a_part_that_a_run_does_not_have(further, trained, capsys):
+    folders = [further.folder.path, trained.folder.path]
+    with pytest.raises(RunError, match=r"seed-0: was not evaluated on part 'again'; it was on dev, test$"):
+        rows(folders, "again")
+    words = ["evaluate", *map(str, folders), "--part", "again", "--device", "cpu"]
+    assert run(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert "part 'again'" in said.err and "choose one of train, dev, test" in said.err
+    # with the data of the other run, which has the same pieces, it can be evaluated
+    assert run([*words, "--data", str(further.folder.path.parent / "prepared")]) == 0
+    assert "digits against digits, bleu: +0.0000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

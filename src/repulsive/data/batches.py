@@ -56,8 +56,7 @@ class ByLength(Generic[T]):
 
     def epoch(self, number: int) -> Iterator[T]:
         """The batches of one epoch in random order: the same for the same seed and number, on any machine."""
-        digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        generator = shuffler(self.seed, number)
         order = torch.randperm(len(self.lengths), generator=generator)  # [N]
         batches = self._cut(order)
         for i in torch.randperm(len(batches), generator=generator).tolist():
@@ -88,6 +87,7 @@ class Buckets(ByLength[Batch]):
         lengths: of the sentences, int64 [N]; of pairs, the longer of the two.
         size: sentences in a batch.
         seed: with the epoch, decides the order.
+        most: longer than this no batch is padded; at least as long as the longest sentence.
 
     Example:
         >>> buckets = Buckets(torch.tensor([3, 30, 5, 4]), size=2)
@@ -95,13 +95,18 @@ class Buckets(ByLength[Batch]):
         [(2, 8), (2, 32)]
     """
 
-    def __init__(self, lengths: Tensor, size: int, seed: int = 0) -> None:
+    def __init__(self, lengths: Tensor, size: int, seed: int = 0, most: int | None = None) -> None:
         if size < 1:
             raise ValueError(f"size={size}: a batch has at least one sentence")
         if not len(lengths):
             raise DataError("no sentences to make batches of")
         self.size = size
-        found = bounds(int(lengths.max()))
+        longest = int(lengths.max())
+        found = bounds(longest)
+        if most is not None:
+            if most < longest:
+                raise ValueError(f"most={most}: there is a sentence of {longest}")
+            found[-1] = min(found[-1], most)
         super().__init__(lengths, found, [size] * len(found), seed)
 
     def __len__(self) -> int:
@@ -110,6 +115,12 @@ class Buckets(ByLength[Batch]):
 
     def batch(self, indices: Tensor, bound: int) -> Batch:
         return Batch(indices, bound)
+
+
+def shuffler(seed: int, epoch: int) -> torch.Generator:
+    """What decides the order of an epoch, the same on any machine."""
+    digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def bounds(longest: int) -> list[int]:

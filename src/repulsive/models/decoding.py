@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from repulsive.models.transformer import LONGEST, Transformer
 
 _NEVER = -math.inf
+# Not cuDNN's, which torch prefers on some GPUs: it plans anew, for up to half a second, at every shape it meets.
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_GONE = 1 / 8  # of the sentences: when so many are done, the others move together
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def limits(source: Tensor, padding: int, longest: int) -> Tensor:
 
 
 @torch.inference_mode()
+@sdpa_kernel(_ATTENTION)
 def beam_search(
     model: Transformer,
     source: Tensor,
@@ -101,41 +106,46 @@ def beam_search(
     device, count = source.device, len(source)
     limit = limits(source, model.config.padding, longest)  # [A]: of the sentences still at work, all of them at first
     soonest, latest = (int(x) for x in limit.aminmax())
-    finished = _Finished(count, beam, latest, ends.eos, device)
+    trail = _Trail(count, beam, latest)
     rows = torch.arange(count, device=device)  # [A]
-    tokens = torch.full((count, beam, 1), ends.bos, device=device)  # [A, K, T + 1]
-    open_ = torch.full((count, beam), _NEVER, device=device)  # [A, K]: log-probabilities
-    open_[:, 0] = 0.0  # all begin alike: one of them is enough
+    last = torch.full((count, beam), ends.bos, device=device)  # [A, K]: the last word of each hypothesis
+    best = torch.full((count, beam), _NEVER, dtype=torch.float64, device=device)  # [A, K]: scores of finished ones
     cache = model.start(source)
-    length = 0
-    while len(rows):
+    never, forbidden = best.new_full((), _NEVER), _forbidden(model, ends, device)
+    open_ = never.expand(count, beam).clone()  # [A, K]: log-probabilities
+    open_[:, 0] = 0.0  # all begin alike: one of them is enough
+    left, length = count, 0
+    while left:
         length += 1
-        logits = model.step(tokens[:, :, -1], cache)
-        words = _log_probabilities(logits, model, ends, limit <= length if length >= soonest else None)  # [A, K, V]
-        open_ = open_.to(words.dtype)
-        size = words.shape[-1]
-        totals = (open_.unsqueeze(2) + words).flatten(1)  # [A, K V]
-        values, places = totals.topk(min(2 * beam, totals.shape[1]))  # [A, 2 K]
-        origin, word = places // size, places % size
-        grown = torch.cat([_of_each(tokens, origin), word.unsqueeze(2)], dim=2)  # [A, 2 K, T + 2]
-        ended = word == ends.eos
-        done = values.masked_fill(~ended, _NEVER)[:, :beam]
-        finished.add(rows, grown[:, :beam, 1:], done, length**alpha)
-        open_, chosen = values.masked_fill(ended, _NEVER).topk(beam)  # [A, K]
-        tokens, origin = _of_each(grown, chosen), origin.gather(1, chosen)
-        worst = finished.scores[rows, -1]  # [A]: minus infinity until there are K
-        bar = open_[:, 0] / limit**alpha if exact else torch.full_like(worst, torch.finfo(worst.dtype).min)
-        go_on = (worst < bar) & (open_[:, 0] > _NEVER)
-        if bool(go_on.all()):
+        words = _log_probabilities(
+            model.step(last, cache), forbidden, ends, limit <= length if length >= soonest else None
+        )  # [A, K, V]
+        never, open_, size = never.to(words.dtype), open_.to(words.dtype), words.shape[-1]
+        totals = words.add_(open_.unsqueeze(2)).flatten(1)  # [A, K V]
+        values, places = totals.topk(min(2 * beam, totals.shape[1]))  # [A, 2 K]: place = origin V + word
+        ended = places % size == ends.eos
+        done = torch.where(ended, values, never)[:, :beam]
+        open_, chosen = torch.where(ended, never, values).topk(beam)  # [A, K]
+        kept = places.gather(1, chosen)
+        trail.add(done, places[:, :beam], kept)
+        best = torch.cat([best, done.double() / length**alpha], dim=1).topk(beam).values
+        worst = best[:, -1]  # [A]: minus infinity until there are K
+        go_on = worst < open_[:, 0] / limit**alpha if exact else worst == _NEVER
+        go_on = go_on & (open_[:, 0] > _NEVER)
+        open_ = torch.where(go_on.unsqueeze(1), open_, never)
+        last, origin, left = kept % size, kept // size, int(go_on.sum())
+        if left > (1 - _GONE) * len(rows):
             cache.keep(origin)
-        else:
-            (left,) = go_on.nonzero(as_tuple=True)
-            cache.keep(origin, left)
-            rows, limit, tokens, open_ = rows[left], limit[left], tokens[left], open_[left]
-    return finished.hypotheses(nbest)
+            continue
+        trail.write(rows)
+        (stay,) = go_on.nonzero(as_tuple=True)  # none, at the end
+        cache.keep(origin, stay)
+        rows, limit, last, best, open_ = rows[stay], limit[stay], last[stay], best[stay], open_[stay]
+    return trail.hypotheses(nbest, alpha, model.config.vocabulary)
 
 
 @torch.inference_mode()
+@sdpa_kernel(_ATTENTION)
 def greedy(model: Transformer, source: Tensor, ends: Ends, *, longest: int = 200) -> list[Hypothesis]:
     """The most probable token after the other, until the end or the limit: `beam_search` with a beam of 1.
 
@@ -146,13 +156,13 @@ def greedy(model: Transformer, source: Tensor, ends: Ends, *, longest: int = 200
         longest: most tokens of a translation, its end included.
     """
     limit = limits(source, model.config.padding, longest)  # [B]
-    cache = model.start(source)
+    cache, forbidden = model.start(source), _forbidden(model, ends, source.device)
     last = torch.full((len(source), 1), ends.bos, device=source.device)  # [B, 1]
     over = torch.zeros(len(source), dtype=torch.bool, device=source.device)
     total: Tensor | float = 0.0
     found: list[Tensor] = []
     while not bool(over.all()):
-        words = _log_probabilities(model.step(last, cache), model, ends, limit <= len(found) + 1)  # [B, 1, V]
+        words = _log_probabilities(model.step(last, cache), forbidden, ends, limit <= len(found) + 1)  # [B, 1, V]
         best, last = words.max(-1)  # [B, 1]
         total = total + best[:, 0].masked_fill(over, 0.0)
         found.append(last[:, 0].masked_fill(over, ends.eos))
@@ -164,48 +174,71 @@ def greedy(model: Transformer, source: Tensor, ends: Ends, *, longest: int = 200
     return hypotheses
 
 
-def _log_probabilities(logits: Tensor, model: Transformer, ends: Ends, last: Tensor | None) -> Tensor:
-    """[A, K, V], float32 at least: never padding or a beginning, and nothing but the end at the last chance."""
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    words = logits.log_softmax(-1)
-    for token in (model.config.padding, ends.bos):
-        words[..., token] = _NEVER
+def _forbidden(model: Transformer, ends: Ends, device: torch.device) -> Tensor:
+    """What no translation has."""
+    return torch.tensor([model.config.padding, ends.bos], device=device)
+
+
+def _log_probabilities(logits: Tensor, forbidden: Tensor, ends: Ends, last: Tensor | None) -> Tensor:
+    """[A, K, V], float32 at least: never what is forbidden, and nothing but the end at the last chance."""
+    words = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    words.index_fill_(-1, forbidden, _NEVER)
     if last is None:
         return words
     end = words[..., ends.eos].clone()  # [A, K]
-    words = words.masked_fill(last[:, None, None], _NEVER)
+    words.masked_fill_(last[:, None, None], _NEVER)
     words[..., ends.eos] = end
     return words
 
 
-def _of_each(x: Tensor, indices: Tensor) -> Tensor:
-    """Rows of each sentence: [A, N, ...], [A, K] -> [A, K, ...]."""
-    return x[torch.arange(len(x), device=x.device).unsqueeze(1), indices]
+class _Trail:
+    """What a search did, step by step: enough to find the way back from every end.
 
+    Args:
+        sentences: B.
+        beam: K.
+        longest: most steps.
+    """
 
-class _Finished:
-    """The best finished hypotheses of every sentence."""
+    def __init__(self, sentences: int, beam: int, longest: int) -> None:
+        self.done = torch.full((longest, sentences, beam), _NEVER, dtype=torch.float64)  # log-probabilities of ends
+        self.ends, self.kept = torch.zeros(2, longest, sentences, beam, dtype=torch.int64)  # origin V + word
+        self.length = 0
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def __init__(self, sentences: int, beam: int, longest: int, eos: int, device: torch.device) -> None:
-        self.eos = eos
-        self.scores = torch.full((sentences, beam), _NEVER, dtype=torch.float64, device=device)
-        self.log_probabilities = self.scores.clone()
-        self.tokens = torch.full((sentences, beam, longest), eos, device=device)
+    def add(self, done: Tensor, ends: Tensor, kept: Tensor) -> None:
+        """One more step of the sentences still at work, [A, K] each, on the device: nobody waits for it."""
+        self._steps.append((done, ends, kept))
 
-    def add(self, rows: Tensor, tokens: Tensor, log_probabilities: Tensor, penalty: float) -> None:
-        """Some more, of the sentences `rows`: [A, K, T] and [A, K], minus infinity for what is none."""
-        beam, longest = self.tokens.shape[1:]
-        tokens = torch.nn.functional.pad(tokens, (0, longest - tokens.shape[2]), value=self.eos)
-        scores = torch.cat([self.scores[rows], log_probabilities.double() / penalty], dim=1)  # [A, 2 K]
-        self.scores[rows], best = scores.topk(beam)
-        both = torch.cat([self.log_probabilities[rows], log_probabilities.double()], dim=1)
-        self.log_probabilities[rows] = both.gather(1, best)
-        self.tokens[rows] = _of_each(torch.cat([self.tokens[rows], tokens], dim=1), best)
+    def write(self, rows: Tensor) -> None:
+        """Bring home the steps since the last time; the sentences were `rows`, [A]."""
+        start, self.length = self.length, self.length + len(self._steps)
+        where = rows.cpu()
+        for home, steps in zip((self.done, self.ends, self.kept), zip(*self._steps, strict=True), strict=True):
+            home[start : self.length, where] = torch.stack(steps).cpu().to(home.dtype)  # [steps, A, K]
+        self._steps.clear()
 
-    def hypotheses(self, nbest: int) -> list[list[Hypothesis]]:
-        listed = zip(self.tokens.tolist(), self.scores.tolist(), self.log_probabilities.tolist(), strict=True)
-        found = []
-        for tokens, scores, values in listed:
-            best = [each for each in zip(tokens, scores, values, strict=True) if each[1] > _NEVER][:nbest]
-            found.append([Hypothesis(tuple(row[: row.index(self.eos)]), *rest) for row, *rest in best])
-        return found
+    def hypotheses(self, nbest: int, alpha: float, size: int) -> list[list[Hypothesis]]:
+        """The best of each sentence, the best first.
+
+        Args:
+            nbest: how many, if there are so many.
+            alpha: length penalty.
+            size: words in the vocabulary.
+        """
+        beam = self.done.shape[2]
+        lengths = torch.arange(1, self.length + 1, dtype=torch.float64)[:, None, None]  # [T, 1, 1]
+        done, ends = (x[: self.length].transpose(0, 1).flatten(1) for x in (self.done, self.ends))  # [B, T K]
+        scores = (self.done[: self.length] / lengths**alpha).transpose(0, 1).flatten(1)
+        scores, best = scores.topk(nbest)  # [B, N]
+        before, origin = best // beam, ends.gather(1, best) // size  # words before the end, and who it was that ended
+        tokens = torch.empty(*best.shape, self.length, dtype=torch.int64)
+        for step in reversed(range(self.length)):
+            went = self.kept[step].gather(1, origin)  # [B, N]
+            tokens[..., step] = went % size
+            origin = torch.where(step < before, went // size, origin)
+        listed = zip(*(x.tolist() for x in (tokens, before, scores, done.gather(1, best))), strict=True)
+        return [
+            [Hypothesis(tuple(row[:length]), score, value) for row, length, score, value in each if score > _NEVER]
+            for each in (zip(*sentence, strict=True) for sentence in listed)
+        ]

@@ -7,14 +7,12 @@
 from __future__ import annotations
 
 import os
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from repulsive.errors import ConfigError
+from repulsive.models.kernels import choice
 
 LARGEST = 512  # units; larger layers are left to cuDNN
 HELD = 160  # padded units whose weights, in 16 bits, fit in a multiprocessor's shared memory
@@ -60,7 +58,7 @@ def two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) 
 def _two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
     device = words.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
-    known = _wanted(words.device) and _takes(words, kind, forwards, backwards)
+    known = choice(words.device.type) and _takes(words, kind, forwards, backwards)
     if not known or not (_asked() or _Shape.of(words, kind, forwards.hidden_size).held):
         return _by_modules(words, ends, forwards, backwards)
     weights = [weight for lstm in (forwards, backwards) for weight in lstm._flat_weights if weight is not None]
@@ -79,28 +77,6 @@ def _by_modules(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LS
 def _asked() -> bool:
     """Larger layers are streamed on request only: a lone process is as fast, or faster, with cuDNN."""
     return os.environ.get("REPULSIVE_KERNELS") == "triton"
-
-
-def _wanted(device: torch.device) -> bool:
-    choice = os.environ.get("REPULSIVE_KERNELS", "")
-    if choice not in ("", "eager", "triton"):
-        raise ConfigError(f"REPULSIVE_KERNELS={choice!r}: choose eager or triton")
-    if choice == "eager" or (choice == "" and device.type != "cuda"):
-        return False
-    if not _has_triton():
-        if choice == "triton":
-            raise ConfigError("REPULSIVE_KERNELS=triton, but the package triton, 3.6 or newer, is not installed")
-        return False
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@cache
-def _has_triton() -> bool:
-    try:
-        major, minor = version("triton").split(".")[:2]
-    except PackageNotFoundError:
-        return False
-    return (int(major), int(minor)) >= (3, 6)
 
 
 def _takes(words: Tensor, kind: torch.dtype, *lstms: nn.LSTM) -> bool:

@@ -3,6 +3,7 @@
     model = Transformer(TransformerConfig.small(vocabulary=10_000))
     logits = model(source, target)                       # [B, S], [B, T] -> [B, T, V]
     logits, seen = model(source, target, collect="outputs")
+    logits = model(source, target, packed=(a, b))        # [N], [N'] -> [N', V]: sentences end to end, see `packed`
     cache = model.start(source)                          # encoded once; then word by word, the same logits
     logits = model.step(tokens, cache)                   # [B, K] -> [B, K, V], K hypotheses of each sentence
 
@@ -12,12 +13,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from repulsive.models import residual
+from repulsive.models.cache import Cache
+from repulsive.models.packed import Packed, attend, attend_to
 
 COLLECT = ("outputs", "values", "weights")
 LONGEST = 1024  # tokens that have a position
@@ -69,38 +74,20 @@ class TransformerConfig:
         return replace(cls(vocabulary, width=1024, heads=16, feed_forward=4096), **changes)
 
 
-@dataclass
-class Cache:
-    """What decoding need not compute again: keys and values of K hypotheses for each of B sentences.
+class Sight(NamedTuple):
+    """Who looks where.
 
     Args:
-        real: which source tokens are no padding, bool [B, 1, 1, S].
-        memory: keys and values of the source for each decoder layer, [B, M, S, d]; hypotheses share them.
-        past: keys and values of the tokens so far for each decoder layer, [B, K, M, T, d]; empty at first.
+        mask: padded: keys that may be looked at, bool [B, 1, 1, S]; None: all.
+        causal: a query sees keys up to its own place.
+        packed: sentences end to end: where those of the queries lie, and those of the keys.
+        seeds: of a layer's dropout, int64 [blocks], where kernels draw it.
     """
 
-    real: Tensor
-    memory: list[tuple[Tensor, Tensor]]
-    past: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """Tokens so far."""
-        return self.past[0][0].shape[3] if self.past else 0
-
-    def keep(self, hypotheses: Tensor, sentences: Tensor | None = None) -> None:
-        """Go on with some of the hypotheses.
-
-        Args:
-            hypotheses: which of each sentence's, and in which order, int64 [B, K]; one may be there twice.
-            sentences: then, which of the sentences, int64; None: all of them.
-        """
-        rows = torch.arange(len(hypotheses), device=hypotheses.device).unsqueeze(1)  # [B, 1]
-        if sentences is not None:
-            rows, hypotheses = rows[sentences], hypotheses[sentences]
-            self.real = self.real[sentences]
-            self.memory = [(k[sentences], v[sentences]) for k, v in self.memory]
-        self.past = [(k[rows, hypotheses], v[rows, hypotheses]) for k, v in self.past]
+    mask: Tensor | None = None
+    causal: bool = False
+    packed: tuple[Packed, Packed] | None = None
+    seeds: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -116,38 +103,61 @@ class Attention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(
-        self, x: Tensor, memory: Tensor, mask: Tensor | None, causal: bool, seen: list[Tensor] | None, what: str | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, sight: Sight, seen: list[Tensor] | None, what: str | None) -> Tensor:
+        if sight.packed is not None:
+            return self._packed(x, memory, sight, seen, what)
         q, k, v = self._split(self.q_proj(x)), self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
         if what == "weights":
-            weights = self._weights(q, k, mask, causal)  # [B, M, T, S]
+            weights = self._weights(q, k, sight)  # [B, M, T, S]
             heads = weights @ v  # [B, M, T, d]
         else:
-            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal)
         if seen is not None:
             seen.append(weights if what == "weights" else v if what == "values" else heads)
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
+
+    def _packed(self, x: Tensor, memory: Tensor, sight: Sight, seen: list[Tensor] | None, what: str | None) -> Tensor:
+        """[N, width], [N', width] -> [N, width]; what is collected has all sentences as one, [1, M, N, d]."""
+        assert sight.packed is not None
+        queries, keys = sight.packed
+        if x is memory:
+            qkv = self._joint(x, self.q_proj, self.k_proj, self.v_proj)  # [N, 3, M, d]
+            v, heads = qkv[:, 2], attend(qkv, queries, sight.causal)  # [N, M, d]
+        else:
+            q, kv = self._joint(x, self.q_proj)[:, 0], self._joint(memory, self.k_proj, self.v_proj)
+            v, heads = kv[:, 1], attend_to(q, kv, queries, keys)
+        if seen is not None:
+            seen.append((v if what == "values" else heads).transpose(0, 1).unsqueeze(0))
+        return self.out_proj(heads.flatten(1))
+
+    def _joint(self, x: Tensor, *projections: nn.Linear) -> Tensor:
+        """Several projections as one product, [N, width] -> [N, projections, M, d]."""
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = torch.cat([projection.bias for projection in projections])
+        return F.linear(x, weight, bias).unflatten(-1, (len(projections), self.num_heads, -1))
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """[B, S, width] -> twice [B, M, S, d], for `step`."""
         return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
 
-    def step(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """One more token of K hypotheses that share keys and values: [B, K, width], [B, M, S, d] -> [B, K, width]."""
+    def step(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """One more token of K hypotheses that share keys and values: [B, K, width], [B, M, S, d] -> [B, K, width].
+
+        The mask, added to scores, [B, 1, 1 or K, S], says who sees which of them.
+        """
         heads = F.scaled_dot_product_attention(self._split(self.q_proj(x)), k, v, attn_mask=mask)  # [B, M, K, d]
         return self.out_proj(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, M, T, d]
 
-    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, sight: Sight) -> Tensor:
         scores = q @ k.mT / math.sqrt(q.shape[-1])  # [B, M, T, S]
-        if causal:
+        if sight.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(later, -math.inf)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
+        if sight.mask is not None:
+            scores = scores.masked_fill(~sight.mask, -math.inf)
         return scores.softmax(-1)
 
 
@@ -173,39 +183,40 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, memory: Tensor | None, memory_mask: Tensor | None,
-        seen: list[Tensor] | None, what: str | None,
-    ) -> Tensor:  # fmt: skip
-        causal = memory is not None
-        start = self._before(0, x)
-        x = self._after(0, x, self.self_attention(start, start, mask, causal, seen, what))
+        self,
+        x: Tensor,
+        sight: Sight,
+        memory: Tensor | None,
+        to_memory: Sight,
+        seen: list[Tensor] | None,
+        what: str | None,
+    ) -> Tensor:
+        start, seeds = self._before(0, x), sight.seeds
+        x = self._after(0, x, self.self_attention(start, start, sight, seen, what), seeds)
         if self.cross_attention is not None and memory is not None:
-            x = self._after(1, x, self.cross_attention(self._before(1, x), memory, memory_mask, False, seen, what))
+            x = self._after(1, x, self.cross_attention(self._before(1, x), memory, to_memory, seen, what), seeds)
         last = len(self.norms) - 1
-        return self._after(last, x, self.feed_forward(self._before(last, x)))
+        return self._after(last, x, self.feed_forward(self._before(last, x)), seeds)
 
-    def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor] | None, memory: tuple[Tensor, Tensor], real: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """A decoder layer for one more token: [B, K, width] -> the same, and keys and values with this token's."""
+    def step(self, x: Tensor, cache: Cache, number: int) -> Tensor:
+        """A decoder layer, the `number`-th, for one more token, which the cache has room for: [B, K, width] -> same."""
         assert self.cross_attention is not None, "encoders see all their tokens at once"
-        batch, size = x.shape[:2]
         start = self._before(0, x)
-        single = start.flatten(0, 1).unsqueeze(1)  # [B K, 1, width]: each hypothesis has a past of its own
-        k, v = self.self_attention.keys_and_values(single)  # [B K, M, 1, d]
-        if past is not None:
-            k, v = (torch.cat([old.flatten(0, 1), new], dim=2) for old, new in zip(past, (k, v), strict=True))
-        x = self._after(0, x, self.self_attention.step(single, k, v, None).view(batch, size, -1))
-        x = self._after(1, x, self.cross_attention.step(self._before(1, x), *memory, real))
-        x = self._after(2, x, self.feed_forward(self._before(2, x)))
-        return x, (k.unflatten(0, (batch, size)), v.unflatten(0, (batch, size)))  # [B, K, M, T, d]
+        k, v = cache.add(number, *self.self_attention.keys_and_values(start))  # [B, M, N, d]
+        x = self._after(0, x, self.self_attention.step(start, k, v, cache.own))
+        k, v = cache.memory[number]  # [B, M, S, d]
+        x = self._after(1, x, self.cross_attention.step(self._before(1, x), k, v, cache.source))
+        return self._after(2, x, self.feed_forward(self._before(2, x)))
 
     def _before(self, block: int, x: Tensor) -> Tensor:
         return self.norms[block](x) if self.pre_norm else x
 
-    def _after(self, block: int, x: Tensor, change: Tensor) -> Tensor:
+    def _after(self, block: int, x: Tensor, change: Tensor, seeds: Tensor | None = None) -> Tensor:
+        norm = self.norms[block]
+        if seeds is not None and isinstance(norm, nn.LayerNorm):
+            return residual.add_norm(x, change, norm, self.dropout.p if self.training else 0.0, seeds[block])
         x = x + self.dropout(change)
-        return x if self.pre_norm else self.norms[block](x)
+        return x if self.pre_norm else norm(x).to(change.dtype)  # autocast leaves norms in float32
 
 
 class Stack(nn.Module):
@@ -215,14 +226,29 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(Layer(config, cross) for _ in range(layers))
         self.norm = nn.LayerNorm(config.width) if config.pre_norm else nn.Identity()
+        self.pre_norm = config.pre_norm
+        self.run = _run  # how a layer is called on packed sentences
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None,
+        self, x: Tensor, sight: Sight, memory: Tensor | None = None, to_memory: Sight = Sight(),  # noqa: B008
         seen: list[Tensor] | None = None, what: str | None = None,
     ) -> Tensor:  # fmt: skip
-        for layer in self.layers:
-            x = layer(x, mask, memory, memory_mask, seen, what)
+        run, seeds = (_run, None) if sight.packed is None else (self.run, self._seeds(x, sight.packed))
+        for number, layer in enumerate(self.layers):
+            own = sight if seeds is None else sight._replace(seeds=seeds[number])
+            x = run(layer, x, own, memory, to_memory, seen, what)
         return self.norm(x)
+
+    def _seeds(self, x: Tensor, packed: tuple[Packed, Packed]) -> Tensor | None:
+        """Of every block's dropout, int64 [layers, 3], where kernels draw it."""
+        if self.pre_norm or not packed[0].kernels or not residual.takes(x):
+            return None
+        return torch.randint(2**62, (len(self.layers), 3), device=x.device)
+
+
+def _run(layer: nn.Module, *given: Any) -> Tensor:
+    found: Tensor = layer(*given)
+    return found
 
 
 class Transformer(nn.Module):
@@ -241,7 +267,9 @@ class Transformer(nn.Module):
         self.register_buffer("positions", sinusoids(LONGEST, config.width), persistent=False)
         self.positions: Tensor
 
-    def forward(self, source: Tensor, target: Tensor, collect: str | None = None) -> Any:
+    def forward(
+        self, source: Tensor, target: Tensor, collect: str | None = None, packed: tuple[Packed, Packed] | None = None
+    ) -> Any:
         """Logits of the next target token, [B, S], [B, T] -> [B, T, V].
 
         Args:
@@ -249,33 +277,44 @@ class Transformer(nn.Module):
             target: target tokens so far, beginning of sentence first.
             collect: also give, for every attention (encoder first, then self and cross of each decoder layer),
                 "outputs" [B, M, T, d], "values" [B, M, S, d] or "weights" [B, M, T, S].
+            packed: sentences lie end to end instead, [N] and [N'], the source's and the target's as given here; logits
+                are [N', V]. What is collected has all sentences as one, and no "weights".
         """
-        if collect is not None and collect not in COLLECT:
-            raise ValueError(f"collect={collect!r}: choose one of {COLLECT}")
+        if collect is not None and collect not in COLLECT[: None if packed is None else 2]:
+            raise ValueError(f"collect={collect!r}: choose one of {COLLECT[: None if packed is None else 2]}")
         seen: list[Tensor] | None = None if collect is None else []
-        real = self._real(source)
-        memory = self.encoder(self.embed(source), real, seen=seen, what=collect)
-        states = self.decoder(self.embed(target), None, memory, real, seen=seen, what=collect)
+        if packed is None:
+            to_source, among_target = Sight(self._real(source)), Sight(causal=True)
+            among_source, x, y = to_source, self.embed(source), self.embed(target)
+        else:
+            a, b = packed
+            among_source, among_target, to_source = (
+                Sight(packed=(a, a)),
+                Sight(None, True, (b, b)),
+                Sight(packed=(b, a)),
+            )
+            x, y = (
+                self._with_places(tokens, self.positions[side.places]) for tokens, side in ((source, a), (target, b))
+            )
+        memory = self.encoder(x, among_source, seen=seen, what=collect)
+        states = self.decoder(y, among_target, memory, to_source, seen=seen, what=collect)
         logits = F.linear(states, self.embedding.weight)
         return logits if seen is None else (logits, seen)
 
     def start(self, source: Tensor) -> Cache:
         """What `step` needs of some sentences, [B, S]; the model should be in evaluation mode."""
         real = self._real(source)
-        memory = self.encoder(self.embed(source), real)
+        memory = self.encoder(self.embed(source), Sight(real))
         attentions: list[Any] = [layer.cross_attention for layer in self.decoder.layers]
         return Cache(real, [attention.keys_and_values(memory) for attention in attentions])
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Logits after one more token of each hypothesis, which the cache then holds: [B, K] -> [B, K, V]."""
-        place = cache.length
-        x = self.embed(tokens.reshape(-1, 1), place).view(*tokens.shape, -1)  # [B, K, width]
-        grown = []
+        x = self.embed(tokens.reshape(-1, 1), cache.length).view(*tokens.shape, -1)  # [B, K, width]
+        cache.grow(tokens.shape[1])
         layers: Any = self.decoder.layers
-        for i, (layer, memory) in enumerate(zip(layers, cache.memory, strict=True)):
-            x, past = layer.step(x, cache.past[i] if cache.past else None, memory, cache.real)
-            grown.append(past)
-        cache.past = grown
+        for number, layer in enumerate(layers):
+            x = layer.step(x, cache, number)
         return F.linear(self.decoder.norm(x), self.embedding.weight)
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
@@ -283,8 +322,15 @@ class Transformer(nn.Module):
         end = start + tokens.shape[1]
         if end > LONGEST:
             raise ValueError(f"a sentence of {end} tokens: positions end at {LONGEST}; cut it, or split it")
+        return self._with_places(tokens, self.positions[start:end])
+
+    def compile_layers(self) -> None:
+        """Let torch's compiler make one function of a layer, for packed sentences of one size: fewer launches."""
+        self.encoder.run = self.decoder.run = torch.compile(_run, dynamic=False)
+
+    def _with_places(self, tokens: Tensor, places: Tensor) -> Tensor:
         words = self.embedding(tokens) * math.sqrt(self.config.width)
-        return self.dropout(words + self.positions[start:end].to(words.dtype))
+        return self.dropout(words + places.to(words.dtype))
 
     def _real(self, source: Tensor) -> Tensor:
         return (source != self.config.padding)[:, None, None, :]  # [B, 1, 1, S]

@@ -86,6 +86,11 @@ class Classification(Recipe):
     data: Data
     model: Model = field(default_factory=Model)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.compile:
+            raise ValueError("training.compile=true: batches of classification have many shapes; leave it out")
+
 
 class ClassificationTask:
     """Sentences, or pairs of them, and their classes."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from repulsive.data.parallel import MOST_PIECES
 from repulsive.data.pieces import BOS, EOS, Pieces
@@ -29,13 +33,16 @@ class Search:
         beam: hypotheses that are followed; 1 is greedy.
         lenpen: alpha of log-probability / length^alpha.
         longest: most pieces of a translation.
-        at_once: source pieces that are translated together, padding included.
+        at_once: source pieces that are translated together, padding included; a GPU is quicker with many thousands.
+        precision: "bf16" searches with a copy of the model in that precision, in half the memory and quicker on a GPU;
+            log-probabilities are summed in float32 all the same.
     """
 
     beam: int = 5
     lenpen: float = 1.0
     longest: int = 200
     at_once: int = 4096
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("beam", "longest", "at_once"):
@@ -56,7 +63,7 @@ def translate(model: Transformer, source: Ragged, search: Search, nbest: int = 1
         search: how.
         nbest: translations of each.
     """
-    lengths = source.lengths.cpu()
+    model, lengths = _in_precision(model, search), source.lengths.cpu()
     found: list[list[Hypothesis]] = [[] for _ in lengths]
     for batch in TokenBuckets(lengths, lengths, search.at_once).in_order():
         table, _ = source.padded(batch.indices.to(source.values.device), batch.length)  # [B, S]
@@ -66,6 +73,12 @@ def translate(model: Transformer, source: Ragged, search: Search, nbest: int = 1
         for index, hypotheses in zip(batch.indices.tolist(), best, strict=True):
             found[index] = hypotheses
     return found
+
+
+def _in_precision(model: Transformer, search: Search) -> Transformer:
+    if search.precision == "fp32" or model.embedding.weight.dtype == torch.bfloat16:
+        return model
+    return copy.deepcopy(model).to(torch.bfloat16)
 
 
 Translated = tuple[str, float]  # a text, and its score
@@ -87,6 +100,7 @@ def translate_lines(
         at_once: lines that are read before any is translated.
     """
     split, device = pieces.split("source"), model.embedding.weight.device
+    model = _in_precision(model, search)
     lines, done = iter(lines), 0
     while some := list(islice(lines, at_once)):
         words = [split(line) for line in some]

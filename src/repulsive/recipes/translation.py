@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from repulsive.data.ahead import Ahead
 from repulsive.data.parallel import REFERENCES
 from repulsive.data.pieces import BOS, Pieces
 from repulsive.data.prepared import Part, Prepared
-from repulsive.data.token_batches import TokenBatch, TokenBuckets
+from repulsive.data.token_batches import Pack, TokenBatch, TokenBuckets, TokenPacks
 from repulsive.data.tokens import PAD
+from repulsive.errors import DataError
 from repulsive.metrics import translation as metrics
+from repulsive.models.packed import Packed
 from repulsive.models.transformer import Transformer, TransformerConfig
 from repulsive.recipes.classification import Data
 from repulsive.recipes.translating import Search, translate
@@ -84,15 +88,25 @@ class Translation(Recipe):
 
     Args:
         data: what to train on.
+        packed: lay the sentences of a batch end to end instead of padding them: `training.batch` is then the rows of
+            either side, nearly all of them tokens. For GPUs; others pad inside.
         model: sizes.
         loss: what is minimised.
         search: how test sentences are translated.
     """
 
     data: Data
+    packed: bool = False
     model: Model = field(default_factory=Model)
     loss: Loss = field(default_factory=Loss)
     search: Search = field(default_factory=Search)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.packed and self.method.penalty > 0 and self.loss.penalty_on == "positions":
+            raise ValueError("packed=true: there are no positions to penalise; set packed=false")
+        if self.training.compile and not self.packed:
+            raise ValueError("training.compile=true: only packed sentences have one shape; set packed=true")
 
 
 class TranslationTask:
@@ -106,14 +120,21 @@ class TranslationTask:
         self.data = Prepared.load(recipe.data.folder)
         self.pieces = Pieces.of(self.data)
         metrics.check()  # BLEU comes at the end; what it needs should be missed at the beginning
-        self.pieces.split("target")
+        self._whole_texts = self._has_tokenizer()
         self.references: dict[str, dict[str, list[str]]] = json.loads(self.data.extra[REFERENCES])
+        self.scored = tuple(self.references)  # dev, test and the further test sets
         self.parts: dict[str, Part] = dict(self.data.parts)
         train = self.parts["train"]
         kept = max(1, round(len(train) * recipe.data.share))
         source, target = (side.lengths[:kept] for side in train.sentences)
         self.num_data = int(target.sum())  # the loss is a mean over tokens: they are what it has N of
-        self._buckets = TokenBuckets(source, target, recipe.training.batch, recipe.seed)
+        make = TokenPacks if recipe.packed else TokenBuckets
+        self._batches = make(source, target, recipe.training.batch, recipe.seed)
+        self._longest = int(torch.maximum(source, target).max())
+        self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
+        self._cross_entropy = (
+            torch.compile(_cross_entropy, dynamic=False) if recipe.training.compile else _cross_entropy
+        )
         self._device = torch.device("cpu")
 
     @property
@@ -128,7 +149,10 @@ class TranslationTask:
             len(self.data.vocabulary), sizes.width, sizes.heads, sizes.depth, sizes.feed_forward, sizes.dropout,
             sizes.pre_norm, PAD,
         )  # fmt: skip
-        return Transformer(config)
+        model = Transformer(config)
+        if self.recipe.training.compile:
+            model.compile_layers()
+        return model
 
     def to(self, device: torch.device) -> None:
         """All sentences fit on the device, so a batch travels as its indices."""
@@ -136,28 +160,35 @@ class TranslationTask:
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
     def order(self, epoch: int) -> list[TokenBatch]:
-        return list(self._buckets.epoch(epoch))
+        return self._ahead(epoch)
 
     def fetch(self, batch: TokenBatch) -> Inputs:
-        return {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
+        found = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
+        if isinstance(batch, Pack):  # as many indices as any pack has
+            found["indices"] = F.pad(batch.indices, (0, batch.most - len(batch)))
+            found["count"] = torch.tensor(len(batch))
+        return found
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
         """Sum over the target's tokens / their number, as the mean over pairs of sum / mean number of tokens."""
-        source, before, target = _tables(self.parts["train"], inputs["indices"], length)
+        train, indices = self.parts["train"], inputs["indices"]
+        count = inputs.get("count", len(indices))
+        packed: tuple[Packed, Packed] | None = None
+        if isinstance(count, Tensor):
+            source, before, target, packed = _packs(train, indices, count, length, self._longest)
+        else:
+            source, before, target = _tables(train, indices, length)
         loss, penalty = self.recipe.loss, self.recipe.method.penalty
         what, penalise = _PENALTIES[loss.penalty_on]
-        found = model(source, before, collect=what if penalty > 0 else None)
+        found = model(source, before, collect=what if penalty > 0 else None, packed=packed)
         logits, seen = found if penalty > 0 else (found, [])
-        total = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            target.flatten(),
-            ignore_index=PAD,
-            label_smoothing=loss.label_smoothing,
-            reduction="sum",
-        )
-        mean = total / (len(source) * inputs["tokens"])
+        total = self._cross_entropy(logits.flatten(0, -2), target.flatten(), loss.label_smoothing)
+        mean = total / (count * inputs["tokens"])
         if penalty > 0:
-            real = _where(loss.penalty_on, self.recipe.model.depth, source != PAD, target != PAD)
+            masks = source != PAD, target != PAD
+            if packed is not None:  # all sentences as one
+                masks = masks[0].unsqueeze(0), masks[1].unsqueeze(0)
+            real = _where(loss.penalty_on, self.recipe.model.depth, *masks)
             terms = [penalise(x.float(), mask) for x, mask in zip(seen, real, strict=True)]
             mean = mean + penalty * torch.stack(terms).mean()
         return mean
@@ -177,7 +208,7 @@ class TranslationTask:
         scores["bleu"] = metrics.paper_bleu(words, known["words"])
         if self.pieces.tokenizer == "none":  # nobody knows how the texts were written
             scores["chrf"] = metrics.chrf(words, known["words"], lowercase=self.pieces.lowercase)
-        else:
+        elif self._whole_texts:
             texts = [self.pieces.text(line) for line in words]
             for name, score in (("sacrebleu", metrics.sacrebleu), ("chrf", metrics.chrf)):
                 scores[name] = score(texts, known["text"], lowercase=self.pieces.lowercase)
@@ -190,6 +221,15 @@ class TranslationTask:
         values = {name: score.value for name, score in scores.items()}
         notes = {name: score.signature for name, score in scores.items()}
         return Evaluation(values | found.metrics, found.items | items, notes)
+
+    def _has_tokenizer(self) -> bool:
+        """Whether words can be made a text again; better to know before the training."""
+        try:
+            self.pieces.split("target")
+        except DataError as error:
+            warnings.warn(f"no sacreBLEU and chrF, only BLEU of words: {error}", stacklevel=3)
+            return False
+        return True
 
     def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
         """NLL and accuracy of each piece, those before it given; items are weighted for means to be over pieces."""
@@ -215,6 +255,30 @@ def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, T
     """Source, target so far and target of some pairs, int64 [B, length] each."""
     source, target = (side.padded(indices, length)[0].long() for side in part.sentences)
     return source, F.pad(target[:, :-1], (1, 0), value=BOS), target
+
+
+def _packs(
+    part: Part, indices: Tensor, count: Tensor, rows: int, longest: int
+) -> tuple[Tensor, Tensor, Tensor, tuple[Packed, Packed]]:
+    """Source, target so far and target of the first `count` pairs, int64 [rows] each, and where they lie."""
+    flat, sides = [], []
+    there = torch.arange(len(indices), device=indices.device) < count  # [B]
+    for side in part.sentences:
+        starts = side.offsets[indices]  # [B]
+        lengths = torch.where(there, side.offsets[indices + 1] - starts, 0)  # [B]
+        where = Packed.of(lengths, rows, longest)
+        real = where.sentences < len(indices)  # [rows]
+        places = F.pad(starts, (0, 1))[where.sentences] + where.places
+        flat.append(torch.where(real, side.values[places].long(), PAD))
+        sides.append(where)
+    source, target = flat
+    before = torch.where(sides[1].places == 0, BOS, target.roll(1))  # behind the last pair it does not matter
+    return source, before, target, (sides[0], sides[1])
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
+    """Sum over tokens, [N, V], [N] -> []."""
+    return F.cross_entropy(logits.float(), target, ignore_index=PAD, label_smoothing=label_smoothing, reduction="sum")
 
 
 def _where(kind: str, layers: tuple[int, int], source: Tensor, target: Tensor) -> list[Tensor]:

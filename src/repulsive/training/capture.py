@@ -19,11 +19,11 @@ class _Captured:
 
 
 class CapturedGradients:
-    """Calls `compute(inputs, length)`, which must add gradients to `.grad` and wait for nothing.
+    """Calls `compute(inputs, length)`, which must make gradients in `.grad` and wait for nothing.
 
-    Gradients keep their place in memory from the first call on: a step starts with zeros in them. Shapes are run as
-    they are until they have been met three times, then captured and replayed. Random numbers in a replay go on from
-    torch's generator, as they do without.
+    Shapes are run as they are until they have been met three times, then captured and replayed. From the first capture
+    on, gradients keep their place in memory: where that graph makes them, and others copy theirs to. Random numbers in
+    a replay go on from torch's generator, as they do without.
 
     Args:
         compute: forward and backward.
@@ -36,11 +36,8 @@ class CapturedGradients:
     ) -> None:
         self._compute = compute
         self._device = device
-        self._grads: list[Tensor] = []
-        for parameter in parameters:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-                self._grads.append(parameter.grad)
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._grads: list[Tensor] = []  # their place, once there is one
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[Hashable, int] = {}
@@ -62,7 +59,8 @@ class CapturedGradients:
             captured = _Captured(torch.cuda.CUDAGraph(), own)
             torch.cuda.synchronize(self._device)
             with torch.cuda.graph(captured.graph, pool=self._pool, stream=self._stream):
-                self._from_zero(own, length)
+                self._afresh(own, length)
+                self._grads = self._grads or self._made()
             self._graphs[key] = captured
             captured.graph.replay()  # capturing computes nothing
 
@@ -70,9 +68,21 @@ class CapturedGradients:
         """Where captures happen too: libraries set themselves up there."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            self._from_zero(inputs, length)
+            self._afresh(inputs, length)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def _from_zero(self, inputs: Inputs, length: int) -> None:
-        torch._foreach_zero_(self._grads)
+    def _afresh(self, inputs: Inputs, length: int) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None  # so that the first gradient is kept, not added to zeros
         self._compute(inputs, length)
+        if self._grads:
+            torch._foreach_copy_(self._grads, self._made())
+            for parameter, place in zip(self._parameters, self._grads, strict=True):
+                parameter.grad = place
+
+    def _made(self) -> list[Tensor]:
+        """Gradients of all parameters: zeros where there is none."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]

@@ -41,7 +41,14 @@ class Task(Protocol):
     """One task on one data set. Order and inputs are functions of the recipe's seed and the epoch, nothing else.
 
     A task whose evaluation takes long may also have `look(model) -> Evaluation`: what is needed of the development set
-    while training, `select_by` above all. The end is always evaluated in full.
+    while training, `select_by` above all. The end is always evaluated in full, on the development set and the test set,
+    or on all that the task lists as `scored`, these two among them.
+
+    One whose parameters do not all learn at the same rate has `rate_factors(model) -> Mapping[str, float]`: what the
+    recipe's learning rate is multiplied by, by the parameter's name; 1 for those that are not named.
+
+    One that has heads which are none of the method's business has `repelled(model) -> nn.Module`: the part whose heads
+    are.
     """
 
     num_data: int  # training items
