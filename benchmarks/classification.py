@@ -10,23 +10,15 @@ once, for the runs of the tables. What has been trained is not trained again: st
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import itertools
-import json
-import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repulsive.errors import RunError
-from repulsive.recipes import make_task, names
-from repulsive.recipes.plan import folder_name, plan
-from repulsive.training.launch import Spec, train_many
-from repulsive.training.runs import RUN, RunFolder, read_json
+from study import Grid, Study, as_table, points, run, save, tried
+
+from repulsive.recipes import names
 from repulsive.training.tables import as_markdown, rows, runs_in
 
-Grid = dict[str, Sequence[Any]]
 BASELINE = "ma"
 GRIDS: dict[str, list[Grid]] = {  # of every method: one or more grids, all points of which are tried
     "ma": [{"optimizer.lr": (1e-3, 2e-3, 4e-3), "model.dropout": (0.3, 0.5)}],
@@ -50,14 +42,7 @@ EXPLORED = ("svgd-sphere", "ma-own", "svgd-own")  # tried on the development set
 FOLLOWS = {"spos": "svgd", "gaussian": "svgd"}  # these start from another method's tuned settings
 
 
-def points(grids: Sequence[Grid]) -> Iterator[tuple[str, ...]]:
-    """`key=value` changes of every point."""
-    for grid in grids:
-        for values in itertools.product(*grid.values()):
-            yield tuple(f"{key}={json.dumps(value)}" for key, value in zip(grid, values, strict=True))
-
-
-class Study:
+class Classification(Study):
     """All runs of one task.
 
     Args:
@@ -66,11 +51,8 @@ class Study:
     """
 
     def __init__(self, task: str, arguments: argparse.Namespace) -> None:
-        self.task = task
-        self.data = f"data.folder={(arguments.data / task).resolve()}"
-        self.out = arguments.out / task
-        self.device = arguments.device
-        self.common = [self.data, *arguments.set]
+        data = f"data.folder={(arguments.data / task).resolve()}"
+        super().__init__(task, arguments.out / task, [data, *arguments.set], arguments.device)
         self.chosen: dict[str, tuple[str, ...]] = {}
         self.methods = [name for name in arguments.methods if f"{task}/{name}" in names()]
         if task != "yelp":
@@ -83,23 +65,9 @@ class Study:
         start = tuple(dict.fromkeys(start))
         return [start + point for point in points(grids)]
 
-    def specs(self, method: str, changes: Sequence[str], seeds: range, stage: str) -> list[Spec]:
-        found = []
-        for seed in seeds:
-            (spec,) = plan([f"{self.task}/{method}"], [*self.common, *changes], seed=seed, device=self.device)
-            folder = self.out / stage / folder_name(method, changes) / f"seed-{seed}"
-            found.append(dataclasses.replace(spec, folder=folder))
-        return found
-
     def choose(self, method: str, seeds: range) -> dict[str, Any]:
         """Pick the point that does best on the development set."""
-        table = []
-        for changes in self.grid(method):
-            results = [RunFolder(spec.folder).result for spec in self.specs(method, changes, seeds, "tune")]
-            dev = [result["dev"] for result in results if result is not None]
-            if dev:
-                means = {name: round(statistics.fmean(d[name] for d in dev if name in d), 6) for name in dev[0]}
-                table.append({"changes": list(changes), "seeds": len(dev), "dev": means})
+        table = tried({changes: self.specs(method, changes, seeds, "tune") for changes in self.grid(method)})
         if not table:
             self.methods.remove(method)
             return {"chosen": None, "tried": []}
@@ -122,7 +90,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
     parser.add_argument("--until", choices=["baseline", "methods", "runs", "tables"], default="tables")
     arguments = parser.parse_args()
-    studies = [Study(task, arguments) for task in arguments.tasks]
+    studies = [Classification(task, arguments) for task in arguments.tasks]
     tuning, final = range(100, 100 + arguments.tuning_seeds), range(arguments.seeds)
     tuned: dict[str, dict[str, Any]] = {study.task: {} for study in studies}
 
@@ -135,6 +103,7 @@ def main() -> None:
             for changes in study.grid(method)
             for spec in study.specs(method, changes, tuning, "tune")
         ]
+        specs.sort(key=lambda spec: "yelp" not in str(spec.folder))  # the longest first
         run(specs, f"tuning {', '.join(methods)}", arguments.jobs)
         for study in studies:
             for method in [name for name in methods if name in study.methods]:
@@ -158,41 +127,15 @@ def main() -> None:
             write_table(study, methods, arguments)
 
 
-def run(specs: Sequence[Spec], title: str, jobs: int) -> None:
-    started = time.monotonic()
-    left = [spec for spec in specs if RunFolder(spec.folder).result is None]
-    print(f"{title}: {len(specs)} runs, {len(left)} to do", flush=True)
-    if left:
-        order = sorted(left, key=lambda spec: "yelp" not in str(spec.folder))  # the longest first
-        try:
-            train_many(order, make_task, jobs, lambda spec, how: None if how == "done" else print(spec.folder, how))
-        except RunError as error:  # a point of a grid may diverge
-            print(error, flush=True)
-    print(f"{title}: {time.monotonic() - started:.0f} s", flush=True)
-
-
-def write_table(study: Study, methods: Sequence[str], arguments: argparse.Namespace) -> None:
-    final = study.out / "final"
-    folders = [final / folder_name(method, study.chosen[method]) for method in methods]
+def write_table(study: Classification, methods: Sequence[str], arguments: argparse.Namespace) -> None:
+    folders = [study.folder(method, study.chosen[method], "final") for method in methods]
     folders = [folder for folder in folders if runs_in(folder)]
     found = rows(folders)
     text = as_markdown(found)
     print(f"\n{study.task}\n{text}", flush=True)
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    (arguments.results / f"{study.task}.md").write_text(text + "\n")
+    save(arguments.results / f"{study.task}.md", text + "\n")
     runs = [run for folder in folders for run in runs_in(folder).values() if run.result]
-    seconds = [run.result["seconds"] for run in runs]
-    table = {
-        **{key: read_json(runs[0].path / RUN)["started"][key] for key in ("device", "versions")},
-        "seconds_a_run": statistics.median(seconds),
-        "rows": [dataclasses.asdict(row) | {"folder": row.folder.name} for row in found],
-    }
-    save(arguments.results / f"{study.task}.json", table)
-
-
-def save(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, default=str) + "\n")
+    save(arguments.results / f"{study.task}.json", as_table(found, runs))
 
 
 if __name__ == "__main__":

@@ -29,18 +29,25 @@ def make_task_or_die(recipe):
 
 
 def test_a_run_that_dies_takes_no_other_with_it(data, tmp_path):
-    """One at a time, so that a process that fails has to be replaced for the next run."""
-    specs = [Spec(tiny.recipe(data, f"seed={seed}"), tmp_path / f"seed-{seed}", "cpu") for seed in (1, 2, 0)]
+    """One at a time, so that a process that fails has to be replaced for the next run; one is not let in."""
+    specs = [Spec(tiny.recipe(data, f"seed={seed}"), tmp_path / f"seed-{seed}", "cpu") for seed in (1, 2, 3, 0)]
     ended = {}
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        with pytest.raises(RunError, match=r"2 of 3 runs failed; the first: .*seed-1: its process died \(SIGKILL\)"):
-            train_many(specs, make_task_or_die, 1, lambda spec, how: ended.update({spec.recipe.seed: how}))
+        with pytest.raises(RunError, match=r"2 of 4 runs failed; the first: .*seed-1: its process died \(SIGKILL\)"):
+            train_many(
+                specs,
+                make_task_or_die,
+                1,
+                lambda spec, how: ended.update({spec.recipe.seed: how}),
+                may_start=lambda spec: spec.recipe.seed != 3,
+            )
     finally:
         del os.environ["OMP_NUM_THREADS"]
         os.environ.update({} if before is None else {"OMP_NUM_THREADS": before})
     assert ended[0] == "done" and "SIGKILL" in ended[1]
+    assert 3 not in ended and not (tmp_path / "seed-3").exists()
     log = tmp_path / "seed-2" / "log.txt"
     assert ended[2] == f"ZeroDivisionError: nobody (all of it: {log})" and "Traceback" in log.read_text()
     tiny.train(data, tmp_path / "lone")

@@ -86,6 +86,7 @@ def train_many(
     jobs: int = 0,
     on_end: Callable[[Spec, str], None] | None = None,
     *,
+    may_start: Callable[[Spec], bool] | None = None,
     show: bool = False,
 ) -> None:
     """Train runs side by side. A run that ended before is left alone.
@@ -98,6 +99,7 @@ def train_many(
         make_task: recipe -> task.
         jobs: runs at the same time; 0: as many as there are cores.
         on_end: told of every run as it ends: "done", "stopped" or what went wrong.
+        may_start: asked about every run when its turn comes; one that it refuses is left out.
         show: draw a live table of all runs on stderr.
 
     Raises:
@@ -122,7 +124,9 @@ def train_many(
                 asked = True
                 crew.stop()
             while todo and not asked and crew.busy < jobs:
-                crew.start(todo.pop(0))
+                spec = todo.pop(0)
+                if may_start is None or may_start(spec):
+                    crew.start(spec)
             for spec, how in crew.ended(_LOOK):
                 tell(spec, how)
                 left += how == STOPPED

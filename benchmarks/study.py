@@ -1,0 +1,181 @@
+"""What the studies of this folder share: grids, runs that are not made twice, a time limit, tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repulsive.errors import RepulsiveError, RunError
+from repulsive.recipes import make_task
+from repulsive.recipes.plan import folder_name, plan
+from repulsive.training.launch import MakeTask, Spec, train_here, train_many
+from repulsive.training.runs import RUN, RunFolder, read_json
+from repulsive.training.tables import Row
+from repulsive.training.workers import DONE
+
+Grid = dict[str, Sequence[Any]]
+DIVERGED = "diverged.txt"  # in the folder of a run that need not be tried again
+MARGIN = 1.2  # runs take so many times as long as the longest one before, at most
+
+
+def points(grids: Sequence[Grid]) -> Iterator[tuple[str, ...]]:
+    """`key=value` changes of every point of some grids."""
+    for grid in grids:
+        for values in itertools.product(*grid.values()):
+            yield tuple(f"{key}={json.dumps(value)}" for key, value in zip(grid, values, strict=True))
+
+
+class Study:
+    """All runs of one task.
+
+    Args:
+        task: its name, a folder of recipes.
+        out: where its runs go.
+        common: `key=value` changes of all of them.
+        device: "cpu", "cuda" or None for what is there.
+    """
+
+    def __init__(self, task: str, out: Path, common: Sequence[str], device: str | None) -> None:
+        self.task, self.out, self.common, self.device = task, out, list(common), device
+
+    def recipe(self, method: str) -> str:
+        """The recipe of a method."""
+        return f"{self.task}/{method}"
+
+    def folder(self, method: str, changes: Sequence[str], stage: str) -> Path:
+        """Where the runs of a method with some changes are, all seeds."""
+        return self.out / stage / folder_name(method, changes)
+
+    def specs(self, method: str, changes: Sequence[str], seeds: range, stage: str) -> list[Spec]:
+        """The runs of a method with some changes."""
+        found = []
+        for seed in seeds:
+            (spec,) = plan([self.recipe(method)], [*self.common, *changes], seed=seed, device=self.device)
+            found.append(dataclasses.replace(spec, folder=self.folder(method, changes, stage) / f"seed-{seed}"))
+        return found
+
+
+def tried(grid: Mapping[tuple[str, ...], Sequence[Spec]]) -> list[dict[str, Any]]:
+    """The development set's metrics of all points that have a result, means over seeds.
+
+    Args:
+        grid: the changes of every point -> its runs.
+    """
+    table = []
+    for changes, specs in grid.items():
+        dev = [result["dev"] for spec in specs if (result := RunFolder(spec.folder).result) is not None]
+        if dev:
+            means = {name: round(statistics.fmean(d[name] for d in dev if name in d), 6) for name in dev[0]}
+            table.append({"changes": list(changes), "seeds": len(dev), "dev": means})
+    return table
+
+
+def ended(spec: Spec) -> bool:
+    """Whether a run has a result, or will never have one."""
+    return RunFolder(spec.folder).result is not None or (spec.folder / DIVERGED).is_file()
+
+
+class Clock:
+    """Whether a run can still end in time, judged by the longest one of its kind: those of one task and stage.
+
+    Args:
+        limit: seconds from now on; None: there is no hurry.
+    """
+
+    def __init__(self, limit: float | None = None) -> None:
+        self._end = math.inf if limit is None else time.monotonic() + limit
+        self._longest: dict[Path, float] = {}
+        self._began: dict[Path, float] = {}
+
+    def may_start(self, spec: Spec) -> bool:
+        """Whether to start a run now; if so, its time is taken from now on."""
+        self._began[spec.folder] = time.monotonic()
+        known = (RunFolder(path.parent).result or {} for path in spec.folder.parents[1].glob("*/seed-*/result.json"))
+        longest = self._longest.get(spec.folder.parents[1]) or max((r.get("seconds", 0.0) for r in known), default=0.0)
+        return self._began[spec.folder] + MARGIN * longest <= self._end
+
+    def ended(self, spec: Spec) -> None:
+        """A run has ended."""
+        took, kind = time.monotonic() - self._began[spec.folder], spec.folder.parents[1]
+        self._longest[kind] = max(took, self._longest.get(kind, 0.0))
+
+
+def run(
+    specs: Sequence[Spec],
+    title: str,
+    jobs: int = 0,
+    *,
+    clock: Clock | None = None,
+    make: MakeTask = make_task,
+    here: bool = False,
+    keep_weights: bool = True,
+) -> None:
+    """Train what has not ended yet, in this order, and go on when a run fails: a point of a grid may diverge.
+
+    Args:
+        specs: the runs.
+        title: of what is printed.
+        jobs: runs at the same time; 0: as many as there are cores.
+        clock: runs that it does not let start are left for another call.
+        make: recipe -> task.
+        here: one after the other in this process instead.
+        keep_weights: False deletes the weights of every run that has ended.
+    """
+    started, clock = time.monotonic(), clock or Clock()
+    left = [spec for spec in specs if not ended(spec)]
+    print(f"{title}: {len(specs)} runs, {len(left)} to do", flush=True)
+
+    def on_end(spec: Spec, how: str) -> None:
+        clock.ended(spec)
+        if how != DONE:
+            print(spec.folder, how, flush=True)
+        if "finite number" in how:
+            (spec.folder / DIVERGED).write_text(how + "\n")
+        if how == DONE and not keep_weights:
+            shutil.rmtree(spec.folder / "best", ignore_errors=True)
+
+    if here:
+        _one_by_one(left, make, clock.may_start, on_end)
+    elif left:
+        try:
+            train_many(left, make, jobs, on_end, may_start=clock.may_start)
+        except RunError as error:
+            print(error, flush=True)
+    missing = sum(not ended(spec) for spec in left)
+    print(f"{title}: {time.monotonic() - started:.0f} s" + (f", {missing} left" if missing else ""), flush=True)
+
+
+def _one_by_one(
+    specs: Sequence[Spec], make: MakeTask, may_start: Callable[[Spec], bool], on_end: Callable[[Spec, str], None]
+) -> None:
+    for spec in specs:
+        if may_start(spec):
+            try:
+                train_here(spec, make, quiet=True)
+            except RepulsiveError as error:
+                on_end(spec, " ".join(str(error).split()))
+            else:
+                on_end(spec, DONE)
+
+
+def as_table(found: Sequence[Row], runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """Rows as JSON takes them, with where and how long their runs were trained."""
+    return {
+        **{key: read_json(runs[0].path / RUN)["started"][key] for key in ("device", "versions")},
+        "seconds_a_run": statistics.median((run.result or {})["seconds"] for run in runs),
+        "rows": [dataclasses.asdict(row) | {"folder": row.folder.name} for row in found],
+    }
+
+
+def save(path: Path, value: Any) -> None:
+    """A text, or a value as JSON; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1, default=str) + "\n")

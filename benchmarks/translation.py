@@ -1,0 +1,308 @@
+"""Translation measured: what repulsion does to a Transformer, every method tuned, tables over seeds.
+
+    python benchmarks/translation.py --dry-run
+    python benchmarks/translation.py --stage question tune --data prepared --jobs 12 --limit 540
+    python benchmarks/translation.py --stage tables --results results/translation
+
+Stages: `question` asks on Multi30k why the published rule slows a Transformer down, and what pays; `tune` gives every
+method a grid of its own; `final` trains what was chosen with other seeds; `ablation` is the paper's table of attention
+modules, `heads` the curve over their number; `tables` writes what there is.
+
+Settings are chosen by the NLL of a piece of the development set, mean over the tuning seeds. A stage also trains the
+grids that it builds on. Equal settings are one run, whichever stages ask for it, and what has been trained is not
+trained again: the same command goes on where `--limit` stopped it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from study import Clock, Study, ended, points, run, tried
+from translation_rows import (
+    ABLATION,
+    ASKED,
+    BASELINE,
+    FOLLOWS,
+    GRIDS,
+    LABELS,
+    OURS,
+    PREFIX,
+    PUBLISHED,
+    QUESTION,
+    SCALES,
+    TASKS,
+    Row,
+)  # fmt: skip
+from watched_heads import make_task
+
+from repulsive.errors import RepulsiveError, RunError
+from repulsive.recipes import open_recipe
+from repulsive.training.config import as_tables
+from repulsive.training.launch import Spec
+from repulsive.training.runs import RunFolder
+from repulsive.training.stopping import Stopped
+
+STAGES = ("question", "tune", "final", "ablation", "heads")
+EXPLORING = ("question", "tune")  # looks at the development set alone, with the tuning seeds
+Changes = tuple[str, ...]
+
+
+class Translation(Study):
+    """All runs on one data set. What is chosen is a function of the results that are there.
+
+    Args:
+        task: its name, a folder of recipes.
+        arguments: of the command line.
+        asked: the study of the data set the question is asked on; None: this one.
+    """
+
+    def __init__(self, task: str, arguments: argparse.Namespace, asked: Translation | None = None) -> None:
+        self.scale = scale = SCALES[arguments.scale]
+        # The folder as it is given, not resolved: another machine has it elsewhere.
+        common = [f"data.folder={arguments.data / task}", *scale.common, *scale.tasks[task], *arguments.set]
+        super().__init__(task, arguments.out / task, common, arguments.device)
+        self.data = arguments.data / task
+        self.asked = asked or self
+        self.methods = [method for method in LABELS if method in (BASELINE, *arguments.methods)]
+        first = range(100, 100 + arguments.tuning_seeds)
+        more = range(arguments.more_seeds)
+        self.seeds = dict(zip(STAGES, (first, first, range(arguments.seeds), more, more), strict=True))
+        self.guess = arguments.dry_run  # take the first point for chosen where nothing has been
+        self._chosen: dict[str, Changes] = {}
+        self._normal: dict[tuple[str, Changes], Changes] = {}
+        self._specs: dict[tuple[Path, range], list[Spec]] = {}
+
+    # -- rows and runs --------------------------------------------------------------------------------------------
+
+    def rows(self, stage: str) -> list[Row]:
+        """The rows of a stage that are known by now."""
+        if stage not in ("tune", "final") and self.task != ASKED:
+            return []
+        if stage != "tune" and self.chosen(BASELINE) is None:
+            return []
+        found: list[Row] = getattr(self, f"_{stage}")()
+        return found
+
+    def needed(self, stage: str) -> dict[Path, Spec]:
+        """All runs of a stage that are known by now, those of the grids it builds on first."""
+        if stage not in ("tune", "final") and self.task != ASKED:
+            return {}
+        base = {"question": [BASELINE], "ablation": [BASELINE, OURS], "heads": [BASELINE, OURS]}
+        grids = [row for method in base.get(stage, self.methods) for row in self._tried(method)]
+        wanted = [(row, "tune") for row in grids] + [(row, stage) for row in self.rows(stage)]
+        return {spec.folder: spec for row, which in wanted for spec in self.runs(row, which)}
+
+    def place(self, row: Row, stage: str) -> Path:
+        """Where the runs of a row are, all seeds; equal settings have the same place, however they are written."""
+        return self.folder(row.method, self._own(row), "dev" if stage in EXPLORING else "final")
+
+    def runs(self, row: Row, stage: str) -> list[Spec]:
+        """The runs of a row."""
+        place, seeds = self.place(row, stage), self.seeds[stage]
+        if (place, seeds) not in self._specs:
+            extra = self.scale.dev if stage in EXPLORING else ()
+            specs = self.specs(row.method, (*extra, *self._own(row)), seeds, "")
+            here = [dataclasses.replace(spec, folder=place / spec.folder.name) for spec in specs]
+            self._specs[place, seeds] = here
+        return self._specs[place, seeds]
+
+    def recipe(self, method: str) -> str:
+        return f"{self.task}/{PREFIX.get(self.task, '')}{method}"
+
+    def _own(self, row: Row) -> Changes:
+        """Changes in one order, each key once, those that change nothing left out."""
+        if (key := (row.method, row.changes)) not in self._normal:
+            recipe = self.recipe(row.method)
+            plain, changed = (_flat(open_recipe(recipe, [*self.common, *some])) for some in ((), row.changes))
+            own = tuple(f"{name}={json.dumps(value)}" for name, value in changed.items() if value != plain[name])
+            self._normal[key] = own
+        return self._normal[key]
+
+    # -- choices --------------------------------------------------------------------------------------------------
+
+    def grid(self, method: str) -> list[Row]:
+        """The points of a method's grid; none while what it builds on has not been chosen."""
+        start = () if method == BASELINE else self.chosen(FOLLOWS.get(method, BASELINE))
+        if start is None:
+            return []
+        found = [Row(LABELS[method], method, (*start, *point)) for point in points(GRIDS[self.task][method])]
+        return found[: self.scale.most]
+
+    def chosen(self, method: str) -> Changes | None:
+        """The point of a method's grid with the least NLL; None while it has not been tried whole."""
+        if method not in self._chosen:
+            grid = self.grid(method)
+            if len(grid) == 1:
+                return grid[0].changes
+            if not grid or not self.ended(grid, "tune"):
+                return grid[0].changes if grid and self.guess else None
+            best = self.best(grid, "tune")
+            if best is None:
+                return None  # all points have diverged
+            self._chosen[method] = best.changes
+        return self._chosen[method]
+
+    def winner(self) -> Row | None:
+        """Of the question's rows that change nothing but SVGD the one with the least NLL; None before they ended."""
+        asked = self.asked
+        rows = asked.rows("question")
+        if not rows or not asked.ended(rows, "question"):
+            return QUESTION[4] if self.guess else None
+        own = {row.label: row for row in QUESTION}
+        fit = [r for r in rows if r.method == OURS and all(c.startswith("method.") for c in own[r.label].changes)]
+        best = asked.best(fit, "question")
+        return best and own[best.label]
+
+    def ended(self, rows: Sequence[Row], stage: str) -> bool:
+        """Whether all runs of some rows have."""
+        return all(ended(spec) for row in rows for spec in self.runs(row, stage))
+
+    def best(self, rows: Sequence[Row], stage: str) -> Row | None:
+        """The row with the least NLL on the development set; None where none has a result."""
+        known = [(seen[0]["dev"]["nll"], row) for row in rows if (seen := tried({(): self.runs(row, stage)}))]
+        return min(known, key=lambda each: each[0])[1] if known else None
+
+    def _tried(self, method: str) -> list[Row]:
+        """A grid, unless there is nothing to choose."""
+        grid = self.grid(method)
+        return grid if len(grid) > 1 else []
+
+    # -- the rows of each stage -----------------------------------------------------------------------------------
+
+    def _question(self) -> list[Row]:
+        return [self._on_baseline(row) for row in QUESTION[: self.scale.most]]
+
+    def _tune(self) -> list[Row]:
+        return [row for method in self.methods for row in self._tried(method)]
+
+    def _final(self) -> list[Row]:
+        chosen = {method: self.chosen(method) for method in self.methods}
+        found = [Row(LABELS[method], method, changes) for method, changes in chosen.items() if changes is not None]
+        extra = [PUBLISHED, self.winner()] if OURS in self.methods else []
+        first: dict[Path, Row] = {}  # of equal ones
+        for row in [*found, *(self._on_baseline(row) for row in extra if row is not None)]:
+            first.setdefault(self.place(row, "final"), row)
+        return list(first.values())
+
+    def _ablation(self) -> list[Row]:
+        ours = self.chosen(OURS)
+        if ours is None:
+            return []
+        rows = [Row(label, OURS, (*ours, *changes)) for label, changes in ABLATION.items()]
+        return [self._on_baseline(Row(LABELS[BASELINE], BASELINE)), *rows[: self.scale.most]]
+
+    def _heads(self) -> list[Row]:
+        chosen = {method: self.chosen(method) for method in (BASELINE, OURS)}
+        return [
+            Row(LABELS[method], method, (*changes, f"model.heads={count}"))
+            for count in self.scale.heads
+            for method, changes in chosen.items()
+            if changes is not None
+        ]
+
+    def _on_baseline(self, row: Row) -> Row:
+        return dataclasses.replace(row, changes=(*(self.chosen(BASELINE) or ()), *row.changes))
+
+
+def _flat(recipe: Any, above: str = "") -> dict[str, Any]:
+    """A recipe, or its tables, as one table: `{"model": {"heads": 3}}` -> `{"model.heads": 3}`."""
+    found: dict[str, Any] = {}
+    for name, value in (recipe if isinstance(recipe, Mapping) else as_tables(recipe)).items():
+        found |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return found
+
+
+def check(spec: Spec) -> None:
+    """Raise if a run that has ended is one of other settings; where its data lay does not matter."""
+    folder = RunFolder(spec.folder)
+    if folder.result is not None:
+        wanted, known = _flat(json.loads(json.dumps(as_tables(spec.recipe)))), _flat(folder.recipe)
+        other = [key for key in wanted | known if wanted.get(key) != known.get(key) and key != "data.folder"]
+        if other:
+            raise RunError(f"{spec.folder}: was trained with another {', '.join(other)}; choose another --out")
+
+
+def work(studies: Sequence[Translation], stages: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Train all that is known, then all that is known from that, until nothing new comes."""
+    clock, seen = Clock(arguments.limit), set[Path]()
+    while True:
+        specs = {folder: s for stage in stages for study in studies for folder, s in study.needed(stage).items()}
+        new = [spec for folder, spec in specs.items() if folder not in seen]
+        if not new:
+            return
+        for spec in new:
+            check(spec)
+        seen |= {spec.folder for spec in new}
+        run(
+            new,
+            ", ".join(stages),
+            arguments.jobs,
+            clock=clock,
+            make=make_task,
+            here=arguments.jobs == 1,
+            keep_weights=not arguments.drop_weights,
+        )
+
+
+def show_plan(studies: Sequence[Translation], stages: Sequence[str]) -> None:
+    """Runs and epochs of every stage; where nothing has been chosen yet the first point of a grid stands for it."""
+    seen: set[Path] = set()
+    total = 0.0
+    print(f"{'stage':10}{'data':10}{'rows':>6}{'runs':>6}{'new':>6}{'to do':>7}{'epochs':>8}{'alone':>9}")
+    for stage in stages:
+        for study in (study for study in studies if study.needed(stage)):
+            specs = study.needed(stage)
+            new = [spec for folder, spec in specs.items() if folder not in seen]
+            left = [spec for spec in new if not ended(spec)]
+            epochs = next(iter(specs.values())).recipe.training.epochs
+            seconds = len(left) * epochs * study.scale.seconds[study.task]
+            seen, total = seen | set(specs), total + seconds
+            counts = f"{len(study.rows(stage)):6}{len(specs):6}{len(new):6}{len(left):7}{epochs:8}{seconds:7.0f} s"
+            print(f"{stage:10}{study.task:10}{counts}")
+    print(f"One after the other, without translating: {total:.0f} s. Runs that a stage above has are not new.")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", nargs="+", default=[*STAGES, "tables"], choices=[*STAGES, "tables"])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--methods", nargs="+", default=list(LABELS), choices=list(LABELS))
+    parser.add_argument("--data", type=Path, default=Path("prepared"))
+    parser.add_argument("--out", type=Path, default=Path("runs/translation"))
+    parser.add_argument("--results", type=Path, default=Path("results/translation"))
+    parser.add_argument("--tuning-seeds", type=int, default=1, help="of question and tune, from 100 on")
+    parser.add_argument("--seeds", type=int, default=3, help="of final, from 0 on")
+    parser.add_argument("--more-seeds", type=int, default=2, help="of ablation and heads, from 0 on")
+    parser.add_argument("--jobs", type=int, default=0, help="runs side by side; 1: in this process")
+    parser.add_argument("--device")
+    parser.add_argument("--limit", type=float, help="seconds; runs that would take longer are not started")
+    parser.add_argument("--drop-weights", action="store_true", help="delete those of every run that has ended")
+    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
+    parser.add_argument("--scale", choices=list(SCALES), default="full", help="tiny: to try the script")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, train nothing")
+    arguments = parser.parse_args(words)
+    stages = [stage for stage in STAGES if stage in arguments.stage]
+    try:
+        asked = Translation(ASKED, arguments)
+        studies = [asked if task == ASKED else Translation(task, arguments, asked) for task in arguments.tasks]
+        if arguments.dry_run:
+            show_plan(studies, stages)
+            return
+        work(studies, stages, arguments)
+        if "tables" in arguments.stage:
+            from translation_tables import write_tables
+
+            write_tables(studies, arguments.results)
+    except Stopped as stopped:
+        parser.exit(stopped.code, f"{stopped}\n")
+    except RepulsiveError as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()
