@@ -120,6 +120,68 @@ def test_moses_knows_abbreviations_by_their_capitals():
     assert tokenizer("moses-en", lowercase=True)("Dr. Who isn't here.") == ["dr.", "who", "isn", "'t", "here", "."]
 
 
+# further test sets
+
+
+@pytest.fixture
+def talks(raw):
+    """Pairs elsewhere: one that cleaning would drop, one with a letter train has not, one that is empty."""
+    folder = raw.parent / "talks"
+    folder.mkdir()
+    (folder / "test.raw.de").write_text("Eins.\nZwei zwei.\n\n", encoding="utf-8")
+    (folder / "test.raw.en").write_text(f"One{' one' * 99}.\nTwo 漢.\n\n", encoding="utf-8")
+    return folder / "test.raw"
+
+
+def test_a_further_test_set_keeps_all_its_pairs_and_changes_nothing_else(raw, talks):
+    alone = made(raw)
+    found = made(raw, also={"talks": talks}, force=True)
+    assert found.vocabulary == alone.vocabulary and list(found.parts) == ["train", "dev", "test", "talks"]
+    for part in alone.parts:
+        for one, other in zip(alone.parts[part].sentences, found.parts[part].sentences, strict=True):
+            assert one.values.tolist() == other.values.tolist()
+    part, pieces = found.parts["talks"], Pieces.of(found)
+    assert [pieces.words(part.sentences[0][i].tolist()) for i in range(3)] == ["eins .", "zwei zwei .", ""]
+    assert UNK in part.sentences[1][1].tolist() and part.sentences[1][2].tolist() == [EOS]
+    assert pieces.words(part.sentences[1][0].tolist()) == f"one{' one' * 99} ."
+    references = json.loads(found.extra["references.json"])
+    assert references["talks"]["text"] == [f"One{' one' * 99}.", "Two 漢.", ""]
+    assert references["talks"]["words"] == [f"one{' one' * 99} .", "two 漢 .", ""]
+    told = found.manifest
+    assert told["rows"]["talks"] == 3 and told["skipped"]["talks"] == 0 and told["unknown"]["talks"] > 0
+    assert told["settings"]["also"] == {"talks": "test.raw"} and "also" not in alone.manifest["settings"]
+    german = (raw.parent / "talks" / "test.raw.de").read_bytes()
+    assert told["sources"]["talks/test.raw.de"] == hashlib.sha256(german).hexdigest()
+    assert "talks.safetensors" in told["files"] and list(Prepared.load(found.folder).parts) == list(found.parts)
+
+
+def test_further_test_sets_count_in_what_was_prepared(raw, talks):
+    before = made(raw, also={"talks": talks, "again": raw / "test"})
+    assert before.manifest["sources"].keys() > {"test.de", "again/test.de", "talks/test.raw.en"}
+    stamp = (raw.parent / "out" / "manifest.json").stat().st_ino
+    elsewhere = talks.parent.rename(raw.parent / "moved") / "test.raw"
+    assert len(made(raw, also={"again": str(raw / "test"), "talks": str(elsewhere)}).parts["talks"]) == 3
+    assert (raw.parent / "out" / "manifest.json").stat().st_ino == stamp
+    for also in ({}, {"talks": elsewhere}, {"talks": elsewhere, "other": raw / "test"}):
+        with pytest.raises(DataError, match=r"was prepared with also \{'talks': 'test.raw', 'again': 'test'\}, not"):
+            made(raw, also=also)
+    path = elsewhere.with_name("test.raw.en")
+    path.write_text(path.read_text(encoding="utf-8").replace("Two", "Too"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"was prepared with another talks/test\.raw\.en"):
+        made(raw, also={"talks": elsewhere, "again": raw / "test"})
+
+
+def test_a_further_test_set_may_be_packed(raw, talks):
+    plain = made(raw, also={"talks": talks})
+    for end, pack, ending in ((".de", lzma.compress, ".xz"), (".en", gzip.compress, ".gz")):
+        path = talks.with_name(talks.name + end)
+        path.with_name(path.name + ending).write_bytes(pack(path.read_bytes()))
+        path.unlink()
+    packed = made(raw, also={"talks": talks}, force=True)
+    assert set(packed.manifest["sources"]) > {"talks/test.raw.de.xz", "talks/test.raw.en.gz"}
+    assert packed.manifest["files"] == plain.manifest["files"]
+
+
 # mistakes
 
 
@@ -158,6 +220,41 @@ def test_settings_that_cannot_be(raw, settings, message):
         made(raw, **settings)
 
 
+@pytest.mark.parametrize("name", ["Talks", "my talks", "a/b", "..", "14", "", "naïve", "-o"])
+def test_a_further_test_set_has_a_plain_name(raw, talks, name):
+    with pytest.raises(DataError, match="a name is a lower-case letter, then"):
+        made(raw, also={name: talks})
+
+
+@pytest.mark.parametrize("name", ["train", "dev", "test", "vectors", "notes", "seconds"])
+def test_a_further_test_set_has_a_name_of_its_own(raw, talks, name):
+    with pytest.raises(DataError, match=f"--also '{name}': the name is taken"):
+        made(raw, also={name: talks})
+
+
+def test_mistakes_in_further_test_sets(raw, talks):
+    for base, message in (
+        (talks.with_name("test"), r"no file .*talks/test\.de, plain, \.xz or \.gz"),
+        (talks.with_name("test.raw.de"), r"no file .*test\.raw\.de\.de, .*; give the path without \.de and \.en"),
+        (raw, r"no file .*raw\.de"),
+    ):
+        with pytest.raises(DataError, match=f"--also 'talks': {message}"):
+            made(raw, also={"talks": base})
+    english = talks.with_name("test.raw.en")
+    for content, message in (
+        (b"One.\n", r"test\.raw\.en: ends after line 1, but .*test\.raw\.de has 3 lines"),
+        (b"One.\ncaf\xe9\n\n", r"test\.raw\.en, line 2: byte 3 \(0xe9\) is not UTF-8"),
+        (b"\n\n\n", r"test\.raw\.en: empty file"),
+    ):
+        english.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            made(raw, also={"talks": talks})
+    english.unlink()
+    with pytest.raises(DataError, match=r"no file .*test\.raw\.en, plain"):
+        made(raw, also={"talks": talks})
+    assert not (raw.parent / "out").exists()
+
+
 def test_without_the_packages_the_error_says_what_to_install(raw, monkeypatch):
     found = made(raw)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
@@ -177,5 +274,12 @@ def test_the_verb(raw, monkeypatch, capsys):
     assert said[0] == "translation -> prepared/translation" and said[2].split() == ["rows", "200", "20", "20"]
     assert said[-1] == "de to en, from test.de, test.en, train.de, train.en, valid.de, valid.en"
     assert run(asked) == 0 and "is prepared already" in capsys.readouterr().out
+    further = [*asked, "--also", "talks=raw/test", "--also", "more=raw/valid", "--out", "further"]
+    assert run(further) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == ["train", "dev", "test", "talks", "more"]
+    assert said[2].split() == ["rows", "200", "20", "20", "20", "20"] and "talks/test.de, talks/test.en" in said[-1]
+    assert run(further) == 0 and "is prepared already" in capsys.readouterr().out
+    assert run(further[:-4] + further[-2:]) == 2 and "was prepared with also" in capsys.readouterr().err
     with pytest.raises(DataError, match="is task 'reviews', not translation"):
         Pieces.of(prepare("reviews", None, raw.parent / "reviews", train=5, dev=1, test=1, jobs=1))

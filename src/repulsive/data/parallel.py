@@ -2,12 +2,14 @@
 
     prepare("translation", "data/multi30k", "prepared/multi30k", source="de", target="en", most=8_000)
 
-Training pairs are cleaned; those of dev and test all stay, or numbers would not compare.
+Training pairs are cleaned; those of dev, test and further test sets all stay, or numbers would not compare.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,8 @@ NAMES = {
     "dev": ("dev", "valid", "val"),
     "test": ("test", "test_2016_flickr", "test2016"),
 }
+# No names for a further test set: a prepared folder has files of these names, or a result entries.
+TAKEN = (*PARTS, "vectors", "label", "best_step", "steps", "seconds", "averaged", "notes")
 REFERENCES = "references.json"
 DEFAULTS = {"source": "de", "target": "en", "ratio": 9.0}  # the ratio is that of Moses' own script
 PIECES = 10_000  # in the vocabulary, where nothing else is asked for
@@ -38,7 +42,9 @@ LONGEST = 175  # words of a training sentence, as fairseq's script for IWSLT14 h
 MOST_PIECES = 1_000  # of any sentence: models have positions for a few more
 
 
-def find_pairs(folder: Path, source: str, target: str, ratio: float) -> Source:
+def find_pairs(
+    folder: Path, source: str, target: str, ratio: float, also: Mapping[str, str | Path] | None = None
+) -> Source:
     """The files of a language pair.
 
     Args:
@@ -46,6 +52,7 @@ def find_pairs(folder: Path, source: str, target: str, ratio: float) -> Source:
         source: language to translate from, as file names end.
         target: language to translate to.
         ratio: training pairs are dropped where one side has more than so many times the words of the other.
+        also: further test sets, name -> path without the language's ending.
 
     Raises:
         DataError: files are missing, or the settings cannot be.
@@ -67,12 +74,41 @@ def find_pairs(folder: Path, source: str, target: str, ratio: float) -> Source:
                 f"{folder}: no {part} files in {source} and {target}; they are called {known}, with .{source} and "
                 f".{target}, plain, .xz or .gz"
             )
+    sums = sums_of([path for pair in found.values() for path in pair], folder)
+    for name, base in (also or {}).items():
+        pair = found[name] = find_further(name, Path(base), source, target)
+        sums |= {f"{name}/{file}": digest for file, digest in sums_of(pair, pair[0].parent).items()}
 
     def read() -> Raw:
         texts = {part: read_pair(*paths) for part, paths in found.items()}
         return Raw((), {part: RawPart(sides, [0] * len(sides[0])) for part, sides in texts.items()})
 
-    return Source(sums_of([path for pair in found.values() for path in pair], folder), read, LONGEST)
+    return Source(sums, read, LONGEST)
+
+
+def find_further(name: str, base: Path, source: str, target: str) -> tuple[Path, Path]:
+    """The two files of a further test set.
+
+    Args:
+        name: what it shall be called.
+        base: its path, without the language's ending.
+        source: language to translate from, as the file's name ends.
+        target: language to translate to.
+
+    Raises:
+        DataError: a file is missing, or the name cannot be.
+    """
+    if not re.fullmatch("[a-z][a-z0-9_-]*", name):
+        raise DataError(f"--also {name!r}: a name is a lower-case letter, then such letters, digits, - or _")
+    if name in TAKEN:
+        raise DataError(f"--also {name!r}: the name is taken; choose another")
+    first, second = (find_file(base.parent, f"{base.name}.{language}") for language in (source, target))
+    if first is None or second is None:
+        missing = f"{base}.{source if first is None else target}"
+        raise DataError(
+            f"--also {name!r}: no file {missing}, plain, .xz or .gz; give the path without .{source} and .{target}"
+        )
+    return first, second
 
 
 def read_pair(source: Path, target: Path) -> tuple[list[str], list[str]]:
@@ -118,7 +154,7 @@ def run(made: Plan, jobs: int | None, tell: Progress) -> Prepared:
     parts = {part: _numbered(pieces, sides) for part, sides in words.items()}
     references = {
         part: {"text": raw.parts[part].texts[1], "words": [" ".join(s) for s in words[part][1]]}
-        for part in PARTS
+        for part in parts
         if part != "train"
     }
     extra = {FILE: model, REFERENCES: json.dumps(references, ensure_ascii=False).encode()}
@@ -140,6 +176,14 @@ def clean(sides: list[list[list[str]]], longest: int, ratio: float) -> list[list
         if (least := min(map(len, pair))) and (most := max(map(len, pair))) <= longest and most <= ratio * least
     ]
     return [[pair[side] for pair in kept] for side in range(len(sides))]
+
+
+def without_folders(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the manifest has them, so that the same files in another place are the same."""
+    found = {name: value for name, value in options.items() if name != "also"}
+    if also := options.get("also"):  # folders made before there was this option stay as they are
+        found["also"] = {name: Path(base).name for name, base in also.items()}
+    return found
 
 
 def check(settings: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,8 @@ from repulsive.data.tokens import Ragged, Vocabulary
 from repulsive.errors import DataError
 
 PARTS = ("train", "dev", "test")
+_TENSORS = ".safetensors"
+_VECTORS = f"vectors{_TENSORS}"
 _ASPECT, _PLACE = 17, 0xFFFF  # of an entry of the evidence: aspect << 17 | place << 1 | is it the opinion itself?
 
 
@@ -35,7 +37,7 @@ class Part:
 
     Args:
         sentences: one set of sentences, or two of the same size: premises and hypotheses, source and target.
-        labels: int64 [N]; zeros where there are no classes.
+        labels: int64 [N]; zeros where there are no classes. float32 [N] where they are points.
         evidence: of generated reviews, what `pack_evidence` makes; None for any other text.
     """
 
@@ -98,7 +100,7 @@ class Prepared:
         classes: their names, in the order of the labels.
         vocabulary: the words of the training part.
         vectors: float32 [V, E], or None.
-        parts: "train", "dev" and "test".
+        parts: "train", "dev" and "test", and further ones to be tested on.
         manifest: how it was made: settings, SHA-256 of sources and files, and what was counted on the way.
         extra: files of the task's own, by name.
     """
@@ -124,12 +126,12 @@ class Prepared:
         Raises:
             DataError: the folder holds something else, or cannot be written.
         """
-        files = {f"{name}.safetensors": _part_bytes(part, len(self.vocabulary)) for name, part in self.parts.items()}
+        files = {f"{name}{_TENSORS}": _part_bytes(part, len(self.vocabulary)) for name, part in self.parts.items()}
         files |= self.extra
         files["vocabulary.json"] = json.dumps(self.vocabulary.words).encode()
         if self.vectors is not None:
             dtype = torch.float16 if half_vectors else torch.float32
-            files["vectors.safetensors"] = _tensor_bytes({"vectors": self.vectors.to(dtype)})
+            files[_VECTORS] = _tensor_bytes({"vectors": self.vectors.to(dtype)})
         write_folder(self.folder, files, self.manifest | {"task": self.task, "classes": list(self.classes)})
         return Prepared.load(self.folder)
 
@@ -142,14 +144,26 @@ class Prepared:
         """
         folder = Path(folder)
         files, manifest = read_folder(folder)
+        if "vocabulary.json" not in files:
+            raise DataError(f"{folder}: is task {manifest.get('task')!r}, which has no sentences with labels")
         vectors = None
-        if "vectors.safetensors" in files:
-            vectors = _tensors(files["vectors.safetensors"])["vectors"].float()  # [V, E]
+        if _VECTORS in files:
+            vectors = _tensors(files[_VECTORS])["vectors"].float()  # [V, E]
         vocabulary = Vocabulary(tuple(json.loads(files["vocabulary.json"])))
-        parts = {name: _part(_tensors(files[f"{name}.safetensors"])) for name in PARTS}
-        own = {"vocabulary.json", "vectors.safetensors", *(f"{name}.safetensors" for name in PARTS)}
+        parts = {name: _part(_tensors(files[f"{name}{_TENSORS}"])) for name in part_names(files)}
+        own = {"vocabulary.json", _VECTORS, *(f"{name}{_TENSORS}" for name in parts)}
         extra = {name: data for name, data in files.items() if name not in own}
         return cls(folder, manifest["task"], tuple(manifest["classes"]), vocabulary, vectors, parts, manifest, extra)
+
+
+def part_names(files: Iterable[str]) -> list[str]:
+    """The parts of a prepared folder, of which there are always `PARTS`.
+
+    Args:
+        files: their names, as the manifest lists them.
+    """
+    further = [name.removesuffix(_TENSORS) for name in files if name.endswith(_TENSORS) and name != _VECTORS]
+    return list(dict.fromkeys([*PARTS, *further]))
 
 
 def pack_evidence(reviews: Sequence[Review], longest: int | None = None) -> Ragged:
@@ -171,7 +185,7 @@ def pack_evidence(reviews: Sequence[Review], longest: int | None = None) -> Ragg
 
 def _part_bytes(part: Part, words: int) -> bytes:
     narrow = words <= 1 << 16  # then 16 bits hold every id, read without a sign
-    tensors = {"labels": part.labels.to(torch.int16)}
+    tensors = {"labels": part.labels.to(torch.float32 if part.labels.is_floating_point() else torch.int16)}
     for i, sentences in enumerate(part.sentences):
         tensors[f"values{i}"] = sentences.values.to(torch.int16) if narrow else sentences.values
         tensors[f"lengths{i}"] = sentences.lengths.to(torch.int32)
@@ -187,7 +201,8 @@ def _part(tensors: dict[str, Tensor]) -> Part:
         values = values.int() & 0xFFFF if values.dtype == torch.int16 else values
         sentences.append(_ragged(values, tensors[f"lengths{len(sentences)}"]))
     evidence = _ragged(tensors["evidence"], tensors["evidences"]) if "evidence" in tensors else None
-    return Part(tuple(sentences), tensors["labels"].long(), evidence)
+    labels = tensors["labels"]
+    return Part(tuple(sentences), labels if labels.is_floating_point() else labels.long(), evidence)
 
 
 def _ragged(values: Tensor, lengths: Tensor) -> Ragged:

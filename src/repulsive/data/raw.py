@@ -20,17 +20,19 @@ class RawPart:
 
     Args:
         texts: one list, or two of the same length: premises and hypotheses.
-        labels: class of each text or pair.
+        labels: class of each text or pair, or a number of points.
         skipped: bad lines left out in reading.
         unlabelled: pairs left out because annotators did not agree.
         reviews: where the texts are generated, all that is known of them.
+        indices: what the file calls its rows, where that is needed.
     """
 
     texts: tuple[list[str], ...]
-    labels: list[int]
+    labels: Sequence[float]
     skipped: int = 0
     unlabelled: int = 0
     reviews: Sequence[Review] = ()
+    indices: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Raw:
 
     Args:
         classes: names of the classes.
-        parts: "train", "dev" and "test".
+        parts: "train", "dev" and "test", and further ones to be tested on.
     """
 
     classes: tuple[str, ...]
@@ -55,12 +57,14 @@ class Source:
         read: reads them.
         longest: words kept of a text where nothing else is asked for; None: all.
         in_words: do single spaces separate the words already?
+        vocabulary: a file of pieces, where they are given and not learned.
     """
 
     sums: dict[str, str]
     read: Callable[[], Raw]
     longest: int | None
     in_words: bool = False
+    vocabulary: Path | None = None
 
 
 def find_file(folder: Path, name: str) -> Path | None:

@@ -28,16 +28,16 @@ def head_counts(folders: Sequence[Path], part: str, title: str = "") -> Content:
 
     Args:
         folders: of runs, each with one or more seeds.
-        part: "test" or "dev".
+        part: "test", "dev" or a further test set.
         title: of the page.
 
     Raises:
-        RunError: as `open_methods`, or no two of the runs differ in their number of heads alone.
+        RunError: as `open_methods`, no two of the runs differ in their number of heads alone, or one was not evaluated
+            on the part.
     """
-    part_name(part)
     methods = open_methods(folders)
     groups = grouped(methods)
-    found = {name for method in methods for run in method.runs.values() for name in (run.result or {})[part]}
+    found = {name for method in methods for run in method.runs.values() for name in run.metrics(part)}
     charts, fitted = [], []
     rows = [[label, str(heads_of(m)), str(len(m.runs))] for label, each in groups.items() for m in each]
     shown = [metric for metric in ERRORS if metric in found]
@@ -126,10 +126,7 @@ def _settings(tables: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _points(methods: Sequence[Method], part: str, metric: str, made: Callable[[float], float]) -> list[HeadCount]:
-    return [
-        HeadCount(heads_of(m), tuple(made((run.result or {})[part][metric]) for run in m.runs.values()))
-        for m in methods
-    ]
+    return [HeadCount(heads_of(m), tuple(made(run.metrics(part)[metric]) for run in m.runs.values())) for m in methods]
 
 
 def _interval(point: HeadCount) -> str:
@@ -142,4 +139,3 @@ def _fit(fit: HeadFit | None) -> list[str]:
         return ["–", "–", "–", "–"]
     best = "none" if fit.best is None else number(fit.best, 1)
     return [*(f"{value:.4g}".replace("-", "−") for value in (fit.a, fit.b, fit.c)), best]
-

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from repulsive.data.folders import read_manifest
+from repulsive.data.prepared import part_names
 from repulsive.errors import ConfigError, RunError
 from repulsive.recipes import from_tables, make_task
 from repulsive.training.processes import chosen_device
@@ -16,31 +18,36 @@ from repulsive.training.runs import RunFolder
 from repulsive.training.tables import Row, finished_in, label_of, table
 from repulsive.training.task import Evaluation, Task
 
-PARTS = ("test", "dev", "train")
-
 
 def score(folders: Sequence[Path], part: str, data: Path | None = None, device: str | None = None) -> list[Row]:
     """Evaluate the best weights of finished runs; the first folder's are the baseline.
 
     Args:
         folders: of runs, each with one or more seeds.
-        part: "test", "dev" or "train".
+        part: "test", "dev", "train" or a further test set.
         data: another prepared folder than they were trained on; its vocabulary and classes must be the same.
         device: "cpu", "cuda" or None for what is there.
 
     Raises:
-        ConfigError: no such part.
+        ConfigError: the data have no such part.
+        DataError: the data are not there.
         RunError: a folder holds no finished run, or the data do not fit its weights.
     """
-    if part not in PARTS:
-        raise ConfigError(f"part {part!r}: choose one of {', '.join(PARTS)}")
     place = chosen_device(device)
+    found = [(folder, finished_in(folder)) for folder in folders]
+    for run in (run for _, runs in found for run in runs.values()):
+        _check_part(part, data or Path(run.recipe["data"]["folder"]))  # all before the first: evaluating takes long
     entries = []
-    for folder in folders:
-        runs = finished_in(folder)
+    for folder, runs in found:
         answers = {seed: evaluate(run, part, data, place) for seed, run in runs.items()}
         entries.append((label_of(folder, runs), folder, answers))
     return table(entries)
+
+
+def _check_part(part: str, data: Path) -> None:
+    known = part_names(read_manifest(data)["files"])
+    if part not in known:
+        raise ConfigError(f"part {part!r}: {data} has none of this name; choose one of {', '.join(known)}")
 
 
 def evaluate(run: RunFolder, part: str, data: Path | None, device: torch.device) -> Evaluation:

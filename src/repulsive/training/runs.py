@@ -7,7 +7,7 @@ tensorboard/        the same for TensorBoard
 checkpoints/        what a resumed training needs; see `checkpoint`
 best/               once the training has ended: weights that did best on the development set
 result.json         and what came out
-test.safetensors    answers on the test set, item by item (and `dev.safetensors`)
+test.safetensors    answers on the test set, item by item (and `dev.safetensors`, and one for each further test set)
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ class RunFolder:
         """(step, value) pairs of a quantity in `metrics.jsonl`, such as "dev" and "accuracy"."""
         return [(line["step"], line[key]) for line in self.lines() if line["kind"] == kind and key in line]
 
+    def keys(self, kind: str) -> list[str]:
+        """Names of what lines of a kind in `metrics.jsonl` hold, each once."""
+        return list(dict.fromkeys(key for line in self.lines() if line["kind"] == kind for key in line))
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     def claim(self, recipe: Recipe, checksums: Mapping[str, str], device: str) -> None:
@@ -175,6 +179,19 @@ class RunFolder:
             write_bytes(self.path / f"{part}.safetensors", data)
         write_json(self.path / RESULT, dict(result))
         self.close()
+
+    def metrics(self, part: str) -> dict[str, float]:
+        """What came out on a part.
+
+        Raises:
+            RunError: the run was not evaluated on it.
+        """
+        tables = {name: x for name, x in (self.result or {}).items() if isinstance(x, dict) and name != "notes"}
+        if part not in tables:
+            known = ", ".join(tables) or "nothing yet"
+            raise RunError(f"{self.path}: was not evaluated on part {part!r}; it was on {known}")
+        found: dict[str, float] = tables[part]
+        return found
 
     def items(self, part: str) -> dict[str, Tensor]:
         """What `finish` wrote for a part."""
