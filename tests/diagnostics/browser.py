@@ -68,3 +68,20 @@ def driven_page(browser: Any, path: Path, *, dark: bool = False, width: int = 12
         yield page, said
     finally:
         context.close()
+
+
+def violations(browser: Any, path: Path, fragment: str = "", *, dark: bool = False, width: int = 1280) -> list[str]:
+    """What axe-core finds wrong for people who do not see, point or tell colours apart as most do."""
+    axe = pytest.importorskip("axe_playwright_python")
+    script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    context = browser.new_context(
+        color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}, bypass_csp=True
+    )
+    try:
+        page = context.new_page()
+        page.goto(f"{path.as_uri()}#{fragment}")
+        page.evaluate(script)
+        found = page.evaluate("axe.run()")["violations"]
+        return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
+    finally:
+        context.close()

@@ -21,6 +21,18 @@ from tests.heads.zoo import TORCH, TRANSFORMERS, build, ids
 FAST = [*TORCH, *(name for name in TRANSFORMERS if not name.endswith("eager"))]
 
 
+class Hidden(nn.Module):
+    """Has the projections of attention, and no softmax to be seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        return self.out_proj(self.v_proj(x) + self.q_proj(x) * self.k_proj(x))
+
+
 def first(result):
     return result if isinstance(result, torch.Tensor) else result[0]
 
@@ -64,6 +76,30 @@ def test_weights_are_those_the_model_gives_when_asked(name):
             apart = [float((mine - w).abs().max()) for w in wanted if w.shape == mine.shape]
             assert min(apart) < 1e-5
             torch.testing.assert_close(mine.sum(-1), torch.ones(mine.shape[:-1]))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["bert", "llama", "vit"])
+def test_weights_are_seen_where_the_flash_kernel_computes(name, device):
+    eager, inputs = build(f"{name}, eager")
+    model, _ = build(f"{name}, sdpa")
+    model.load_state_dict(eager.state_dict())
+    half = torch.bfloat16 if device == "cuda" else torch.float32  # on a GPU the kernel takes no other
+    models = [each.to(device, half) for each in (eager, model)]
+    given = {key: x.to(device, half) if x.is_floating_point() else x.to(device) for key, x in inputs.items()}
+    wanted = capture(models[0], given)
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION):  # any other kernel would be an error
+        found = capture(models[1], given)
+    for mine, theirs in zip(found.layers, wanted.layers, strict=True):
+        apart = (mine.weights[0].float() - theirs.weights[0].float()).abs().max()
+        assert float(apart) < (3e-2 if device == "cuda" else 1e-5)
+
+
+def test_a_layer_that_hides_its_attention_may_be_passed_over():
+    both = nn.Sequential(Hidden(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True))
+    found = capture(both, torch.randn(1, 3, 8), strict=False)
+    assert [len(layer.weights) for layer in found.layers] == [0, 1] and len(found.hidden) == 1
+    assert 'attn_implementation="eager"' in found.hidden[0]
 
 
 @pytest.mark.parametrize("settings", [{}, {"attn_mask": True}, {"is_causal": True}, {"scale": 0.2}, {"gqa": True}])
@@ -191,15 +227,6 @@ def test_an_unknown_output_projection_is_asked_for_and_may_be_named():
 
 
 def test_weights_that_stay_inside_a_kernel_name_the_switch():
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.num_heads = 2
-            self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
-
-        def forward(self, x):
-            return self.out_proj(self.v_proj(x) + self.q_proj(x) * self.k_proj(x))
-
     with pytest.raises(HeadLayoutError, match='attn_implementation="eager"'):
         capture(Hidden(), torch.randn(1, 3, 8))
     assert len(capture(Hidden(), torch.randn(1, 3, 8), weights=False).layers) == 1

@@ -9,7 +9,7 @@ from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.head_count import HeadCount, HeadFit
 from repulsive.diagnostics.report import Chart, Content, Grid, Panel, Series, Sheet, write_report
 from repulsive.diagnostics.report.figures import heads_chart, redundancy_charts, reliability_charts
-from tests.diagnostics.browser import driven_browser, driven_page, needs_driver
+from tests.diagnostics.browser import driven_browser, driven_page, needs_driver, violations
 from tests.diagnostics.sample import METHODS, sample_content
 
 pytestmark = needs_driver
@@ -114,4 +114,26 @@ def test_the_page_fits_and_text_can_be_read(browser, path, dark, width):
             """() => ["bars", "band", "dot"].map((kind) => getComputedStyle(document.querySelector("." + kind)).fill)"""
         )
         assert all(fill not in ("rgb(0, 0, 0)", "none") for fill in fills)
+        assert said == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("view", ["overall", "heads", "head"])
+def test_axe_finds_nothing_wrong(browser, path, dark, view):
+    assert violations(browser, path, f"view={view}", dark=dark, width=1280 if dark else 360) == []
+
+
+def test_two_of_many_runs_are_compared(browser, path):
+    with driven_page(browser, path) as (page, said):
+        page.uncheck("input[name=runs][value='2']", force=True)
+        page.focus("input[name=runs][value='4']")
+        page.keyboard.press("Space")
+        assert page.evaluate("location.hash") == "#example=1&view=overall&runs=1,3"
+        shown = page.locator("#example-1 .card:visible h3").all_inner_texts()
+        assert shown == ["MA", "SVGD"]
+        page.check("input[value=heads]", force=True)
+        assert page.locator("#example-1 .maps:visible").count() == 2
+        page.check("input[name=runs][value='2']", force=True)
+        page.check("input[name=runs][value='4']", force=True)
+        assert "runs" not in page.evaluate("location.hash") and page.locator("#example-1 .maps:visible").count() == 4
         assert said == []

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from repulsive.cli import main
+from repulsive.diagnostics.prune import prune, save_pruned
 
 transformers = pytest.importorskip("transformers")
 
@@ -76,12 +77,13 @@ def test_a_folder_with_text(inspect, folder, tmp_path):
     numbers = json.loads((tmp_path / "seen" / "inspect.json").read_text())
     assert numbers["items"] == 3 and len(numbers["ablation"]["change"]) == 2
     page = (tmp_path / "seen" / "inspect.html").read_text()
-    assert "movie" in page and 'class="heads"' in page
+    assert "movie" in page and 'id="layers"' in page
 
 
-def test_sentences_without_ablation_and_without_text(inspect, folder):
+def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
     code, out, _ = inspect(folder, "--sentence", "the plot", "--sentence", "not great")
     assert code == 0 and "ablation" not in out and "diversity of outputs" in out
+    assert out.endswith("written to inspect.html\n") and (tmp_path / "inspect.json").is_file()
     code, out, _ = inspect(folder)
     assert code == 0 and "diversity of outputs" not in out and "note: weights alone" in out
 
@@ -108,6 +110,8 @@ def test_a_model_by_import_path(inspect):
 def test_mistakes_end_with_one_line(inspect, folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "run" / "seed-0").mkdir(parents=True)
+    (tmp_path / "run" / "seed-0" / "recipe.json").write_text("{}")
     bare = tmp_path / "bare"
     transformers.BertConfig.from_pretrained(folder).save_pretrained(bare)
     for words, expected in (
@@ -121,6 +125,10 @@ def test_mistakes_end_with_one_line(inspect, folder, tmp_path):
         ([bare], "--random"),
         ([bare, "--random", "--sentence", "not"], "tokenizer"),
         (["models_of_test_inspect:headless"], "no attention heads found"),
+        (["run"], "repulsive report run"),
+        (["run/seed-0"], "repulsive report run/seed-0"),
+        ([folder, "--out", "empty.txt/page"], "no folder can be made there"),
+        ([folder, "--out", "empty.txt"], "no folder can be made there"),
         (["models_of_test_inspect:small", "--sentence", "not"], "--example"),
         (["models_of_test_inspect:small", "--example", "models_of_test_inspect:nothing"], "has no 'nothing'"),
         (["models_of_test_inspect:small", "--example", "inputs"], "package.module:name"),
@@ -151,3 +159,23 @@ def test_a_tokenizer_of_another_model_is_refused(inspect, folder, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (other / name).write_bytes((folder / name).read_bytes())
     assert "use its own tokenizer" in inspect(other, "--sentence", "the slow music")[2]
+
+
+def test_a_pruned_model_is_read_at_its_size(inspect, folder, tmp_path):
+    model = transformers.BertForMaskedLM.from_pretrained(folder)
+    smaller = save_pruned(prune(model, [(1, 0), (1, 2)]), tmp_path / "smaller")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (smaller / name).write_bytes((folder / name).read_bytes())
+    code, out, _ = inspect(smaller, "--sentence", "the slow music")
+    rows = [line.split() for line in out.splitlines() if line.startswith("bert.encoder.layer.1.attention.self.q ")]
+    assert code == 0 and rows[0][1] == "2"
+
+
+def test_the_decoder_reads_the_same_sentences_and_the_page_says_so(inspect, folder, tmp_path):
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4, "vocab_size": 18}
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "t5" / name).write_bytes((folder / name).read_bytes())
+    code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "seen")
+    assert code == 0 and "EncDecAttention" in out
+    assert "read the same sentences as the encoder" in (tmp_path / "seen" / "inspect.html").read_text()

@@ -12,11 +12,11 @@ from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.diversity import of_attention, of_weights
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.own_output import Output, OwnChange, change, own_loss, read_output
-from repulsive.diagnostics.report.inspection import render_inspection, write_inspection
+from repulsive.diagnostics.report.inspection import layered_examples, render_inspection, write_inspection
 from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.errors import DataError, NoHeadsFound
 from repulsive.heads import find_heads
-from tests.diagnostics.browser import needs_browser, open_page
+from tests.diagnostics.browser import driven_browser, driven_page, needs_browser, needs_driver, open_page, violations
 from tests.heads.zoo import SMALL, build, ids
 
 transformers = pytest.importorskip("transformers")
@@ -182,18 +182,21 @@ def test_page_and_words_have_the_numbers(tmp_path):
     words = [[f"<w{place}>" for place in range(7)] for _ in range(2)]
     path = write_inspection(tmp_path / "deep" / "page.html", found, title="Heads of <x>", tokens=words)
     page = path.read_text()
-    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert page.count("<script") == 2 and "http" not in page.replace("http-equiv", "")
     assert page.count("Heads of &lt;x&gt;") == 2 and "<x>" not in page
-    assert "&lt;w3&gt;" in page and "<w3>" not in page
+    assert "\\u003cw3\\u003e" in page and "<w3>" not in page
     assert f"{found.diversity['outputs'][1].effective_heads:.2f}" in page
-    assert page.count('class="heads"') == 2
+    assert "Exact ablation of one head" in page and "% of heads" in page
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     said = as_text(found)
     best = found.closest("weights", 1)[0]
     assert f"{best.name}  {best.first} and {best.second}  {best.cosine:+.3f}" in said
     lowest = found.least(found.ablation.change, 1)[0]
     assert f"{lowest[0]}  {lowest[1]}     {lowest[2]:.4g}" in said
+    assert found.pruned.metric[0] == 0 and found.pruned.removed[-1] == len(found.pruned.order) == 8
+    assert "Least important heads first" in page
     numbers = json.loads(json.dumps(as_json(found), allow_nan=False))
+    assert numbers["pruning"]["change"] == list(found.pruned.metric)
     assert numbers["ablation"]["change"][1][3] == pytest.approx(float(found.ablation.change[1, 3]))
     assert numbers["diversity"]["attention"][0]["effective_heads"] == found.diversity["attention"][0].effective_heads
 
@@ -204,9 +207,35 @@ def test_a_browser_finds_nothing_to_complain_of(tmp_path):
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
     seen = open_page(path)
     assert seen.console == []
-    assert seen.dom.count("<figure") == page_figures(found) and 'class="h9"' in seen.dom
+    assert seen.dom.count('class="overlap"') == sum(d.num_heads > 1 for each in found.diversity.values() for d in each)
+    assert seen.dom.count('class="alone"') == 4 and 'class="h9"' in seen.dom  # all heads of the first layer
 
 
-def page_figures(found):
-    grids = sum(d.num_heads > 1 for each in found.diversity.values() for d in each)
-    return grids + 1  # and the maps of the one text whose words were given
+@needs_driver
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_can_be_read_on_a_phone_and_axe_finds_nothing_wrong(tmp_path, dark):
+    found = inspect_heads(masked_lm(), text(), ablation=True)
+    path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
+    with driven_browser() as browser:
+        with driven_page(browser, path, dark=dark, width=360) as (page, said):
+            wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+            names = page.evaluate(
+                """() => [...document.querySelectorAll(".scroll")].map(
+                     (box) => box.querySelector("tbody th").offsetWidth / box.offsetWidth)"""
+            )
+            assert wide[0] <= wide[1] and names and max(names) < 0.5  # names stay in sight, and leave room for numbers
+            assert said == []
+        assert violations(browser, path, "heads=mean", dark=dark, width=360) == []
+
+
+def test_maps_are_over_words_or_numbered_places_without_padding():
+    batch = {"input_ids": ids(), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    batch["attention_mask"][1, 4:] = 0
+    found = inspect_heads(masked_lm(), [batch])
+    assert [maps["bert.encoder.layer.0.attention.self"].shape for maps in found.maps] == [(4, 7, 7), (4, 4, 4)]
+    first, second = layered_examples(found, [list("abcdefg")])
+    assert (first.texts, second.texts) == ({"text": list("abcdefg")}, {"4 positions": list("0123")})
+    assert [maps.layer for maps in first.readings["model"]] == ["layer 0", "layer 1"]
+    image, inputs = build("vit, sdpa")
+    (example, _) = layered_examples(inspect_heads(image, [inputs]), [])
+    assert list(example.texts) == ["5 positions"]

@@ -35,6 +35,7 @@ def test_it_measures_every_so_many_steps_and_logs_what_diversity_says():
     wanted = {}
     for d in of_weights(find_heads(model)):
         wanted[f"heads/weights/{d.name}/cosine"] = d.mean_cosine
+        wanted[f"heads/weights/{d.name}/distance"] = d.mean_distance
         wanted[f"heads/weights/{d.name}/effective"] = d.effective_heads
     assert {name: value for name, value, step in seen if step == 3} == pytest.approx(wanted)
     assert monitor.step(12) and not monitor.step(13)
@@ -72,7 +73,7 @@ def test_an_example_adds_attention_and_outputs():
     one = {}
     picked = Monitor(model, lambda n, v, _: one.update({n: v}), example=inputs, match="layers.1.*.q", attention=False)
     picked.step()
-    assert set(one) == {f"heads/{of}/{what}" for what in ("cosine", "effective")
+    assert set(one) == {f"heads/{of}/{what}" for what in ("cosine", "distance", "effective")
                         for of in ("weights/layers.1.attention.q", "outputs/layers.1.attention")}  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def test_one_kv_head_is_neither_logged_nor_warned_of():
     model, _ = build("qwen2, sdpa")
     seen = []
     Monitor(model, lambda name, *_: seen.append(name)).step()
-    assert {name.split(".")[-1] for name in seen} == {"q/cosine", "q/effective"}
+    assert {name.split(".")[-1] for name in seen} == {"q/cosine", "q/distance", "q/effective"}
 
 
 def test_wrong_settings():

@@ -1,12 +1,13 @@
 """Pruned models compute what ablated ones do, are smaller, and come back from disk."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 from repulsive.diagnostics.calling import call, evaluating
-from repulsive.diagnostics.prune import load_pruned, prune
+from repulsive.diagnostics.prune import PRUNED, load_pruned, prune, save_pruned
 from repulsive.diagnostics.redundancy import ablate
 from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import find_heads
@@ -14,7 +15,10 @@ from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig,
 from repulsive.models.transformer import Transformer, TransformerConfig
 from tests.heads.zoo import build, ids
 
-LIKE_BERT = ["bert", "bert with cross-attention", "roberta", "electra", "albert", "distilbert", "vit"]
+LIKE_BERT = ["bert", "bert with cross-attention", "roberta", "electra", "albert", "distilbert", "vit", "bart", "marian",
+             "gpt2 with cross-attention"]  # fmt: skip
+
+ONE_STACK = ("vit", "distilbert")
 
 
 @torch.no_grad()
@@ -93,6 +97,40 @@ def test_a_pruned_bert_with_tied_weights_comes_back_from_its_folder(tmp_path):
     inputs = {"input_ids": ids()}
     assert torch.equal(run(again, inputs), run(smaller, inputs))
     assert again.cls.predictions.decoder.weight.data_ptr() == again.bert.embeddings.word_embeddings.weight.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["vit", "marian", "bart", "gpt2 with cross-attention", "distilbert"])
+def test_a_saved_model_comes_back(name, tmp_path):
+    model, inputs = build(f"{name}, sdpa")
+    smaller = prune(model, [(0, 1), (1, 3)])
+    folder = save_pruned(smaller, tmp_path / "deep" / "folder")
+    again = load_pruned(type(model)(type(model.config).from_pretrained(folder)), folder)
+    assert torch.equal(run(again, inputs), run(smaller, inputs))
+    assert list(json.loads((folder / PRUNED).read_text()).values())[:3] == [3, 3, 4][: 2 if name in ONE_STACK else 3]
+    size = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+    whole = save_pruned(model, tmp_path / "whole")
+    assert size < sum(p.stat().st_size for p in whole.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["transformer", "pairs"])
+def test_our_models_come_back_from_a_folder(kind, tmp_path):
+    model, inputs = ours(kind)
+    smaller = prune(model, [(0, 1), (0, 3)])
+    again = load_pruned(ours(kind)[0], save_pruned(smaller, tmp_path / "smaller"))
+    assert torch.equal(run(again, inputs), run(smaller, inputs))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="choose another folder"):
+        save_pruned(smaller, tmp_path / "file")
+
+
+def test_a_pruned_gpt2_goes_on_writing():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64)).eval()
+    asked = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with ablate(model, [(0, 1), (1, 2)]):
+        wanted = model.generate(ids(), **asked)
+    assert torch.equal(prune(model, [(0, 1), (1, 2)]).generate(ids(), **asked), wanted)
 
 
 def test_what_cannot_be_pruned_says_so_and_stays_whole():

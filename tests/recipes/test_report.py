@@ -12,11 +12,11 @@ from repulsive.cli import main
 from repulsive.data.prepare import prepare
 from repulsive.data.prepared import Part, Prepared
 from repulsive.data.tokens import UNK, Vocabulary
-from repulsive.diagnostics.redundancy import head_ablation
+from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
 from repulsive.diagnostics.report import paper, render_page
 from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
 from repulsive.errors import ConfigError
-from repulsive.metrics.classification import ece, oe, overlap
+from repulsive.metrics.classification import brier, ece, nll, oe, overlap
 from repulsive.recipes import make_task, open_recipe
 from repulsive.recipes.foreign import open_foreign, reencoded, unknown_share
 from repulsive.recipes.gather import open_methods
@@ -134,6 +134,21 @@ def test_each_head_is_worth_what_a_pass_without_it_says(content, place):
     assert few.items == 20 and len(few.bootstrap) == 20
 
 
+def test_heads_alone_and_fewer_and_fewer_are_what_passes_without_them_say(place):
+    for name in ("svgd", "snli"):
+        task, model = load_run(RunFolder(place / name / "seed-0"), CPU)
+        found = measure_classifier(model, task.parts["test"], most=1000)
+
+        def right(m, task=task):
+            return task.evaluate(m, "test").items["correct"].double()
+
+        alone = all_but_one(model, right)
+        torch.testing.assert_close(found.alone, alone.baseline + alone.change[0])
+        curve = pruning_curve(model, right, -found.change.unsqueeze(0), share=0.01)
+        assert found.pruned.order == curve.order and found.pruned.removed == curve.removed == (0, 1, 2, 3)
+        assert found.pruned.metric == pytest.approx(curve.metric)
+
+
 def test_attention_in_common_is_the_metric_of_the_table(content, place):
     grid = next(g for g in panel(content, "How alike the heads are").grids if g.what == "attention in common")
     i, j = torch.triu_indices(3, 3, 1)
@@ -144,11 +159,38 @@ def test_attention_in_common_is_the_metric_of_the_table(content, place):
 def test_calibration_is_that_of_the_kept_answers(content, place):
     sheet, sampled = panel(content, "Sure and right").sheets
     kept = [RunFolder(place / f"ma/seed-{s}").items("test") for s in (0, 1)]
-    for column, (metric, bins) in enumerate(((ece, 15), (oe, 15), (ece, 100), (oe, 100)), 1):
-        mean = sum(float(metric(k["logits"].double().softmax(-1), k["labels"], bins)) for k in kept) / 2
+    for column, (metric, *bins) in enumerate(((ece, 15), (oe, 15), (ece, 100), (oe, 100), (nll,), (brier,)), 1):
+        mean = sum(float(metric(k["logits"].double().softmax(-1), k["labels"], *bins)) for k in kept) / 2
         assert sheet.rows[0][column].split(" ± ")[0] == f"{mean:.3f}"
     assert float(sampled.rows[0][1].split()[0]) == pytest.approx(sum(results(place, "ma", "nll")) / 2, abs=6e-4)
     assert sampled.rows[0][2] != sampled.rows[0][1]  # resampled heads say something else
+
+
+def test_what_leaves_the_heads_is_compared_over_all_items(content, place):
+    grid = next(g for g in panel(content, "How alike the heads are").grids if g.what == "cosine of outputs")
+    task, model = load_run(RunFolder(place / "ma/seed-0"), CPU)
+    part = task.parts["test"]
+    ids, lengths = part.sentences[0].padded(torch.arange(len(part)))
+    with torch.inference_mode():
+        left = model(ids, lengths, collect=True)[2].double()  # [N, M, d]
+    unit = left / left.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(grid.values, (unit @ unit.mT).mean(0), atol=1e-6, rtol=0)
+
+
+def test_each_head_of_each_seed_has_a_number(content):
+    first, second = panel(content, "What each head is worth").heads
+    assert first.rows == ["seed 0", "seed 1"] and first.values.shape == (2, 3) and first.first == 1
+    row = next(r for r in panel(content, "What each head is worth").sheets[0].rows if r[0] == "SVGD")
+    assert float(row[2].replace("−", "-")) == pytest.approx(float(second.values.mean()), abs=0.006)
+
+
+def test_how_sure_a_run_is_needs_no_other_texts(place):
+    content = gather([place / "ma"], Options(most=5, device="cpu"))
+    (chart,) = panel(content, "How sure").charts
+    kept = torch.cat([RunFolder(place / f"ma/seed-{s}").items("test")["logits"] for s in (0, 1)]).double().softmax(-1)
+    middle = chart.series[0].points[50]
+    entropies = -(kept * kept.log()).sum(-1)
+    assert middle[1] == pytest.approx(float((entropies <= middle[0]).double().mean()))
 
 
 def test_words_of_another_vocabulary_become_those_of_the_run():
@@ -242,7 +284,8 @@ def test_how_many_heads(repulsive, place):
         (["ma", "unfinished"], "no run here has ended"),
         (["ma", "evil"], "other data"),
         (["ma", "ma"], "given twice"),
-        (["ma", "--part", "train"], "choose one of test, dev"),
+        (["ma", "--part", "train"], "was not evaluated on part 'train'; it was on dev, test"),
+        (["--heads", "ma", "ma-1", "--part", "talks"], "was not evaluated on part 'talks'; it was on dev, test"),
         (["ma", "--foreign", "data"], "is what the runs were trained on"),
         (["ma", "--foreign", "pairs"], "pairs of sentences"),
         (["ma", "--foreign", "nowhere"], "nothing prepared here"),
@@ -252,6 +295,8 @@ def test_how_many_heads(repulsive, place):
         (["--heads", "ma", "svgd"], "differ in model.heads alone"),
         (["--heads", "ma", "copied"], "the same recipe with 3 heads"),
         (["--heads", "ma", "ma-1", "--foreign", "hostile"], "not both"),
+        (["--heads", "ma", "ma-1", "--bleu"], "--heads or --bleu, not both"),
+        (["ma", "--bleu", "--device", "cpu"], "these runs do not translate"),
         ([], "Missing argument"),
     ],
 )
@@ -279,7 +324,7 @@ def test_seeds_that_have_not_ended_are_left_out_and_told(place):
 def test_one_head_has_no_pairs_and_a_page_all_the_same(place):
     content = gather([place / "ma-1", place / "svgd"], Options(device="cpu"))
     one, three = panel(content, "How alike the heads are").sheets[0].rows
-    assert one[1:] == ["–", "–", "1.00 ± 0.00", "1"] and "–" not in three
+    assert one[1:] == ["–", "–", "–", "1.00 ± 0.00", "1"] and "–" not in three
     assert panel(content, "What each head is worth").sheets[0].rows[0][1] == "2"  # one head of each of two seeds
     assert "one head: no pairs" in render_page(content)
 
@@ -319,15 +364,21 @@ def test_groups_of_one_label_say_in_what_they_differ(place):
 def test_a_translation_has_all_that_needs_no_classes(tmp_path):
     for package in ("sacremoses", "tokenizers", "sacrebleu"):
         pytest.importorskip(package)
-    data = digits.make_data(tmp_path, size=60)
+    data = digits.make_data(tmp_path, size=60, talks="valid")
     digits.train(data, tmp_path / "run" / "seed-0", "training.epochs=1")
     content = gather([tmp_path / "run"], Options(device="cpu"))
-    assert [panel.title for panel in content.panels] == ["How alike the heads are", "What each head is worth"]
+    assert [panel.title for panel in content.panels] == [
+        "Layers in training", "How alike the heads are", "What each head is worth", "How many heads could go",
+        "Not in this report",
+    ]  # fmt: skip
     assert content.table.metrics[0].name == "BLEU" and not content.examples
+    other = gather([tmp_path / "run"], Options(part="talks", device="cpu"))
+    expected = RunFolder(tmp_path / "run" / "seed-0").result["dev"]["bleu"]
+    assert other.table.rows[0].cells[0].mean == expected and other.lead.endswith("on the test set talks.")
     task, model = load_run(RunFolder(tmp_path / "run" / "seed-0"), CPU)
-    without = head_ablation(model, lambda m: task.look(m).metrics["accuracy"])
-    (row,) = content.panels[1].sheets[0].rows
-    assert "20 items of the development set" in content.panels[1].lead[0]
+    without = head_ablation(model, lambda m: task.evaluate(m, "test").metrics["accuracy"])
+    (row,) = panel(content, "What each head is worth").sheets[0].rows
+    assert "20 items of the test set" in panel(content, "What each head is worth").lead[0]
     assert row[1] == "12" and row[3] == f"{100 * float(without.change.min()):+.2f}".replace("-", "−")
     with pytest.raises(ConfigError, match="of another task"):
         gather([tmp_path / "run"], Options(foreign=tmp_path / "prepared", device="cpu"))

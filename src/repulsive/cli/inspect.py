@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from repulsive.errors import RunError
+
 if TYPE_CHECKING:
     from repulsive.diagnostics.inspection import Inspection
 
@@ -30,7 +32,7 @@ def inspect(
     ] = False,
     most: Annotated[int, typer.Option(min=1, help="Read at most so many sentences.")] = 32,
     length: Annotated[int, typer.Option(min=2, help="Cut sentences at so many tokens.")] = 128,
-    out: Annotated[Path | None, typer.Option(help="Folder for the page and the numbers as JSON.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for inspect.html and inspect.json.")] = Path("."),
 ) -> None:
     """Print how alike the heads of a model are, and which are redundant; text needs no labels."""
     from repulsive.cli.subject import example_inputs, load_subject, read_sentences, tokenized
@@ -42,6 +44,7 @@ def inspect(
     if ablate and not (text or sentence or example):
         raise typer.BadParameter("there is nothing to read; add --text, --sentence or --example", param_hint="--ablate")
     sentences = read_sentences(text, sentence or [], most)
+    _check_place(out)
     subject = load_subject(target, random=random)
     reading = tokenized(subject, sentences, length) if sentences else None
     batches = reading.batches if reading else [example_inputs(example, subject.model)] if example else []
@@ -49,9 +52,10 @@ def inspect(
     typer.echo(as_text(found))
     if not batches:
         typer.echo("\nnote: weights alone; --text, --sentence or --example also measure attention, outputs, importance")
-    if out is not None:
-        page = _write(out, found, target, random, reading.tokens if reading else [])
-        typer.echo(f"\nwritten to {page}")
+    facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
+    facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.twice else []
+    page = _write(out, found, f"Heads of {target}", facts, reading.tokens if reading else [])
+    typer.echo(f"\nwritten to {page}")
 
 
 def _say(done: int, of: int) -> None:
@@ -59,13 +63,22 @@ def _say(done: int, of: int) -> None:
         typer.echo(f"ablated {done} of {of} heads", err=True)
 
 
-def _write(out: Path, found: Inspection, target: str, random: bool, tokens: list[list[str]]) -> Path:
+def _check_place(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--out {str(out)!r}: no folder can be made there ({error.strerror}); choose another") from None
+
+
+def _write(out: Path, found: Inspection, title: str, facts: list[tuple[str, str]], tokens: list[list[str]]) -> Path:
     import json
 
     from repulsive.diagnostics.report.inspection import write_inspection
     from repulsive.diagnostics.summary import as_json
 
-    facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
-    page = write_inspection(out / "inspect.html", found, title=f"Heads of {target}", facts=facts, tokens=tokens)
-    (out / "inspect.json").write_text(json.dumps(as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+    try:
+        page = write_inspection(out / "inspect.html", found, title=title, facts=facts, tokens=tokens)
+        (out / "inspect.json").write_text(json.dumps(as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another") from None
     return page

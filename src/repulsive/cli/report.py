@@ -11,10 +11,13 @@ import typer
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: one, or one with seeds.")],
     out: Annotated[Path, typer.Option(help="The page, one HTML file.")] = Path("report.html"),
-    part: Annotated[str, typer.Option(help="test or dev.")] = "test",
+    part: Annotated[str, typer.Option(help="test, dev or a further test set.")] = "test",
     foreign: Annotated[Path | None, typer.Option(help="Another prepared folder: texts to be unsure of.")] = None,
     heads: Annotated[
         bool, typer.Option("--heads", help="How many heads: error against their number, for runs that differ in it.")
+    ] = False,
+    bleu: Annotated[
+        bool, typer.Option("--bleu", help="Translators: take heads away by BLEU, which is slow, not by accuracy.")
     ] = False,
     figures: Annotated[Path | None, typer.Option(help="Folder for all figures as SVG and PDF.")] = None,
     most: Annotated[int, typer.Option(min=1, help="Take heads away on at most so many items.")] = 2000,
@@ -26,6 +29,6 @@ def report(
     from repulsive.recipes.report import Options, write
 
     check_device(device)
-    options = Options(part=part, most=most, foreign=foreign, heads=heads, device=device, title=title)
+    options = Options(part=part, most=most, foreign=foreign, heads=heads, bleu=bleu, device=device, title=title)
     for path in write(runs, out, figures, options, lambda line: typer.echo(line, err=True)):
         typer.echo(f"written to {path}")

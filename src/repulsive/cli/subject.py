@@ -13,6 +13,7 @@ from torch import nn
 
 from repulsive.cli.target import TargetError, _brief, _import, load_model
 from repulsive.diagnostics.calling import call, evaluating
+from repulsive.diagnostics.prune import PRUNED, load_pruned
 from repulsive.errors import DataError
 
 BATCH = 8  # sentences: enough to keep a CPU busy, few enough for a small memory
@@ -28,10 +29,14 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Batches a model can read, and the tokens of each sentence in the order of the batches."""
+    """Batches a model can read, and the tokens of each sentence in the order of the batches.
+
+    Where `twice`, the decoder of an encoder-decoder reads the same sentences as its encoder.
+    """
 
     batches: list[dict[str, Any]]
     tokens: list[list[str]]
+    twice: bool = False
 
 
 def load_subject(target: str, *, random: bool = False) -> Subject:
@@ -45,6 +50,8 @@ def load_subject(target: str, *, random: bool = False) -> Subject:
         TargetError: there is no model, or a folder has no weights and `random` was not said.
     """
     folder = Path(target).parent if Path(target).name == "config.json" else Path(target)
+    if folder.is_dir() and [*folder.glob("recipe.json"), *folder.glob("seed-*/recipe.json")]:
+        raise TargetError(f"{str(folder)!r} is a run of this package; see inside it with: repulsive report {folder}")
     if not folder.is_dir() or not (folder / "config.json").is_file():
         return Subject(load_model(target))
     try:
@@ -58,11 +65,14 @@ def load_subject(target: str, *, random: bool = False) -> Subject:
         raise TargetError(f"cannot read {str(folder / 'config.json')!r}: {_brief(error)}") from error
     kind = _class_of(transformers, config)
     saved = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    info: dict[str, Any] = {}
     try:
         if random:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 model = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
+        elif (folder / PRUNED).is_file():
+            model = load_pruned(kind(config), folder)
         elif saved:
             model, info = kind.from_pretrained(str(folder), output_loading_info=True, **local)
         else:
@@ -71,7 +81,7 @@ def load_subject(target: str, *, random: bool = False) -> Subject:
         raise
     except Exception as error:
         raise TargetError(f"cannot load the model of {str(folder)!r}: {_brief(error)}") from error
-    if not random and info["missing_keys"]:
+    if info.get("missing_keys"):
         missing = sorted(info["missing_keys"])
         raise TargetError(f"the weights of {str(folder)!r} lack {len(missing)} parameters, such as {missing[0]}, which "
                           "would be random; --random fills the whole model at random")  # fmt: skip
@@ -113,6 +123,7 @@ def tokenized(subject: Subject, sentences: Sequence[str], length: int) -> Readin
     size = BATCH if tokenizer.pad_token is not None else 1
     ordered = sorted(sentences, key=lambda text: (len(text), text))
     taken = inspect.signature(model.forward).parameters
+    twice = bool(getattr(config, "is_encoder_decoder", False))
     batches, tokens = [], []
     for start in range(0, len(ordered), size):
         part = ordered[start : start + size]
@@ -124,10 +135,12 @@ def tokenized(subject: Subject, sentences: Sequence[str], length: int) -> Readin
             tokenizer.convert_ids_to_tokens(ids[real.bool()].tolist())
             for ids, real in zip(batch["input_ids"], mask, strict=True)
         ]
-        if getattr(config, "is_encoder_decoder", False):
-            batch["decoder_input_ids"] = batch["input_ids"]  # the decoder reads the same sentences
+        if twice:
+            batch["decoder_input_ids"] = batch["input_ids"]
+            if "decoder_attention_mask" in taken and "attention_mask" in batch:
+                batch["decoder_attention_mask"] = batch["attention_mask"]
         batches.append(batch)
-    return Reading(batches, tokens)
+    return Reading(batches, tokens, twice)
 
 
 def example_inputs(name: str, model: nn.Module) -> Any:

@@ -2,12 +2,11 @@ r"""See attention weights while a model runs, whether it hands them out or not.
 
 A softmax inside an attention layer is taken as it is. Where the layer calls scaled dot-product attention, which keeps
 its weights to itself, they are computed again from what the call was given, $\mathrm{softmax}(s\, q k^\top + mask)$.
-`nn.MultiheadAttention` is asked for them.
+`nn.MultiheadAttention` and attention over graphs are asked for them.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,10 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from repulsive.diagnostics.asking import Seen, ask_graph, ask_torch
 from repulsive.diagnostics.outlets import Outlet
-
-Seen = Callable[[Outlet, Tensor], None]
-_TORCH = inspect.signature(nn.MultiheadAttention.forward)
 
 
 @contextmanager
@@ -30,7 +27,9 @@ def watched(outlets: Sequence[Outlet], seen: Seen) -> Iterator[None]:
         watch = _Watch(seen)
         for outlet in outlets:
             if outlet.kind == "torch":
-                _ask(stack, outlet, seen)
+                ask_torch(stack, outlet, seen)
+            elif outlet.kind == "graph":
+                ask_graph(stack, outlet, seen)
             else:
                 enter, leave = watch.of(outlet)
                 stack.callback(outlet.attention.register_forward_pre_hook(enter).remove)
@@ -112,24 +111,3 @@ def by_head(weights: Tensor, outlet: Outlet) -> Tensor | None:
     if weights.ndim == 3 and weights.shape[0] % heads == 0:
         return weights.unflatten(0, (-1, heads))  # [B M, T, S]
     return None
-
-
-def _ask(stack: ExitStack, outlet: Outlet, seen: Seen) -> None:
-    """Have `nn.MultiheadAttention` return its weights, and give its caller what was asked for."""
-    asked: list[tuple[bool, bool]] = []
-
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-        given = _TORCH.bind(module, *args, **kwargs)
-        given.apply_defaults()
-        values = {name: value for name, value in given.arguments.items() if name != "self"}
-        asked.append((values["need_weights"], values["average_attn_weights"]))
-        return (), {**values, "need_weights": True, "average_attn_weights": False}
-
-    def after(_module: nn.Module, _args: object, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
-        out, weights = result  # [B, M, T, S]; without a batch [M, T, S]
-        seen(outlet, weights if weights.ndim == 4 else weights.unsqueeze(0))
-        wanted, averaged = asked.pop()
-        return out, (weights.mean(-3) if averaged else weights) if wanted else None
-
-    stack.callback(outlet.attention.register_forward_pre_hook(before, with_kwargs=True).remove)
-    stack.callback(outlet.attention.register_forward_hook(after).remove)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.asking import MOST
 from repulsive.diagnostics.attention import watched
 from repulsive.diagnostics.calling import call, evaluating
-from repulsive.diagnostics.diversity import Diversity, of_attention, of_outputs
+from repulsive.diagnostics.diversity import Diversity, merged, of_attention, of_outputs
 from repulsive.diagnostics.outlets import Outlet, find_outlets, rerouted
 from repulsive.errors import HeadLayoutError
 
@@ -48,8 +49,7 @@ class Captured:
             found.append((of_outputs if outputs else of_attention)(x, mask, self.outlet.name))
         if not found:
             raise ValueError(f"{self.outlet.name}: no {space} were captured; ask capture() for them")
-        distance = torch.stack([d.distance for d in found]).mean(0)  # [M, M]
-        return Diversity(self.outlet.name, space, distance, torch.stack([d.cosine for d in found]).mean(0))
+        return merged([(each, 1.0) for each in found])
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +60,23 @@ class Capture:
         layers: one entry per attention layer that ran, in model order.
         result: what the model returned.
         idle: names of the attention layers that the inputs did not reach.
+        hidden: for each layer that kept its attention weights out of sight, what to do about it.
     """
 
     layers: list[Captured]
     result: Any
     idle: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 @torch.no_grad()
 def capture(
-    model: nn.Module, inputs: object, *, weights: bool = True, outlets: Sequence[Outlet] | None = None
+    model: nn.Module,
+    inputs: object,
+    *,
+    weights: bool = True,
+    strict: bool = True,
+    outlets: Sequence[Outlet] | None = None,
 ) -> Capture:
     """Run a model once in evaluation mode and keep what left every head, and what every head looked at.
 
@@ -77,10 +84,11 @@ def capture(
         model: any module with heads that `find_heads` finds. Its weights, flags and results stay as they are.
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
         weights: also keep attention weights.
+        strict: refuse a layer that keeps its attention weights out of sight; False: it has none, and `hidden` says so.
         outlets: what `find_outlets` returned; None: found here.
 
     Raises:
-        HeadLayoutError: no layer ran, or one keeps its attention weights out of sight.
+        HeadLayoutError: no layer ran, or, where `strict`, one keeps its attention weights out of sight.
 
     Example:
         >>> attention = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -103,15 +111,23 @@ def capture(
         result = call(model, inputs)
     refuse_silence(outlets, {name for name, heads in left.items() if heads})
     ran = [outlet for outlet in outlets if left[outlet.name]]
-    for outlet in ran if weights else ():
-        if len(looked[outlet.name]) != len(left[outlet.name]):
-            raise HeadLayoutError(
-                f"{outlet.name} ({type(outlet.attention).__name__}): attention weights stay inside its kernel; load "
-                'the model with attn_implementation="eager" (or call model.set_attn_implementation("eager")), or use '
-                "capture(..., weights=False)"
-            )
+    unseen = [outlet for outlet in ran if weights and len(looked[outlet.name]) != len(left[outlet.name])]
+    hidden = tuple(_remedy(outlet) for outlet in unseen)
+    if hidden and strict:
+        raise HeadLayoutError(f"{hidden[0]}, or use capture(..., weights=False)")
+    looked |= {outlet.name: [] for outlet in unseen}
     layers = [Captured(outlet, tuple(left[outlet.name]), tuple(looked[outlet.name])) for outlet in ran]
-    return Capture(layers, result, tuple(outlet.name for outlet in outlets if not left[outlet.name]))
+    return Capture(layers, result, tuple(outlet.name for outlet in outlets if not left[outlet.name]), hidden)
+
+
+def _remedy(outlet: Outlet) -> str:
+    told = f"{outlet.name or 'the model'} ({type(outlet.attention).__name__}): attention weights"
+    if outlet.kind == "graph":
+        return f"{told} are read from edges [2, E], for heads x nodes x nodes up to {MOST:,}; give it such a graph"
+    return (
+        f'{told} stay out of sight; if a kernel keeps them, load the model with attn_implementation="eager" (or call '
+        'model.set_attn_implementation("eager"))'
+    )
 
 
 def refuse_silence(outlets: Sequence[Outlet], heard: set[str]) -> None:

@@ -25,6 +25,8 @@ from repulsive.errors import DivergedError
 from repulsive.heads import HeadGroup
 from repulsive.particles.gram import wide_dtype
 
+_AT_ONCE = 1 << 24  # numbers that are compared together
+
 
 class Pair(NamedTuple):
     """Two heads of one layer and the cosine between them."""
@@ -108,6 +110,14 @@ def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> D
     return _measure(name, "outputs", _positions(outputs, real))
 
 
+def merged(parts: Sequence[tuple[Diversity, float]]) -> Diversity:
+    """The mean of several measurements of the same heads, each with its weight."""
+    total, first = sum(weight for _, weight in parts), parts[0][0]
+    distance = torch.stack([found.distance * (weight / total) for found, weight in parts]).sum(0)
+    cosine = torch.stack([found.cosine * (weight / total) for found, weight in parts]).sum(0)
+    return Diversity(first.name, first.space, distance, cosine)
+
+
 def effective_number(similarity: Tensor) -> float:
     r"""$\exp(-\sum_k \lambda_k \ln \lambda_k)$ for the eigenvalues of $S / \mathrm{tr}\, S$, between 1 and M.
 
@@ -126,14 +136,15 @@ def effective_number(similarity: Tensor) -> float:
 
 
 def _positions(x: Tensor, real: Tensor | None) -> Iterable[Tensor]:
-    """[B, M, T, E] item by item as [T, M, E], so that float64 copies stay small; tokens that do not count are cut."""
+    """[B, M, T, E] as blocks of [P, M, E], so that float64 copies stay small; tokens that do not count are cut."""
     if x.ndim != 4 or not x.numel():
         raise ValueError(f"heads {list(x.shape)}: need [B, M, T, S] attention or [B, M, T, d] outputs, not empty")
     if real is not None and (real.shape != (x.shape[0], x.shape[2]) or not real.any()):
         raise ValueError(f"real {list(real.shape)} must choose at least one of [B, T] = {[x.shape[0], x.shape[2]]}")
     for item in range(len(x)):
         rows = x[item].transpose(0, 1)  # [T, M, E]
-        yield rows if real is None else rows[real[item].bool()]
+        rows = rows if real is None else rows[real[item].bool()]
+        yield from rows.split(max(1, _AT_ONCE // (x.shape[1] * x.shape[3])))
 
 
 @torch.no_grad()

@@ -20,9 +20,9 @@ Log = Callable[[str, float, int], None]
 class Monitor:
     """Measures the diversity of a model's heads from inside a training loop.
 
-    For every layer and space it logs `heads/<space>/<name>/cosine` (mean over pairs) and `.../effective` (effective
-    number of heads). Weights cost one pass over the attention weights; with an example the model also runs it once, in
-    evaluation mode and without gradients, for what heads look at and what leaves them.
+    For every layer and space it logs `heads/<space>/<name>/cosine` and `.../distance` (means over pairs) and
+    `.../effective` (effective number of heads). Weights cost one pass over the attention weights; with an example the
+    model also runs it once, in evaluation mode and without gradients, for what heads look at and what leaves them.
 
     Args:
         model: any module with heads that `find_heads` finds.
@@ -90,6 +90,7 @@ class Monitor:
                 continue  # one head has no other to be like
             name = f"heads/{diversity.space}/{diversity.name}"
             self._log(f"{name}/cosine", diversity.mean_cosine, step)
+            self._log(f"{name}/distance", diversity.mean_distance, step)
             self._log(f"{name}/effective", diversity.effective_heads, step)
             self._warn(diversity, step)
         return found

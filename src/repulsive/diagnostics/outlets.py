@@ -26,7 +26,7 @@ USUAL = (
     "out_proj", "o_proj", "proj", "c_proj", "to_out", "to_out.0", "out", "o", "wo", "Wo", "w_o", "W_o", "dense",
     "../output.dense", "../dense", "output.dense", "out_lin", "linear_out", "output_layer", "final_linear", "fc_out",
     "fc", "attention_out", "output_proj", "projection_layer", "projection_out", "proj_out", "projection",
-    "attention_output",
+    "attention_output", "output", "../output", "post.linear",
 )  # fmt: skip
 
 Change = Callable[["Outlet", Tensor], Tensor | None]
@@ -44,7 +44,8 @@ class Outlet:
         attention: the attention module.
         module: what is hooked: the output projection, or the attention module itself.
         kind: "projection" (its input is the heads), "torch" (`nn.MultiheadAttention`, which never calls its
-            projection) or "result" (no projection: the attention's own result has a head axis, [B, M, d]).
+            projection), "result" (no projection: the attention's own result has a head axis, [B, M, d]) or "graph"
+            (no projection: what message passing gives has one, [nodes, M, d], before heads are joined or averaged).
         head_dim: d; 0 where only the result will tell.
         projection: dotted name of the output projection; "" where there is none.
     """
@@ -95,8 +96,9 @@ def find_outlets(
 def rerouted(outlets: Sequence[Outlet], change: Change) -> Iterator[None]:
     """Let `change(outlet, heads)` see what leaves the heads, [B, T, M, d], and replace it unless it returns None.
 
-    A model that keeps tokens in one row gives [1, N, M, d], an additive attention [B, 1, M, d]. Contexts may be nested:
-    the outer one sees what the inner one leaves. All is put back at the end, whatever happens inside.
+    A model that keeps tokens in one row gives [1, N, M, d], and so do the nodes of a graph; an additive attention gives
+    [B, 1, M, d]. Contexts may be nested: the outer one sees what the inner one leaves. All is put back at the end,
+    whatever happens inside.
     """
     with ExitStack() as stack:
         for outlet in outlets:
@@ -112,6 +114,8 @@ def _outlet(modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGr
     place = (name, first.layer, first.where, heads, attention)
     if out is None and first.family == "additive":
         return Outlet(*place, attention, "result", 0)
+    if out is None and hasattr(attention, "register_propagate_forward_hook"):
+        return Outlet(*place, attention, "graph", head_dim)
     table = [f.out for f in FAMILIES if f.name == first.family and f.out]
     tried = [out] if out is not None else [_absolute(name, path) for path in (*table, *USUAL)]
     for path in tried:
@@ -158,6 +162,13 @@ def _hook(stack: ExitStack, outlet: Outlet, change: Change) -> None:
         stack.callback(outlet.module.register_forward_pre_hook(before, with_kwargs=True).remove)
     elif outlet.kind == "torch":
         _hook_torch(stack, outlet, change)
+    elif outlet.kind == "graph":
+
+        def passed(_module: nn.Module, _args: object, heads: Tensor) -> Tensor | None:
+            new = change(outlet, heads.unsqueeze(0))  # [1, nodes, M, d]
+            return None if new is None else new.squeeze(0)
+
+        stack.callback(outlet.module.register_propagate_forward_hook(passed).remove)  # type: ignore[operator]
     else:
 
         def after(_module: nn.Module, _args: object, result: Any) -> Any:

@@ -1,12 +1,15 @@
 """Cut heads out of a model for good: smaller weights, the same function as with those heads ablated.
 
 Layers are cut where their class takes any number of heads; which classes do is data. Others say so, and `ablate` still
-serves them. Weights of a pruned model save as ever; `load_pruned` reads them into a model built at full size.
+serves them. `save_pruned` writes a pruned model, `load_pruned` reads it into one that was built at full size.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +27,7 @@ from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.place import module_of, unwrap
 
 # Attention classes (module and name) that shape q, k and v by the size of a head, and the attributes that count heads
-# or all of their features. Every projection of theirs is an nn.Linear.
+# or all of their features. Every projection of theirs is an nn.Linear or transformers' Conv1D.
 _BERT = {"num_attention_heads": "heads", "all_head_size": "features"}
 RESIZABLE: Mapping[str, Mapping[str, str]] = {
     **{f"transformers.*.{name}*Attention": _BERT for name in ("Bert", "Roberta", "Electra", "XLMRoberta", "Camembert")},
@@ -33,6 +36,11 @@ RESIZABLE: Mapping[str, Mapping[str, str]] = {
     "transformers.*.ViTAttention": {"num_attention_heads": "heads"},
     "transformers.*.DistilBertSelfAttention": {"n_heads": "heads", "dim": "features"},
     "transformers.*distilbert*.MultiHeadSelfAttention": {"n_heads": "heads", "dim": "features"},
+    "transformers.*.GPT2Attention": {"num_heads": "heads", "split_size": "features"},
+    **{
+        f"transformers.*.{name}Attention": {"num_heads": "heads", "embed_dim": "features"}
+        for name in ("Bart", "Marian", "MBart", "Pegasus")
+    },
     "repulsive.models.transformer.Attention": {"num_heads": "heads"},
 }
 # Models whose additive attention hands on one vector per head: what behind it counts heads, and along which axis.
@@ -40,13 +48,15 @@ CONSUMERS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "SentenceClassifier": (("classify.1.weight", 1),),
     "PairClassifier": (("premise_gate", 0), ("hypothesis_gate", 0), ("classify.1.weight", 1)),
 }
+PRUNED = "pruned.json"  # in a folder: how many heads each layer has left
 
 
 def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module:
     """A copy of the model without these heads; the model itself stays whole.
 
     Args:
-        model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, or one of `repulsive.models`.
+        model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, GPT-2, BART, mBART, Marian or Pegasus
+            of transformers, or one of `repulsive.models`.
         heads: (layer, head) pairs as in `ablate`; every layer must keep one head.
 
     Raises:
@@ -74,12 +84,41 @@ def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module
     return _cut(model, outlets, keep)
 
 
+def save_pruned(model: nn.Module, folder: str | Path) -> Path:
+    """Write a pruned model: safetensors, for transformers with its `config.json`, and how many heads are left where.
+
+    Args:
+        model: what `prune` gave.
+        folder: where to; it is made.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    path = Path(folder)
+    inner: Any = unwrap(model)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if hasattr(inner, "save_pretrained"):
+            known = inspect.signature(inner.save_pretrained).parameters
+            # Names as the model has them now: those of older versions would not be found again.
+            inner.save_pretrained(path, **({"save_original_format": False} if "save_original_format" in known else {}))
+        else:
+            from safetensors.torch import save_model
+
+            save_model(inner, str(path / "model.safetensors"))
+        left = {outlet.name: outlet.num_heads for outlet in find_outlets(model)}
+        (path / PRUNED).write_text(json.dumps(left, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
+    return path
+
+
 def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> nn.Module:
     """A model as it was saved after pruning: layers of `model` are cut to the saved sizes, then filled.
 
     Args:
         model: built at full size, of the class that was pruned; for transformers from the saved `config.json`.
-        weights: a state dict, a safetensors file, or a folder that `save_pretrained` wrote.
+        weights: a state dict, a safetensors file, or a folder that `save_pruned` wrote.
 
     Raises:
         CheckpointError: there are no weights, or they are not of this model.
@@ -92,7 +131,8 @@ def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) ->
         s = groups[outlet.name][0].slices[0]
         saved = state.get(s.parameter_name)
         if saved is None:
-            raise CheckpointError(f"the weights have no {s.parameter_name}; they are not of a {type(model).__name__}")
+            told = f"the weights have no {s.parameter_name}; they are not of a {type(model).__name__}"
+            raise CheckpointError(f"{told}, or were not written by save_pruned")
         keep[outlet.name] = list(range(outlet.num_heads * saved.shape[s.axis] // s.parameter().shape[s.axis]))
     cut = _cut(model, outlets, keep)
     try:
@@ -101,6 +141,8 @@ def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) ->
         raise CheckpointError(f"the weights do not fit this {type(model).__name__}: {error}") from error
     filled = {p.data_ptr() for name, p in cut.state_dict(keep_vars=True).items() if name in state}
     missing = [name for name in missing if cut.state_dict(keep_vars=True)[name].data_ptr() not in filled]  # tied ones
+    computed = getattr(unwrap(cut), "_keys_to_ignore_on_save", None) or ()  # sinusoids are never saved
+    missing = [name for name in missing if not any(re.search(pattern, name) for pattern in computed)]
     if missing or unknown:
         raise CheckpointError(f"the weights are not of this {type(model).__name__}: missing {missing[:3]}, "
                               f"unknown {list(unknown)[:3]}")  # fmt: skip
@@ -123,14 +165,16 @@ def _cut(model: nn.Module, outlets: Sequence[Outlet], keep: Mapping[str, Sequenc
 
 def _cut_layer(model: nn.Module, outlet: Outlet, groups: Sequence[HeadGroup], keep: list[int]) -> None:
     attributes = _attributes(model, outlet)
-    for s in (s for group in groups for s in group.slices):
-        rows = s.rows[keep].flatten().sort().values  # [M R]
+    weights = {(id(s.module), s.attribute): s for group in groups for s in group.slices}
+    for place, s in weights.items():  # q, k and v may lie in one weight, which is cut once
+        every = [x for group in groups for x in group.slices if (id(x.module), x.attribute) == place]
+        rows = torch.cat([x.rows[keep].flatten() for x in every]).sort().values
         _select(s.module, s.attribute, s.axis, rows)
         if isinstance(getattr(s.module, "bias", None), Tensor):
             _select(s.module, "bias", 0, rows)
     if outlet.kind == "projection":
         columns = torch.arange(outlet.num_heads * outlet.head_dim).view(outlet.num_heads, -1)[keep].flatten()
-        _select(outlet.module, "weight", 1, columns)
+        _select(outlet.module, "weight", 0 if type(outlet.module).__name__ == "Conv1D" else 1, columns)
     else:
         encoder: Any = model.encoder
         encoder.config = replace(encoder.config, heads=len(keep))  # a new model of this size can be built from it
@@ -157,8 +201,8 @@ def _attributes(model: nn.Module, outlet: Outlet) -> Mapping[str, str]:
         if fnmatchcase(f"{kind.__module__}.{kind.__qualname__}", pattern) and outlet.kind == "projection":
             return attributes
     raise HeadLayoutError(
-        f"{outlet.name or kind.__name__}: heads of {kind.__name__} cannot be cut out, since its code fixes their "
-        "number; use ablate(model, heads), which computes the same function at full size"
+        f"{outlet.name or kind.__name__}: heads of {kind.__name__} cannot be cut out, since it is none of the classes "
+        "known to take fewer; use ablate(model, heads), which computes the same function at full size"
     )
 
 
@@ -184,6 +228,8 @@ def _select(module: nn.Module, attribute: str, axis: int, kept: Tensor) -> None:
     setattr(module, attribute, new)
     if isinstance(module, nn.Linear) and attribute == "weight":
         module.out_features, module.in_features = new.shape
+    elif type(module).__name__ == "Conv1D" and attribute == "weight":
+        module.nx, module.nf = new.shape  # type: ignore[assignment]
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:

@@ -53,6 +53,24 @@ def reweighted_logits(
     return torch.as_tensor(logits).unflatten(0, (len(weights), -1))
 
 
+def only_one(heads: int) -> Tensor:
+    """Weightings that leave each head alone, float64 [M, M]."""
+    return torch.eye(heads, dtype=torch.float64)
+
+
+def fewer_and_fewer(order: Sequence[int]) -> Tensor:
+    """Weightings without the first 0, 1, ..., M heads of an order, float64 [M + 1, M].
+
+    Example:
+        >>> fewer_and_fewer([1, 0]).tolist()
+        [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+    """
+    found = torch.ones(len(order) + 1, len(order), dtype=torch.float64)
+    for gone, head in enumerate(order):
+        found[gone + 1 :, head] = 0
+    return found
+
+
 def leave_one_out(heads: int) -> Tensor:
     """Weightings that take each head away alone, float64 [M, M].
 

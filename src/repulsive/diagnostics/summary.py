@@ -65,6 +65,13 @@ def as_json(found: Inspection) -> dict[str, Any]:
         "ablation": None
         if found.ablation is None
         else {"metric": found.metric, "baseline": found.ablation.baseline, "change": _nested(found.ablation.change)},
+        "pruning": None
+        if found.pruned is None
+        else {
+            "removed": list(found.pruned.removed),
+            "change": [_number(value) for value in found.pruned.metric],
+            "order": [list(head) for head in found.pruned.order],
+        },
         "notes": list(found.notes),
     }
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from repulsive.data.batches import Buckets
 from repulsive.data.prepared import Part
-from repulsive.diagnostics.diversity import Diversity, of_weights
-from repulsive.diagnostics.outlets import find_outlets
-from repulsive.diagnostics.redundancy import head_ablation
+from repulsive.diagnostics.diversity import Diversity, merged, of_outputs, of_weights
+from repulsive.diagnostics.labels import short_names
+from repulsive.diagnostics.outlets import Outlet, find_outlets
+from repulsive.diagnostics.redundancy import Curve, head_ablation
 from repulsive.diagnostics.report.maps import head_overlap
-from repulsive.diagnostics.reweighted import leave_one_out, reweighted_logits
+from repulsive.diagnostics.reweighted import fewer_and_fewer, leave_one_out, only_one, reweighted_logits
 from repulsive.diagnostics.uncertainty import bootstrap_weights, mixture
 from repulsive.heads import find_heads
 from repulsive.recipes.classification import model_inputs
@@ -32,10 +33,17 @@ class Measured:
     Args:
         weights: how alike the heads' weights are, for each group.
         overlap: attention that heads have in common, mean over items, [M, M].
-        change: accuracy without each head minus accuracy with all, [M], of several layers one after the other.
+        change: `metric` without each head minus that with all, [M], of several layers one after the other.
         items: how many items that was measured on.
         bootstrap: probabilities of the head bootstrap on these items, [N, C].
         foreign: probabilities on another data set, [K, C]; None where there is none.
+        running: how alike heads are at work, "attention" and "outputs" -> one entry per layer.
+        names: dotted names of layers and groups -> short ones.
+        by_layer: `change` of models with layers, [L, M]; nan where a layer has fewer heads.
+        layers: their dotted names.
+        metric: what changes, as a share.
+        alone: `metric` with each head alone, of models with one layer, [M].
+        pruned: `metric` as heads go, those first that are least missed.
     """
 
     weights: list[Diversity]
@@ -44,6 +52,13 @@ class Measured:
     items: int = 0
     bootstrap: Tensor | None = None
     foreign: Tensor | None = None
+    running: Mapping[str, Sequence[Diversity]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    by_layer: Tensor | None = None
+    layers: Sequence[str] = ()
+    metric: str = "accuracy"
+    alone: Tensor | None = None
+    pruned: Curve | None = None
 
 
 def measure_model(
@@ -58,12 +73,14 @@ def measure_model(
         look: what the model does on the development set, `correct` for each item; None: weights alone are measured.
         tell: told how many heads were taken away, and of how many.
     """
-    alike = of_weights(find_heads(model))
+    groups = find_heads(model)
+    alike = of_weights(groups)
     if look is None:
-        return Measured(alike)
+        return Measured(alike, names=short_names(groups))
     found = head_ablation(model, lambda it: look(it).items["correct"].double(), progress=tell)
     change = found.change[~found.change.isnan()]  # [heads of all layers]
-    return Measured(alike, change=change, items=0 if found.items is None else found.items.shape[-1])
+    items, names = 0 if found.items is None else found.items.shape[-1], short_names(groups)
+    return Measured(alike, change=change, items=items, names=names, by_layer=found.change, layers=found.layers)
 
 
 @torch.inference_mode()
@@ -87,26 +104,43 @@ def measure_classifier(
     outlets = find_outlets(model)
     heads = outlets[0].num_heads
     generator = torch.Generator().manual_seed(seed)
-    weights = torch.cat([torch.ones(1, heads), leave_one_out(heads), bootstrap_weights(heads, DRAWS, generator)])
+    fixed = torch.cat([torch.ones(1, heads), leave_one_out(heads), only_one(heads)])  # [1 + 2 M, M]
+    weights = torch.cat([fixed, bootstrap_weights(heads, DRAWS, generator)])
     sides = len(part.sentences)
     weights = weights.double() ** (1 / sides)  # a pair multiplies what the head makes of one sentence and of the other
     count = min(most, len(part))
-    correct = torch.zeros(1 + heads, dtype=torch.float64)
+    correct = torch.zeros(len(fixed), dtype=torch.float64)
     boot: Tensor | None = None
     overlap = torch.zeros(heads, heads, dtype=torch.float64)
+    outputs: list[tuple[Diversity, float]] = []
     for indices, arguments in _batches(part, count, _size(model, len(weights), heads)):
-        _, attention, _ = model(*arguments, collect=True)
+        _, attention, sentences = model(*arguments, collect=True)
         for seen in attention if isinstance(attention, tuple) else (attention,):  # [B, M, T]
             overlap += head_overlap(seen.double()).sum(0).cpu() / sides
-        logits = reweighted_logits(model, tuple(arguments), weights, outlets=outlets)  # [1 + M + K, B, C]
-        right = logits[: 1 + heads].argmax(-1) == part.labels[indices]  # [1 + M, B]
+        for left in sentences if isinstance(sentences, tuple) else (sentences,):  # [B, M, d]
+            outputs.append((of_outputs(left.unsqueeze(2), name=outlets[0].name), len(left)))
+        logits = reweighted_logits(model, tuple(arguments), weights, outlets=outlets)  # [1 + 2 M + K, B, C]
+        right = logits[: len(fixed)].argmax(-1) == part.labels[indices]  # [1 + 2 M, B]
         correct += right.sum(-1).double().cpu()
-        mixed = mixture(logits[1 + heads :]).cpu()  # [B, C]
+        mixed = mixture(logits[len(fixed) :]).cpu()  # [B, C]
         boot = mixed.new_zeros(count, mixed.shape[1]) if boot is None else boot
         boot[indices.cpu()] = mixed
-    change = (correct[1:] - correct[0]) / count
+    change, alone = ((correct[1:] - correct[0]) / count).split(heads)
     there = None if foreign is None else predictions(model, foreign)
-    return Measured(of_weights(find_heads(model)), overlap / count, change, count, boot, there)
+    running = {"outputs": [merged(outputs)]}
+    found = Measured(of_weights(find_heads(model)), overlap / count, change, count, boot, there, running)
+    order = change.argsort(descending=True, stable=True).tolist()
+    return replace(found, alone=correct[0] / count + alone, pruned=_pruned(model, part, count, order, outlets))
+
+
+def _pruned(model: nn.Module, part: Part, count: int, order: list[int], outlets: Sequence[Outlet]) -> Curve:
+    """Accuracy without the first heads of an order, all of it in one pass."""
+    weights, correct = fewer_and_fewer(order), torch.zeros(len(order) + 1, dtype=torch.float64)
+    for indices, arguments in _batches(part, count, _size(model, len(weights), len(order))):
+        logits = reweighted_logits(model, tuple(arguments), weights, outlets=outlets)  # [1 + M, B, C]
+        correct += (logits.argmax(-1) == part.labels[indices]).sum(-1).double().cpu()
+    shares = (correct / count).tolist()
+    return Curve(tuple(range(len(shares))), tuple(shares), tuple((0, head) for head in order))
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.data.prepared import Part, Prepared
-from repulsive.diagnostics.report import Chart, Content, Example, Panel, write_report
+from repulsive.diagnostics.report import Chart, Content, Example, Layered, Panel, write_report
 from repulsive.diagnostics.report.figures import learning_curve
 from repulsive.diagnostics.report.paper import check_matplotlib, write_figures
 from repulsive.errors import ConfigError, RunError
@@ -20,9 +20,11 @@ from repulsive.recipes.foreign import open_foreign, unknown_share
 from repulsive.recipes.gather import Method, facts, open_methods, open_rows, part_name
 from repulsive.recipes.head_counts import head_counts
 from repulsive.recipes.measure import Measured, measure_classifier, measure_model
+from repulsive.recipes.measure_translation import layered_examples, measure_translator
 from repulsive.recipes.readings import examples, spread
 from repulsive.recipes.results import results
 from repulsive.recipes.score import load_run
+from repulsive.recipes.translation import TranslationTask
 from repulsive.training.processes import chosen_device
 from repulsive.training.task import Task
 
@@ -30,10 +32,12 @@ CURVES = {  # name -> kind and key of a line of metrics.jsonl, and the figure's 
     "training loss, penalty included": ("train", "loss", "train-loss"),
     "dev accuracy": ("dev", "accuracy", "dev-accuracy"),
     "dev NLL": ("dev", "nll", "dev-nll"),
+    "Dist, dev": ("dev", "dist", "dist"),
     "overlap of heads, dev": ("dev", "overlap", "overlap"),
     "distance between heads' weights": ("heads", "distance", "distance"),
     "repulsion over drive": ("heads", "ratio", "ratio"),
 }
+LAYER = "distance/"  # begins the name of what is logged of a layer
 SHOWN = 8  # examples on the page
 Tell = Callable[[str], None]
 
@@ -43,10 +47,11 @@ class Options:
     """What a report looks at.
 
     Args:
-        part: "test" or "dev".
+        part: "test", "dev" or a further test set.
         most: items on which heads are taken away.
         foreign: another prepared folder, for the entropy of predictions on foreign texts.
         heads: show the error against the number of heads, and nothing that needs the weights.
+        bleu: of translators, take heads away by BLEU of greedy translations, not by the accuracy of pieces.
         device: "cpu", "cuda" or None for what is there.
         title: of the page.
     """
@@ -55,12 +60,14 @@ class Options:
     most: int = 2000
     foreign: Path | None = None
     heads: bool = False
+    bleu: bool = False
     device: str | None = None
     title: str = ""
 
     def __post_init__(self) -> None:
-        if self.heads and self.foreign is not None:
-            raise ConfigError("give --heads or --foreign, not both: two reports")
+        if self.heads and (self.foreign is not None or self.bleu):
+            other = "--bleu" if self.foreign is None else "--foreign"
+            raise ConfigError(f"give --heads or {other}, not both: two reports")
 
 
 def write(
@@ -100,6 +107,8 @@ def write(
 def gather(folders: Sequence[Path], options: Options, tell: Tell = lambda line: None) -> Content:
     """What the page of some runs shows, as data; arguments and errors as in `write`."""
     methods = open_methods(folders)
+    if options.bleu and any(method.tables().get("task") != "translation" for method in methods):
+        raise ConfigError("--bleu: these runs do not translate; leave it out")
     rows = open_rows(methods, options.part)
     device = chosen_device(options.device)
     other = None if options.foreign is None else _foreign(methods[0], options.foreign, options.part, device)
@@ -111,19 +120,11 @@ def gather(folders: Sequence[Path], options: Options, tell: Tell = lambda line: 
         for seed, run in method.runs.items():
             tell(f"{run.path}: measuring heads")
             task, model = load_run(run, device)
-            if not isinstance(task, ClassificationTask):
-                found[method.label][seed] = measure_model(model, getattr(task, "look", None), _each_tenth(tell))
-                continue
-            found[method.label][seed] = measure_classifier(
-                model, task.parts[options.part], most=options.most, seed=seed, foreign=other
-            )
+            found[method.label][seed] = _measure(task, model, options, seed, other, _each_tenth(tell))
             if run is method.first:
                 models[method.label] = model.cpu()
     assert task is not None  # there is a method, and it has a run
-    readings: list[Example] = []
-    if isinstance(task, ClassificationTask):
-        part = task.data.parts[options.part]
-        readings = examples(task.data, options.part, spread(part, SHOWN), models)
+    readings, layered = _examples(task, options.part, models)
     data = _data_of(task)
     return Content(
         title=options.title or (f"Heads on {data.task}" if data else "Heads"),
@@ -132,8 +133,35 @@ def gather(folders: Sequence[Path], options: Options, tell: Tell = lambda line: 
         table=results(rows, _caption(methods, options.part)),
         charts=curves(methods),
         examples=readings,
-        panels=_panels(methods, found, options, other),
+        panels=[*by_layer(methods), *_panels(methods, found, options, other), *_left_out(task)],
+        layered=layered,
     )
+
+
+def _measure(
+    task: Task, model: nn.Module, options: Options, seed: int, other: Part | None, tell: Callable[[int, int], None]
+) -> Measured:
+    if isinstance(task, ClassificationTask):
+        part = task.parts[options.part]
+        return measure_classifier(model, part, most=options.most, seed=seed, foreign=other)
+    if isinstance(task, TranslationTask):
+        return measure_translator(model, task, options.part, most=options.most, bleu=options.bleu, tell=tell)
+    return measure_model(model, getattr(task, "look", None), tell)
+
+
+def _examples(task: Task, part: str, models: Mapping[str, nn.Module]) -> tuple[list[Example], list[Layered]]:
+    """What the attention explorer shows, of one layer or of several."""
+    if isinstance(task, ClassificationTask):
+        return examples(task.data, part, spread(task.data.parts[part], SHOWN), models), []
+    return [], layered_examples(task, part, models, SHOWN) if isinstance(task, TranslationTask) else []
+
+
+def _left_out(task: Task) -> list[Panel]:
+    """What a page on this task does not have."""
+    if isinstance(task, ClassificationTask):
+        return []
+    told = "Reliability, entropy and the head bootstrap: they are measured on classifiers, which choose a class."
+    return [Panel("Not in this report", [told])]
 
 
 def curves(methods: Sequence[Method]) -> list[Chart]:
@@ -144,6 +172,18 @@ def curves(methods: Sequence[Method]) -> list[Chart]:
         if seen:
             charts.append(learning_curve(name, seen, file))
     return charts
+
+
+def by_layer(methods: Sequence[Method]) -> list[Panel]:
+    """How far apart the heads of each layer were in training; nothing for models of one layer."""
+    names = [name for method in methods for run in method.runs.values() for name in run.keys("heads")]
+    charts = []
+    for name in dict.fromkeys(name for name in names if name.startswith(LAYER)):
+        layer = name.removeprefix(LAYER)
+        seen = {method.label: points for method in methods if (points := method.curves("heads", name))}
+        charts.append(learning_curve(layer, seen, f"distance-{layer.replace(' ', '-')}"))
+    lead = ["The mean distance between the weights of two heads, over the projections of a layer."]
+    return [Panel("Layers in training", lead, charts=charts)] if charts else []
 
 
 def _foreign(method: Method, folder: Path, part: str, device: torch.device) -> Part:
@@ -169,15 +209,17 @@ def _panels(
     every = [run for runs in found.values() for run in runs.values()]
     classifiers = all(run.bootstrap is not None for run in every)
     if all(run.change is not None for run in every):
-        shown.append(panels.redundancy(found, part_name(options.part if classifiers else "dev")))
+        shown.append(panels.redundancy(found, part_name(options.part)))
+    if all(run.pruned is not None for run in every):
+        shown.append(panels.pruning(found))
     if not classifiers:
         return shown
     answers: dict[str, dict[int, dict[str, Tensor]]] = {
         method.label: {seed: run.items(options.part) for seed, run in method.runs.items()} for method in methods
     }
     shown.append(panels.calibration(found, answers))
-    if other is not None and options.foreign is not None:
-        shown.append(panels.foreign(found, answers, options.foreign.name, unknown_share(other)))
+    foreign = None if options.foreign is None or other is None else (options.foreign.name, unknown_share(other))
+    shown.append(panels.unsure(found, answers, foreign))
     return shown
 
 

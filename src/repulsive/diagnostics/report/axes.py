@@ -30,7 +30,7 @@ def tick_text(value: float, among: Sequence[float]) -> str:
     step = among[1] - among[0]
     if abs(among[-1]) >= 10_000:
         return f"{value / 1000:,.{0 if step >= 1000 else 1}f}k".replace("-", "−")
-    if step < 1e-4:
+    if max(map(abs, among)) < 1e-4:
         return f"{value:.3g}".replace("-", "−")
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     if round(step * 10**digits, 6) % 1:

@@ -16,6 +16,7 @@ MOST_POINTS = 400  # of a line: more than the chart is wide
 DOT = 7.0  # radius of the largest dot
 _SIZE, _SMALL = (440, 250), (290, 200)  # units of the drawing; a small chart is shown smaller, its labels are not
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 12, 42
+_LETTER = 7.6  # width of a digit of a tick
 Place = Callable[[float, float], Point]
 
 
@@ -34,20 +35,25 @@ def line_chart(chart: Chart, methods: Sequence[str], *, small: bool = False) -> 
     (least, most), (low, high) = ends
     x_ticks, y_ticks = list(chart.x_ticks) or ticks(least, most, 4 if small else 5), ticks(low, high, 5)
     x0, x1 = least, most if chart.x_limits or chart.x_ticks else max(most, x_ticks[-1])
+    x0 = min(x0, x_ticks[0]) if least == most else x0  # one point stands in the middle
     y0, y1 = y_ticks[0], y_ticks[-1]
+    y_texts = [tick_text(y, y_ticks) for y in y_ticks]
+    left = max(_LEFT, 9 + _LETTER * max(map(len, y_texts)))
     along = math.log2 if chart.x_log else float
 
     def place(x: float, y: float) -> Point:
         across = (along(x) - along(x0)) / ((along(x1) - along(x0)) or 1)
         up = (y - y0) / ((y1 - y0) or 1)
-        return _LEFT + across * (width - _LEFT - _RIGHT), height - _BOTTOM - up * (height - _TOP - _BOTTOM)
+        return left + across * (width - left - _RIGHT), height - _BOTTOM - up * (height - _TOP - _BOTTOM)
 
-    parts = "".join(_gridline(place(x0, y)[1], width - _RIGHT, tick_text(y, y_ticks)) for y in y_ticks)
+    parts = "".join(
+        _gridline(place(x0, y)[1], left, width - _RIGHT, said) for y, said in zip(y_ticks, y_texts, strict=True)
+    )
     for x in x_ticks:
         if x0 <= x <= x1:
             said = f"{x:g}" if chart.x_ticks else tick_text(x, x_ticks)
             parts += f'<text class="tick" x="{place(x, y0)[0]:.1f}" y="{height - 24}">{said}</text>'
-    middle = (_LEFT + width - _RIGHT) / 2
+    middle = (left + width - _RIGHT) / 2
     parts += f'<text class="tick" x="{middle:.0f}" y="{height - 6}">{escaped(chart.x_name)}</text>'
     if chart.diagonal:
         first, last = max(x0, y0), min(x1, y1)
@@ -83,7 +89,7 @@ def _marks(series: Series, methods: Sequence[str], place: Place) -> str:
     style, points = style_of(series.method, methods), _thinned(series.points)
     if series.mark == "bars":
         return f'<path class="bars {style}" d="{_bars(points, place)}"/>'
-    if series.mark == "dots":
+    if series.mark == "dots" or (series.mark == "line" and sum(map(drawn, series.points)) == 1):
         sizes = series.sizes or [0.36] * len(series.points)
         return "".join(
             f'<circle class="dot {style}" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{max(1.6, DOT * math.sqrt(size)):.1f}"/>'
@@ -131,10 +137,10 @@ def _path(places: Sequence[Point | None]) -> str:
     return path
 
 
-def _gridline(y: float, end: float, text: str) -> str:
+def _gridline(y: float, start: float, end: float, text: str) -> str:
     return (
-        f'<path class="grid" d="M{_LEFT} {y:.1f}H{end}"/>'
-        f'<text class="tick y" x="{_LEFT - 7}" y="{y + 4:.1f}">{text}</text>'
+        f'<path class="grid" d="M{start:g} {y:.1f}H{end}"/>'
+        f'<text class="tick y" x="{start - 7:g}" y="{y + 4:.1f}">{text}</text>'
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from repulsive.diagnostics.report.layered import Layered
 from repulsive.diagnostics.report.panels import Chart, Panel
 from repulsive.metrics.compare import Comparison
 
@@ -158,7 +159,8 @@ class Content:
         facts: (name, value): data set, sizes, seeds, versions, command, seconds.
         table: the results.
         charts: learning curves.
-        examples: for the attention explorer.
+        examples: for the attention explorer, one layer whose heads read a text as a whole.
+        layered: for the attention explorer of models with layers; a page has examples of one kind.
         threshold: least attention of one head on an aspect's evidence that counts as covering it.
         panels: further sections; where one of them has grids, the heads of the examples are not compared again.
     """
@@ -171,8 +173,11 @@ class Content:
     examples: Sequence[Example] = ()
     threshold: float = 0.3
     panels: Sequence[Panel] = ()
+    layered: Sequence[Layered] = ()
 
     def __post_init__(self) -> None:
+        if self.examples and self.layered:
+            raise ValueError("a page has one attention explorer: give examples or layered, not both")
         seen = {tuple((r.method, len(r.attention)) for r in example.readings) for example in self.examples}
         if len(seen) > 1:
             raise ValueError(f"examples differ in their methods or numbers of heads: {sorted(seen)}")
@@ -182,7 +187,8 @@ class Content:
         rows = [row.method for row in self.table.rows] if self.table else []
         lines = [series.method for chart in self.all_charts() for series in chart.series]
         readings = [reading.method for example in self.examples for reading in example.readings]
-        return list(dict.fromkeys([*rows, *lines, *readings]))
+        layers = [method for example in self.layered for method in example.readings]
+        return list(dict.fromkeys([*rows, *lines, *readings, *layers]))
 
     def all_charts(self) -> list[Chart]:
         """Learning curves, then the charts of the panels."""

@@ -19,12 +19,10 @@ def example_section(example: Example, number: int, threshold: float) -> str:
     overall = [reading.weights().mean(0) for reading in example.readings]  # [T] each
     top = max(float(weights.max()) for weights in overall)
     top_head = max(float(reading.weights().max()) for reading in example.readings)
-    cards = "".join(
-        _card(example, r, weights, top, aspects) for r, weights in zip(example.readings, overall, strict=True)
-    )
-    opened = " open" if number == 1 else ""
+    cards = "".join(_card(example, place, weights, top, aspects) for place, weights in enumerate(overall))
+    opened, named = " open" if number == 1 else "", escaped(summary(example, number))
     return (
-        f'<details class="example" id="example-{number}"{opened}><summary>{summary(example, number)}</summary>\n'
+        f'<details class="example" id="example-{number}"{opened}><summary>{named}</summary>\n'
         f'<p class="truth">True class: <b>{escaped(example.label)}</b></p>\n'
         f"{evidence_table(example, threshold)}"
         f'<div class="of-overall">{scale(f"{top:.3f}", "overall attention: the mean over heads")}</div>'
@@ -68,15 +66,22 @@ def aspect_numbers(example: Example) -> dict[int, int]:
 def summary(example: Example, number: int) -> str:
     """An example in a line: its number, class and first words."""
     start = shortened(" ".join(visible(token) for token in example.tokens[:12]), 60)
-    return escaped(f"{number} · {example.label} · {start}")
+    return f"{number} · {example.label} · {start}"
+
+
+def picker(examples: Sequence[str]) -> str:
+    """One example of several, by name or one after the other."""
+    options = "".join(f'<option value="{place}">{escaped(name)}</option>' for place, name in enumerate(examples, 1))
+    return (
+        '<div class="pick"><label for="pick">Example</label> <button type="button" id="previous" '
+        f'aria-label="Previous example">‹</button><select id="pick">{options}</select>'
+        '<button type="button" id="next" aria-label="Next example">›</button></div>'
+    )
 
 
 def controls(content: Content, shown: int) -> str:
     """What the reader chooses with; hidden until the script is there to serve it."""
-    options = "".join(
-        f'<option value="{number}">{summary(example, number)}</option>'
-        for number, example in enumerate(content.examples[:shown], 1)
-    )
+    names = [summary(example, number) for number, example in enumerate(content.examples[:shown], 1)]
     most = max(len(reading.attention) for reading in content.examples[0].readings)
     views = "".join(
         f'<label><input type="radio" name="view" value="{view}"><span>{name}</span></label>'
@@ -84,15 +89,24 @@ def controls(content: Content, shown: int) -> str:
     )
     return (
         '<div class="controls" id="controls" hidden>'
-        f'<div class="pick"><label for="pick">Example</label> <button type="button" id="previous" '
-        f'aria-label="Previous example">‹</button><select id="pick">{options}</select>'
-        '<button type="button" id="next" aria-label="Next example">›</button></div>'
-        f'<fieldset class="views"><legend>Show</legend>{views}</fieldset>'
+        f'{picker(names)}<fieldset class="views"><legend>Show</legend>{views}</fieldset>'
+        f"{_runs([reading.method for reading in content.examples[0].readings])}"
         f'<div class="choose" id="choose"><label for="head">Head</label> <input type="range" id="head" min="1" '
         f'max="{most}" value="1"> <output id="chosen" for="head">1</output></div></div>\n'
         '<p class="readout" id="readout" hidden>Point at a cell or a word to read its attention; click a cell to see '
         "its head.</p>\n"
     )
+
+
+def _runs(methods: Sequence[str]) -> str:
+    """Which methods to compare, where there are more than two."""
+    if len(methods) < 3:
+        return ""
+    chips = "".join(
+        f'<label><input type="checkbox" name="runs" value="{place}"><span>{escaped(method)}</span></label>'
+        for place, method in enumerate(methods, 1)
+    )
+    return f'<fieldset class="chips"><legend>Runs</legend>{chips}</fieldset>'
 
 
 def script_data(examples: Sequence[Example]) -> list[dict[str, Any]]:
@@ -106,13 +120,14 @@ def script_data(examples: Sequence[Example]) -> list[dict[str, Any]]:
     ]
 
 
-def _card(example: Example, reading: Reading, overall: Tensor, top: float, aspects: dict[int, int]) -> str:
+def _card(example: Example, place: int, overall: Tensor, top: float, aspects: dict[int, int]) -> str:
+    reading = example.readings[place]
     right = reading.predicted == example.label
     mark = '<span class="better">✓ right</span>' if right else '<span class="worse">✗ wrong</span>'
     steps = levels(overall, top).tolist()
-    words = " ".join(_word(token, steps[place], aspects.get(place)) for place, token in enumerate(example.tokens))
+    words = " ".join(_word(token, steps[at], aspects.get(at)) for at, token in enumerate(example.tokens))
     return (
-        f'<article class="card"><h4>{escaped(reading.method)}</h4>'
+        f'<article class="card" data-run="{place + 1}"><h3>{escaped(reading.method)}</h3>'
         f'<p class="said">says <b>{escaped(reading.predicted)}</b> ({reading.probability:.2f}) {mark}'
         f'<span class="peaks">{top_words(reading)}</span></p><p class="words">{words}</p></article>\n'
     )

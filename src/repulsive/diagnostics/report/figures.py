@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from repulsive.diagnostics.calibration import Reliability
 from repulsive.diagnostics.head_count import HeadCount, HeadFit
+from repulsive.diagnostics.redundancy import Curve
 from repulsive.diagnostics.report.axes import ticks
 from repulsive.diagnostics.report.panels import Chart, Point, Series
 from repulsive.diagnostics.uncertainty import EntropyCDF
@@ -102,6 +104,21 @@ def redundancy_charts(changes: Mapping[str, Tensor], what: str, file: str = "red
             )
         )
     return charts
+
+
+def pruning_chart(curves: Mapping[str, Sequence[Curve]], metric: str, file: str = "pruning") -> Chart:
+    """A metric as more and more heads go: the mean over seeds, in a band of one standard deviation.
+
+    Args:
+        curves: method -> one for each seed.
+        metric: what falls as heads go.
+        file: name of the figure for papers.
+    """
+    runs = {
+        method: [[(100 * n / len(c.order), y) for n, y in zip(c.removed, c.metric, strict=True)] for c in each]
+        for method, each in curves.items()
+    }
+    return replace(learning_curve(metric, runs, file), x_name="% of heads taken away", x_limits=(0.0, 100.0))
 
 
 def histogram_edges(values: Tensor) -> Tensor:

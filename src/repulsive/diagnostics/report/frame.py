@@ -12,20 +12,19 @@ from pathlib import Path
 from repulsive.diagnostics.report.text import escaped
 
 
-def document(title: str, body: str, *, script: str = "") -> str:
+def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
     """One HTML document that asks for nothing outside of itself.
 
     Args:
         title: of the page.
         body: its markup, data escaped.
         script: the one script that may run; "": none may.
+        style: of the page; "": that of reports.
     """
-    style = asset("page.css")
+    style = style or asset("page.css")
     allowed = f"script-src '{_digest(script)}'; " if script else ""
     trusted = "; require-trusted-types-for 'script'; trusted-types 'none'" if script else ""
-    policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; {allowed}base-uri 'none'; form-action 'none'{trusted}"
-    )
+    policy = f"default-src 'none'; style-src '{_digest(style)}'; {allowed}base-uri 'none'; form-action 'none'{trusted}"
     run = f"<script>{script}</script>\n" if script else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

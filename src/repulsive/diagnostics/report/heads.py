@@ -1,8 +1,8 @@
-"""All heads of all methods over the words of one example: a grid per method, rows are heads, columns are words."""
+"""All heads over the words of one example: a grid for each method, rows are heads, columns are words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ _LONGEST = 16  # characters of an upright word
 
 
 def head_maps(example: Example, aspects: Mapping[int, int]) -> str:
-    """The grid of one example.
+    """The grids of one example.
 
     Heads of a method are ordered by the word they look at most, so that collapsed heads are a stripe and diverse heads
     a stair.
@@ -26,41 +26,42 @@ def head_maps(example: Example, aspects: Mapping[int, int]) -> str:
         example: what to draw.
         aspects: for each position that is evidence the number of its aspect, from 1.
     """
-    count = len(example.tokens)
-    wide = min(16.0, max(10.0, 1080 / count))  # of a word
     labels = [shortened(visible(token), _LONGEST) for token in example.tokens]
-    high_labels = 10 + 6.5 * max(len(label) for label in labels)
     top = max(float(reading.weights().max()) for reading in example.readings)
-    blocks, sides, y = "", "", 0.0
-    for place, reading in enumerate(example.readings):
-        weights = reading.weights()
-        order, high = head_order(weights), row_height(len(weights))
-        sides += f'<text class="method" x="0" y="{y + 15:.0f}">{escaped(reading.method)}</text>'
-        y += _TITLE + high_labels
-        for position, label in enumerate(labels):
-            blocks += _word(label, position * wide, y, wide, aspects.get(position))
-        y += _BAR
-        blocks += (
-            f'<rect class="ground" x="0" y="{y:.1f}" width="{count * wide:.1f}" height="{len(order) * high}"/>'
-            f'<g class="cells" data-method="{place}" data-order="{",".join(str(head) for head in order)}" '
-            f'transform="translate(.5 {y:.1f}) scale({wide:.3f} {high})">'
-            f'<rect class="touch" width="{count}" height="{len(order)}"/>{cells(levels(weights[order], top))}</g>'
-        )
-        every = 1 if high >= 9 else 4
-        for row in range(0, len(order), every):
-            at = y + (row + 0.5) * high + 3
-            sides += f'<text class="number" x="{_SIDE - 6}" y="{at:.1f}">{order[row] + 1}</text>'
-        y += len(order) * high + 16
-    said = "; ".join(f"{escaped(r.method)}: {top_words(r)}" for r in example.readings)
-    width = count * wide + 1
+    blocks = "".join(_block(reading, place, labels, top, aspects) for place, reading in enumerate(example.readings))
     return (
-        f'<figure class="heads">{scale(f"{top:.3f}", "attention of a head")}<div class="maps">'
-        f'<svg class="side" width="{_SIDE}" height="{y:.0f}" viewBox="0 0 {_SIDE} {y:.0f}" aria-hidden="true">'
-        f'{sides}</svg><svg width="{width:.0f}" height="{y:.0f}" viewBox="0 0 {width:.0f} {y:.0f}" role="img" '
-        f'aria-label="Attention of every head on every word. {said}">{blocks}</svg></div>'
+        f'<figure class="heads">{scale(f"{top:.3f}", "attention of a head")}{blocks}'
         "<figcaption>A row is a head (its number at the left), a column a word. Heads are ordered by the word they "
         "look at most: heads that read the same form a stripe, heads that share the text a stair.</figcaption>"
         "</figure>\n"
+    )
+
+
+def _block(reading: Reading, place: int, labels: Sequence[str], top: float, aspects: Mapping[int, int]) -> str:
+    """The heads of one method: their numbers, which stay in sight, and the cells below the words."""
+    weights, count = reading.weights(), len(labels)
+    order, high = head_order(weights), row_height(len(weights))
+    wide = min(16.0, max(10.0, 1080 / count))  # of a word
+    y = _TITLE + 10 + 6.5 * max(len(label) for label in labels)
+    words = "".join(_word(label, at * wide, y, wide, aspects.get(at)) for at, label in enumerate(labels))
+    y += _BAR
+    numbers = "".join(
+        f'<text class="number" x="{_SIDE - 6}" y="{y + (row + 0.5) * high + 3:.1f}">{order[row] + 1}</text>'
+        for row in range(0, len(order), 1 if high >= 9 else 4)
+    )
+    grid = (
+        f'<rect class="ground" x="0" y="{y:.1f}" width="{count * wide:.1f}" height="{len(order) * high}"/>'
+        f'<g class="cells" data-method="{place}" data-order="{",".join(str(head) for head in order)}" '
+        f'transform="translate(.5 {y:.1f}) scale({wide:.3f} {high})">'
+        f'<rect class="touch" width="{count}" height="{len(order)}"/>{cells(levels(weights[order], top))}</g>'
+    )
+    name, width, height = escaped(reading.method), count * wide + 1, y + len(order) * high + 16
+    return (
+        f'<div class="maps" data-run="{place + 1}" role="region" tabindex="0" aria-label="Heads of {name}">'
+        f'<svg class="side" width="{_SIDE}" height="{height:.0f}" viewBox="0 0 {_SIDE} {height:.0f}" '
+        f'aria-hidden="true"><text class="method" x="0" y="15">{name}</text>{numbers}</svg>'
+        f'<svg width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="{name}: attention of every head on every word. {top_words(reading)}">{words}{grid}</svg></div>\n'
     )
 
 

@@ -1,19 +1,22 @@
-"""The page of an inspection: how diverse each layer's heads are, which are alike, and which could go."""
+"""The page of an inspection: how diverse each layer's heads are, which are alike, which could go, what they look at."""
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
-from repulsive.diagnostics.report.content import Example, Reading
-from repulsive.diagnostics.report.frame import document, header, write_whole
-from repulsive.diagnostics.report.heads import head_maps
-from repulsive.diagnostics.report.maps import LEVELS, overlap_grid, scale
+from repulsive.diagnostics.report.figures import pruning_chart, redundancy_charts
+from repulsive.diagnostics.report.frame import asset, document, header, write_whole
+from repulsive.diagnostics.report.layer_explorer import layer_explorer
+from repulsive.diagnostics.report.layered import Layered, Maps
+from repulsive.diagnostics.report.page import MOST_BYTES
+from repulsive.diagnostics.report.panels import Grid, HeadTable
+from repulsive.diagnostics.report.sections import charts_with_key, grid_rows, head_table, scrolling_table
 from repulsive.diagnostics.report.text import escaped, number
 
 _SPACES = {
@@ -21,6 +24,7 @@ _SPACES = {
     "attention": "what they look at",
     "outputs": "what leaves them",
 }
+_MODEL = "model"  # the one method of this page
 
 
 def write_inspection(
@@ -30,17 +34,19 @@ def write_inspection(
     title: str,
     facts: Sequence[tuple[str, str]] = (),
     tokens: Sequence[Sequence[str]] = (),
+    most_bytes: int = MOST_BYTES,
 ) -> Path:
-    """Write the page of an inspection, one HTML file that asks for nothing outside of itself and runs no script.
+    """Write the page of an inspection, one HTML file that asks for nothing outside of itself.
 
     Args:
         path: the HTML file; its folder is made.
         found: what `inspect_heads` returned.
         title: of the page.
         facts: (name, value) pairs at its top.
-        tokens: the words of the inputs in `found.looked`; none: what heads look at is not drawn.
+        tokens: the words of the inputs in `found.maps`; none: their places are numbered.
+        most_bytes: maps that would make the page larger are made smaller or left out, and the page says so.
     """
-    return write_whole(path, render_inspection(found, title=title, facts=facts, tokens=tokens))
+    return write_whole(path, render_inspection(found, title=title, facts=facts, tokens=tokens, most_bytes=most_bytes))
 
 
 def render_inspection(
@@ -49,96 +55,104 @@ def render_inspection(
     title: str,
     facts: Sequence[tuple[str, str]] = (),
     tokens: Sequence[Sequence[str]] = (),
+    most_bytes: int = MOST_BYTES,
 ) -> str:
     """The page as a string; arguments as in `write_inspection`."""
-    lead = "Effective heads run from 1 (all alike) to the number of heads (none like another)."
-    body = "".join(_space(space, found) for space in _SPACES if space in found.diversity)
-    body += _pairs(found) + _redundancy(found) + _looked(found, tokens)
+    lead = (
+        "Effective heads run from 1 (all alike) to the number of heads (none like another). Layers and heads are "
+        "counted from 0."
+    )
+    body = _redundancy(found) + _pairs(found) + "".join(_space(space, found) for space in _SPACES)
     notes = "".join(f"<li>{escaped(note)}</li>" for note in found.notes)
     body += f'<section><h2>Not measured</h2>\n<ul class="notes">{notes}</ul></section>\n' if notes else ""
-    return document(title, header(title, lead, facts) + body)
+    before, script = header(title, lead, [*facts, *_sizes(found)]) + body, asset("layers.js")
+    examples = layered_examples(found, tokens)
+    room = most_bytes - sum(len(part.encode()) for part in (asset("page.css"), script, before)) - 10_000  # the frame
+    explorer = layer_explorer(examples, [_MODEL], room) if examples else ""
+    return document(title, before + explorer, script=script if examples else "")
 
 
-def head_grid(scores: Tensor, names: Sequence[str], what: str) -> str:
-    """Layers down, heads across, the colour of a cell its score; every number is in its row's text.
+def layered_examples(found: Inspection, tokens: Sequence[Sequence[str]]) -> list[Layered]:
+    """The maps of an inspection with the words they are over; positions that have none are numbered."""
+    examples = []
+    for item, layers in enumerate(found.maps):
+        words = tokens[item] if item < len(tokens) else []
+        texts: dict[str, Sequence[str]] = {"text": words} if words else {}
 
-    Args:
-        scores: [L, M], not negative; nan where a layer has no such head.
-        names: of the layers.
-        what: the scores are, in words.
-    """
-    top = float(scores.nan_to_num().max())
-    steps = (LEVELS * (scores.nan_to_num() / (top or 1)).clamp(0, 1)).round().long()  # [L, M]
-    rows = ""
-    for name, row, step in zip(names, scores.tolist(), steps.tolist(), strict=True):
-        shown = "".join(
-            f'<td class="h{level}">{number(value, 3) if top >= 0.01 else f"{value:.1e}"}</td>'
-            for value, level in zip(row, step, strict=True)
-            if not math.isnan(value)
-        )
-        rows += f'<tr><th scope="row">{escaped(name)}</th>{shown}</tr>\n'
-    heads = "".join(f'<th scope="col">{head}</th>' for head in range(scores.shape[1]))
-    return _table(what, f'<th scope="col">layer, head</th>{heads}', rows)
+        def text(size: int, texts: dict[str, Sequence[str]] = texts, words: Sequence[str] = words) -> str:
+            name = "text" if size == len(words) else f"{size} positions"
+            texts.setdefault(name, [str(place) for place in range(size)])
+            return name
+
+        maps = [Maps(found.label(name), w, text(w.shape[1]), text(w.shape[2])) for name, w in layers.items()]
+        if maps:
+            examples.append(Layered(texts, {_MODEL: maps}))
+    return examples
 
 
 def _space(space: str, found: Inspection) -> str:
+    if space not in found.diversity:
+        return ""
     entries = found.diversity[space]
     rows = "".join(
-        f'<tr><th scope="row">{escaped(d.name)}</th><td>{d.num_heads}</td><td>{d.effective_heads:.2f}</td>'
+        f"<tr>{_layer(found, d.name)}<td>{d.num_heads}</td><td>{d.effective_heads:.2f}</td>"
         f"<td>{number(d.mean_cosine, 3)}</td><td>{d.mean_distance:.4g}</td></tr>\n"
         for d in entries
     )
     names = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    grids = "".join(overlap_grid(d.cosine.cpu(), found.label(d.name)) for d in entries if d.num_heads > 1)
-    return (
-        f"<section><h2>How alike heads are in {_SPACES[space]}</h2>\n{_table(f'Diversity of {space}', head, rows)}"
-        f"{scale('1', 'cosine of two heads; opposite heads are drawn as unlike')}"
-        f'<div class="overlaps">{grids}</div></section>\n'
-    )
+    what = "cosine of two heads; opposite heads are drawn as unlike"
+    grids = [Grid(found.label(d.name), d.cosine.cpu(), what) for d in entries if d.num_heads > 1]
+    table = scrolling_table(f"Diversity of {space}", head, rows)
+    return f"<section><h2>How alike heads are in {_SPACES[space]}</h2>\n{table}{grid_rows(grids)}</section>\n"
 
 
 def _pairs(found: Inspection) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{escaped(pair.name)}</th><td>{space}</td><td>{pair.first} and {pair.second}</td>'
+        f"<tr>{_layer(found, pair.name)}<td>{space}</td><td>{pair.first} and {pair.second}</td>"
         f"<td>{number(pair.cosine, 3)}</td></tr>\n"
         for space in _SPACES
         for pair in found.closest(space)
     )
+    if not rows:
+        return ""
     head = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "space", "heads", "cosine"))
-    return f"<section><h2>Most similar pairs</h2>\n{_table('Most similar pairs', head, rows)}</section>\n"
+    table = scrolling_table("The largest cosines in each space", head, rows)
+    return f"<section><h2>Most similar pairs</h2>\n{table}</section>\n"
 
 
 def _redundancy(found: Inspection) -> str:
-    names = [name for name, *_ in found.layers]
     page = ""
     if found.importance is not None:
-        page += head_grid(found.importance, names, "First-order importance, l2-normalised per layer")
+        page += _heads(found, found.importance, "First-order importance, l2-normalised per layer")
     if found.ablation is not None:
-        page += head_grid(found.ablation.change.clamp(min=0), names, f"Exact ablation of one head: {found.metric}")
+        change = found.ablation.change
+        page += _heads(found, change, f"Exact ablation of one head: {found.metric}")
+        charts = redundancy_charts({"All heads": change}, "change of the output")
+        if found.pruned is not None:
+            name = "Least important heads first"
+            charts.append(replace(pruning_chart({name: [found.pruned]}, name), y_name="change of the output"))
+        page += charts_with_key(charts, [chart.name for chart in charts])
     return f"<section><h2>Which heads could go</h2>\n{page}</section>\n" if page else ""
 
 
-def _looked(found: Inspection, tokens: Sequence[Sequence[str]]) -> str:
-    page = ""
-    for words, layers in zip(tokens, found.looked, strict=False):
-        if any(weights.shape[1] != len(words) for weights in layers.values()):
-            continue  # cross-attention looks at another text
-        readings = [
-            Reading(found.label(name), "", 0.0, torch.as_tensor(weights, dtype=torch.float64))
-            for name, weights in layers.items()
-        ]
-        page += head_maps(Example(words, "", readings), {})
-    lead = (
-        "<p>How much of each head's attention every token receives, averaged over the tokens that look. In these maps "
-        "heads are numbered from 1, above from 0.</p>\n"
-    )
-    return f"<section><h2>What each head reads</h2>\n{lead}{page}</section>\n" if page else ""
+def _heads(found: Inspection, scores: Tensor, what: str) -> str:
+    rows = [found.label(name) for name, *_ in found.layers]
+    return head_table(HeadTable(what, rows, scores, scores.clamp(min=0)))
 
 
-def _table(caption: str, head: str, rows: str) -> str:
-    said = escaped(caption)
-    return (
-        f'<p class="caption">{said}</p>\n<div class="scroll" role="region" aria-label="{said}" tabindex="0">'
-        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
-    )
+def _layer(found: Inspection, name: str) -> str:
+    """The first cell of a row: a layer's short name, and where in the model it is."""
+    short = found.label(name)
+    dotted = f" <small>{escaped(name)}</small>" if short != name else ""
+    return f'<th scope="row">{escaped(short)}{dotted}</th>'
+
+
+def _sizes(found: Inspection) -> list[tuple[str, str]]:
+    """How many heads there are, and how many in effect."""
+    sizes = [("Attention layers", str(len(found.layers))), ("Heads", str(sum(heads for *_, heads in found.layers)))]
+    sizes = sizes if found.layers else []
+    for space, entries in found.diversity.items():
+        mean, most = statistics.fmean(d.effective_heads for d in entries), max(d.num_heads for d in entries)
+        sizes.append((f"Effective heads, {space}", f"{mean:.1f} of {most}, mean over layers"))
+    return sizes

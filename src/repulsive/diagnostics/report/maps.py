@@ -58,8 +58,15 @@ def cells(steps: Tensor) -> str:
     return paths
 
 
-def overlap_grid(matrix: Tensor, method: str, what: str = "Overlap") -> str:
-    """A small square grid of how alike the heads of a method are, with the mean over pairs in words."""
+def overlap_grid(matrix: Tensor, method: str, what: str = "Overlap", *, short: bool = False) -> str:
+    """A small square grid of how alike the heads of a method, or of a layer, are, with the mean over pairs in words.
+
+    Args:
+        matrix: [M, M].
+        method: name of the grid.
+        what: the numbers are.
+        short: fewer words below it.
+    """
     count = len(matrix)
     name = escaped(method)
     if count == 1:
@@ -70,7 +77,7 @@ def overlap_grid(matrix: Tensor, method: str, what: str = "Overlap") -> str:
     return (
         f'<figure class="overlap"><svg viewBox="-.1 0 {count + 0.1:.1f} {count}" role="img" '
         f'aria-label="{escaped(what)} of {count} heads of {name}: {said}"><g class="cells">{cells(steps)}</g></svg>'
-        f"<figcaption><b>{name}</b> {said}</figcaption></figure>\n"
+        f"<figcaption><b>{name}</b> {f'mean {_two(pairs.mean())}' if short else said}</figcaption></figure>\n"
     )
 
 
@@ -78,7 +85,8 @@ def _two(value: Tensor) -> str:
     return number(float(value), 2)
 
 
-def scale(top: str, of: str) -> str:
-    """The colours from none to full, with the weights they stand for."""
+def scale(top: str, of: str, name: str = "") -> str:
+    """The colours from none to full, with the weights they stand for; a script finds the last by its `name`."""
     swatches = "".join(f'<i class="h{step}"></i>' for step in range(LEVELS + 1))
-    return f'<p class="scale"><span>0</span>{swatches}<span>{escaped(top)}</span> {escaped(of)}</p>\n'
+    named = f' id="{name}"' if name else ""
+    return f'<p class="scale"><span>0</span>{swatches}<span{named}>{escaped(top)}</span> {escaped(of)}</p>\n'

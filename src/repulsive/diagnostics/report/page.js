@@ -9,22 +9,25 @@
   const examples = [...explorer.querySelectorAll(".example")];
   const pick = byId("pick"), slider = byId("head"), readout = byId("readout");
   const views = [...explorer.querySelectorAll("input[name=view]")];
-  const state = { example: 1, view: "overall", head: 1 };
+  const runs = [...explorer.querySelectorAll("input[name=runs]")];
+  const state = { example: 1, view: "overall", head: 1, runs: [] };  // no runs: all of them
 
   const within = (text, most) => Math.min(most, Math.max(1, Math.trunc(Number(text)) || 1));
   const level = (weight, top) => (top > 0 ? Math.floor(9.5 * Math.sqrt(Math.min(1, weight / top))) : 0);
-  const methodName = (card) => card.querySelector("h4").textContent;
+  const methodName = (card) => card.querySelector("h3").textContent;
 
   function readHash() {
     const given = new URLSearchParams(location.hash.slice(1));
     state.example = within(given.get("example"), examples.length);
     state.head = within(given.get("head"), Number(slider.max));
     state.view = views.some((view) => view.value === given.get("view")) ? given.get("view") : "overall";
+    state.runs = (given.get("runs") || "").split(",").filter((run) => runs.some((one) => one.value === run));
   }
 
   function writeHash() {
     const head = state.view === "head" ? `&head=${state.head}` : "";
-    history.replaceState(null, "", `#example=${state.example}&view=${state.view}${head}`);
+    const chosen = state.runs.length ? `&runs=${state.runs.join(",")}` : "";
+    history.replaceState(null, "", `#example=${state.example}&view=${state.view}${head}${chosen}`);
   }
 
   // Words of a card in the colours of one head, or in those they came with: the mean over heads.
@@ -58,7 +61,9 @@
     byId("choose").hidden = state.view !== "head";
     slider.value = String(state.head);
     byId("chosen").textContent = String(state.head);
-    const { maps, top } = data[state.example - 1];
+    const { maps, top } = data[state.example - 1], shown = (run) => !state.runs.length || state.runs.includes(run);
+    runs.forEach((run) => { run.checked = shown(run.value); });
+    examples[state.example - 1].querySelectorAll("[data-run]").forEach((part) => { part.hidden = !shown(part.dataset.run); });
     examples[state.example - 1].querySelectorAll(".card").forEach((card, place) => paint(card, maps[place], top));
   }
 
@@ -104,6 +109,10 @@
   byId("previous").addEventListener("click", () => change({ example: within(state.example - 1, examples.length) }));
   byId("next").addEventListener("click", () => change({ example: within(state.example + 1, examples.length) }));
   views.forEach((view) => view.addEventListener("change", () => change({ view: view.value })));
+  runs.forEach((run) => run.addEventListener("change", () => {
+    const chosen = runs.filter((one) => one.checked).map((one) => one.value);
+    change({ runs: chosen.length === runs.length ? [] : chosen });
+  }));
   slider.addEventListener("input", () => change({ head: Number(slider.value) }));
   explorer.addEventListener("pointermove", readCell);
   explorer.addEventListener("pointerover", readWord);

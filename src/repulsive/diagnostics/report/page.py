@@ -8,10 +8,11 @@ from pathlib import Path
 from repulsive.diagnostics.report.content import Content
 from repulsive.diagnostics.report.explorer import controls, example_section, script_data, summary
 from repulsive.diagnostics.report.frame import asset, document, header, write_whole
+from repulsive.diagnostics.report.layer_explorer import layer_explorer
 from repulsive.diagnostics.report.maps import mean_overlap, overlap_grid, scale
 from repulsive.diagnostics.report.results import results_table
 from repulsive.diagnostics.report.sections import charts_with_key, panel_section
-from repulsive.diagnostics.report.text import script_json
+from repulsive.diagnostics.report.text import escaped, script_json
 
 MOST_BYTES = 5_000_000
 
@@ -32,11 +33,12 @@ def write_report(path: str | Path, content: Content, *, most_bytes: int = MOST_B
 
 def render_page(content: Content, *, most_bytes: int = MOST_BYTES) -> str:
     """The page as a string: one HTML document that asks for nothing outside of itself."""
-    script, methods = asset("page.js"), content.methods()
+    script, methods = asset("layers.js" if content.layered else "page.js"), content.methods()
     before = header(content.title, content.lead, content.facts) + _results(content) + _curves(content, methods)
     before += _overlaps(content) + "".join(panel_section(panel, methods) for panel in content.panels)
     room = most_bytes - sum(len(part.encode()) for part in (asset("page.css"), script, before)) - 10_000  # the frame
-    return document(content.title, before + _explorer(content, room), script=script)
+    explorer = layer_explorer(content.layered, methods, room) if content.layered else _explorer(content, room)
+    return document(content.title, before + explorer, script=script)
 
 
 def _results(content: Content) -> str:
@@ -72,7 +74,7 @@ def _explorer(content: Content, room: int) -> str:
     sections: list[str] = []
     for number, example in enumerate(content.examples, 1):
         section = example_section(example, number, content.threshold)
-        line = len(summary(example, number).encode()) + 40  # in the picker
+        line = len(escaped(summary(example, number)).encode()) + 40  # in the picker
         room -= len(section.encode()) + line + len(script_json(script_data([example]))) + 1
         if room < 0:
             break

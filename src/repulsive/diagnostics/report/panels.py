@@ -80,16 +80,47 @@ class Grid:
         method: its name.
         values: [M, M], 1 for heads that are the same, 0 and below for heads that have nothing in common.
         what: the values are, in a word or two.
+        layer: whose heads they are, where there are several layers.
     """
 
     method: str
     values: Tensor
     what: str = "overlap"
+    layer: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer} · {self.method}" if self.layer else self.method
 
     def __post_init__(self) -> None:
         shape = list(self.values.shape)
         if len(shape) != 2 or shape[0] != shape[1] or not self.values.isfinite().all():
             raise ValueError(f"{self.what} of {self.method!r}: need finite [heads, heads], not {shape}")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """A number for each head of each layer, or of each run.
+
+    Args:
+        caption: what the numbers are.
+        rows: names of the layers, or of the runs.
+        values: [L, M]; nan where there is no such head.
+        weight: not negative, [L, M]: how much each counts, which is its colour.
+        first: number of the first head.
+        digits: decimals shown.
+    """
+
+    caption: str
+    rows: Sequence[str]
+    values: Tensor
+    weight: Tensor
+    first: int = 0
+    digits: int = 3
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or len(self.values) != len(self.rows) or self.values.shape != self.weight.shape:
+            raise ValueError(f"{self.caption}: values {list(self.values.shape)} for {len(self.rows)} rows")
 
 
 @dataclass(frozen=True)
@@ -123,6 +154,7 @@ class Panel:
         charts: figures.
         sheets: numbers.
         notes: what could not be measured, and why.
+        heads: numbers of single heads.
     """
 
     title: str
@@ -131,3 +163,4 @@ class Panel:
     charts: Sequence[Chart] = ()
     sheets: Sequence[Sheet] = ()
     notes: Sequence[str] = ()
+    heads: Sequence[HeadTable] = ()

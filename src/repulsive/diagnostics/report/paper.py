@@ -11,13 +11,12 @@ from typing import Any
 
 from repulsive.diagnostics.report.axes import drawn, extent, ticks
 from repulsive.diagnostics.report.content import Content
-from repulsive.diagnostics.report.panels import Chart, Grid, Series
-from repulsive.diagnostics.report.text import visible
+from repulsive.diagnostics.report.panels import Chart, Series
+from repulsive.diagnostics.report.paper_maps import attention_figures, grid_figure, new_figure, plain
 from repulsive.errors import ConfigError
 
 COLOURS = ("#4a505a", "#8f6400", "#0072b2", "#c45100", "#00825e", "#a8457f", "#7a4fc0", "#14181f")  # --m0 ... --m7
 DASHES = ("-", (0, (4, 2)), "-", (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (2.5, 2)), "-", (0, (1, 2)))
-HEAT = ("#ffffff", "#d6e3f8", "#9fbeec", "#3f6bb8", "#122c66")
 ENDINGS = ("svg", "pdf")
 _SETTINGS = {"pdf.fonttype": 42, "svg.hashsalt": "repulsive", "font.size": 8, "axes.linewidth": 0.6}
 _SIZE = (3.3, 2.3)  # inches: a column
@@ -34,7 +33,7 @@ def check_matplotlib() -> None:
 
 
 def write_figures(folder: Path, content: Content) -> list[Path]:
-    """Every chart and every row of grids of a report, as SVG and as PDF.
+    """Every chart, every row of grids and every example's attention of a report, as SVG and as PDF.
 
     Args:
         folder: where to; it is made. Files of the same names are replaced.
@@ -54,7 +53,8 @@ def write_figures(folder: Path, content: Content) -> list[Path]:
         figures = {chart.file or _slug(chart.name): _chart(chart, methods) for chart in content.all_charts()}
         grids = [grid for panel in content.panels for grid in panel.grids]
         for what in dict.fromkeys(grid.what for grid in grids):
-            figures[_slug(what)] = _grids([grid for grid in grids if grid.what == what])
+            figures[_slug(what)] = grid_figure([grid for grid in grids if grid.what == what])
+        figures |= attention_figures(content)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             return [_save(figure, folder / f"{name}.{end}") for name, figure in figures.items() for end in ENDINGS]
@@ -63,7 +63,7 @@ def write_figures(folder: Path, content: Content) -> list[Path]:
 
 
 def _chart(chart: Chart, methods: Sequence[str]) -> Any:
-    figure, axes = _figure(*_SIZE)
+    figure, (axes,) = new_figure(*_SIZE)
     for series in chart.series:
         place = methods.index(series.method) % len(COLOURS)
         _series(axes, series, COLOURS[place], DASHES[place])
@@ -79,22 +79,22 @@ def _chart(chart: Chart, methods: Sequence[str]) -> Any:
         axes.set_ylim(marks[0], marks[-1])
     if chart.x_limits is not None:
         axes.set_xlim(*chart.x_limits)
-    axes.set_xlabel(_plain(chart.x_name))
-    axes.set_ylabel(_plain(chart.y_name or chart.name))
+    axes.set_xlabel(plain(chart.x_name))
+    axes.set_ylabel(plain(chart.y_name or chart.name))
     axes.grid(axis="y", color="#d9dde5", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if len({series.method for series in chart.series}) > 1:
         axes.legend(frameon=False, fontsize=7)
     elif chart.y_name:
-        axes.set_title(_plain(chart.name), fontsize=8)
+        axes.set_title(plain(chart.name), fontsize=8)
     return figure
 
 
 def _series(axes: Any, series: Series, colour: str, dash: Any) -> None:
     points = [point for point in series.points if drawn(point)]
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    name = None if series.mark == "fit" else _plain(series.method)
+    name = None if series.mark == "fit" else plain(series.method)
     if series.band:
         edges = list(zip(*series.band, strict=True))
         axes.fill_between(*edges, color=colour, alpha=0.16, linewidth=0)
@@ -106,41 +106,14 @@ def _series(axes: Any, series: Series, colour: str, dash: Any) -> None:
         sizes = [40 * size for point, size in zip(series.points, given, strict=True) if drawn(point)]
         axes.scatter(xs, ys, sizes, color=colour, alpha=0.75, linewidths=0, label=name)
     else:
-        axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=0.8 if series.mark == "fit" else 1.2, label=name)
-
-
-def _grids(grids: Sequence[Grid]) -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    heat = LinearSegmentedColormap.from_list("heat", HEAT)
-    figure, axes = _figure(1.7 * len(grids) + 0.5, 1.9, len(grids))
-    shown = None
-    for place, grid in zip(axes if len(grids) > 1 else [axes], grids, strict=True):
-        shown = place.imshow(grid.values.numpy(), vmin=0, vmax=1, cmap=heat)
-        place.set_title(_plain(grid.method), fontsize=8)
-        place.set_xticks([])
-        place.set_yticks([])
-    figure.colorbar(shown, ax=axes, shrink=0.8, label=_plain(grids[0].what))
-    return figure
-
-
-def _figure(wide: float, high: float, columns: int = 1) -> tuple[Any, Any]:
-    """A figure that pyplot knows nothing of: nothing global is changed, no window can open."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(wide, high), layout="constrained")
-    return figure, figure.subplots(1, columns)
+        dot, thick = "o" if len(points) == 1 else None, 0.8 if series.mark == "fit" else 1.2
+        axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=thick, marker=dot, markersize=3, label=name)
 
 
 def _save(figure: Any, path: Path) -> Path:
     stamp = "Date" if path.suffix == ".svg" else "CreationDate"
     figure.savefig(path, metadata={stamp: None})  # the same report gives the same bytes
     return path
-
-
-def _plain(text: str) -> str:
-    """Text that Matplotlib shows as it is: a dollar would start a formula."""
-    return visible(text).replace("$", r"\$")
 
 
 def _slug(name: str) -> str:

@@ -1,0 +1,113 @@
+"""Heads of graph attention: what leaves them, what they look at, and what the layer does without them."""
+
+import pytest
+import torch
+
+from repulsive.diagnostics import asking
+from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.importance import first_order_importance
+from repulsive.diagnostics.inspection import inspect_heads
+from repulsive.diagnostics.prune import prune
+from repulsive.diagnostics.redundancy import ablate, head_ablation
+from repulsive.errors import HeadLayoutError
+
+geometric = pytest.importorskip("torch_geometric.nn")
+NODES, EDGES = 6, 20
+KINDS = {
+    "GATConv": lambda: geometric.GATConv(10, 5, heads=3),
+    "GATConv, heads averaged": lambda: geometric.GATConv(10, 5, heads=3, concat=False),
+    "GATv2Conv": lambda: geometric.GATv2Conv(10, 5, heads=3),
+    "TransformerConv": lambda: geometric.TransformerConv(10, 5, heads=3),
+}
+
+
+def graph():
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, NODES, (2, EDGES), generator=generator).unique(dim=1)
+    return torch.randn(NODES, 10, generator=generator), edges
+
+
+def layer(name):
+    torch.manual_seed(0)
+    return KINDS[name]().eval()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_are_those_the_layer_gives_for_each_edge(name):
+    model, (x, edges) = layer(name), graph()
+    with torch.no_grad():
+        plain, (seen, alpha) = model(x, edges, return_attention_weights=True)
+    found = capture(model, (x, edges))
+    assert torch.equal(found.result, plain)  # the caller gets what it asked for
+    (weights,) = found.layers[0].weights  # [1, M, N, N]
+    for (source, target), each in zip(seen.T.tolist(), alpha, strict=True):
+        torch.testing.assert_close(weights[0, :, target, source], each)
+    assert float(weights.sum()) == pytest.approx(float(alpha.sum()), rel=1e-5)
+    asked = capture(model, {"x": x, "edge_index": edges, "return_attention_weights": True}).result
+    torch.testing.assert_close(asked[1][1], alpha)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_leaves_the_heads_is_what_they_are_joined_from(name):
+    model, inputs = layer(name), graph()
+    found = capture(model, inputs)
+    (left,) = found.layers[0].outputs  # [1, N, M, d]
+    assert left.shape == (1, NODES, 3, 5)
+    joined = left[0].flatten(1) if model.concat else left[0].mean(1)
+    if name == "TransformerConv":
+        joined = joined + model.lin_skip(inputs[0])
+    else:
+        joined = joined + model.bias
+    torch.testing.assert_close(joined, found.result)
+    with ablate(model, [(0, 1)]), torch.no_grad():
+        without = model(*inputs)
+    moved = (without - found.result).abs()
+    if model.concat:
+        assert float(moved[:, 5:10].max()) > 1e-3 and float(moved[:, :5].max()) == float(moved[:, 10:].max()) == 0
+    else:
+        torch.testing.assert_close(found.result - without, left[0, :, 1] / 3)
+
+
+def test_redundancy_and_inspection_of_a_graph_network():
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = geometric.GATConv(10, 4, heads=3)
+            self.second = geometric.TransformerConv(12, 5, heads=2, concat=False)
+
+        def forward(self, x, edges):
+            return self.second(self.first(x, edges).relu(), edges)
+
+    torch.manual_seed(0)
+    model = Network()
+    found = head_ablation(model, lambda m: m(*graph()).square().mean(-1))
+    assert found.change.shape == (2, 3) and found.change[1, 2].isnan() and found.items.shape == (2, 3, NODES)
+    scores = first_order_importance(model, lambda m, batch: m(*batch).square().mean(), [graph()])
+    assert (scores[0] > 0).all() and scores[1, 2].isnan()
+    seen = inspect_heads(model, [graph()], ablation=True)
+    assert set(seen.diversity) == {"weights", "attention", "outputs"} and seen.notes == ()
+    with pytest.raises(HeadLayoutError, match="GATConv cannot be cut out"):
+        prune(model, [(0, 0)])
+
+
+def test_two_kinds_of_nodes_and_the_other_direction():
+    torch.manual_seed(0)
+    model = geometric.GATConv((10, 8), 5, heads=3, add_self_loops=False).eval()
+    x = torch.randn(4, 10), torch.randn(6, 8)
+    edges = torch.tensor([[0, 1, 3, 3], [5, 5, 0, 2]])
+    (weights,) = capture(model, (x, edges)).layers[0].weights
+    assert weights.shape == (1, 3, 6, 4)
+    torch.testing.assert_close(weights.sum(-1)[0, :, [0, 2, 5]], torch.ones(3, 3))
+    assert float(weights[0, :, [1, 3, 4]].abs().max()) == 0
+    turned = geometric.GATConv(10, 5, heads=3, add_self_loops=False, flow="target_to_source").eval()
+    (weights,) = capture(turned, (x[0], torch.tensor([[0, 1], [2, 2]]))).layers[0].weights
+    assert (weights[0, :, 0, 2] == 1).all() and (weights[0, :, 1, 2] == 1).all()
+
+
+def test_a_graph_too_large_for_a_map_says_so_and_has_all_the_rest(monkeypatch):
+    monkeypatch.setattr(asking, "MOST", 10)
+    model, inputs = layer("GATConv"), graph()
+    with pytest.raises(HeadLayoutError, match=r"give it such a graph, or use capture\(\.\.\., weights=False\)"):
+        capture(model, inputs)
+    found = inspect_heads(model, [inputs])
+    assert set(found.diversity) == {"weights", "outputs"} and "attention is not measured" in found.notes[0]
