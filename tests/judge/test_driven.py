@@ -123,8 +123,9 @@ def test_letter_keys_can_be_turned_off_and_leave_shortcuts_alone(browser, made):
         page.uncheck("#letters")
         press(page, "ltrn")
         assert page.evaluate(CHECKED) == [] and page.inner_text("#where") == "Pair 1 of 6"
+        page.wait_for_function("() => Object.values(localStorage).some((kept) => kept.includes('\"letters\":false'))")
         page.reload()
-        assert not page.is_checked("#letters")
+        page.wait_for_function("() => !document.getElementById('letters').checked")
 
 
 def test_a_reload_keeps_answers_and_another_page_has_none_of_them(browser, made, tmp_path):
