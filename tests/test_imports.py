@@ -36,7 +36,8 @@ BELOW: dict[str, set[str]] = {
     "training": TRAINING,
     "recipes": TRAINING | {"training"},
     "paper": TRAINING | {"training", "recipes"},
-    "cli": TRAINING | {"bench", "training", "recipes", "paper"},
+    "judge": {"errors", "diagnostics"},
+    "cli": TRAINING | {"bench", "training", "recipes", "paper", "judge"},
 }
 THIRD_PARTY_OF_CORE = {"torch", "triton"}  # triton: fused kernels, in files that nothing imports by itself
 OPTIONAL = ("transformers", "tokenizers", "accelerate", "lightning", "pytorch_lightning", "torch_geometric", "peft")

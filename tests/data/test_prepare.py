@@ -153,7 +153,7 @@ def test_age_keeps_authors_apart(tmp_path, form):
 
 def test_snli_in_both_forms_and_tokenised_in_part(tmp_path):
     keys = ("gold_label", "sentence1", "sentence2")
-    plain = [("neutral", 'A man isn\'t "here", is he?', "He\'s by the T-shirt stand."), ("-", "No.", "Yes.")]
+    plain = [("neutral", 'A man isn\'t "here", is he?', "He's by the T-shirt stand."), ("-", "No.", "Yes.")]
     split = [("neutral", "A man is n't `` here '' , is he ?", "He 's by the T-shirt stand .")]
     for part in PARTS:
         objects = [json.dumps(dict(zip(keys, row, strict=True))) for row in plain]

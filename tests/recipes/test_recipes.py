@@ -11,6 +11,7 @@ from repulsive.training.config import as_tables
 from repulsive.training.methods import make_rule
 
 BASE = {"ma", "ma-own", "released-ma", "small-ma"}
+METHODS = [name for name in names() if (find(name).parent / "ma.toml").is_file()]  # in other folders: a task each
 
 
 @pytest.mark.parametrize("name", names())
@@ -24,7 +25,7 @@ def test_every_recipe_loads(name):
     assert first == f"# repulsive train {name}" and second.startswith("# ")
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name.rpartition("/")[2] not in BASE])
+@pytest.mark.parametrize("name", [name for name in METHODS if name.rpartition("/")[2] not in BASE])
 def test_a_method_differs_from_the_baseline_in_nothing_else(name):
     """Same data, model and length of training as plain attention of the same task; a sphere is no method of its own."""
     own, folder = tomllib.loads(find(name).read_text()), name.rpartition("/")[0]

@@ -12,8 +12,10 @@ from repulsive._version import __version__
 from repulsive.cli.bench import bench
 from repulsive.cli.demo import demo
 from repulsive.cli.evaluate import evaluate
+from repulsive.cli.export import export
 from repulsive.cli.heads import heads
 from repulsive.cli.inspect import inspect
+from repulsive.cli.judge import judge
 from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
 from repulsive.cli.report import report
@@ -35,6 +37,8 @@ app.command()(report)
 app.command()(ls)
 app.command()(sweep)
 app.command()(translate)
+app.command()(export)
+app.add_typer(judge, name="judge")
 
 
 def _print_version(wanted: bool) -> None:

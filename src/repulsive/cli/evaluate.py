@@ -10,9 +10,12 @@ import typer
 
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: one, or one with seeds.")],
-    part: Annotated[str, typer.Option(help="test, dev or train.")] = "test",
+    part: Annotated[str, typer.Option(help="test, dev, train or a further test set.")] = "test",
     data: Annotated[Path | None, typer.Option(help="Another prepared folder, of the same vocabulary.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    predict: Annotated[
+        Path | None, typer.Option(help="glue: write the answers to the benchmark's test sets into this folder.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Evaluate the best weights of finished runs again; several are compared with the first, seed by seed."""
@@ -22,5 +25,13 @@ def evaluate(
     from repulsive.training.tables import as_markdown
 
     check_device(device)
+    if predict is not None:
+        if len(runs) > 1:
+            raise typer.BadParameter("one run at a time", param_hint="--predict")
+        from repulsive.recipes.predicting import predict as write
+
+        for path in write(runs[0], predict, data, device):
+            typer.echo(str(path))
+        return
     found = score(runs, part, data, device)
     typer.echo(to_json(found) if as_json else as_markdown(found))

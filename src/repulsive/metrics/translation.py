@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
-from repulsive.metrics.compare import OVER, Comparison, _chunks, _counts, _sign_flip
+from repulsive.metrics.compare import Comparison, compare_totals
 
 ORDER = 4  # longest n-gram of BLEU
 COLUMNS = 2 + 2 * ORDER  # of statistics: words of hypothesis and reference, n-grams in common, n-grams there are
@@ -98,11 +98,7 @@ def bleu_of(totals: Tensor) -> Tensor:
 def compare_bleu(
     first: Tensor, second: Tensor, over: str = "items", *, level: float = 0.95, resamples: int = 1_000, seed: int = 0
 ) -> Comparison:
-    """Paired bootstrap interval and randomisation test of the difference of two systems' BLEU, mean over seeds.
-
-    As `metrics.compare.compare`, for a score that is no mean of items: whole sets are drawn and scored again (Koehn,
-    2004). The test exchanges the systems' translations of random sentences (Riezler and Maxwell, 2005); over seeds it
-    flips the signs of the differences of runs.
+    """`metrics.compare.compare_totals` of BLEU: paired bootstrap interval and randomisation test, mean over seeds.
 
     Args:
         first: statistics of each sentence under each seed, [S, N, 10] or [N, 10].
@@ -118,23 +114,7 @@ def compare_bleu(
     if first.shape != second.shape or first.ndim not in (2, 3) or first.shape[-1] != COLUMNS:
         shapes = f"{list(first.shape)} and {list(second.shape)}"
         raise ValueError(f"statistics {shapes}: both need [seeds, items, {COLUMNS}]")
-    a, b = (x.detach().cpu().double().reshape(-1, *x.shape[-2:]) for x in (first, second))  # [S, N, 10]
-    seeds, items = a.shape[:2]
-    if over not in OVER or (over != "seeds" and items < 2) or (over != "items" and seeds < 2):
-        raise ValueError(f"over={over!r} of {seeds} seeds and {items} items: resample at least two of either")
-    generator = torch.Generator().manual_seed(seed)
-    runs = bleu_of(a.sum(1)) - bleu_of(b.sum(1))  # [S]
-    drawn = []
-    for size in _chunks(resamples, items):
-        rows = _counts(seeds, size, generator) / seeds if over != "items" else torch.full((size, seeds), 1 / seeds)
-        columns = _counts(items, size, generator) if over != "seeds" else torch.ones(size, items).double()
-        scores = [bleu_of(torch.einsum("rn,snc->rsc", columns, x)) for x in (a, b)]  # [size, S]
-        drawn.append(((scores[0] - scores[1]) * rows).sum(1))
-    tail = (1 - level) / 2
-    low, high = torch.cat(drawn).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    tests = {"items": [_exchange], "seeds": [_flip], "both": [_exchange, _flip]}[over]
-    p = max(test(a, b, runs, resamples, generator) for test in tests)
-    return Comparison(float(runs.mean()), low, high, p, over, seeds, items)
+    return compare_totals(first, second, bleu_of, over, level=level, resamples=resamples, seed=seed)
 
 
 def check() -> None:
@@ -144,20 +124,6 @@ def check() -> None:
         DataError: it is not.
     """
     _metrics()
-
-
-def _exchange(a: Tensor, b: Tensor, runs: Tensor, resamples: int, generator: torch.Generator) -> float:
-    bar, items, reached = runs.mean().abs() * (1 - 1e-9), a.shape[1], 0
-    for size in _chunks(resamples, items):
-        swap = torch.randint(2, (size, items), generator=generator).double()
-        moved = torch.einsum("rn,snc->rsc", swap, b - a)  # what the first system would gain
-        found = bleu_of(a.sum(1) + moved) - bleu_of(b.sum(1) - moved)  # [size, S]
-        reached += int((found.mean(1).abs() >= bar).sum())
-    return (1 + reached) / (1 + resamples)
-
-
-def _flip(a: Tensor, b: Tensor, runs: Tensor, resamples: int, generator: torch.Generator) -> float:
-    return _sign_flip(runs, resamples, generator)
 
 
 def _paper(**settings: Any) -> Any:

@@ -10,6 +10,16 @@ from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 
 __all__ = [
-    "IMQ", "RBF", "SGLD", "SPOS", "SVGD", "CollapsedHeads", "Cosine", "CosineLadder", "Gaussian", "Kernel", "Rule",
+    "IMQ",
+    "RBF",
+    "SGLD",
+    "SPOS",
+    "SVGD",
+    "CollapsedHeads",
+    "Cosine",
+    "CosineLadder",
+    "Gaussian",
+    "Kernel",
+    "Rule",
     "Uniform",
 ]

@@ -79,9 +79,7 @@ class Gram:
         """theta_i . theta_j, [..., M, M]"""
         to_mean = self.products[..., :-1, -1]  # [..., M]
         mean = self.products[..., -1, -1]  # [...]
-        return (
-            self.products[..., :-1, :-1] + to_mean.unsqueeze(-1) + to_mean.unsqueeze(-2) + mean[..., None, None]
-        )
+        return self.products[..., :-1, :-1] + to_mean.unsqueeze(-1) + to_mean.unsqueeze(-2) + mean[..., None, None]
 
     def norm_of(self, matrix: Tensor) -> Tensor:
         """|matrix @ theta| (Frobenius) without touching theta: [..., M, M] -> [...]."""

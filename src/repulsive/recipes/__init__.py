@@ -9,6 +9,8 @@ from typing import Any
 
 from repulsive.errors import ConfigError
 from repulsive.recipes.classification import Classification, ClassificationTask
+from repulsive.recipes.electra import Pretraining, PretrainingTask
+from repulsive.recipes.glue import Glue, GlueTask
 from repulsive.recipes.translation import Translation, TranslationTask
 from repulsive.training import config
 from repulsive.training.recipe import Recipe
@@ -18,6 +20,8 @@ HERE = Path(__file__).parent
 KINDS: dict[str, tuple[type[Recipe], Any]] = {
     "classification": (Classification, ClassificationTask),
     "translation": (Translation, TranslationTask),
+    "electra": (Pretraining, PretrainingTask),
+    "glue": (Glue, GlueTask),
 }
 
 

@@ -8,6 +8,8 @@ from repulsive.recipes import find, from_tables, names
 from repulsive.training.config import read
 from repulsive.training.runs import RECIPE, RunFolder
 
+_SHOWN = ("bleu", "matthews", "spearman", "accuracy", "nll")
+
 
 def describe_recipes() -> str:
     """Name and label of every built-in recipe."""
@@ -30,7 +32,7 @@ def _state(run: RunFolder) -> str:
     result = run.result
     if result is not None:
         test = result["test"]
-        shown = "  ".join(f"{name} {test[name]:.4f}" for name in ("bleu", "accuracy", "nll") if name in test)
+        shown = "  ".join(f"{name} {test[name]:.4f}" for name in _SHOWN if name in test)
         return f"done in {result['seconds']:.0f} s  test {shown}"
     lines = [line for line in run.lines() if line["kind"] == "train"]
     epochs = from_tables(run.recipe, str(run.path)).training.epochs

@@ -41,9 +41,7 @@ def changed(tree: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
-def read(
-    path: Path, resolve: Callable[[str], Path] | None = None, _children: tuple[Path, ...] = ()
-) -> dict[str, Any]:
+def read(path: Path, resolve: Callable[[str], Path] | None = None, _children: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The table of a TOML file, laid over those it extends.
 
     Args:

@@ -7,6 +7,7 @@ a checkpoint has to hold is little: weights, the optimiser, the random generator
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 import warnings
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from repulsive.training.task import Evaluation, Inputs, Task
 from repulsive.training.trees import random_state, restore_random_state
 from repulsive.training.watch import Watcher
 
-PARTS = ("dev", "test")
+PARTS = ("dev", "test")  # what the end is evaluated on, unless a task has more
 _HEADS = ("ratio", "drive", "repulsion", "distance", "bandwidth", "alpha")
 
 
@@ -53,6 +54,7 @@ class Loop:
         self.step = self.epoch = self.position = 0  # position: batches of this epoch that are done
         self.best: dict[str, Any] | None = None  # value, step and weights
         self.seconds = 0.0
+        self._rate = 0.0  # of the last step
         self._saved_step = -1
         self._known_heads: dict[str, float] = {}  # as a checkpoint had them; the handle forgets what it measured
         self._request = Request()
@@ -96,10 +98,14 @@ class Loop:
             torch.backends.cudnn.allow_tf32 = self.recipe.training.tf32
         self.task.to(self.device)
         model = self.task.model().to(self.device)
-        optimizer = methods.make_optimizer(self.recipe.optimizer, model)
+        rate_factors = getattr(self.task, "rate_factors", None)
+        factors = rate_factors(model) if rate_factors is not None else None
+        optimizer = methods.make_optimizer(self.recipe.optimizer, model, factors)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare: nn.Module = self.accelerator.unwrap_model(self.model)
-        self.handle = methods.attach(self.bare, self.optimizer, self.recipe, self.task.num_data, self.total)
+        part = getattr(self.task, "repelled", None)
+        repelled = part(self.bare) if part is not None else self.bare
+        self.handle = methods.attach(repelled, self.optimizer, self.recipe, self.task.num_data, self.total)
         torch.manual_seed(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
         self.meter = Meter(self.device)
         self._gradients: Any = self._eager
@@ -136,9 +142,10 @@ class Loop:
                     raise Stopped(f"stopped at {where}; the same command goes on from there", number)
 
     def _learn(self, batch: Any) -> None:
-        rate = methods.rate_at(self.step, self.recipe.optimizer, self.total)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self._rate = methods.rate_at(self.step, self.recipe.optimizer, self.total)
+        methods.set_rate(self.optimizer, self._rate)
+        if not self.recipe.optimizer.bias_correction:
+            methods.undo_correction(self.optimizer, self.recipe.optimizer, self.step)
         mine, self._share = batch, 1.0
         if not self.processes.alone:  # each takes some items of the same batch; means are weighted by their numbers
             mine, count = _slice(batch, self.processes.index, self.processes.count)
@@ -194,18 +201,26 @@ class Loop:
         self._merge()
         self._check()
         values = {"epoch": self.step / self._per_epoch, "loss": self.meter.mean()}
-        values["lr"] = self.optimizer.param_groups[0]["lr"]
+        values["lr"] = self._rate
         self.meter.reset()
         self._tell("train", values)
         if heads := self._heads():
             self._tell("heads", heads)
 
     def _heads(self) -> dict[str, float]:
-        """Means over groups of what the handle last measured, in this process or before the training was resumed."""
+        """Means over groups of what the handle last measured, in this process or before the training was resumed.
+
+        Where there are several layers, the distance between heads also layer by layer.
+        """
         reports = [r for r in self.handle.report() if r.step >= 0]
         if not reports:
             return self._known_heads
-        means = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in _HEADS}
+        means = {name: statistics.fmean(getattr(r, name) for r in reports) for name in _HEADS}
+        layers: dict[str, list[float]] = {}
+        for r in reports:
+            layers.setdefault(f"distance/{r.where} layer {r.layer}", []).append(r.distance)
+        if len(layers) > 1:
+            means |= {name: statistics.fmean(found) for name, found in layers.items()}
         return {name: x for name, x in means.items() if x == x}
 
     def _should_look(self, end_of_epoch: bool) -> bool:
@@ -240,7 +255,7 @@ class Loop:
         if averaged := self.average.count:
             best = {"step": self.step, "weights": self.average.weights()}
         self.bare.load_state_dict(best["weights"])
-        found = {part: self._evaluate(part) for part in PARTS}
+        found = {part: self._evaluate(part) for part in getattr(self.task, "scored", PARTS)}
         self.seconds += time.monotonic() - self._began
         result = {
             "label": self.recipe.label,
@@ -251,7 +266,7 @@ class Loop:
         }
         if averaged:
             result["averaged"] = averaged
-        if notes := found[PARTS[-1]].notes:
+        if notes := found["test"].notes:
             result["notes"] = notes
 
         def write() -> None:
@@ -329,7 +344,8 @@ def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
     """This process's items of a batch, and how many count: one that got none takes one that does not."""
     mine = batch.indices[index::processes]
     if len(mine):
-        return dataclasses.replace(batch, indices=mine), len(mine)
+        own = batch.share(index, processes) if hasattr(batch, "share") else dataclasses.replace(batch, indices=mine)
+        return own, len(mine)
     return dataclasses.replace(batch, indices=batch.indices[:1]), 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -79,10 +79,22 @@ def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, tota
     )
 
 
-def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """A torch optimiser over all parameters that are trained; fused on a GPU where torch has that."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    fused: dict[str, Any] = {"fused": True} if parameters[0].is_cuda else {}
+def make_optimizer(
+    settings: Optimizer, model: nn.Module, factors: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
+    """A torch optimiser over all parameters that are trained; fused on a GPU where torch has that.
+
+    Args:
+        settings: the recipe's table.
+        model: whose parameters.
+        factors: name of a parameter -> what its learning rate is multiplied by; 1 for those that are not named. Those
+            of one factor are a group, which keeps it as `factor`.
+
+    Raises:
+        ValueError: a factor for something that is no parameter, or one that is not positive.
+    """
+    parameters = _groups(model, factors or {}, settings)
+    fused: dict[str, Any] = {"fused": True} if next(model.parameters()).is_cuda else {}
     rate: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
         return torch.optim.SGD(parameters, momentum=settings.momentum, **rate, **fused)
@@ -92,16 +104,65 @@ def make_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimiz
     return kind(parameters, betas=settings.betas, eps=settings.eps, **rate, **fused)
 
 
+def _groups(model: nn.Module, factors: Mapping[str, float], settings: Optimizer) -> Any:
+    """Parameters that are trained: a list, or groups of one factor and one decay each, in the order they are met."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not factors and settings.decay == "all":
+        return list(trained.values())
+    if unknown := factors.keys() - dict(model.named_parameters()).keys():
+        raise ValueError(f"factors for {', '.join(sorted(unknown)[:3])}: the model has no such parameter")
+    if wrong := [name for name, factor in factors.items() if not 0 < factor < float("inf")]:
+        raise ValueError(f"the factor of {wrong[0]} is {factors[wrong[0]]}; it must be positive")
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in trained.items():
+        decays = settings.decay == "all" or parameter.ndim > 1
+        key = float(factors.get(name, 1.0)), settings.weight_decay if decays else 0.0
+        groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": members, "factor": factor, "weight_decay": decay, "decay": decay}
+        for (factor, decay), members in groups.items()
+    ]
+
+
+def set_rate(optimizer: Any, rate: float) -> None:
+    """Give every group its learning rate: `rate` times its factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("factor", 1.0)
+
+
+def undo_correction(optimizer: Any, settings: Optimizer, step: int) -> None:
+    """Let torch's AdamW make the step of one without bias correction, θ -= lr m / (√v + eps); after `set_rate`.
+
+    With c1 = 1 - β1^t and c2 = 1 - β2^t torch's is lr (m / c1) / (√(v / c2) + eps): the same for the learning rate
+    lr c1 / √c2 and eps / √c2. Weight decay, which torch multiplies by its learning rate, is divided by c1 / √c2.
+
+    Args:
+        optimizer: Adam or AdamW.
+        settings: the recipe's table.
+        step: counted from 0.
+    """
+    first, second = (1 - beta ** (step + 1) for beta in settings.betas)
+    factor = first / second**0.5
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+        group["eps"] = settings.eps / second**0.5
+        if settings.name == "adamw":
+            group["weight_decay"] = group.get("decay", settings.weight_decay) / factor
+
+
 def rate_at(step: int, settings: Optimizer, total: int) -> float:
     """The learning rate of a step, counted from 0: a function of the step alone, so that nothing need be saved."""
-    rise = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
-    after, span = max(0, step - settings.warmup), max(1, total - settings.warmup)
+    warmup = settings.warmup or round(settings.warmup_share * total)
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    after, span = max(0, step - warmup), max(1, total - warmup)
     if settings.schedule == "linear":
         fall = max(0.0, 1 - after / span)
+    elif settings.schedule == "linear-throughout":
+        fall = max(0.0, 1 - step / max(1, total))
     elif settings.schedule == "cosine":
         fall = Cosine(1.0, 0.0, span)(after)
     elif settings.schedule == "inverse-sqrt":
-        fall = (max(1, settings.warmup) / max(1, settings.warmup, step + 1)) ** 0.5
+        fall = (max(1, warmup) / max(1, warmup, step + 1)) ** 0.5
     else:
         fall = 1.0
     return settings.lr * rise * fall

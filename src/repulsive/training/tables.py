@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,17 +12,25 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import RunError
-from repulsive.metrics.compare import Comparison, compare
-from repulsive.metrics.translation import compare_bleu
+from repulsive.metrics.compare import Comparison, compare, compare_totals
+from repulsive.metrics.glue import f1_of, matthews_of, pearson_of
+from repulsive.metrics.translation import bleu_of
 from repulsive.training.runs import RECIPE, RunFolder
 from repulsive.training.task import Evaluation
 
 COLUMNS = (
-    "bleu", "sacrebleu", "chrf", "accuracy", "nll", "dist", "relative_dist", "overlap", "coverage",
+    "bleu", "sacrebleu", "chrf", "matthews", "spearman", "pearson", "accuracy", "auc", "f1", "mse", "nll",
+    "generator_nll", "dist", "relative_dist", "overlap", "coverage",
     "ece15", "oe15", "ece100", "oe100",
 )  # fmt: skip
-COMPARED = {"accuracy": "correct", "nll": "nll"}  # metric -> the item-wise array it is the mean of
-BLEU = "bleu_statistics"  # BLEU is the mean of nothing: it is compared by its counts
+COMPARED = {"accuracy": "correct", "mse": "squared_error", "nll": "nll"}  # metric -> the array it is the mean of
+# These are the mean of nothing, but functions of sums over items: metric -> what is summed, and the function.
+TOTALLED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "bleu": ("bleu_statistics", bleu_of),
+    "matthews": ("counts", matthews_of),
+    "pearson": ("moments", pearson_of),
+    "f1": ("counts", f1_of),
+}
 
 
 @dataclass(frozen=True)
@@ -88,15 +96,15 @@ def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
 
     Args:
         folders: of runs, each with one or more seeds.
-        part: "test" or "dev".
+        part: "test", "dev" or a further test set.
 
     Raises:
-        RunError: a folder has no run that has ended.
+        RunError: a folder has no run that has ended, or one that was not evaluated on the part.
     """
     entries = []
     for folder in folders:
         done = finished_in(folder)
-        answers = {seed: Evaluation((run.result or {})[part], run.items(part)) for seed, run in done.items()}
+        answers = {seed: Evaluation(run.metrics(part), run.items(part)) for seed, run in done.items()}
         entries.append((label_of(folder, done), folder, answers))
     return table(entries)
 
@@ -120,16 +128,22 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
     against = {}
     if answers is not baseline and shared:
         over = "both" if len(shared) > 1 else "items"
-        if all(BLEU in found[seed].items for found in (answers, baseline) for seed in shared):
-            against["bleu"] = compare_bleu(_items(answers, shared, BLEU), _items(baseline, shared, BLEU), over)
+        both = [found[seed] for found in (answers, baseline) for seed in shared]
+        for metric, (array, score) in TOTALLED.items():
+            if all(metric in each.metrics and array in each.items for each in both):
+                pair = _items(answers, shared, array), _items(baseline, shared, array)
+                against[metric] = compare_totals(*pair, score, over)
         for metric, array in COMPARED.items():
+            if not all(array in each.items for each in both):
+                continue
             against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
     return Row(label, folder, tuple(answers), cells, against)
 
 
 def _alike(a: Evaluation, b: Evaluation) -> bool:
     """Whether the items are the same, as far as their number and their labels tell."""
-    if any(a.items[name].shape != b.items[name].shape for name in COMPARED.values()):
+    both = [name for name in COMPARED.values() if name in a.items and name in b.items]
+    if not both or any(a.items[name].shape != b.items[name].shape for name in both):
         return False
     labels = [evaluation.items.get("labels") for evaluation in (a, b)]
     return labels[0] is None or labels[1] is None or torch.equal(labels[0].cpu(), labels[1].cpu())

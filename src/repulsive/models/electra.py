@@ -1,0 +1,255 @@
+"""ELECTRA (Clark et al., 2020) out of transformers' own modules, and BERT's objective on the same sizes.
+
+The generator fills masked places, the discriminator says of every token whether it was replaced. They share all of
+their embeddings, LayerNorm included, and the generator's output is tied to them, as in google-research/electra.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import DataError
+
+GENERATOR = "generator"  # folder beside a discriminator's files
+_POSITIONS = 512
+_TINY = 1e-30  # no logarithm of zero
+
+
+@dataclass(frozen=True)
+class ElectraSizes:
+    """Sizes of a discriminator, and of the generator beside it. The defaults are ELECTRA-small's.
+
+    Args:
+        vocabulary: pieces.
+        layers: of both.
+        width: of a token's state in the discriminator.
+        heads: in each of its layers.
+        feed_forward: inner units.
+        embedding: size of what both share.
+        generator: width, heads and inner units of the generator over the discriminator's.
+        dropout: on states and on attention weights.
+        padding: number of the piece that fills blocks.
+    """
+
+    vocabulary: int
+    layers: int = 12
+    width: int = 256
+    heads: int = 4
+    feed_forward: int = 1024
+    embedding: int = 128
+    generator: float = 0.25
+    dropout: float = 0.1
+    padding: int = 0
+
+    def config(self, share: float = 1.0) -> Any:
+        """transformers' own config of a model whose width is a share of the discriminator's."""
+        heads = max(1, int(self.heads * share))
+        return _transformers().ElectraConfig(
+            vocab_size=self.vocabulary,
+            embedding_size=self.embedding,
+            hidden_size=int(self.width * share),
+            num_hidden_layers=self.layers,
+            num_attention_heads=heads,
+            intermediate_size=int(self.feed_forward * share),
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+            max_position_embeddings=_POSITIONS,
+            pad_token_id=self.padding,
+            attn_implementation="sdpa",
+        )
+
+
+class MaskedModel(nn.Module):
+    """A masked language model, of ELECTRA's or of BERT's family: it says what stood at masked places.
+
+    Args:
+        network: transformers' model with its head.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Logits [B, N, V] of the pieces at some places.
+
+        Args:
+            tokens: int64 [B, T], some of them masked.
+            types: which segment, int64 [B, T].
+            places: int64 [B, N].
+            seen: bool [B, 1, 1, T], False for padding; None where there is none.
+        """
+        return logits_at(self.network, tokens, types, places, seen)
+
+
+class Electra(nn.Module):
+    """A generator and a discriminator that learn together.
+
+    Args:
+        generator: `ElectraForMaskedLM`.
+        discriminator: `ElectraForPreTraining`; the generator gets its embeddings.
+    """
+
+    def __init__(self, generator: Any, discriminator: Any) -> None:
+        super().__init__()
+        shared = discriminator.electra.embeddings
+        generator.electra.embeddings = shared
+        generator.generator_lm_head.weight = shared.word_embeddings.weight
+        self.generator = generator
+        self.discriminator = discriminator
+
+    def forward(
+        self,
+        tokens: Tensor,
+        masked: Tensor,
+        types: Tensor,
+        places: Tensor,
+        first: Tensor,
+        seen: Tensor | None = None,
+        draw: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What both say of a batch.
+
+        Args:
+            tokens: as the text has them, int64 [B, T].
+            masked: the same with masks, int64 [B, T].
+            types: which segment, int64 [B, T].
+            places: what is to be filled, int64 [B, N]; [CLS], at place 0, is never replaced.
+            first: where `places` names a place for the first time, int64 [B, N]: a place that was drawn twice is
+                replaced once.
+            seen: bool [B, 1, 1, T], False for padding; None where there is none.
+            draw: of the samples; torch's own by default.
+
+        Returns:
+            Logits of the generator [B, N, V]; the tokens with its samples in place, int64 [B, T]; logits of "replaced"
+            [B, T].
+        """
+        logits = logits_at(self.generator, masked, types, places, seen)  # [B, N, V]
+        samples = sample(logits.detach(), draw).gather(1, first)  # [B, N]
+        corrupted = put(tokens, places, samples)
+        states = self.discriminator.electra(corrupted, attention_mask=seen, token_type_ids=types)[0]  # [B, T, D]
+        return logits, corrupted, self.discriminator.discriminator_predictions(states)
+
+
+def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
+    """Logits [B, N, V] of a masked language model at some places; arguments as in `MaskedModel.forward`."""
+    states = network.base_model(tokens, attention_mask=seen, token_type_ids=types)[0]  # [B, T, D]
+    states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))  # [B, N, D]
+    if hasattr(network, "generator_lm_head"):
+        found: Tensor = network.generator_lm_head(network.generator_predictions(states))
+    else:
+        found = network.cls(states)
+    return found
+
+
+def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
+    """A class from each softmax, by Gumbel's trick: argmax(logits - log(-log u)).
+
+    Args:
+        logits: [..., V].
+        draw: of the noise; torch's own by default.
+
+    Returns:
+        int64 [...].
+    """
+    noise = torch.empty_like(logits, dtype=torch.float32).exponential_(generator=draw)  # -log u
+    return (logits.float() - noise.clamp_min_(_TINY).log_()).argmax(-1)
+
+
+def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """A copy of tokens with values at some places; place 0 keeps its token.
+
+    Args:
+        tokens: int64 [B, T].
+        places: int64 [B, N].
+        values: int64 [B, N]; those of a place that occurs twice must be equal.
+    """
+    changed = tokens.scatter(1, places, values)
+    return torch.cat([tokens[:, :1], changed[:, 1:]], 1)
+
+
+def make_electra(sizes: ElectraSizes) -> Electra:
+    """A fresh ELECTRA."""
+    package = _transformers()
+    discriminator = package.ElectraForPreTraining(sizes.config())
+    return Electra(package.ElectraForMaskedLM(sizes.config(sizes.generator)), discriminator)
+
+
+def make_masked(sizes: ElectraSizes) -> MaskedModel:
+    """A fresh masked language model of the discriminator's size."""
+    return MaskedModel(_transformers().ElectraForMaskedLM(sizes.config()))
+
+
+def open_electra(folder: Path, share: float = 0.25) -> Electra:
+    """An ELECTRA from a folder of a discriminator, and of a generator in `generator` below it.
+
+    Args:
+        folder: as `save_pretrained` writes it; it is never fetched from anywhere.
+        share: width of a fresh generator where there is none.
+
+    Raises:
+        DataError: there is no such folder, or it holds no ELECTRA.
+    """
+    package = _transformers()
+    discriminator = _opened(package.ElectraForPreTraining, folder)
+    if (folder / GENERATOR).is_dir():
+        return Electra(_opened(package.ElectraForMaskedLM, folder / GENERATOR), discriminator)
+    known = discriminator.config
+    sizes = ElectraSizes(
+        known.vocab_size, known.num_hidden_layers, known.hidden_size, known.num_attention_heads,
+        known.intermediate_size, known.embedding_size, share, known.hidden_dropout_prob, known.pad_token_id,
+    )  # fmt: skip
+    config = sizes.config(share)
+    config.max_position_embeddings = known.max_position_embeddings
+    return Electra(package.ElectraForMaskedLM(config), discriminator)
+
+
+def open_masked(folder: Path) -> MaskedModel:
+    """A masked language model from a folder: BERT, or an ELECTRA generator.
+
+    Raises:
+        DataError: there is no such folder, or it holds another kind of model.
+    """
+    network = _opened(_transformers().AutoModelForMaskedLM, folder)
+    if not hasattr(network, "generator_lm_head") and not hasattr(network, "cls"):
+        raise DataError(f"{folder}: is a {type(network).__name__}; only BERT and ELECTRA can be trained on")
+    return MaskedModel(network)
+
+
+def _opened(kind: Any, folder: Path) -> Any:
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder}: no config.json; name a folder that save_pretrained or `repulsive export` wrote")
+    try:
+        with quietly():
+            return kind.from_pretrained(folder, local_files_only=True, attn_implementation="sdpa", dtype=torch.float32)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"{folder}: cannot be opened as {kind.__name__} ({reason})") from None
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No progress bars of transformers within a block."""
+    logging = importlib.import_module("transformers.utils.logging")
+    before = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            logging.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise DataError("ELECTRA needs the package transformers: pip install 'repulsive[transformers]'") from None

@@ -1,0 +1,85 @@
+"""A pre-trained model as a folder that transformers reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repulsive.data.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
+from repulsive.data.wordpiece import FILE as VOCABULARY
+from repulsive.errors import RunError
+from repulsive.models.electra import GENERATOR, Electra, MaskedModel, quietly
+from repulsive.recipes.score import load_run
+from repulsive.training.tables import runs_in
+
+_MASK = "[MASK]"
+
+
+def export(run: Path, out: Path) -> list[Path]:
+    """Write what a run of pre-training ended with.
+
+    Args:
+        run: its folder, or that of its only seed.
+        out: the folder to make: the discriminator, or the model of BERT's objective, with its tokenizer; and in
+            `generator` below it the generator.
+
+    Returns:
+        The folders of models.
+
+    Raises:
+        RunError: the run has not ended or is of another task, or the folder is there already or cannot be written.
+    """
+    found = runs_in(run)
+    if len(found) != 1:
+        told = f"has seeds {', '.join(map(str, found))}: name one of their folders" if found else "is no run folder"
+        raise RunError(f"{run}: {told}; `repulsive ls` lists runs")
+    (folder,) = found.values()
+    if folder.recipe.get("task") != "electra":
+        raise RunError(f"{folder.path}: is a run of {folder.recipe.get('task')}; only pre-training is exported")
+    if folder.result is None:
+        raise RunError(f"{folder.path}: has not ended; the command that began it goes on")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out}: is there already; choose another --out")
+    task, model = load_run(folder, torch.device("cpu"))
+    pieces: WordPieces = task.data.pieces  # type: ignore[attr-defined]
+    aside = out.with_name(f".{out.name}.{os.getpid()}.new")
+    try:
+        aside.mkdir(parents=True)
+        places = {aside: _main(model)} | ({aside / GENERATOR: model.generator} if isinstance(model, Electra) else {})
+        for place, network in places.items():
+            with quietly():
+                network.save_pretrained(place)
+            save_tokenizer(pieces, place, network.config.max_position_embeddings)
+        if out.is_dir():
+            out.rmdir()
+        os.rename(aside, out)
+    except OSError as error:
+        raise RunError(f"{out}: cannot be written ({error.strerror}: {error.filename})") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return [out / place.relative_to(aside) for place in places]
+
+
+def save_tokenizer(pieces: WordPieces, folder: Path, longest: int) -> None:
+    """The files `AutoTokenizer` reads.
+
+    Args:
+        pieces: the vocabulary.
+        folder: of the model.
+        longest: pieces that the model takes.
+    """
+    marks = {"pad": PADDING, "unk": UNKNOWN, "cls": CLS, "sep": SEP, "mask": _MASK}
+    told: dict[str, Any] = {f"{name}_token": mark for name, mark in marks.items()}
+    told |= {"tokenizer_class": "BertTokenizer", "do_lower_case": pieces.lowercase, "model_max_length": longest}
+    (folder / VOCABULARY).write_bytes(pieces.as_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
+def _main(model: Any) -> Any:
+    assert isinstance(model, Electra | MaskedModel)
+    return model.discriminator if isinstance(model, Electra) else model.network

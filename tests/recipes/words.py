@@ -1,0 +1,81 @@
+"""A corpus that is learned in seconds: all words of a document begin alike."""
+
+import random
+
+from repulsive.data.pretrain import plan_pretrain
+from repulsive.recipes import make_task, open_recipe
+from repulsive.training.loop import Loop
+from repulsive.training.runs import RunFolder
+from repulsive.training.watch import Watcher
+
+STARTS = ("ka", "lo", "mi", "nu", "pe")
+WORDS = [a + b for a in STARTS for b in ("ra", "si", "to", "vu", "ze")]
+MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+RECIPE = """
+task = "electra"
+label = "words"
+data.folder = "{data}"
+model = {{ layers = 2, width = 32, heads = 4, feed_forward = 64, embedding = 16, generator = 0.5, dropout = 0.1 }}
+training = {{ epochs = 2, batch = 16, log_every = 5, average = 1 }}
+method = {{ rule = "svgd", stepsize = 0.01, alpha = 0.1, layers = "first" }}
+[optimizer]
+name = "adamw"
+lr = 1e-3
+eps = 1e-6
+weight_decay = 0.01
+decay = "matrices"
+bias_correction = false
+schedule = "linear-throughout"
+warmup = 100
+clip = 1.0
+"""
+
+
+def write_vocabulary(folder):
+    path = folder / "vocab.txt"
+    path.write_text("".join(f"{piece}\n" for piece in [*MARKS, *WORDS, ".", "##s"]))
+    return path
+
+
+def write_corpus(folder, documents=200, seed=0):
+    """Five words to a document: what is masked can be guessed, and what does not belong there found."""
+    draw, texts = random.Random(seed), []
+    for _ in range(documents):
+        start = draw.choice(STARTS)
+        words = [word for word in WORDS if word.startswith(start)]
+        lengths = [draw.randint(4, 14) for _ in range(draw.randint(2, 9))]
+        texts.append("\n".join(" ".join(draw.choices(words, k=n)).capitalize() + "." for n in lengths))
+    path = folder / "corpus.txt"
+    path.write_text("\n\n".join(texts) + "\n")
+    return path
+
+
+def make_data(folder, documents=200, **settings):
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus, vocabulary = write_corpus(folder, documents), write_vocabulary(folder)
+    settings = {"length": 32, "dev": 0.1} | settings
+    plan_pretrain(corpus, vocabulary, folder / "prepared", **settings).make(jobs=1)
+    toml(folder).write_text(RECIPE.format(data=folder / "prepared"))
+    return folder
+
+
+def toml(folder):
+    return folder / "words.toml"
+
+
+def recipe(folder, *more):
+    return open_recipe(toml(folder), more)
+
+
+def loop(data, folder, *more, watcher=None):
+    made = recipe(data, *more)
+    return Loop(make_task(made), made, RunFolder(folder), watcher or Watcher(), "cpu")
+
+
+def train(data, folder, *more, watcher=None):
+    made = loop(data, folder, *more, watcher=watcher)
+    try:
+        made.run()
+    finally:
+        made.folder.close()
+    return made
