@@ -18,7 +18,9 @@ VARIABLE = "REPULSIVE_DATA"
 
 
 def prepare(
-    task: Annotated[str, typer.Argument(help="yelp, age, snli, tsv, translation, reviews (made) or movie-reviews.")],
+    task: Annotated[
+        str, typer.Argument(help="yelp, age, snli, tsv, translation, glue, pretrain, graphs, reviews or movie-reviews.")
+    ],
     data: Annotated[
         Path | None, typer.Option(help=f"Folder of the raw files; by default ${VARIABLE}/TASK, or ${VARIABLE}.")
     ] = None,
@@ -42,6 +44,20 @@ def prepare(
     source: Annotated[str | None, typer.Option(help="translation: from which language; de by default.")] = None,
     target: Annotated[str | None, typer.Option(help="translation: into which language; en by default.")] = None,
     ratio: Annotated[float | None, typer.Option(help="translation: most words for one of the other side; 9.")] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="translation: a further test set, its path without .de; repeatable."),
+    ] = None,
+    glue_task: Annotated[
+        str | None, typer.Option("--task", help="glue: cola, sst, mrpc, sts, qqp, mnli, qnli or rte.")
+    ] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="glue: the model's vocab.txt, or its folder.")] = None,
+    held_out: Annotated[float | None, typer.Option(help="glue: share of train that dev takes; 0.")] = None,
+    stops: Annotated[
+        str | None, typer.Option(help="glue: full stops that texts lose: keep, final, all; auto: as those of train.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="pretrain: pieces of a block; 128.")] = None,
+    packing: Annotated[str | None, typer.Option(help="pretrain: full, or official: with padding.")] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     limit: Annotated[int, typer.Option(help="Bad lines that may be skipped in a file.")] = 20,
     jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
@@ -65,9 +81,30 @@ def prepare(
         "source": source,
         "target": target,
         "ratio": ratio,
+        "also": _named(also) if also else None,
+        "glue_task": glue_task,
+        "vocabulary": vocabulary,
+        "held_out": held_out,
+        "stops": stops,
+        "length": length,
+        "packing": packing,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    out = out or Path("prepared") / task
+    out = out or Path("prepared") / task / (glue_task or "").lower()
+    if task == "pretrain":
+        unused: dict[str, Any] = {"tokenizer": tokenizer, "most": most, "longest": longest, "vectors": vectors}
+        unused |= {"size": size, "half_vectors": half_vectors or None, "minimum": minimum if minimum != 2 else None}
+        options |= {name: value for name, value in unused.items() if value is not None}
+        options |= {"lowercase": lowercase, "seed": seed, "limit": limit}
+        _pretrain(data or default_data(task), out, jobs, force, **options)
+        return
+    if task == "graphs":
+        _graphs(
+            data or default_data(task), out, force, tokenizer=tokenizer, lowercase=lowercase, minimum=minimum,
+            most=most, longest=longest, vectors=vectors, size=size, half_vectors=half_vectors, seed=seed, limit=limit,
+            **options,
+        )  # fmt: skip
+        return
     made = plan(
         task, data or default_data(task), out, tokenizer=tokenizer, lowercase=lowercase, minimum=minimum, most=most,
         longest=longest, vectors=vectors, size=size, half_vectors=half_vectors, seed=seed, limit=limit, **options,
@@ -79,6 +116,43 @@ def prepare(
     with _shown() as progress:
         found = run(made, jobs, progress)
     typer.echo(f"{task} -> {out}\n{summary(found)}")
+
+
+def _pretrain(data: Path | None, out: Path, jobs: int | None, force: bool, **options: Any) -> None:
+    """The same for a corpus, which may be larger than memory."""
+    from repulsive.data import pretrain
+    from repulsive.errors import DataError
+
+    known = ("vocabulary", "length", "packing", "dev", "lowercase", "seed", "limit")
+    for name in options:
+        if name not in known:
+            raise DataError(f"task 'pretrain' has no option {name!r}; it has {', '.join(known)}")
+    if data is None or "vocabulary" not in options:
+        missing = "the texts to train on: give --data" if data is None else "a vocabulary: give --vocabulary vocab.txt"
+        raise DataError(f"task 'pretrain' needs {missing}")
+    made = pretrain.plan_pretrain(data, options.pop("vocabulary"), out, **options)
+    if not force and made.already() is not None:
+        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        return
+    with _shown() as progress:
+        found = made.make(jobs, progress)
+    typer.echo(f"pretrain -> {out}\n{pretrain.summary(found)}")
+
+
+def _graphs(data: Path | None, out: Path, force: bool, **settings: Any) -> None:
+    """The same for graphs with texts about them."""
+    from repulsive.data import prepare_graphs
+    from repulsive.errors import DataError
+
+    if data is None:
+        raise DataError(f"task 'graphs' needs the folder of its files: give --data, or set {VARIABLE}")
+    made = prepare_graphs.plan_graphs(data, out, **settings)
+    if not force and made.already() is not None:
+        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        return
+    with _shown() as progress:
+        found = made.make(progress)
+    typer.echo(f"graphs -> {out}\n{prepare_graphs.summary(found)}")
 
 
 def default_data(task: str) -> Path | None:
@@ -116,6 +190,8 @@ def summary(prepared: Prepared) -> str:
     if "ratio" in told["settings"]:
         asked = told["settings"]
         known += f"\n{asked['source']} to {asked['target']}, from {', '.join(told['sources'])}"
+    if told.get("stops", "keep") != "keep":
+        known += f"\nwithout their {'final ' if told['stops'] == 'final' else ''}full stops, as those of train"
     if coverage is not None:
         known += f"; vectors for {coverage['types']:.1%} of the vocabulary, {coverage['words']:.1%} of running words"
     return "\n".join([*lines, known])
@@ -123,6 +199,19 @@ def summary(prepared: Prepared) -> str:
 
 def _column(given: str | None) -> str | int | None:
     return int(given) if given is not None and given.isdecimal() else given
+
+
+def _named(given: list[str]) -> dict[str, str]:
+    """Name -> path, of words that are NAME=PATH."""
+    found: dict[str, str] = {}
+    for word in given:
+        name, _, path = word.partition("=")
+        if not name or not path:
+            raise typer.BadParameter(f"{word!r}: give NAME=PATH, such as iwslt14=iwslt14/test", param_hint="--also")
+        if name in found:
+            raise typer.BadParameter(f"{name!r} is given twice", param_hint="--also")
+        found[name] = path
+    return found
 
 
 @contextmanager

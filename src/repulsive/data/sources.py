@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repulsive.data import movie_reviews, snli
+from repulsive.data import movie_reviews, prepare_glue, snli
 from repulsive.data.age import read_age, split_authors
 from repulsive.data.generated import generate
 from repulsive.data.parallel import find_pairs
@@ -37,10 +37,13 @@ def find(task: str, data: Path | None, seed: int, limit: int, options: dict[str,
     Raises:
         DataError: there is no such task or option, or files are missing.
     """
+    if task in ELSEWHERE:
+        raise DataError(f"task {task!r} has a plan of its own: call {ELSEWHERE[task]}")
     if task not in TASKS:
-        near = get_close_matches(task, TASKS, 1, 0.5)
+        names = (*TASKS, *ELSEWHERE)
+        near = get_close_matches(task, names, 1, 0.6)
         meant = f"did you mean {near[0]!r}? Tasks" if near else "tasks"
-        raise DataError(f"task {task!r} is unknown; {meant}: {', '.join(TASKS)}")
+        raise DataError(f"task {task!r} is unknown; {meant}: {', '.join(names)}")
     known = options_of(task)
     for name in options:
         if name not in known:
@@ -145,9 +148,17 @@ def _tsv(
 
 
 def _translation(
-    data: Path, seed: int, limit: int, *, source: str = "de", target: str = "en", ratio: float = 9.0
-) -> Source:
-    return find_pairs(data, source, target, ratio)
+    data: Path, seed: int, limit: int, *, source: str = "de", target: str = "en", ratio: float = 9.0,
+    also: Mapping[str, str | Path] | None = None,
+) -> Source:  # fmt: skip
+    return find_pairs(data, source, target, ratio, also)
+
+
+def _glue(
+    data: Path, seed: int, limit: int, *, glue_task: str = "", vocabulary: str | Path | None = None,
+    held_out: float = 0.0, stops: str = "auto",
+) -> Source:  # fmt: skip
+    return prepare_glue.find_source(data, seed, limit, glue_task, vocabulary, held_out, stops)
 
 
 def _in_parts(data: Path, read: Callable[[Path, tuple[str, ...] | None], Examples], other: str = "") -> Source:
@@ -199,7 +210,9 @@ TASKS: dict[str, Callable[..., Source]] = {
     "snli": _snli,
     "tsv": _tsv,
     "translation": _translation,
+    "glue": _glue,
     "reviews": _reviews,
     "movie-reviews": _movie_reviews,
 }
-FROM_FILES = ("yelp", "age", "snli", "tsv", "translation")  # the others are made, or fetched
+ELSEWHERE = {"pretrain": "data.pretrain.plan_pretrain", "graphs": "data.prepare_graphs.plan_graphs"}
+FROM_FILES = ("yelp", "age", "snli", "tsv", "translation", "glue")  # the others are made, or fetched
