@@ -14,7 +14,7 @@ from repulsive.recipes import open_recipe
 from repulsive.training.launch import Spec
 
 _LONGEST = 120  # bytes; file systems take 255
-_AMBIGUOUS = {"precision", "schedule"}  # keys of more than one table
+_AMBIGUOUS = {"layers", "precision", "schedule"}  # keys of more than one table
 
 
 def plan(
