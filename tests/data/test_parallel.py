@@ -116,6 +116,12 @@ def test_what_subword_nmt_has_cut_is_joined():
     assert tokenizer("none")("zwei@@ und@@ zwanzig @-@ mal neu@@") == ["zweiundzwanzig", "@-@", "mal", "neu"]
 
 
+def test_punctuation_made_plain_first():
+    text = "It’s „good“ – isn’t it?"
+    assert tokenizer("normalized-en")(text) == tokenizer("moses-en")("It's \"good\" - isn't it?")
+    assert tokenizer("normalized-en")(text) != tokenizer("moses-en")(text)
+
+
 def test_moses_knows_abbreviations_by_their_capitals():
     assert tokenizer("moses-en", lowercase=True)("Dr. Who isn't here.") == ["dr.", "who", "isn", "'t", "here", "."]
 
@@ -206,7 +212,7 @@ def test_mistakes_name_file_and_line(raw):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokenizer": "spacy"}, "takes moses or none"),
+        ({"tokenizer": "spacy"}, "takes moses, normalized, none"),
         ({"vectors": "glove.txt"}, "--vectors would not be used"),
         ({"ratio": 0.5}, "ratio=0.5: at least 1"),
         ({"target": "de"}, "give two different endings"),

@@ -25,7 +25,7 @@ def prepare(
         Path | None, typer.Option(help=f"Folder of the raw files; by default ${VARIABLE}/TASK, or ${VARIABLE}.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to make; by default prepared/TASK.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="spacy or regex; translation: moses or none.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="spacy, regex; translation: moses, normalized, none.")] = None,
     lowercase: Annotated[bool, typer.Option(help="Lower-case the texts.")] = True,
     minimum: Annotated[int, typer.Option(help="How often a word occurs in train to be known.")] = 2,
     most: Annotated[int | None, typer.Option(help="Words in the vocabulary; translation: pieces, 10,000.")] = None,

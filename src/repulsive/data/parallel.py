@@ -195,7 +195,7 @@ def check(settings: Any) -> None:
     if settings.vectors is not None:
         raise DataError("task 'translation' learns its vectors: --vectors would not be used")
     if settings.tokenizer not in (None, *TOKENIZERS):
-        raise DataError(f"tokenizer {settings.tokenizer!r}: task 'translation' takes {' or '.join(TOKENIZERS)}")
+        raise DataError(f"tokenizer {settings.tokenizer!r}: task 'translation' takes {', '.join(TOKENIZERS)}")
 
 
 def _numbered(pieces: Pieces, sides: list[list[list[str]]]) -> Part:
@@ -206,7 +206,7 @@ def _numbered(pieces: Pieces, sides: list[list[list[str]]]) -> Part:
 def _manifest(made: Plan, parts: dict[str, Part], vocabulary: Vocabulary, whole: int) -> dict[str, Any]:
     rows = {name: len(part) for name, part in parts.items()}
     running = {name: torch.cat([side.values for side in part.sentences]) for name, part in parts.items()}
-    packages = ("sacremoses", "tokenizers") if made.settings.tokenizer == "moses" else ("tokenizers",)
+    packages = ("sacremoses", "tokenizers") if made.settings.tokenizer != "none" else ("tokenizers",)
     return {
         "settings": made.asked,
         "sources": made.sums,

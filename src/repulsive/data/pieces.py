@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BOS, EOS = 2, 3
 MARKS = (*RESERVED, "<s>", "</s>")
-TOKENIZERS = ("moses", "none")
+TOKENIZERS = ("moses", "normalized", "none")
 FILE = "pieces.json"
 _START = "▁"
 _AT_ONCE = 50_000  # sentences
@@ -36,7 +36,7 @@ class Pieces:
     Args:
         source: language of the source, "de".
         target: language of the target.
-        tokenizer: "moses", or "none" where spaces separate the words already.
+        tokenizer: "moses", "normalized" (the same after plain punctuation), or "none" where spaces separate words.
         lowercase: lower-case the words.
         vocabulary: the pieces, after the four marks.
         model: the byte-pair encoding as the package tokenizers writes it.
@@ -119,7 +119,7 @@ class Pieces:
 
 def tokenizer_name(name: str, language: str) -> str:
     """As `tokens.tokenizer` has it: Moses' rules depend on the language."""
-    return f"{name}-{language}" if name == "moses" else name
+    return f"{name}-{language}" if name in ("moses", "normalized") else name
 
 
 def learn(sentences: Iterable[Sequence[str]], size: int, minimum: int) -> tuple[Vocabulary, bytes]:

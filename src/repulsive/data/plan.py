@@ -21,7 +21,7 @@ class Settings:
 
     Args:
         tokenizer: "spacy" or "regex"; None: spaCy's, or none where the texts are words already. Of translation "moses",
-            its default, or "none".
+            its default, "normalized" or "none".
         lowercase: lower-case the texts.
         minimum: how often a word occurs in the training part to be in the vocabulary; of translation, a pair of pieces.
         most: words in the vocabulary, the two reserved ones included; None: all. Of translation pieces, by default

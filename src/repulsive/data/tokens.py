@@ -31,9 +31,9 @@ def tokenizer(name: str, *, lowercase: bool = False) -> Tokenizer:
 
     Args:
         name: "spacy", spaCy's rules for English, as in the paper (no model is needed); or "regex", near them, without
-            spaCy. "moses-de" and so on are the rules machine translation uses, for a language; "none" splits at spaces
-            and joins what subword-nmt has cut. They give different words: keep to one for a vocabulary and all it is
-            used on.
+            spaCy. "moses-de" and so on are the rules machine translation uses, for a language; "normalized-de" first
+            makes typographic quotes, dashes and spaces plain, by Moses' rules too; "none" splits at spaces and joins
+            what subword-nmt has cut. They give different words: keep to one for a vocabulary and all it is used on.
         lowercase: lower-case the words, as uncased vectors need.
 
     Raises:
@@ -47,8 +47,9 @@ def tokenizer(name: str, *, lowercase: bool = False) -> Tokenizer:
         split: Tokenizer = _WORD.findall
     elif name == "spacy":
         split = _spacy()
-    elif name.startswith("moses-"):
-        split = _moses(name.removeprefix("moses-"))
+    elif name.startswith(("moses-", "normalized-")):
+        kind, _, language = name.partition("-")
+        split = _moses(language, normalized=kind == "normalized")
         # It knows abbreviations by their capitals, so those go last.
         return (lambda text: [word.lower() for word in split(text)]) if lowercase else split
     elif name == "none":
@@ -69,7 +70,7 @@ def _spacy() -> Tokenizer:
     return lambda text: [token.text for token in rules(text) if not token.is_space]
 
 
-def _moses(language: str) -> Tokenizer:
+def _moses(language: str, normalized: bool) -> Tokenizer:
     try:
         sacremoses = importlib.import_module("sacremoses")
     except ImportError:
@@ -78,7 +79,8 @@ def _moses(language: str) -> Tokenizer:
             "lie on spaces already need none: --tokenizer none"
         ) from None
     rules = sacremoses.MosesTokenizer(lang=language)
-    return lambda text: [str(word) for word in rules.tokenize(text, escape=False)]
+    plain = sacremoses.MosesPunctNormalizer(lang=language).normalize if normalized else str
+    return lambda text: [str(word) for word in rules.tokenize(plain(text), escape=False)]
 
 
 def _at_spaces(text: str) -> list[str]:
