@@ -74,23 +74,36 @@ def bleu(texts: Sequence[str], references: References) -> list[float]:
         texts: words separated by spaces.
         references: one or more for each.
     """
-    _check(texts, references)
-    common, total, h, r = [0] * ORDER, [0] * ORDER, 0, 0
-    for text, some in zip(texts, references, strict=True):
-        words, others = _words(text), [_words(reference) for reference in some]
-        h += len(words)
-        r += min((abs(len(other) - len(words)), len(other)) for other in others)[1]
-        for k in range(ORDER):
-            most: Counter[tuple[str, ...]] = Counter()
-            for other in others:
-                most |= _grams(other, k + 1)
-            counts = _grams(words, k + 1)
-            common[k] += (counts & most).total()
-            total[k] += counts.total()
+    h, r, *counts = (sum(column) for column in zip(*bleu_statistics(texts, references), strict=True))
+    common, total = counts[:ORDER], counts[ORDER:]
     if not h:
         return [0.0] * ORDER
     logs = [math.log(c / t) if c else -math.inf for c, t in zip(common, total, strict=True)]
     return [100 * math.exp(min(0.0, 1 - r / h) + sum(logs[:n]) / n) for n in range(1, ORDER + 1)]
+
+
+def bleu_statistics(texts: Sequence[str], references: References) -> list[list[int]]:
+    """What `bleu` needs of each text, so that any selection of texts can be scored: h, r, c_1 to c_4, t_1 to t_4.
+
+    Args:
+        texts: words separated by spaces.
+        references: one or more for each.
+    """
+    _check(texts, references)
+    rows = []
+    for text, some in zip(texts, references, strict=True):
+        words, others = _words(text), [_words(reference) for reference in some]
+        nearest = min((abs(len(other) - len(words)), len(other)) for other in others)[1]
+        common, total = [], []
+        for k in range(1, ORDER + 1):
+            most: Counter[tuple[str, ...]] = Counter()
+            for other in others:
+                most |= _grams(other, k)
+            counts = _grams(words, k)
+            common.append((counts & most).total())
+            total.append(counts.total())
+        rows.append([len(words), nearest, *common, *total])
+    return rows
 
 
 def rouge(texts: Sequence[str], references: References, name: str = "L") -> Rouge:

@@ -11,6 +11,7 @@ from repulsive.errors import ConfigError
 from repulsive.recipes.classification import Classification, ClassificationTask
 from repulsive.recipes.electra import Pretraining, PretrainingTask
 from repulsive.recipes.glue import Glue, GlueTask
+from repulsive.recipes.graph_writing import GraphWriting, GraphWritingTask
 from repulsive.recipes.translation import Translation, TranslationTask
 from repulsive.training import config
 from repulsive.training.recipe import Recipe
@@ -22,6 +23,7 @@ KINDS: dict[str, tuple[type[Recipe], Any]] = {
     "translation": (Translation, TranslationTask),
     "electra": (Pretraining, PretrainingTask),
     "glue": (Glue, GlueTask),
+    "graphs": (GraphWriting, GraphWritingTask),
 }
 
 
