@@ -1,11 +1,9 @@
 """A translation that is learned in seconds: numbers from German into English."""
 
 from repulsive.data.prepare import prepare
-from repulsive.recipes import make_task, open_recipe
-from repulsive.training.loop import Loop
-from repulsive.training.runs import RunFolder
-from repulsive.training.watch import Watcher
+from repulsive.recipes import open_recipe
 from tests.data.parallel_files import write_pairs
+from tests.recipes import running
 
 RECIPE = """
 task = "translation"
@@ -36,14 +34,8 @@ def recipe(folder, *more):
 
 
 def loop(data, folder, *more, watcher=None):
-    made = recipe(data, *more)
-    return Loop(make_task(made), made, RunFolder(folder), watcher or Watcher(), "cpu")
+    return running.loop(recipe(data, *more), folder, watcher)
 
 
 def train(data, folder, *more, watcher=None):
-    made = loop(data, folder, *more, watcher=watcher)
-    try:
-        made.run()
-    finally:
-        made.folder.close()
-    return made
+    return running.train(recipe(data, *more), folder, watcher)

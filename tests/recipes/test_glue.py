@@ -21,20 +21,12 @@ from repulsive.training.loop import Stopped
 from repulsive.training.tables import rows
 from tests.data import glue_files
 from tests.recipes import toy_glue
+from tests.threads import one_thread  # noqa: F401  an autouse fixture
 from tests.training import tiny
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 CLS, SEP = glue_files.PIECES.index("[CLS]"), glue_files.PIECES.index("[SEP]")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Sums in another order differ in the last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -20,15 +20,7 @@ from repulsive.training.loop import _slice
 from repulsive.training.tables import rows
 from tests.data.graph_files import write_tsv
 from tests.recipes import toy_graphs
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Sums in another order differ in the last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
 
 @pytest.fixture(scope="module")

@@ -21,20 +21,12 @@ from repulsive.training.runs import RunFolder
 from repulsive.training.tables import as_markdown, rows
 from repulsive.training.watch import Watcher
 from tests.recipes import digits
+from tests.threads import one_thread  # noqa: F401  an autouse fixture
 from tests.training import tiny
 
 pytest.importorskip("sacremoses")
 pytest.importorskip("tokenizers")
 pytest.importorskip("sacrebleu")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Sums in another order differ in the last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """GLUE at toy size: tiny files, random weights, learned in seconds."""
 
 from repulsive.data.prepare import prepare
-from repulsive.recipes import make_task, open_recipe
-from repulsive.training.loop import Loop
-from repulsive.training.runs import RunFolder
-from repulsive.training.watch import Watcher
+from repulsive.recipes import open_recipe
 from tests.data import glue_files
+from tests.recipes import running
 
 TINY = ("model.size=tiny", "optimizer.lr=1e-3", "optimizer.clip=1.0", "training.batch=16", "training.log_every=5")
 ALIKE = ("rates.layer_decay=1.0",)  # one rate: random weights have to learn everywhere
@@ -29,10 +27,4 @@ def recipe(data, task, *more):
 
 
 def train(data, task, folder, *more, watcher=None, device="cpu"):
-    made = recipe(data, task, *more)
-    loop = Loop(make_task(made), made, RunFolder(folder), watcher or Watcher(), device)
-    try:
-        loop.run()
-    finally:
-        loop.folder.close()
-    return loop
+    return running.train(recipe(data, task, *more), folder, watcher, device)

@@ -4,10 +4,8 @@ import json
 import random
 
 from repulsive.data.prepare_graphs import plan_graphs
-from repulsive.recipes import make_task, open_recipe
-from repulsive.training.loop import Loop
-from repulsive.training.runs import RunFolder
-from repulsive.training.watch import Watcher
+from repulsive.recipes import open_recipe
+from tests.recipes import running
 
 NAMES = ["Ann", "Bob Lee", "Cem", "Dora", "Eve Ray", "Finn"]
 THINGS = ["tea", "green soup", "maps", "old songs"]
@@ -52,10 +50,4 @@ def recipe(folder, *more):
 
 
 def train(data, folder, *more, watcher=None):
-    asked = recipe(data, *more)
-    made = Loop(make_task(asked), asked, RunFolder(folder), watcher or Watcher(), "cpu")
-    try:
-        made.run()
-    finally:
-        made.folder.close()
-    return made
+    return running.train(recipe(data, *more), folder, watcher)

@@ -3,10 +3,8 @@
 import random
 
 from repulsive.data.pretrain import plan_pretrain
-from repulsive.recipes import make_task, open_recipe
-from repulsive.training.loop import Loop
-from repulsive.training.runs import RunFolder
-from repulsive.training.watch import Watcher
+from repulsive.recipes import open_recipe
+from tests.recipes import running
 
 STARTS = ("ka", "lo", "mi", "nu", "pe")
 WORDS = [a + b for a in STARTS for b in ("ra", "si", "to", "vu", "ze")]
@@ -68,14 +66,8 @@ def recipe(folder, *more):
 
 
 def loop(data, folder, *more, watcher=None):
-    made = recipe(data, *more)
-    return Loop(make_task(made), made, RunFolder(folder), watcher or Watcher(), "cpu")
+    return running.loop(recipe(data, *more), folder, watcher)
 
 
 def train(data, folder, *more, watcher=None):
-    made = loop(data, folder, *more, watcher=watcher)
-    try:
-        made.run()
-    finally:
-        made.folder.close()
-    return made
+    return running.train(recipe(data, *more), folder, watcher)

@@ -25,8 +25,9 @@ import numpy as np
 
 from repulsive.data.blocks import TASK, VOCABULARY, Blocks, Writer, marks_of
 from repulsive.data.documents import Document, find_corpus, read_documents
-from repulsive.data.folders import check_replaceable, filling, read_manifest
+from repulsive.data.folders import filling
 from repulsive.data.packing import PACKINGS, as_rows
+from repulsive.data.plan import is_made
 from repulsive.data.prepared import PARTS
 from repulsive.data.raw import sums_of
 from repulsive.data.tokenizing import Progress, interrupts_held
@@ -98,19 +99,7 @@ class PretrainPlan:
         Raises:
             DataError: it was made otherwise, is damaged, or is something else.
         """
-        check_replaceable(self.out)
-        if not self.out.is_dir() or not any(self.out.iterdir()):
-            return None
-        manifest = read_manifest(self.out)
-        was = {"task": manifest.get("task"), **manifest.get("settings", {})}
-        now = {"task": TASK, **self.asked}
-        changed = [f"{key} {was.get(key)!r}, not {now.get(key)!r}" for key in now | was if was.get(key) != now.get(key)]
-        had = manifest.get("sources", {})
-        changed += [f"another {name}" for name in self.sums | had if had.get(name) != self.sums.get(name)]
-        if changed:
-            told = "; ".join(changed[:3])
-            raise DataError(f"{self.out}: was prepared with {told}. Choose another --out, or replace it with --force")
-        return Blocks.load(self.out)
+        return Blocks.load(self.out) if is_made(self.out, TASK, self.asked, self.sums) else None
 
     def make(self, jobs: int | None = None, progress: Progress | None = None) -> Blocks:
         """Read, pack and write; what is prepared in the folder is replaced.

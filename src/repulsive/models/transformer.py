@@ -280,8 +280,9 @@ class Transformer(nn.Module):
             packed: sentences lie end to end instead, [N] and [N'], the source's and the target's as given here; logits
                 are [N', V]. What is collected has all sentences as one, and no "weights".
         """
-        if collect is not None and collect not in COLLECT[: None if packed is None else 2]:
-            raise ValueError(f"collect={collect!r}: choose one of {COLLECT[: None if packed is None else 2]}")
+        known = COLLECT if packed is None else COLLECT[:2]
+        if collect is not None and collect not in known:
+            raise ValueError(f"collect={collect!r}: choose one of {known}")
         seen: list[Tensor] | None = None if collect is None else []
         if packed is None:
             to_source, among_target = Sight(self._real(source)), Sight(causal=True)
