@@ -27,6 +27,7 @@ from translation_rows import (
     ABLATION,
     ASKED,
     BASELINE,
+    DECAYED,
     FOLLOWS,
     GRIDS,
     LABELS,
@@ -68,6 +69,7 @@ class Translation(Study):
         super().__init__(task, arguments.out / task, common, arguments.device)
         self.data = arguments.data / task
         self.asked = asked or self
+        self.transfers = arguments.transfer and asked is not None
         self.methods = [method for method in LABELS if method in (BASELINE, *arguments.methods)]
         first = range(100, 100 + arguments.tuning_seeds)
         more = range(arguments.more_seeds)
@@ -130,6 +132,10 @@ class Translation(Study):
         start = () if method == BASELINE else self.chosen(FOLLOWS.get(method, BASELINE))
         if start is None:
             return []
+        if self.transfers and method != BASELINE:
+            there = self.asked.chosen(method)
+            own = [change for change in there or () if change.startswith("method.")]
+            return [] if there is None else [Row(LABELS[method], method, (*start, *own))]
         found = [Row(LABELS[method], method, (*start, *point)) for point in points(GRIDS[self.task][method])]
         return found[: self.scale.most]
 
@@ -184,6 +190,8 @@ class Translation(Study):
         chosen = {method: self.chosen(method) for method in self.methods}
         found = [Row(LABELS[method], method, changes) for method, changes in chosen.items() if changes is not None]
         extra = [PUBLISHED, self.winner()] if OURS in self.methods else []
+        if self is self.asked:
+            extra += [DECAYED, *_decayed(extra[-1:])]
         first: dict[Path, Row] = {}  # of equal ones
         for row in [*found, *(self._on_baseline(row) for row in extra if row is not None)]:
             first.setdefault(self.place(row, "final"), row)
@@ -207,6 +215,15 @@ class Translation(Study):
 
     def _on_baseline(self, row: Row) -> Row:
         return dataclasses.replace(row, changes=(*(self.chosen(BASELINE) or ()), *row.changes))
+
+
+def _decayed(rows: Sequence[Row | None]) -> list[Row]:
+    """Rows with the weight decay that the question tries."""
+    return [
+        Row(f"{row.label}, weight decay 0.3", row.method, (*row.changes, *DECAYED.changes), DECAYED.label)
+        for row in rows
+        if row is not None
+    ]
 
 
 def _flat(recipe: Any, above: str = "") -> dict[str, Any]:
@@ -278,6 +295,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tuning-seeds", type=int, default=1, help="of question and tune, from 100 on")
     parser.add_argument("--seeds", type=int, default=3, help="of final, from 0 on")
     parser.add_argument("--more-seeds", type=int, default=2, help="of ablation and heads, from 0 on")
+    parser.add_argument(
+        "--transfer", action="store_true", help=f"elsewhere only {LABELS[BASELINE]} is tuned; the rest as on {ASKED}"
+    )
     parser.add_argument("--jobs", type=int, default=0, help="runs side by side; 1: in this process")
     parser.add_argument("--device")
     parser.add_argument("--limit", type=float, help="seconds; runs that would take longer are not started")

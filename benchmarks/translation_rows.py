@@ -26,7 +26,7 @@ UNSMOOTHED: Grid = {"method.smoothing": (0.0,)}
 AUTO: Grid = {"method.alpha": ("auto",)}
 SPHERE: Grid = {**AUTO, **UNSMOOTHED, "method.space": ("sphere",)}
 WHOLE: dict[str, list[Grid]] = {
-    "ma": [{"optimizer.lr": (5e-4, 1e-3, 2e-3), "model.dropout": (0.2, 0.4)}],
+    "ma": [{"optimizer.lr": (5e-4, 1e-3, 2e-3, 3e-3), "model.dropout": (0.2, 0.4)}],
     "svgd": [
         {"method.alpha": (0.001, 0.01)},
         {"method.alpha": (0.01,), **UNSMOOTHED},
@@ -77,6 +77,7 @@ def _svgd(label: str, *changes: str, against: str = "MA") -> Row:
 _AUTO = ("method.alpha=auto",)
 _SPHERE = (*_AUTO, "method.smoothing=0", "method.space=sphere")
 PUBLISHED = _svgd("SVGD, as published")
+DECAYED = Row("MA, weight decay 0.3", "ma", ("optimizer.weight_decay=0.3",))
 QUESTION = (  # the first eight are drawn
     Row("MA", "ma"),
     PUBLISHED,
@@ -96,7 +97,7 @@ QUESTION = (  # the first eight are drawn
     _svgd("stepsize = M", "method.stepsize=4.0"),
     Row("MA, pre-norm", "ma", ("model.pre_norm=true",)),
     _svgd("SVGD, pre-norm", "model.pre_norm=true", against="MA, pre-norm"),
-    Row("MA, weight decay 0.3", "ma", ("optimizer.weight_decay=0.3",)),
+    DECAYED,
     _svgd("SVGD, weight decay 0.3", "optimizer.weight_decay=0.3", against="MA, weight decay 0.3"),
     _svgd("sphere, no smoothing, ratio 0.03", *_SPHERE, "method.ratio=0.03"),
     _svgd("sphere, no smoothing, ratio 0.3", *_SPHERE, "method.ratio=0.3"),

@@ -27,24 +27,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
-import json
-import platform
 import shlex
 import statistics
 import sys
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from speed_bench import SpeedBench, trained
 from speed_table import as_markdown
 from timed_loop import TimedLoop, epoch_of, open_task
-from torch import Tensor, nn
+from torch import Tensor
 
 from repulsive.bench.clock import compare, wall
 from repulsive.data.pieces import EOS, MARKS
@@ -53,88 +48,21 @@ from repulsive.errors import RepulsiveError
 from repulsive.models.transformer import Transformer
 from repulsive.recipes.translating import translate
 from repulsive.recipes.translation import TranslationTask
-from repulsive.training.runs import read_json, versions
 
 RECIPES = {"MA": "multi30k/small-ma", "SVGD": "multi30k/small-svgd"}
-PEAKS = {"H200": 989e12, "H100 80GB HBM3": 989e12, "H100 PCIe": 756e12, "A100": 312e12}  # dense bf16, by the vendor
 UNLIKELY = -30.0  # logit of an end that never comes
 PARTS = ("train", "decode", "generate", "marian")
 SETTINGS = ("data", "device", "set", "sentences", "length", "beam")  # what parts of one file have in common
 
 
-class Late(Exception):
-    """The time of a part is over."""
+class Bench(SpeedBench):
+    """Parts of translation."""
 
+    parts = PARTS
+    settings = SETTINGS
 
-class Bench:
-    """What is measured, on what, and how far it is.
-
-    Args:
-        given: the command line, parsed.
-        command: as it was given.
-    """
-
-    def __init__(self, given: argparse.Namespace, command: str) -> None:
-        self.given, self.command, self.device = given, command, torch.device(given.device)
-        self.machine = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()} CPU"
-        self.facts: dict[str, Any] = {
-            "machine": self.machine,
-            "threads": torch.get_num_threads(),
-            "versions": versions() | _transformers(),
-            "settings": {name: _plain(getattr(given, name)) for name in SETTINGS},
-        }
-        known = read_json(given.out / "speed.json")
-        if isinstance(known, dict) and all(known.get(name) == value for name, value in self.facts.items()):
-            self.facts = known
-        self._deadline = 0.0
-        if given.device == "cuda":
-            torch.set_float32_matmul_precision("high")  # as the loop has it, for all parts
-
-    def run(self) -> list[str]:
-        """The parts that are asked for, one after the other; those that failed did not keep the others back."""
-        failed = []
-        for name in PARTS:
-            if name not in self.given.only:
-                continue
-            began = time.perf_counter()
-            self._deadline = began + self.given.limit
-            self.facts[name] = {"command": self.command, "date": date.today().isoformat()}
-            try:
-                getattr(self, name)()
-            except Late as late:
-                self.say(name, f"stopped: {late}")
-            except RepulsiveError:
-                raise  # the data or the settings are wrong, for all parts
-            except Exception as error:
-                traceback.print_exc()
-                self.say(name, f"failed: {type(error).__name__}: {error}".splitlines()[0])
-                failed.append(name)
-            self.note(name, "took", round(time.perf_counter() - began, 1))
-            self._clear()
-        return failed
-
-    def _clear(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-
-    def check(self, what: str) -> None:
-        """Raise `Late` if the part has no time left."""
-        if time.perf_counter() > self._deadline:
-            raise Late(f"{self.given.limit:g} s were over at {what}")
-
-    def say(self, part: str, line: str) -> None:
-        print(f"{part}: {line}", flush=True)
-        self.facts[part].setdefault("notes", []).append(line)
-
-    def note(self, part: str, name: str, value: Any) -> None:
-        """Print a finding and keep it, on disk."""
-        self.facts[part][name] = value
-        self.given.out.mkdir(parents=True, exist_ok=True)
-        (self.given.out / "speed.json").write_text(json.dumps(self.facts, indent=2) + "\n")
-        (self.given.out / "speed.md").write_text(as_markdown(self.facts))
-        print(f"{part}: {name}: {json.dumps(value)}", flush=True)
+    def as_markdown(self) -> str:
+        return as_markdown(self.facts)
 
     def task(self, tokens: int, recipe: str = RECIPES["MA"]) -> TranslationTask:
         return open_task(recipe, self.given.data.resolve(), [f"training.batch={tokens}", *self.given.set])
@@ -150,40 +78,16 @@ class Bench:
                     self.check(f"warming up {label}, {tokens} tokens")
                     taken = wall(loop.one_epoch, self.device)
                     print(f"train: {tokens} tokens, {label}: an epoch of warm-up in {taken:.2f} s", flush=True)
-            seconds = self._alternate(loops)
+            seconds = self.alternate({label: loop.one_epoch for label, loop in loops.items()})
             for label, loop in loops.items():
                 held, operations = epoch_of(tasks[label])
-                rates = self._rates(held, statistics.median(seconds[label]), loop.steps, operations)
-                numbers = {"steps": loop.steps, "parameters": _trained(loop.bare), "epoch_seconds": seconds[label]}
+                rates = self.rates(held, statistics.median(seconds[label]), loop.steps, operations)
+                numbers = {"steps": loop.steps, "parameters": trained(loop.bare), "epoch_seconds": seconds[label]}
                 self.note("train", f"{tokens} {label}", rates | numbers)
             found = asdict(compare(list(zip(seconds["SVGD"], seconds["MA"], strict=True)), draws=500))
             self.note("train", f"{tokens} ratio", {name: found[name] for name in ("ratio", "low", "high", "rounds")})
             del loops, loop, tasks
-            self._clear()
-
-    def _alternate(self, loops: dict[str, TimedLoop]) -> dict[str, list[float]]:
-        """Seconds of epochs that take turns, until the time is over."""
-        seconds: dict[str, list[float]] = {label: [] for label in loops}
-        until = min(time.perf_counter() + len(loops) * self.given.measure, self._deadline)
-        order = list(loops)
-        while not seconds[order[0]] or time.perf_counter() < until:
-            for label in order:
-                seconds[label].append(wall(loops[label].one_epoch, self.device))
-            order.reverse()
-        return seconds
-
-    def _rates(self, tokens: int, seconds: float, steps: int, operations: float) -> dict[str, float]:
-        """Of a stretch of training."""
-        found = {
-            "tokens_per_second": tokens / seconds,
-            "step_seconds": seconds / steps,
-            "step_operations": operations / steps,
-            "operations_per_second": operations / seconds,
-        }
-        for name, peak in PEAKS.items():
-            if name in self.machine:
-                return found | {"share_of_peak": operations / seconds / peak}
-        return found
+            self.clear()
 
     def marian(self) -> None:
         import marian
@@ -201,8 +105,8 @@ class Bench:
                 warm_up = min(20, self.given.steps // 2)
                 timer = marian.Timer(batches.tokens, warm_up, self.given.measure, self.device)
                 found = way(task.recipe, model, batches, timer)
-                rates = self._rates(found.tokens, found.seconds, found.steps, operations * found.tokens / held)
-                numbers = {"steps": found.steps, "parameters": _trained(model)}
+                rates = self.rates(found.tokens, found.seconds, found.steps, operations * found.tokens / held)
+                numbers = {"steps": found.steps, "parameters": trained(model)}
                 self.note("marian", f"{tokens} {label}", rates | numbers)
                 del model
 
@@ -283,22 +187,6 @@ def never_ends(model: Transformer) -> Transformer:
     end = model.embedding.weight[EOS]
     norm.bias.add_(UNLIKELY * end / end.square().sum())
     return model.eval()
-
-
-def _trained(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def _transformers() -> dict[str, str]:
-    try:
-        import transformers
-    except ImportError:
-        return {}
-    return {"transformers": transformers.__version__}
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

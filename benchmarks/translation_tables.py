@@ -101,12 +101,23 @@ def _write(study: Translation, done: Sequence[Done], path: Path, parts: Sequence
     lines, written = [f"# {path.name}", ""], {}
     for part in parts:
         found = tables.table([each.entry(part) for each in done])
-        lines += [f"## {part}", "", tables.as_markdown(found, COLUMNS), ""]
+        lines += [f"## {part}", "", tables.as_markdown(found, COLUMNS), *_beside(done, part), ""]
         written[part] = as_table(found, [run for each in done for run in each.runs.values()])
     print(f"\n{study.task}: {path.name}\n" + "\n".join(lines[2:]), flush=True)
     settings = [f"- {each.row.label}: {', '.join(each.row.changes) or 'as the recipe'}" for each in done]
     save(path.with_suffix(".md"), "\n".join([*lines, "Settings:", "", *settings]) + "\n")
     save(path.with_suffix(".json"), written)
+
+
+def _beside(done: Sequence[Done], part: str) -> list[str]:
+    """What comparisons with another row than the first say."""
+    rows, lines = {each.row.label: each for each in done}, []
+    for each in done:
+        other = rows.get(each.row.against)
+        if other not in (None, done[0], each):
+            pair = tables.table([other.entry(part), each.entry(part)])[1]
+            lines += [f"- {pair.label} against {each.row.against}, {name}: {c}" for name, c in pair.against.items()]
+    return lines
 
 
 # -- how many heads ---------------------------------------------------------------------------------------------------

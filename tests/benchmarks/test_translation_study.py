@@ -62,10 +62,10 @@ def results(folder):
 
 
 def test_the_plan_counts_every_run_once(script, folder, capsys):
-    """Multi30k: 6 points of the baseline, of which one is a row of the question, and 30 rows."""
+    """Multi30k: 8 points of the baseline, of which one is a row of the question, and 30 rows."""
     script.main(["--dry-run", "--data", str(folder / "data"), "--out", str(folder / "none"), "--stage", "question"])
     words = capsys.readouterr().out.splitlines()[1].split()
-    assert words[:7] == ["question", "multi30k", "30", "35", "35", "35", "30"]
+    assert words[:7] == ["question", "multi30k", "30", "37", "37", "37", "30"]
     script.main(["--dry-run", "--out", str(folder / "none")])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert [(line[0], line[1]) for line in lines[:4]] == [
@@ -153,9 +153,12 @@ def check_final(found, tuned):
             labels = [row["label"] for row in table["rows"]]
             assert labels[:4] == ["MA", "SVGD", "SPOS", "control: gradient x eps/M"]
             published = tuned[task]["svgd"]["chosen"][-1] == "method.alpha=0.01"
-            assert labels[4:] == ([] if published else ["SVGD, as published"])
+            decayed = ["MA, weight decay 0.3", "SVGD, as published, weight decay 0.3"] if task == "multi30k" else []
+            assert labels[4:] == ([] if published else ["SVGD, as published"]) + decayed
             assert all(row["seeds"] == [0, 1] for row in table["rows"])
             assert set(table["rows"][1]["against"]) == {"bleu", "nll", "accuracy"}
+    told = "- SVGD, as published, weight decay 0.3 against MA, weight decay 0.3, bleu: "
+    assert told in (found / "multi30k.md").read_text()
     text = (found / "europarl.md").read_text()
     assert "## iwslt14" in text and "| method | seeds | bleu | sacrebleu | chrf | nll | accuracy |" in text
     assert f"- SPOS: {', '.join(tuned['europarl']['spos']['chosen'])}" in text

@@ -135,13 +135,26 @@ class Electra(nn.Module):
         logits = logits_at(self.generator, masked, types, places, seen)  # [B, N, V]
         samples = sample(logits.detach(), draw).gather(1, first)  # [B, N]
         corrupted = put(tokens, places, samples)
-        states = self.discriminator.electra(corrupted, attention_mask=seen, token_type_ids=types)[0]  # [B, T, D]
+        states = states_of(self.discriminator.electra, corrupted, types, seen)
         return logits, corrupted, self.discriminator.discriminator_predictions(states)
+
+
+def states_of(network: Any, tokens: Tensor, types: Tensor, seen: Tensor | None) -> Tensor:
+    """What transformers' ELECTRA or BERT makes of tokens, [B, T, D], with the mask as it is.
+
+    Its `forward` makes a mask of its own while a CUDA graph is captured, even where there is nothing to hide, and
+    attention with a mask is slow.
+    """
+    states = network.embeddings(input_ids=tokens, token_type_ids=types)
+    if hasattr(network, "embeddings_project"):
+        states = network.embeddings_project(states)
+    found: Tensor = network.encoder(states, attention_mask=seen)[0]
+    return found
 
 
 def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
     """Logits [B, N, V] of a masked language model at some places; arguments as in `MaskedModel.forward`."""
-    states = network.base_model(tokens, attention_mask=seen, token_type_ids=types)[0]  # [B, T, D]
+    states = states_of(network.base_model, tokens, types, seen)
     states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))  # [B, N, D]
     if hasattr(network, "generator_lm_head"):
         found: Tensor = network.generator_lm_head(network.generator_predictions(states))

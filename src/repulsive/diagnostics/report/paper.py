@@ -20,6 +20,8 @@ DASHES = ("-", (0, (4, 2)), "-", (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (2.5, 2))
 ENDINGS = ("svg", "pdf")
 _SETTINGS = {"pdf.fonttype": 42, "svg.hashsalt": "repulsive", "font.size": 8, "axes.linewidth": 0.6}
 _SIZE = (3.3, 2.3)  # inches: a column
+_INSIDE = 5  # names that have room among the curves
+_BESIDE = 1.9  # inches, for more
 
 
 def check_matplotlib() -> None:
@@ -84,7 +86,11 @@ def _chart(chart: Chart, methods: Sequence[str]) -> Any:
     axes.grid(axis="y", color="#d9dde5", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if len({series.method for series in chart.series}) > 1:
+    named = len({series.method for series in chart.series})
+    if named > _INSIDE:  # names beside the curves, which they would cover
+        figure.legend(frameon=False, fontsize=7, loc="outside right upper")
+        figure.set_figwidth(figure.get_figwidth() + _BESIDE)
+    elif named > 1:
         axes.legend(frameon=False, fontsize=7)
     elif chart.y_name:
         axes.set_title(plain(chart.name), fontsize=8)
