@@ -343,3 +343,25 @@ def test_a_copied_model_is_another_model(make_model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(OptimizerError):
         repel(copy.deepcopy(model), optimizer, verbose=False)
+
+
+def test_a_step_that_is_compiled_whole_is_the_same_step():
+    """Graphs break at the hooks; what is around them is compiled."""
+    found = []
+    for wrap in (lambda step: step, lambda step: torch.compile(step, backend="eager")):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(16, 4, 8, dropout=0.0, batch_first=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = repel(model, optimizer, SVGD(alpha=1.0), verbose=False)
+
+        def step(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        run, x = wrap(step), torch.randn(2, 3, 16)
+        for _ in range(4):
+            run(x)
+        assert handle.steps == 4 and handle.report()[0].repulsion > 0
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True))

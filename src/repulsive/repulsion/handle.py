@@ -7,8 +7,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from itertools import chain
-from operator import is_
 from types import TracebackType
 from typing import Any
 
@@ -90,6 +88,7 @@ class Handle:
         self._hooks: list[RemovableHandle] = []
         self._updates: dict[tuple[str, ...], Update] = {}  # by the groups that have gradients, nearly always all
         self._current: Update | None = None
+        self._whole = False  # that one is of all groups
         self._owners = Owners(part for group in groups for part in group.slices)
         self._names = tuple(group.name for group in groups)
         self._trained: list[list[Tensor]] = []  # what the optimiser had at the last step
@@ -108,9 +107,8 @@ class Handle:
                     f"{group.name}: this optimiser repels it already; call remove() on the other handle first"
                 )
         self._hooks = [
-            # A compiled training step breaks its graph here: what follows depends on addresses and on the host.
-            self.optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
-            self.optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
+            self.optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
+            self.optimizer.register_step_post_hook(_uncompiled(self._after_step)),
         ]
         _attached.setdefault(self.optimizer, weakref.WeakSet()).add(self)
 
@@ -199,14 +197,12 @@ class Handle:
     def _repeats(self) -> bool:
         """Nearly every step is like the one before: then it is done by one replay, and nothing is looked up."""
         last, settings, optimizer = self._current, self.settings, self.optimizer
-        if last is None or settings.max_norm is not None or self.steps % settings.measure_every == 0:
+        if last is None or not self._whole or settings.max_norm is not None or self.steps % settings.measure_every == 0:
             return False
-        if last is not self._updates.get(self._names) or getattr(optimizer, "grad_scale", None) is not None:
+        if getattr(optimizer, "grad_scale", None) is not None:
             return False
         trained = [entry["params"] for entry in optimizer.param_groups]
-        if [*map(len, trained)] != [*map(len, self._trained)] or not all(
-            map(is_, chain(*trained), chain(*self._trained))
-        ):
+        if not _are(trained, self._trained):
             self._trained = [[*some] for some in trained]
             return False
         return last.again(self.rule)
@@ -236,6 +232,7 @@ class Handle:
             names = tuple(group.name for group in live)
         if names and names not in self._updates:
             self._updates[names] = Update(live, self.settings.seed)
+        self._whole = names is self._names
         return self._updates.get(names)
 
     def _rates(self) -> dict[int, float]:
@@ -290,6 +287,7 @@ class Handle:
             warnings.warn(f"resuming with {self.rule}, but the state was made with {state['rule']}", stacklevel=2)
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.clear()  # they carry the seed
+        self._current = None
         self.steps = int(state["steps"])
         self._applied = self._pending = False
         self.attach()
@@ -298,6 +296,30 @@ class Handle:
 def handles_of(optimizer: Optimizer) -> Iterable[Handle]:
     """The handles attached to an optimiser."""
     return tuple(_attached.get(optimizer, ()))
+
+
+def _are(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
+    """Whether two lists of lists hold the same objects.
+
+    Python compares items of lists by identity first, and looks into those only that differ. Here that matters: after a
+    backward pass hundreds of tensors are in no cache.
+    """
+    try:
+        return tensors == others
+    except Exception:  # other tensors: a comparison of their numbers is no answer, or fails
+        return False
+
+
+def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook at which a compiled training step breaks its graph: what it does depends on addresses and on the host."""
+    disabled = torch.compiler.disable(hook)
+
+    def call(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return disabled(optimizer, args, kwargs)
+        return hook(optimizer, args, kwargs)  # without the time that `disabled` takes
+
+    return call
 
 
 def _refuse_replaced(group: HeadGroup, owned: set[int]) -> None:

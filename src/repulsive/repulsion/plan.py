@@ -26,6 +26,7 @@ from repulsive.repulsion.table import COLUMNS, KINDS, SliceTable, send
 SPLITS = 16  # programs a slice, at least: a power of two
 BUSY = 528  # programs that keep a large GPU busy; few slices are split further until there are so many
 LEAST = 1024  # numbers of a head that are worth a program
+_HAS_CUDA = torch.backends.cuda.is_built()
 PRECISION = "tf32x3"  # of products by matrix units
 
 # How the launches are cut, by heads padded to a power of two: as many columns at once as registers hold.
@@ -303,8 +304,8 @@ class _Replay:
 
     def known(self, key: object) -> torch.cuda.CUDAGraph | None:
         """The graph of these launches, unless somebody is capturing one of his own."""
-        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        return None if capturing else self._graphs.get(key)
+        graph = self._graphs.get(key)
+        return None if graph is None or (_HAS_CUDA and torch.cuda.is_current_stream_capturing()) else graph
 
     def run(self, launch: Any, key: object, device: torch.device) -> None:
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
