@@ -213,6 +213,9 @@ def test_a_meteor_that_fails_is_no_score(monkeypatch, code, message):
     monkeypatch.setattr(meteor, "official_program", lambda: [sys.executable, "-c", code])
     with pytest.raises(DataError, match=message):
         meteor.meteor(["a"], [["a"]])
+    with pytest.warns(UserWarning, match=f"{message}.*; it is left out"):
+        found = score_texts(["a"], [["a"]])
+    assert found["BLEU-1"] == 100 and not any("METEOR" in name for name in found)
 
 
 def test_what_is_missing_is_named(monkeypatch):

@@ -23,6 +23,14 @@ from tests.recipes import toy_graphs
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_java():
+    """METEOR's program takes seconds for every evaluation, and is no part of what is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("repulsive.metrics.meteor.official_program", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return toy_graphs.make_data(tmp_path_factory.mktemp("graphs"))
@@ -200,6 +208,16 @@ def test_every_method_trains(name, data, tmp_path):
     found = toy_graphs.train(data, tmp_path, "training.epochs=2", *(f"method.{k}={v}" for k, v in kept.items()))
     assert found.folder.result["test"]["nll"] < 2.0  # log 30 and more at the start
     assert (len(found.handle.report()) == 2 * 3) == (name == "rma")  # the encoder's alone
+
+
+def test_attention_of_another_library_trains_the_same(data, tmp_path):
+    pytest.importorskip("torch_geometric")
+    rule = ("method.rule=svgd", "method.where=encoder", "training.epochs=1", "training.log_every=1")
+    losses = []
+    for attention in ("own", "pyg"):
+        found = toy_graphs.train(data, tmp_path / attention, *rule, f"model.attention={attention}")
+        losses.append([line["loss"] for line in found.folder.lines() if line["kind"] == "train"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4) and losses[0][-1] < losses[0][0] - 0.5
 
 
 def test_the_rule_moves_encoder_heads_apart(data):

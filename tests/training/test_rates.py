@@ -6,6 +6,7 @@ from torch import nn
 
 from repulsive.training.methods import make_optimizer, rate_at, set_rate
 from repulsive.training.recipe import Optimizer
+from tests.training import tiny
 
 
 def model():
@@ -73,3 +74,24 @@ def test_a_share_of_the_steps_is_a_number_of_them(schedule):
     assert [rate_at(step, share, 200) for step in range(200)] == [rate_at(step, steps, 200) for step in range(200)]
     both = Optimizer(lr=2.0, schedule=schedule, warmup=20, warmup_share=0.5)
     assert rate_at(3, both, 200) == rate_at(3, steps, 200)
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "expected"),
+    [
+        ("cycle-5", 0.25, [0.25, 0.2, 0.15, 0.1, 0.05, 0.25, 0.2]),  # GraphWriter's paper
+        ("cycle-4", 0.5, [0.5, 0.4, 0.3, 0.2, 0.5, 0.4, 0.3]),  # -lrwarm of its code
+    ],
+)
+def test_a_cycle_falls_epoch_by_epoch_and_starts_over(name, lr, expected, data, tmp_path):
+    settings = Optimizer(lr=lr, schedule=name)
+    assert [rate_at(0, settings, 70, epoch) for epoch in range(7)] == pytest.approx(expected)
+    folder = tiny.train(data, tmp_path, f"optimizer.schedule={name}", "training.epochs=7", "training.log_every=10")
+    seen = [line["lr"] for line in folder.lines() if line["kind"] == "train"]
+    assert seen == pytest.approx([x / lr * 2e-3 for x in expected])  # ten steps are an epoch
+
+
+def test_a_warm_up_is_multiplied_with_a_cycle():
+    settings = Optimizer(lr=1.0, schedule="cycle-5", warmup=4)
+    found = [rate_at(step, settings, 12, step // 3) for step in range(6)]
+    assert found == pytest.approx([0.25, 0.5, 0.75, 1.0 * 0.8, 0.8, 0.8])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ def score_texts(
 ) -> dict[str, float]:
     """All scores, from 0 to 100, by name; METEOR only where it can be had, and its name says which one it is.
 
+    A METEOR that is there and fails is left out with a warning: what was trained for hours is scored all the same.
+
     Args:
         texts: one for each graph, words separated by spaces.
         references: one or more for each text.
@@ -53,8 +56,12 @@ def score_texts(
         DataError: the numbers of texts, references and entities differ.
     """
     found = {f"BLEU-{n}": score for n, score in enumerate(bleu(texts, references), 1)}
-    if (judged := meteor(texts, references)) is not None:
-        found[judged.name] = judged.value
+    try:
+        judged = meteor(texts, references)
+    except DataError as error:  # the arguments are right, or BLEU had said so
+        warnings.warn(f"{error}; it is left out", stacklevel=2)
+    else:
+        found |= {judged.name: judged.value} if judged is not None else {}
     for name in ("1", "2", "L"):
         found[f"ROUGE-{name}"] = rouge(texts, references, name).f
     found["ROUGE-L (caption)"] = caption_rouge(texts, references)

@@ -1,4 +1,4 @@
-"""Beam search for GraphWriter: many graphs at a time. It waits for its device once a step, to see who is done.
+"""Beam search for GraphWriter: many graphs at a time. It waits for its device every fourth step, to see who is done.
 
     texts = write(model, titles, entities, relations, types, Ends(bos=2, eos=3), beam=4)
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from repulsive.models.decoding import _GONE, _NEVER, Ends, Hypothesis, _Trail
 from repulsive.models.graph_writer import GraphWriter
+
+_LOOK = 4  # steps between two looks at who is done: those that are stay as they are meanwhile
 
 
 @torch.inference_mode()
@@ -82,7 +84,10 @@ def write(
         finished = finished + (done > _NEVER).sum(1)
         go_on = (finished < beam) & (open_[:, 0] > _NEVER)
         open_ = open_.masked_fill(~go_on.unsqueeze(1), _NEVER)
-        state, last, left = state.keep(kept // size), spoken.gather(1, kept % size), int(go_on.sum())
+        state, last = state.keep(kept // size), spoken.gather(1, kept % size)
+        if length % _LOOK and length < longest:
+            continue
+        left = int(go_on.sum())
         if left > (1 - _GONE) * len(rows):
             continue
         trail.write(rows)

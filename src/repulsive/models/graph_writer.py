@@ -192,11 +192,11 @@ class GraphWriter(nn.Module):
             [B, T, V + E]; with `weights` also [layers, 3, M, D], see `GraphTransformer.weights`.
         """
         memory = self.start(titles, entities, relations)
-        state, seen = self.begin(memory), []
+        states = [self.begin(memory)]
         for vectors in self.decoder.embedding(before).split(1, dim=1):  # [B, 1, width]
-            state = self.decoder.step(vectors, state, memory)
-            seen.append(_seen(state))
-        logs = self.decoder.distribution(torch.cat(seen, dim=1), memory)
+            states.append(self.decoder.step(vectors, states[-1], memory))
+        hidden, context = (torch.cat([getattr(s, name) for s in states[1:]], 1) for name in ("hidden", "context"))
+        logs = self.decoder.distribution(torch.cat([hidden, context], dim=-1), memory)  # [B, T, V + E]
         return (logs, self.encoder.weights()) if weights else logs
 
     def start(self, titles: Tensor | None, entities: Tensor, relations: Tensor) -> Memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class Model:
         titles: read them; false where the data have none.
         detached: see `GraphSizes`; the released code's.
         full_scale: see `GraphSizes`; the released code's.
+        attention: of the graph Transformer; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
     """
 
     width: int = 500
@@ -52,13 +54,16 @@ class Model:
     titles: bool = True
     detached: bool = False
     full_scale: bool = False
+    attention: Literal["own", "pyg"] = "own"
 
     def __post_init__(self) -> None:
         self.config(4, 2, 3)
 
     def config(self, words: int, entity_words: int, relations: int) -> GraphWriterConfig:
         """With the sizes of the vocabularies."""
-        sizes = GraphSizes(self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale)
+        sizes = GraphSizes(
+            self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale, self.attention
+        )
         return GraphWriterConfig(words, entity_words, relations, sizes, self.lstm_layers, self.titles)
 
 
@@ -166,9 +171,13 @@ class GraphWritingTask:
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
         """Sum over words / their number, as the mean over texts of sum / mean number of words."""
+        return self.loss_at(model, inputs, *self._batches.shapes[length])
+
+    def loss_at(self, model: Forward, inputs: Inputs, longest: int, shape: Shape) -> Tensor:
+        """`loss` with tables of another size, as long as the texts and graphs fit."""
         train, indices = self.parts["train"], inputs["indices"]
         penalty, coverage = self.recipe.method.penalty, self.recipe.loss.coverage
-        given, target, words = self._tables(train, indices, *self._batches.shapes[length])
+        given, target, words = self._tables(train, indices, longest, shape)
         found = model(*given, weights=penalty > 0)
         logs, weights = found if penalty > 0 else (found, None)
         total = -(_of_target(logs, target) * (words != PAD)).sum()
@@ -216,12 +225,7 @@ class GraphWritingTask:
 
     def texts(self, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The texts of what was written about the graphs of a part."""
-        found = []
-        for row, names in zip(tokens, self.data.parts[part].names, strict=True):
-            numbers = torch.tensor(row, dtype=torch.int64)
-            copies = torch.where(numbers < self._words, WORD, numbers - self._words)
-            found.append(self.data.text(numbers, copies, names))
-        return found
+        return texts_of(self.data, part, tokens)
 
     @property
     def _words(self) -> int:
@@ -256,6 +260,22 @@ class GraphWritingTask:
         mean = float(items["nll"].mean())
         found = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
         return Evaluation(found | {"perplexity": math.exp(min(mean, 700.0))}, items)
+
+
+def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of what a model wrote about the graphs of a part.
+
+    Args:
+        data: the graphs.
+        part: which of them.
+        tokens: for each graph words, or vocabulary + the number of a copied entity, as `GraphWritingTask.write` gives
+            them and a run keeps them.
+    """
+    words, found = len(data.vocabularies.words), []
+    for row, names in zip(tokens, data.parts[part].names, strict=True):
+        numbers = torch.tensor(row, dtype=torch.int64)
+        found.append(data.text(numbers, torch.where(numbers < words, WORD, numbers - words), names))
+    return found
 
 
 def _of_target(logs: Tensor, target: Tensor) -> Tensor:

@@ -54,5 +54,7 @@ class Average:
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """As it was when the checkpoint was written."""
-        self.count = state["count"]
+        self.count = int(state["count"])
         self._sum = {name: x.to(device) for name, x in state["sum"].items()}
+        if (self.count > 0) != bool(self._sum):
+            raise ValueError(f"a mean of {self.count} weights that are not there")

@@ -121,16 +121,32 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"{path}: has format {manifest['format']!r}; this version reads {FORMAT}")
         expected = {name: manifest["sha256"][name] for name in _FILES}
-        contents = {name: (path / name).read_bytes() for name in _FILES}
+        contents = {name: _inside(path, name).read_bytes() for name in _FILES}
     except OSError as error:
         raise CheckpointError(f"{path}: {Path(str(error.filename)).name} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: {MANIFEST} is damaged ({error})") from None
     for name, data in contents.items():
         if hashlib.sha256(data).hexdigest() != expected[name]:
             raise CheckpointError(f"{path}: {name} is damaged (its checksum differs from the manifest's)")
-    state = unpack(from_bytes(contents[_TENSORS]), json.loads(contents[_STATE]))
-    return int(manifest["step"]), state
+    try:
+        return int(manifest["step"]), _tree(unpack(from_bytes(contents[_TENSORS]), json.loads(contents[_STATE])))
+    except Exception as error:  # right checksums around what no training wrote; safetensors raises plain exceptions
+        raise CheckpointError(f"{path}: holds no state of a training ({type(error).__name__}: {error})") from None
+
+
+def _tree(state: Any) -> dict[str, Any]:
+    if not isinstance(state, dict):
+        raise TypeError(f"{type(state).__name__}, where a table is needed")
+    return state
+
+
+def _inside(path: Path, name: str) -> Path:
+    """A file of a checkpoint; no link may lead out of it, for a checkpoint may come from anybody."""
+    file = path / name
+    if file.is_symlink() and os.path.dirname(os.path.realpath(file)) != os.path.realpath(path):
+        raise CheckpointError(f"{path}: {name} is a link that leads out of its folder; put the file itself there")
+    return file
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import tomllib
 import types
 import typing
@@ -48,14 +49,14 @@ def read(path: Path, resolve: Callable[[str], Path] | None = None, _children: tu
         path: the file.
         resolve: finds a parent that is no file beside it, by its name.
     """
-    here = path.resolve()
+    here = Path(os.path.realpath(path))  # `resolve` does not take links that lead to themselves
     if here in _children:
         raise ConfigError(f"{path}: extends itself, by way of {', '.join(p.name for p in _children)}")
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number too long, brackets too deep
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     parent = tree.pop(PARENT, None)
     if parent is None:
@@ -71,9 +72,10 @@ def read(path: Path, resolve: Callable[[str], Path] | None = None, _children: tu
 def parse_value(text: str) -> Any:
     """What stands behind `key=`: TOML, or a bare word."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        tree = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text.strip()
+    return tree["value"] if len(tree) == 1 else text.strip()  # a line feed may start another key
 
 
 def build(kind: type[T], tree: Mapping[str, Any], *, source: str = "config") -> T:
@@ -142,6 +144,8 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
         return Path(value)
     if kind is type(None) and value is None:
         return None
+    if kind is int and isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{place}: is a number of {len(hex(value)) * 4} bits; nothing here takes more than 64")
     if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     raise ConfigError(f"{place}: must be {getattr(kind, '__name__', kind)}, not {value!r}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repulsive.errors import DivergedError
+from repulsive.errors import CheckpointError, DivergedError, RepulsiveError
 from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.training import methods
 from repulsive.training.average import Average
@@ -27,7 +27,7 @@ from repulsive.training.recipe import Recipe
 from repulsive.training.runs import RunFolder
 from repulsive.training.stopping import Request, Stopped, listening
 from repulsive.training.task import Evaluation, Inputs, Task
-from repulsive.training.trees import random_state, restore_random_state
+from repulsive.training.trees import check_moments, check_weights, random_state, restore_random_state
 from repulsive.training.watch import Watcher
 
 PARTS = ("dev", "test")  # what the end is evaluated on, unless a task has more
@@ -142,7 +142,7 @@ class Loop:
                     raise Stopped(f"stopped at {where}; the same command goes on from there", number)
 
     def _learn(self, batch: Any) -> None:
-        self._rate = methods.rate_at(self.step, self.recipe.optimizer, self.total)
+        self._rate = methods.rate_at(self.step, self.recipe.optimizer, self.total, self.step // self._per_epoch)
         methods.set_rate(self.optimizer, self._rate)
         if not self.recipe.optimizer.bias_correction:
             methods.undo_correction(self.optimizer, self.recipe.optimizer, self.step)
@@ -317,17 +317,28 @@ class Loop:
                 warnings.simplefilter("ignore")  # the main process tells
             found = self.folder.checkpoints.latest()
         if found is not None:
-            self._restore(found[1])
+            try:
+                self._restore(found[1])
+            except RepulsiveError:
+                raise
+            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+                why = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                told = f"its checkpoint is of another training ({why})"
+                raise CheckpointError(f"{self.folder.path}: {told}; remove checkpoints/ to start anew") from error
         self.processes.together(lambda: self.folder.rewind(self.step if found is not None else -1))
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])
         unwrap_optimizer(self.optimizer).load_state_dict(state["optimizer"])
+        check_moments(unwrap_optimizer(self.optimizer))
         self.handle.load_state_dict(state["handle"])
-        self._known_heads = state.get("heads", {})
+        self._known_heads = {name: float(value) for name, value in state.get("heads", {}).items()}
         self.meter.restore(state["meter"])
-        self.step, self.epoch, self.position = (state["progress"][name] for name in ("step", "epoch", "position"))
-        self.best, self.seconds = state["best"], state["seconds"]
+        self.step, self.epoch, self.position = (int(state["progress"][name]) for name in ("step", "epoch", "position"))
+        self.best, self.seconds = state["best"], float(state["seconds"])
+        if self.best is not None:
+            self.best |= {"value": float(self.best["value"]), "step": int(self.best["step"])}
+            check_weights(self.best["weights"], state["model"])
         if "average" in state:
             self.average.load_state_dict(state["average"], self.device)
         if len(state["random"]) == self.processes.count:

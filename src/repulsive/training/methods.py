@@ -15,6 +15,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion.schedules import Cosine, Linear, WarmUp
 from repulsive.training.recipe import Method, Optimizer, Recipe
 
+CYCLES = {"cycle-4": 4, "cycle-5": 5}  # epochs; each falls by a fifth of the rate
 _SHARED = ("stepsize", "kernel", "bandwidth", "smoothing", "space")
 
 
@@ -150,8 +151,15 @@ def undo_correction(optimizer: Any, settings: Optimizer, step: int) -> None:
             group["weight_decay"] = group.get("decay", settings.weight_decay) / factor
 
 
-def rate_at(step: int, settings: Optimizer, total: int) -> float:
-    """The learning rate of a step, counted from 0: a function of the step alone, so that nothing need be saved."""
+def rate_at(step: int, settings: Optimizer, total: int, epoch: int = 0) -> float:
+    """The learning rate of a step: a function of how far it is alone, so that nothing need be saved.
+
+    Args:
+        step: counted from 0.
+        settings: the recipe's table.
+        total: steps of the whole training.
+        epoch: the step's, counted from 0; cycles ask for it.
+    """
     warmup = settings.warmup or round(settings.warmup_share * total)
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
     after, span = max(0, step - warmup), max(1, total - warmup)
@@ -163,6 +171,8 @@ def rate_at(step: int, settings: Optimizer, total: int) -> float:
         fall = Cosine(1.0, 0.0, span)(after)
     elif settings.schedule == "inverse-sqrt":
         fall = (max(1, warmup) / max(1, warmup, step + 1)) ** 0.5
+    elif settings.schedule in CYCLES:
+        fall = 1 - epoch % CYCLES[settings.schedule] / 5
     else:
         fall = 1.0
     return settings.lr * rise * fall

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from repulsive.errors import RepulsiveError
+from repulsive.errors import RepulsiveError, RunError
 
 
 class Processes:
@@ -20,8 +20,11 @@ class Processes:
     """
 
     def __init__(self, device: str | None) -> None:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
+        try:
+            from accelerate import Accelerator
+            from accelerate.state import AcceleratorState
+        except ImportError:
+            raise RunError("training needs the package accelerate: pip install 'repulsive[train]'") from None
 
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             # A run before this one, in the same process, may have had another device.

@@ -35,6 +35,8 @@ from repulsive.training.recipe import Recipe
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
 BOARD = "tensorboard"
+_RECIPE_KINDS = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
+_FACT_KINDS = {"started": dict, "resumed": list, "data": dict}
 _PACKAGES = ("torch", "accelerate", "safetensors", "triton", "numpy")
 
 
@@ -64,33 +66,58 @@ class RunFolder:
         found = read_json(self.path / RECIPE)
         if not isinstance(found, dict):
             raise RunError(f"{self.path}: is no run folder; `repulsive ls` lists those there are")
-        return found
+        return _checked(found, _RECIPE_KINDS, self.path / RECIPE)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `run.json` says; nothing where there is none.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        found = read_json(self.path / RUN)
+        if found is not None and not isinstance(found, dict):
+            raise RunError(f"{self.path / RUN}: is no table; it is no file of a run")
+        return _checked(found or {}, _FACT_KINDS, self.path / RUN)
+
+    @property
+    def seed(self) -> int:
+        """The recipe's.
+
+        Raises:
+            RunError: this is no run folder, or its recipe has none.
+        """
+        found = self.recipe
+        if "seed" not in found:
+            raise RunError(f"{self.path / RECIPE}: has no seed; it is no recipe of a run")
+        return int(found["seed"])
 
     @property
     def result(self) -> dict[str, Any] | None:
         """What came out; None while the training has not ended."""
         found = read_json(self.path / RESULT)
-        return found if isinstance(found, dict) else None
+        return _checked(found, {"seconds": int | float}, self.path / RESULT) if isinstance(found, dict) else None
 
     def lines(self) -> list[dict[str, Any]]:
         """All of `metrics.jsonl`; half a line at its end, from a killed process, is left out."""
         try:
-            text = (self.path / METRICS).read_text(encoding="utf-8")
+            text = (self.path / METRICS).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return []
         found = []
         for line in text.split("\n"):
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(value, dict) and "step" in value:
+            if isinstance(value, dict) and isinstance(value.get("kind"), str) and _is_number(value.get("step")):
                 found.append(value)
         return found
 
     def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
         """(step, value) pairs of a quantity in `metrics.jsonl`, such as "dev" and "accuracy"."""
-        return [(line["step"], line[key]) for line in self.lines() if line["kind"] == kind and key in line]
+        lines = (line for line in self.lines() if line["kind"] == kind and _is_number(line.get(key)))
+        return [(line["step"], line[key]) for line in lines]
 
     def keys(self, kind: str) -> list[str]:
         """Names of what lines of a kind in `metrics.jsonl` hold, each once."""
@@ -114,8 +141,8 @@ class RunFolder:
             changed = ", ".join(_changes(known, tables)[:4])
             raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
         now = {"at": _now(), "command": shlex.join(sys.argv), "device": device, "versions": versions()}
-        facts = read_json(self.path / RUN)
-        if facts is None:
+        facts = self.facts
+        if not facts:
             facts = {"started": now, "resumed": [], "seed": recipe.seed, "data": dict(checksums)}
         elif facts.get("data") != dict(checksums):
             raise RunError(f"{self.path}: was trained on other data than are there now; choose another --out")
@@ -191,6 +218,8 @@ class RunFolder:
             known = ", ".join(tables) or "nothing yet"
             raise RunError(f"{self.path}: was not evaluated on part {part!r}; it was on {known}")
         found: dict[str, float] = tables[part]
+        if not all(map(_is_number, found.values())):
+            raise RunError(f"{self.path / RESULT}: has something else than numbers for part {part!r}; it is damaged")
         return found
 
     def items(self, part: str) -> dict[str, Tensor]:
@@ -200,7 +229,10 @@ class RunFolder:
         path = self.path / f"{part}.safetensors"
         if not path.is_file():
             raise RunError(f"{self.path}: has no answers on {part} yet; finish the training first")
-        return load(path.read_bytes())
+        try:
+            return load(path.read_bytes())
+        except Exception as error:  # of safetensors, whose errors are plain exceptions, or of the disk
+            raise RunError(f"{path}: cannot be read ({error}); evaluate the run again") from None
 
     def close(self) -> None:
         """Close TensorBoard's file, if one is open."""
@@ -242,7 +274,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read ({error})") from None
 
 
@@ -286,6 +318,18 @@ def _changes(known: Any, wanted: Any, place: str = "") -> list[str]:
         return [c for key in keys for c in _changes(known.get(key), wanted.get(key), f"{place}.{key}".strip("."))]
     same = json.loads(json.dumps(known)) == json.loads(json.dumps(wanted))
     return [] if same else [f"{place} was {known!r}, now {wanted!r}"]
+
+
+def _checked(table: dict[str, Any], kinds: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A table whose entries, as far as they are there, are of the kinds that whoever reads it takes for granted."""
+    for key, kind in kinds.items():
+        if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
+            raise RunError(f"{path}: its {key} is {str(table[key])[:40]!r}, which cannot be; the file is damaged")
+    return table
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _now() -> str:

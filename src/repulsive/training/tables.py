@@ -68,9 +68,9 @@ def runs_in(folder: Path) -> dict[int, RunFolder]:
     """Seed -> run, of a folder of `seed-N` folders, or of one such folder."""
     if (folder / RECIPE).is_file():
         run = RunFolder(folder)
-        return {int(run.recipe["seed"]): run}
+        return {run.seed: run}
     found = [RunFolder(path) for path in folder.glob("seed-*") if (path / RECIPE).is_file()]
-    return {int(run.recipe["seed"]): run for run in sorted(found, key=lambda run: run.recipe["seed"])}
+    return {run.seed: run for run in sorted(found, key=lambda run: run.seed)}
 
 
 def finished_in(folder: Path) -> dict[int, RunFolder]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -56,6 +57,28 @@ def unpack(tensors: dict[str, Tensor], skeleton: Any) -> Any:
     if _ITEMS in skeleton:
         return {unpack(tensors, key): unpack(tensors, value) for key, value in skeleton[_ITEMS]}
     return {key: unpack(tensors, value) for key, value in skeleton.items()}
+
+
+def check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what an optimiser was given for its running means where a step would not take it.
+
+    Raises:
+        ValueError: of another shape than its parameter, and no single number.
+    """
+    for parameter, moments in optimizer.state.items():
+        for name, moment in moments.items():
+            if isinstance(moment, Tensor) and moment.shape != parameter.shape and moment.ndim:
+                raise ValueError(f"{name} {list(moment.shape)} of a parameter {list(parameter.shape)}")
+
+
+def check_weights(weights: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not those of the model.
+
+    Raises:
+        ValueError: of other names or shapes.
+    """
+    if {name: x.shape for name, x in weights.items()} != {name: x.shape for name, x in model.items()}:
+        raise ValueError("the best weights are not those of the model")
 
 
 def random_state() -> dict[str, Any]:
