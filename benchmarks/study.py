@@ -95,6 +95,11 @@ class Clock:
         self._longest: dict[Path, float] = {}
         self._began: dict[Path, float] = {}
 
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.monotonic()
+
     def may_start(self, spec: Spec) -> bool:
         """Whether to start a run now; if so, its time is taken from now on."""
         self._began[spec.folder] = time.monotonic()
@@ -116,7 +121,7 @@ def run(
     clock: Clock | None = None,
     make: MakeTask = make_task,
     here: bool = False,
-    keep_weights: bool = True,
+    keep_weights: bool | Callable[[Spec], bool] = True,
 ) -> None:
     """Train what has not ended yet, in this order, and go on when a run fails: a point of a grid may diverge.
 
@@ -127,7 +132,7 @@ def run(
         clock: runs that it does not let start are left for another call.
         make: recipe -> task.
         here: one after the other in this process instead.
-        keep_weights: False deletes the weights of every run that has ended.
+        keep_weights: False deletes the weights of every run that has ended; or a function that says it of each.
     """
     started, clock = time.monotonic(), clock or Clock()
     left = [spec for spec in specs if not ended(spec)]
@@ -139,8 +144,8 @@ def run(
             print(spec.folder, how, flush=True)
         if "finite number" in how:
             (spec.folder / DIVERGED).write_text(how + "\n")
-        if how == DONE and not keep_weights:
-            shutil.rmtree(spec.folder / "best", ignore_errors=True)
+        if how == DONE and not (keep_weights(spec) if callable(keep_weights) else keep_weights):
+            drop_weights(spec)
 
     if here:
         _one_by_one(left, make, clock.may_start, on_end)
@@ -151,6 +156,12 @@ def run(
             print(error, flush=True)
     missing = sum(not ended(spec) for spec in left)
     print(f"{title}: {time.monotonic() - started:.0f} s" + (f", {missing} left" if missing else ""), flush=True)
+
+
+def drop_weights(spec: Spec) -> None:
+    """Delete those of a run that has ended; its result and its answers stay."""
+    for name in ("best", "checkpoints"):
+        shutil.rmtree(spec.folder / name, ignore_errors=True)
 
 
 def _one_by_one(

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from torch import Tensor
@@ -20,13 +21,27 @@ from repulsive.training.watch import Watcher
 class TimedLoop(Loop):
     """`Loop` as it trains, without looks at the development set, without a folder and without checkpoints."""
 
-    def __init__(self, task: TranslationTask, device: str) -> None:
+    def __init__(self, task: Any, device: str) -> None:
         super().__init__(task, task.recipe, RunFolder(Path("nowhere")), Watcher(), device)
         self._build()
 
     def one_epoch(self) -> None:
         self.total = self.step + self._per_epoch
         self._train()
+
+    def one_step(self) -> None:
+        """On the first batch; logs nothing."""
+        self._learn(self.task.order(0)[0])
+        self.step += 1
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """The handle's hooks, on this side of the block removed: for `time_inside`."""
+        self.handle.attach()
+        try:
+            yield
+        finally:
+            self.handle.remove()
 
     @property
     def steps(self) -> int:

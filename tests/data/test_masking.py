@@ -69,3 +69,14 @@ def test_a_block_of_marks_alone_does_no_harm():
     tokens = torch.tensor([[2, 3, 0, 0, 0, 0, 0, 0]])
     found = mask(tokens, torch.tensor([2]), MARKS)
     assert int(found.places.max()) < 8 and found.tokens.shape == tokens.shape
+
+
+def test_places_by_hand():
+    """The k-th of the pieces that are no marks, for k = floor(u x their number), one by one."""
+    tokens, ends = blocks(8, end=40)
+    found = mask(tokens, ends, MARKS, draw=torch.Generator().manual_seed(3))
+    uniform = torch.rand(2, 8, 19, generator=torch.Generator().manual_seed(3))
+    for row in range(8):
+        usual = [place for place in range(40) if int(tokens[row, place]) not in (2, 3, 4)]
+        expected = [usual[int(float(u) * len(usual))] for u in uniform[0, row, :6]]
+        assert found.places[row].tolist() == expected + [0] * 13

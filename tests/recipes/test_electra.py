@@ -16,6 +16,7 @@ from repulsive.errors import ConfigError, DataError, RunError
 from repulsive.metrics.detection import auc
 from repulsive.models.electra import open_electra, open_masked
 from repulsive.recipes import make_task, open_recipe
+from repulsive.recipes.electra import _total
 from repulsive.recipes.export import export
 from repulsive.recipes.score import load_run, score
 from repulsive.training.loop import Loop, Stopped, _slice
@@ -346,6 +347,25 @@ def test_captured_training_learns_the_same(packing, more, data, padded, tmp_path
         losses.append(made.folder.result["test"]["loss"])
         assert capture == "false" or len(made._gradients._graphs) == 1
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["full", "official"])
+def test_compiled_masks_and_losses_are_of_the_same_kind(packing, data, padded):
+    """Compilers draw other numbers: what must hold of any draw holds, and the loss of it is what eager code makes."""
+    task, model = task_and_model(data if packing == "full" else padded, "training.compile=true")
+    batch = task.order(0)[0]
+    rows = task.parts["train"][batch.indices]
+    tokens, types, seen, masked = task._masked(rows, 32)
+    marks = torch.tensor([task.marks[name] for name in ("PAD", "CLS", "SEP")])
+    counted = masked.counts.bool()
+    assert torch.equal(masked.answers, tokens.gather(1, masked.places)) and bool(counted.any())
+    assert not torch.isin(masked.answers[counted], marks).any() and bool((masked.tokens != tokens).any())
+    assert (seen is None) == (packing == "full") and types.shape == tokens.shape
+    said = task._said(model, tokens, types, seen, masked)
+    numbers = torch.tensor(70.0), torch.tensor(500.0), 50.0
+    given = *said, tokens, masked.answers, masked.counts, seen, *numbers
+    assert task._total(*given).item() == pytest.approx(_total(*given).item(), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -55,11 +55,11 @@ class Options:
 class Workload:
     """One model, one optimiser, a batch of each size; a variant changes what is added to the loss or to the step."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, config: TransformerConfig | None = None) -> None:
         torch.manual_seed(0)
         self.device = torch.device(options.device)
         self.options = options
-        self.model = Transformer(TransformerConfig.small(VOCABULARY, dropout=0.1)).to(self.device)
+        self.model = Transformer(config or TransformerConfig.small(VOCABULARY, dropout=0.1)).to(self.device)
         fused = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=fused)
         self.batches: dict[int, Tensor] = {}
@@ -112,39 +112,9 @@ class Workload:
         return self._handles[variant]
 
     def inside(self, variant: str, tokens: int, steps: int = 30) -> dict[str, float]:
-        """What the hook of `repel` takes inside real steps: host seconds until it returns; on a GPU, device seconds.
-
-        The device's are between events before and after, which includes waiting for the host where that is behind.
-        """
-        spent: list[float] = []
-        events: list[torch.cuda.Event] = []
-        on_gpu = self.device.type == "cuda"
-
-        def mark(*_: Any) -> None:
-            if on_gpu:
-                events.append(torch.cuda.Event(enable_timing=True))
-                events[-1].record()
-
-        def start(*_: Any) -> None:
-            mark()
-            spent.append(time.perf_counter())
-
-        def stop(*_: Any) -> None:
-            spent[-1] = time.perf_counter() - spent[-1]
-            mark()
-
-        with ExitStack() as after:  # hooks run in the order of their registration
-            after.callback(self.optimizer.register_step_pre_hook(start).remove)
-            after.enter_context(self.attached(variant))
-            after.callback(self.optimizer.register_step_pre_hook(stop).remove)
-            for _ in range(steps):
-                self.step(variant, tokens)
-        synchronise(self.device)
-        found = {"host_seconds": statistics.median(spent)}
-        if on_gpu:
-            times = [a.elapsed_time(b) / 1e3 for a, b in zip(events[::2], events[1::2], strict=True)]
-            found["device_seconds"] = statistics.median(times)
-        return found
+        """What the hook of `repel` takes inside real steps; see `time_inside`."""
+        step = partial(self.step, variant, tokens)
+        return time_inside(self.optimizer, self.attached(variant), step, self.device, steps)
 
     def loss(self, variant: str) -> Callable[[Tensor], Tensor]:
         """The loss function a variant needs; variants without a penalty share one, and its compilation."""
@@ -165,6 +135,55 @@ class Workload:
         elif collect == "weights":  # [B, M, T, S] -> heads over words for every query
             loss = loss + torch.stack([frobenius(x.transpose(1, 2)) for x in seen]).mean()
         return loss
+
+
+def time_inside(
+    optimizer: torch.optim.Optimizer,
+    attached: AbstractContextManager[object],
+    step: Callable[[], object],
+    device: torch.device,
+    steps: int = 30,
+) -> dict[str, float]:
+    """What hooks of an optimiser take inside real steps: host seconds until they return; on a GPU, device seconds.
+
+    The device's are between events before and after, which includes waiting for the host where that is behind.
+
+    Args:
+        optimizer: the one that steps, without the hooks.
+        attached: has the hooks registered for the length of a `with` block.
+        step: takes one.
+        device: where.
+        steps: how many, of which the median counts.
+    """
+    spent: list[float] = []
+    events: list[torch.cuda.Event] = []
+    on_gpu = device.type == "cuda"
+
+    def mark(*_: Any) -> None:
+        if on_gpu:
+            events.append(torch.cuda.Event(enable_timing=True))
+            events[-1].record()
+
+    def start(*_: Any) -> None:
+        mark()
+        spent.append(time.perf_counter())
+
+    def stop(*_: Any) -> None:
+        spent[-1] = time.perf_counter() - spent[-1]
+        mark()
+
+    with ExitStack() as after:  # hooks run in the order of their registration
+        after.callback(optimizer.register_step_pre_hook(start).remove)
+        after.enter_context(attached)
+        after.callback(optimizer.register_step_pre_hook(stop).remove)
+        for _ in range(steps):
+            step()
+    synchronise(device)
+    found = {"host_seconds": statistics.median(spent)}
+    if on_gpu:
+        times = [a.elapsed_time(b) / 1e3 for a, b in zip(events[::2], events[1::2], strict=True)]
+        found["device_seconds"] = statistics.median(times)
+    return found
 
 
 def one_at_a_time(groups: Sequence[HeadGroup]) -> None:

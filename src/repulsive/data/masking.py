@@ -70,7 +70,8 @@ def mask(
     ranks = usual.cumsum(1)  # [B, T]
     uniform = torch.rand(2, *counted.shape, device=tokens.device, generator=draw)  # [2, B, N]
     wanted = (uniform[0] * ranks[:, -1:]).long().clamp_max(ranks[:, -1:] - 1) + 1  # [B, N], which of the usual pieces
-    places = torch.searchsorted(ranks, wanted).clamp_max(length - 1)
+    # Where ranks reach it: as `searchsorted` finds, but compilers can join it to what is around.
+    places = (ranks.unsqueeze(1) < wanted.unsqueeze(2)).sum(2).clamp_max(length - 1)
     places = torch.where(counted, places, 0)
     same = places.unsqueeze(2) == places.unsqueeze(1)  # [B, N, N]
     first = torch.where(same, columns, len(columns)).amin(2)

@@ -105,6 +105,7 @@ class Electra(nn.Module):
         generator.generator_lm_head.weight = shared.word_embeddings.weight
         self.generator = generator
         self.discriminator = discriminator
+        self.sampler: Any = Sampler()
 
     def forward(
         self,
@@ -133,7 +134,7 @@ class Electra(nn.Module):
             [B, T].
         """
         logits = logits_at(self.generator, masked, types, places, seen)  # [B, N, V]
-        samples = sample(logits.detach(), draw).gather(1, first)  # [B, N]
+        samples = self.sampler(logits.detach(), draw).gather(1, first)  # [B, N]
         corrupted = put(tokens, places, samples)
         states = states_of(self.discriminator.electra, corrupted, types, seen)
         return logits, corrupted, self.discriminator.discriminator_predictions(states)
@@ -161,6 +162,13 @@ def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen:
     else:
         found = network.cls(states)
     return found
+
+
+class Sampler(nn.Module):
+    """`sample` as a module, so that it can be compiled: six passes over all words become one."""
+
+    def forward(self, logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
+        return sample(logits, draw)
 
 
 def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:

@@ -30,6 +30,9 @@ from repulsive.models.electra import (
 from repulsive.training.recipe import Recipe
 from repulsive.training.task import Evaluation, Forward, Inputs
 
+_COMPILED = (  # modules that are, on request
+    "ElectraLayer", "BertLayer", "ElectraGeneratorPredictions", "ElectraDiscriminatorPredictions", "Sampler",
+)  # fmt: skip
 _EVALUATED_AT_ONCE = 128
 _EVALUATED_WITH = 20_200_323  # the seed of masks and samples in evaluations: the same for all runs
 _ON_DEVICE = 8 << 30  # bytes of blocks that live on the device; larger sets stay in the memory map
@@ -159,8 +162,9 @@ class PretrainingTask:
         if start := recipe.model.start:
             paths = sorted(path for path in Path(start).rglob("*") if path.is_file())
             self._sums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
-        compiled = recipe.training.compile
-        self._losses: Any = torch.compile(_losses, dynamic=False) if compiled else _losses
+        compiled = recipe.training.compile  # dozens of small kernels become a few
+        self._drawn: Any = torch.compile(_drawn, dynamic=False) if compiled else _drawn
+        self._total: Any = torch.compile(_total, dynamic=False) if compiled else _total
 
     @property
     def checksums(self) -> Mapping[str, str]:
@@ -177,7 +181,7 @@ class PretrainingTask:
             raise ConfigError(f"model.start: has {known.max_position_embeddings} positions; prepare shorter blocks")  # type: ignore[union-attr]
         if self.recipe.training.compile:
             for module in made.modules():
-                if type(module).__name__ in ("ElectraLayer", "BertLayer"):
+                if type(module).__name__ in _COMPILED:
                     module.compile(dynamic=False)
         return made
 
@@ -216,12 +220,12 @@ class PretrainingTask:
         """Sums over the batch / its pieces and its places, as the mean over blocks of sum / mean number of them."""
         rows = inputs["rows"] if "rows" in inputs else self.parts["train"][inputs["indices"]]
         tokens, types, seen, masked = self._masked(rows, length)
-        found = self._losses(*self._said(model, tokens, types, seen, masked), tokens, masked.answers)
+        said = self._said(model, tokens, types, seen, masked)
         pieces, places = self._means(inputs, length)
-        total = (found[0] * masked.counts).sum() / (len(rows) * places)
-        if self.recipe.objective == "electra":
-            real = found[1] if seen is None else found[1] * seen.flatten(1)  # [B, T]
-            total = total + self.recipe.loss.discriminator * real.sum() / (len(rows) * pieces)
+        total: Tensor = self._total(
+            *said, tokens, masked.answers, masked.counts, seen, len(rows) * places, len(rows) * pieces,
+            self.recipe.loss.discriminator,
+        )  # fmt: skip
         return total
 
     def _means(self, inputs: Inputs, length: int) -> tuple[Any, Any]:
@@ -233,12 +237,10 @@ class PretrainingTask:
         self, rows: Tensor, length: int, draw: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, Masked]:
         """Pieces, their segments, what is no padding (None: all), and what is to be guessed."""
-        tokens, first, ends = unpack(rows, length)
-        along = torch.arange(length, device=rows.device)
-        types = ((along >= first.unsqueeze(1)) & (along < ends.unsqueeze(1))).long()  # [B, T]
-        seen = (along < ends.unsqueeze(1))[:, None, None] if self.data.padded else None  # [B, 1, 1, T]
-        asked = self.recipe.loss
-        return tokens, types, seen, mask(tokens, ends, self.marks, asked.masked, asked.kept, draw)
+        asked, eager = self.recipe.loss, draw is not None
+        made = _drawn if eager else self._drawn  # a generator of one's own is not for compilers
+        tokens, types, seen, masked = made(rows, length, self.data.padded, self.marks, asked.masked, asked.kept, draw)
+        return tokens, types, seen, Masked(*masked)
 
     def _said(
         self, model: Forward, tokens: Tensor, types: Tensor, seen: Tensor | None, masked: Masked, draw: Any = None
@@ -289,6 +291,45 @@ class PretrainingTask:
         mean = totals["count"].mean()
         items = {name: totals[name] / mean for name in ("nll", "correct")} | {"labels": totals["count"].long()}
         return Evaluation(metrics, items)
+
+
+def _drawn(
+    rows: Tensor,
+    length: int,
+    padded: bool,
+    marks: dict[str, int],
+    share: float,
+    kept: float,
+    draw: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
+    """What a model is shown of rows of a part; of what is to be guessed the fields."""
+    tokens, first, ends = unpack(rows, length)
+    along = torch.arange(length, device=rows.device)
+    types = ((along >= first.unsqueeze(1)) & (along < ends.unsqueeze(1))).long()  # [B, T]
+    seen = (along < ends.unsqueeze(1))[:, None, None] if padded else None  # [B, 1, 1, T]
+    masked = mask(tokens, ends, marks, share, kept, draw)
+    return tokens, types, seen, (masked.tokens, masked.places, masked.counts, masked.first, masked.answers)
+
+
+def _total(
+    logits: Tensor,
+    corrupted: Tensor | None,
+    replaced: Tensor | None,
+    tokens: Tensor,
+    answers: Tensor,
+    counts: Tensor,
+    seen: Tensor | None,
+    places: Tensor | int,
+    pieces: Tensor | int,
+    weight: float,
+) -> Tensor:
+    """The loss of a batch: sums / numbers of places and of pieces."""
+    guessed, detected = _losses(logits, corrupted, replaced, tokens, answers)
+    total = (guessed * counts).sum() / places
+    if detected is None:
+        return total
+    real = detected if seen is None else detected * seen.flatten(1)  # [B, T]
+    return total + weight * real.sum() / pieces
 
 
 def _losses(

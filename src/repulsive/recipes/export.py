@@ -43,10 +43,32 @@ def export(run: Path, out: Path) -> list[Path]:
         raise RunError(f"{folder.path}: is a run of {folder.recipe.get('task')}; only pre-training is exported")
     if folder.result is None:
         raise RunError(f"{folder.path}: has not ended; the command that began it goes on")
+    check_free(out)
+    task, model = load_run(folder, torch.device("cpu"))
+    return save_model(model, task.data.pieces, out)  # type: ignore[attr-defined]
+
+
+def check_free(out: Path) -> None:
+    """Raise `RunError` unless a folder can be made there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out}: is there already; choose another --out")
-    task, model = load_run(folder, torch.device("cpu"))
-    pieces: WordPieces = task.data.pieces  # type: ignore[attr-defined]
+
+
+def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
+    """Write a model of pre-training, whole or not at all.
+
+    Args:
+        model: what a task of pre-training made.
+        pieces: its vocabulary.
+        out: the folder to make, as `export` has it.
+
+    Returns:
+        The folders of models.
+
+    Raises:
+        RunError: the folder is there already or cannot be written.
+    """
+    check_free(out)
     aside = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
         aside.mkdir(parents=True)

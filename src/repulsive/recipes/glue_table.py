@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +53,16 @@ def system(name: str, folder: Path, part: str = "test") -> System:
     Raises:
         RunError: there is none, or there are two of the same task and seed.
     """
+    found = system_of(name, sorted(path.parent for path in folder.rglob(RECIPE)), part)
+    if not found.cells:
+        raise RunError(f"{folder}: holds no run of GLUE that has ended; `repulsive ls` lists runs")
+    return found
+
+
+def system_of(name: str, paths: Iterable[Path], part: str = "test") -> System:
+    """Those of some folders that are finished GLUE runs; as `system`, but there may be none."""
     found: dict[str, dict[int, tuple[Path, float]]] = {}
-    for path in sorted(path.parent for path in folder.rglob(RECIPE)):
+    for path in paths:
         run = RunFolder(path)
         if run.recipe.get("task") != "glue" or run.result is None:
             continue
@@ -65,8 +73,6 @@ def system(name: str, folder: Path, part: str = "test") -> System:
             raise RunError(f"{path}: is {column}, seed {seed}, and so is {other}; give each system its own --out")
         metric = task_named(run.recipe["data"]["task"]).metric
         seen[seed] = path, 100 * run.metrics(part)[metric]
-    if not found:
-        raise RunError(f"{folder}: holds no run of GLUE that has ended; `repulsive ls` lists runs")
     cells = {column: cell([value for _, value in seen.values()]) for column, seen in found.items()}
     return System(name, cells, {column: len(seen) for column, seen in found.items()})
 
@@ -75,7 +81,7 @@ def as_markdown(systems: Sequence[System]) -> str:
     """The table; a mean is over all eight tasks or not there."""
     shown = [column for column in COLUMNS if any(column in each.cells for each in systems)]
     means: Mapping[str, bool] = {"mean": False} | ({"mean, RTE from MNLI": True} if FROM_RUN in shown else {})
-    head = ["system", *map(_title, shown), *means, "seeds"]
+    head = ["system", *map(title, shown), *means, "seeds"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for each in systems:
         cells = [_shown(each.cells[column]) if column in each.cells else "" for column in shown]
@@ -94,7 +100,8 @@ def _column(run: RunFolder) -> str:
     return FROM_RUN if task == "rte" and from_run else task
 
 
-def _title(column: str) -> str:
+def title(column: str) -> str:
+    """What a table calls a column."""
     return "RTE from MNLI" if column == FROM_RUN else TASKS[column].folder
 
 

@@ -1,0 +1,200 @@
+"""The study of pre-training at toy size: its plan by hand, every stage to the end, and what the tables say."""
+
+import json
+import random
+import statistics
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from repulsive.data.prepared import Prepared
+from repulsive.data.pretrain import plan_pretrain
+from repulsive.heads import find_heads
+from repulsive.models.electra import open_electra
+from repulsive.recipes.export import export
+from repulsive.training.runs import RunFolder
+from tests.data import glue_files
+from tests.recipes import toy_glue
+from tests.threads import one_thread  # noqa: F401  an autouse fixture
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+pytest.importorskip("matplotlib")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = (
+    "pretraining", "pretraining_data", "pretraining_heads", "pretraining_rows", "pretraining_tables",
+    "saved_pretraining", "study", "translation_rows", "translation_tables",
+)  # fmt: skip
+TASKS = ("cola", "sts", "mnli", "rte")
+SMALL = ("model.width=16", "model.feed_forward=32", "model.embedding=8", "training.batch=8", "model.generator=0.5")
+QUICK = ("training.epochs=1", "training.batch=32", "optimizer.clip=1.0")
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(BENCHMARKS))
+    import pretraining
+
+    yield pretraining
+    sys.path.remove(str(BENCHMARKS))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Blocks and tasks with one vocabulary."""
+    made = tmp_path_factory.mktemp("study")
+    draw = random.Random(0)
+    texts = [[" ".join(draw.choices(glue_files.WORDS, k=9)) for _ in range(5)] for _ in range(120)]
+    (made / "corpus.txt").write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
+    toy_glue.make_data(made / "data" / "glue", *TASKS, sizes=(64, 32, 9))
+    vocabulary = made / "data" / "glue" / "vocab.txt"
+    plan_pretrain(made / "corpus.txt", vocabulary, made / "data" / "pretrain", length=32, dev=0.1).make(jobs=1)
+    return made
+
+
+def call(script, folder, *words, out="runs"):
+    places = ("--data", folder / "data", "--out", folder / out, "--results", folder / "results", "--size", "tiny")
+    settings = [f"--set={change}" for change in SMALL] + [f"--set-glue={change}" for change in QUICK]
+    amount = ("--tokens", "2000", "--points", "2", "--jobs", "1", "--device", "cpu", "--tasks", *TASKS, "--items", "8")
+    script.main([*map(str, places), *amount, "--methods", "ma", "svgd", *settings, *words])
+
+
+@pytest.fixture(scope="module")
+def trained(script, folder):
+    call(script, folder, "--repeats", "2", "--drop-weights", "--stage", "pretrain", "finetune", "heads")
+    return folder / "runs"
+
+
+def test_the_plan_counts_by_hand(script, folder, capsys):
+    """2000 tokens in two halves: 4 steps of 8 x 32 each. 64 rows of CoLA and 128 of STS, both ways round, by 32."""
+    call(script, folder, "--dry-run", "--repeats", "5", "--seeds", "2", out="none")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert " ".join(lines[0]).startswith("pretrain: 4 runs, 4 to do, of 8 steps, 2,048 tokens, ")
+    rows = {line[0]: line[1:] for line in lines[2:-1]}
+    runs = 2 * 2 * (5 + 1)  # methods, seeds, repeats from the last models and from those before
+    assert rows["cola"] == [str(runs), str(runs), "2", str(2 * runs)] and rows["sts"][2] == "4"
+    assert rows["rte-mnli"] == ["20", "20", "2", "40"] and lines[-1][-2] == "8"
+    assert not (folder / "none").exists()
+
+
+def test_models_are_what_export_writes(trained, script, folder, tmp_path):
+    """After all tokens that of the run's own weights, and after half of them another."""
+    call(script, folder, "--stage", "pretrain", out="kept")
+    for method in ("ma", "svgd"):
+        export(folder / "kept" / "pretrain" / method / "seed-0", tmp_path / method)
+        last, half = (folder / "kept" / "exports" / f"{method}-tiny" / "seed-0" / share for share in ("100", "050"))
+        files = [path.relative_to(tmp_path / method) for path in (tmp_path / method).rglob("*") if path.is_file()]
+        assert Path("model.safetensors") in files and Path("generator/model.safetensors") in files
+        for name in files:
+            assert (last / name).read_bytes() == (tmp_path / method / name).read_bytes()
+        assert (half / "model.safetensors").read_bytes() != (last / "model.safetensors").read_bytes()
+        assert (trained / last.relative_to(folder / "kept") / "vocab.txt").is_file()
+
+
+def test_methods_differ_in_the_rule_alone(trained):
+    ma, svgd = (RunFolder(trained / "pretrain" / method / "seed-0").recipe for method in ("ma", "svgd"))
+    assert {key for key in ma if ma[key] != svgd[key]} == {"label", "method"}
+    assert (ma["method"]["rule"], svgd["method"]["rule"]) == ("none", "svgd") and ma["training"]["epochs"] == 2
+
+
+def test_every_fine_tuning_starts_from_its_model(trained):
+    runs = {path.parent: RunFolder(path.parent).recipe for path in (trained / "finetune").rglob("result.json")}
+    for path, recipe in runs.items():
+        task, (method, _, share) = path.parts[-3], path.parts[-2].split("-")
+        start = Path(recipe["model"]["start"])
+        if task == "rte-mnli":
+            assert start == trained / "finetune" / "mnli" / path.parts[-2] / path.name and share == "100"
+        else:
+            assert start == trained / "exports" / f"{method}-tiny" / "seed-0" / share
+    count = {share: sum(path.parts[-2].endswith(share) for path in runs) for share in ("050", "100")}
+    assert count == {"050": 2 * 4, "100": 2 * (4 * 2 + 2)}  # methods, tasks, repeats
+    assert not list(trained.rglob("best")) and not list(trained.rglob("checkpoints"))
+
+
+def test_what_is_there_is_not_made_again(trained, script, folder, capsys):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*.json")}
+    call(script, folder, "--repeats", "2", "--stage", "pretrain", "finetune", "heads")
+    told = capsys.readouterr().out
+    assert told.count(" 0 to do") == 4 and before == {path: path.stat().st_mtime_ns for path in trained.rglob("*.json")}
+
+
+def test_what_there_is_no_time_for_is_left(script, folder, capsys):
+    call(script, folder, "--limit", "0", "--stage", "pretrain", "finetune", "heads", out="late")
+    assert "pretrain: 0 s, 2 left" in capsys.readouterr().out and not list((folder / "late").rglob("result.json"))
+
+
+def test_heads_are_measured_on_the_discriminator(trained):
+    found = json.loads((trained / "heads" / "svgd-0-100.json").read_text())
+    model = open_electra(trained / "exports" / "svgd-tiny" / "seed-0" / "100").eval()
+    groups = find_heads(model.discriminator, layers="first")
+    cosines = []
+    for group in groups:
+        units = torch.nn.functional.normalize(group.read().double(), dim=1)
+        cosines.append(float((units @ units.T).fill_diagonal_(0).sum()) / 12)
+    assert found["weights"][0]["cosine"] == pytest.approx(statistics.fmean(cosines), abs=1e-6)
+    assert [len(found[space]) for space in ("weights", "attention", "outputs")] == [2, 2, 2]
+    assert [(x["layer"], x["head"]) for x in found["without"]] == [(i, j) for i in range(2) for j in range(4)]
+    assert found["blocks"] == 8 and any(x["nll"] != 0 for x in found["without"])
+
+
+def test_tables_say_what_runs_came_to(trained, script, folder):
+    call(script, folder, "--repeats", "2", "--stage", "tables")
+    results = folder / "results"
+    table = json.loads((results / "glue.json").read_text())
+    metrics = {"cola": "matthews", "sts": "spearman", "mnli": "accuracy", "rte": "accuracy", "rte+mnli": "accuracy"}
+    scores = {}
+    for method in ("ma", "svgd"):
+        for column, metric in metrics.items():
+            place = trained / "finetune" / column.replace("rte+mnli", "rte-mnli") / f"{method}-0-100"
+            values = [100 * RunFolder(place / f"seed-{seed}").metrics("test")[metric] for seed in (0, 1)]
+            scores[method, column] = statistics.fmean(values)
+            assert table["systems"][method]["cells"][column]["mean"] == pytest.approx(scores[method, column])
+            assert table["systems"][method]["cells"][column]["deviation"] == pytest.approx(statistics.stdev(values))
+        means = table["systems"][method]["means"]
+        assert statistics.fmean(means["mean"].values()) == pytest.approx(
+            statistics.fmean(scores[method, column] for column in TASKS)
+        )
+        assert len(means["mean, RTE from MNLI"]) == 2
+    for column in metrics:
+        found = table["against"]["svgd"][column]
+        assert found["difference"] == pytest.approx(scores["svgd", column] - scores["ma", column])
+        assert found["low"] <= found["difference"] <= found["high"] and found["seeds"] == 2
+        assert found["over"] == ("seeds" if column == "sts" else "both")
+    text = (results / "glue.md").read_text()
+    assert "| system | CoLA | STS-B | MNLI | RTE | RTE from MNLI |" in text and "RMA (SVGD) less MA:" in text
+
+    curve = json.loads((results / "curve.json").read_text())
+    for method in ("ma", "svgd"):
+        assert [(point["tokens"], len(point["means"])) for point in curve[method]["points"]] == [(1000, 1), (2000, 2)]
+        assert [tokens for tokens, _ in curve[method]["pretraining"]["auc"]["0"]] == [1024, 2048]
+    assert (results / "curve.svg").read_text().startswith("<?xml") and (results / "pretraining-auc.svg").is_file()
+    assert "| RMA (SVGD) | 2,000 | first |" in (results / "heads.md").read_text()
+    assert set(json.loads((results / "heads.json").read_text())) == {
+        f"{method}-0-{share}" for method in ("ma", "svgd") for share in ("050", "100")
+    }
+
+
+def test_blocks_are_shortened_and_packed(script, folder, tmp_path):
+    import pretraining_data
+
+    from repulsive.data.blocks import Blocks
+
+    whole = Blocks.load(folder / "data" / "pretrain")
+    words = ("--blocks", folder / "data" / "pretrain", "--glue", folder / "data" / "glue" / "raw", "--out", tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining_data, "TASKS", dict.fromkeys(TASKS))
+        pretraining_data.main([*map(str, words), "--pieces", "310", "--archive", str(tmp_path / "all.tar.xz")])
+    with tarfile.open(tmp_path / "all.tar.xz") as packed:
+        packed.extractall(tmp_path / "there", filter="data")
+    found = Blocks.load(tmp_path / "there" / "pretrain")  # which checks sums
+    assert len(found.parts["train"]) == 10  # 310 / 32, rounded up
+    assert torch.equal(found.parts["train"], whole.parts["train"][:10])
+    assert torch.equal(found.parts["dev"], whole.parts["dev"]) and found.pieces.pieces == whole.pieces.pieces
+    for task in TASKS:
+        known = Prepared.load(folder / "data" / "glue" / task)
+        assert Prepared.load(tmp_path / "there" / "glue" / task).manifest["files"] == known.manifest["files"]
