@@ -35,9 +35,9 @@ BELOW: dict[str, set[str]] = {
     "bench": CORE | PLAIN | {API, "_version", "regularizers"},
     "training": TRAINING,
     "recipes": TRAINING | {"training"},
-    "paper": TRAINING | {"training", "recipes"},
     "judge": {"errors", "diagnostics"},
-    "cli": TRAINING | {"bench", "training", "recipes", "paper", "judge"},
+    "reproduce": TRAINING | {"bench", "training", "recipes", "judge"},
+    "cli": TRAINING | {"bench", "training", "recipes", "judge", "reproduce"},
 }
 THIRD_PARTY_OF_CORE = {"torch", "triton"}  # triton: fused kernels, in files that nothing imports by itself
 OPTIONAL = ("transformers", "tokenizers", "accelerate", "lightning", "pytorch_lightning", "torch_geometric", "peft")

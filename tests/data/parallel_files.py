@@ -1,31 +1,5 @@
-"""A language pair small enough to learn in a moment: numbers spelt in two languages."""
+"""A language pair small enough to learn in a moment; the package has it."""
 
-import random
+from repulsive.data.toy.spelled import DIGITS, sentence, write_pairs
 
-DIGITS = {
-    "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
-    "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
-}
-
-
-def sentence(numbers, language):
-    words = " ".join(DIGITS[language][n] for n in numbers)
-    return f"{words[0].upper()}{words[1:]}."
-
-
-def write_pairs(folder, sizes=(200, 20, 20), names=("train", "valid", "test"), longest=6):
-    """Files train.de, train.en and so on; no test sentence is in train."""
-    source = random.Random(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    seen = set()
-    for name, size in zip(names, sizes, strict=True):
-        some = []
-        while len(some) < size:
-            numbers = tuple(source.randrange(10) for _ in range(source.randint(2, longest)))
-            if numbers not in seen:
-                seen.add(numbers)
-                some.append(numbers)
-        for language in DIGITS:
-            text = "".join(sentence(numbers, language) + "\n" for numbers in some)
-            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
-    return folder
+__all__ = ["DIGITS", "sentence", "write_pairs"]

@@ -19,11 +19,16 @@ from repulsive.cli.judge import judge
 from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
 from repulsive.cli.report import report
+from repulsive.cli.reproduce import reproduce
 from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
 from repulsive.cli.translate import translate
 from repulsive.errors import RepulsiveError
 from repulsive.training.stopping import Stopped
+
+# Package -> the extra it comes with, for those whose absence no verb tells of itself.
+EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
+EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
@@ -36,6 +41,7 @@ app.command()(evaluate)
 app.command()(report)
 app.command()(ls)
 app.command()(sweep)
+app.command()(reproduce)
 app.command()(translate)
 app.command()(export)
 app.add_typer(judge, name="judge")
@@ -82,6 +88,12 @@ def run(arguments: list[str]) -> int:
         return _complain(str(stopped), stopped.code)
     except (typer.Abort, KeyboardInterrupt):
         code = 130
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        remedy = f"install it with: pip install 'repulsive[{EXTRAS[package]}]'"
+        return _complain(f"this needs the package {package}; {remedy}")
     except Exception as error:
         # Click's usage errors: Typer has its own copy of Click in some versions, so they are known by their method.
         if not hasattr(error, "format_message"):

@@ -1,0 +1,41 @@
+"""A language pair small enough to learn in a moment: numbers spelt in two languages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+DIGITS = {
+    "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
+    "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+}
+
+
+def sentence(numbers: Sequence[int], language: str) -> str:
+    """Digits as a sentence: a capital first, a full stop last."""
+    words = " ".join(DIGITS[language][n] for n in numbers)
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def write_pairs(
+    folder: Path,
+    sizes: Sequence[int] = (200, 20, 20),
+    names: Sequence[str] = ("train", "valid", "test"),
+    longest: int = 6,
+) -> Path:
+    """Files train.de, train.en and so on; no test sentence is in train."""
+    source = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = set()
+    for name, size in zip(names, sizes, strict=True):
+        some: list[tuple[int, ...]] = []
+        while len(some) < size:
+            numbers = tuple(source.randrange(10) for _ in range(source.randint(2, longest)))
+            if numbers not in seen:
+                seen.add(numbers)
+                some.append(numbers)
+        for language in DIGITS:
+            text = "".join(sentence(numbers, language) + "\n" for numbers in some)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    return folder
