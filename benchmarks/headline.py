@@ -33,7 +33,8 @@ class Study:
         metric: that is shown.
         name: of the metric.
         scale: what it is multiplied by.
-        ours: labels of the row that is compared with the first, the first of them that is there.
+        ours: labels of the row that is compared with the first, the first of them that is there; a row of the same
+            label and ", as published" has a line of its own.
         paper: table of the paper, and its rows of both.
     """
 
@@ -45,6 +46,7 @@ class Study:
     paper: tuple[str, str, str] = ("", "", "")
 
 
+BENCHES = ("bench-cuda.json", "bench-cuda-4096.json")  # a later one has the last word on a batch size
 STUDIES = (
     Study("classification", "accuracy", "accuracy (%)", 100.0, paper=("table1", "svgd", "ma")),
     Study("translation", "bleu", "BLEU", paper=("table2", "svgd", "ma")),
@@ -84,14 +86,22 @@ def _rows(table: Any) -> list[dict[str, Any]]:
 
 def _compared(study: Study, data: str, rows: list[dict[str, Any]]) -> list[str]:
     by_label = {row["label"]: row for row in rows}
-    ours = next((by_label[label] for label in study.ours if label in by_label), None)
-    if ours is None or study.metric not in ours["against"]:
-        return []
-    means = [study.scale * row["cells"][study.metric]["mean"] for row in (rows[0], ours)]
+    label = next((label for label in study.ours if label in by_label), "")
+    shown = {data: label, f"{data}, the rule as published": f"{label}, as published"}
+    known = {name: by_label[which] for name, which in shown.items() if _has(study, by_label, which)}
+    return [_line(study, name, rows[0], ours) for name, ours in known.items()]
+
+
+def _has(study: Study, rows: Mapping[str, dict[str, Any]], label: str) -> bool:
+    return label in rows and study.metric in rows[label]["against"]
+
+
+def _line(study: Study, data: str, plain: dict[str, Any], ours: dict[str, Any]) -> str:
+    means = [study.scale * row["cells"][study.metric]["mean"] for row in (plain, ours)]
     seen = ours["against"][study.metric]
-    told = _difference(seen, study.scale)
-    cells = [data, study.name, *(f"{mean:.2f}" for mean in means), told, str(seen["seeds"]), _printed(study, data)]
-    return ["| " + " | ".join(cells) + " |"]
+    told, printed = _difference(seen, study.scale), _printed(study, data.split(",")[0])
+    cells = [data, study.name, *(f"{mean:.2f}" for mean in means), told, str(seen["seeds"]), printed]
+    return "| " + " | ".join(cells) + " |"
 
 
 def _printed(study: Study, data: str) -> str:
@@ -122,12 +132,13 @@ def _difference(seen: Mapping[str, float], scale: float) -> str:
 
 
 def _step(results: Path) -> list[str]:
-    bench = read(results / "bench" / "bench-cuda.json")
-    if bench is None:
+    files = [read(results / "bench" / name) for name in BENCHES]
+    if files[0] is None:
         return []
+    bench, steps = files[0], {tokens: seen for file in files if file for tokens, seen in file["steps"].items()}
     printed = published().value("table2", "iwslt14", "svgd", "time")
     lines = []
-    for tokens, variants in bench["steps"].items():
+    for tokens, variants in steps.items():
         if "all layers" in variants:
             seen = variants["all layers"]
             told = f"{seen['ratio']:.3f} [{seen['low']:.3f}, {seen['high']:.3f}]"
