@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import realpath
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +56,6 @@ def tally(
     from repulsive.judge.tally import tally as count
 
     opened = read_key(key)
-    answers = [path for path in files if path.resolve() != key.resolve()]  # `*.json` finds the key too
+    answers = [path for path in files if realpath(path) != realpath(key)]  # `*.json` finds the key too
     found = count(opened, read_all(answers, opened))
     typer.echo(to_json(found) if as_json else as_markdown(found))

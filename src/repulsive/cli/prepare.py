@@ -198,7 +198,7 @@ def summary(prepared: Prepared) -> str:
 
 
 def _column(given: str | None) -> str | int | None:
-    return int(given) if given is not None and given.isdecimal() else given
+    return int(given) if given is not None and given.isdecimal() and len(given) < 10 else given
 
 
 def _named(given: list[str]) -> dict[str, str]:

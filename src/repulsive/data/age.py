@@ -134,6 +134,9 @@ def _xml_rows(folder: Path, bad: BadLines) -> Iterator[Row]:
             bad.skip_named(f"truth.txt, line {number}", "not author:::gender:::age group")
             continue
         author, gender, group = fields[:3]
+        if Path(author).name != author:  # a path could lead out of the folder
+            bad.skip_named(f"truth.txt, line {number}", f"{author[:60]!r} is no name of an author's file")
+            continue
         texts = _texts(folder / f"{author}.xml", bad)
         yield from ((number, group, text, gender, author) for text in texts)
 
@@ -141,10 +144,11 @@ def _xml_rows(folder: Path, bad: BadLines) -> Iterator[Row]:
 def _texts(path: Path, bad: BadLines) -> list[str]:
     try:
         root = ElementTree.parse(path).getroot()
-    except FileNotFoundError:
-        bad.skip_named(path.name, "no such file")
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        bad.skip_named(path.name, "no such file" if missing else f"cannot be read ({error.strerror})")
         return []
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: an encoding nobody has
         bad.skip_named(path.name, f"not XML ({error})")
         return []
     texts = [" ".join("".join(document.itertext()).split()) for document in root.iter("document")]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from repulsive.data.graphs import Graph, Graphs, Relation, Token, filled, what_is_wrong
-from repulsive.data.lines import BadLines, open_bytes, read_lines
+from repulsive.data.lines import BadLines, open_bytes, read_lines, whole_characters
 from repulsive.errors import DataError
 
-_MENTION = re.compile(r"<([a-z]+)_(\d+)>")
+_MENTION = re.compile(r"<([a-z]+)_([0-9]{1,9})>")
 _TEXTS = ("title", "types", "abstract")
 _LISTS = ("entities", "relations")
 _PIECE = 1 << 16  # bytes read at a time
@@ -213,6 +213,8 @@ def _opened(path: Path, member: str | None) -> Iterator[BinaryIO]:
         raise DataError(f"{path}: no such file") from None
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
         raise DataError(f"{path}: truncated or damaged ({error}); fetch it again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def _entries(file: BinaryIO, path: str | Path) -> Iterator[tuple[int, Any]]:
@@ -238,9 +240,12 @@ def _entries(file: BinaryIO, path: str | Path) -> Iterator[tuple[int, Any]]:
                 if ended or len(text) > _MOST:
                     at = line + error.lineno - 1
                     raise DataError(f"{path}, line {at}: not JSON ({error.msg}); mend or fetch the file") from None
+            except (ValueError, RecursionError):
+                told = "a number too long or brackets too deep"
+                raise DataError(f"{path}, line {line}: not JSON anybody can read: {told}; fetch the file") from None
             else:
                 if end < len(text) or ended:
-                    yield line, item
+                    yield line, whole_characters(item) if "\\u" in text[:end] else item
                     line, text, state = line + text.count("\n", 0, end), text[end:], ","
                     continue
         if ended:

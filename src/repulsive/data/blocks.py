@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repulsive.data.folders import digest, read_manifest
+from repulsive.data.folders import digest, member, read_manifest, understood
 from repulsive.data.packing import EXTRA
 from repulsive.data.prepared import PARTS
 from repulsive.data.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
@@ -60,7 +60,7 @@ class Blocks:
         if manifest.get("task") != TASK:
             raise DataError(f"{folder}: is task {manifest.get('task')!r}, not {TASK}; prepare it as that")
         for name, expected in manifest["files"].items():
-            path = folder / name
+            path = member(folder, name)
             try:
                 found = digest(path)
             except OSError as error:
@@ -69,9 +69,11 @@ class Blocks:
                 raise DataError(
                     f"{path}: damaged, its checksum differs from the manifest's; prepare it again with --force"
                 )
-        length = int(manifest["settings"]["length"])
-        pieces = WordPieces.read(folder / VOCABULARY, bool(manifest["settings"]["lowercase"]))
-        return cls(folder, length, pieces, {part: _mapped(folder / f"{part}.npy") for part in PARTS}, manifest)
+        with understood(folder):
+            length = int(manifest["settings"]["length"])
+            pieces = WordPieces.read(folder / VOCABULARY, bool(manifest["settings"]["lowercase"]))
+            parts = {part: _mapped(folder / f"{part}.npy", length) for part in PARTS}
+        return cls(folder, length, pieces, parts, manifest)
 
     @property
     def padded(self) -> bool:
@@ -106,9 +108,12 @@ def marks_of(pieces: WordPieces) -> dict[str, int]:
     return {name: pieces.index[mark] for name, mark in _MARKS.items()}
 
 
-def _mapped(path: Path) -> Tensor:
+def _mapped(path: Path, length: int) -> Tensor:
     # "c": torch wants to be allowed to write; nobody does, and it would not reach the file.
-    return torch.from_numpy(np.load(path, mmap_mode="c").view(np.int16))
+    found = np.load(path, mmap_mode="c", allow_pickle=False)
+    if found.dtype != np.uint16 or found.ndim != 2 or found.shape[1] != length + EXTRA:
+        raise DataError(f"{path}: holds {found.dtype} {list(found.shape)}, no blocks of {length}; prepare it again")
+    return torch.from_numpy(found.view(np.int16))
 
 
 class Writer:

@@ -12,6 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import realpath
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +42,7 @@ def find_corpus(data: Path, *, apart_from: Path | None = None) -> list[Path]:
         return [data]
     found = [path for path in data.iterdir() if path.is_file() and path.name.endswith(ENDINGS)]
     if apart_from is not None:
-        found = [path for path in found if path.resolve() != apart_from.resolve()]
+        found = [path for path in found if realpath(path) != realpath(apart_from)]
     if not found:
         raise DataError(f"{data}: no texts; they are called *.txt, plain, .xz or .gz, or are archives *.tar, *.tar.xz")
     return sorted(found)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from repulsive.errors import DataError
+from repulsive.errors import DataError, RepulsiveError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -49,6 +49,7 @@ def filling(folder: Path, manifest: dict[str, Any], order: Sequence[str] = ()) -
         DataError: the folder holds something else, or cannot be written.
     """
     check_replaceable(folder)
+    folder = Path(os.path.realpath(folder))  # what a link leads to is replaced, and the link stays
     aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     manifest = read_manifest(folder)
     files = {}
     for name, digest in manifest["files"].items():
-        path = folder / name
+        path = member(folder, name)
         try:
             files[name] = path.read_bytes()
         except OSError as error:
@@ -100,7 +101,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a prepared folder.
 
     Raises:
-        DataError: there is none, it is damaged, or it is of another format.
+        DataError: there is none, it is damaged, of another format, or names files elsewhere.
     """
     path = folder / MANIFEST
     try:
@@ -109,11 +110,44 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except OSError:
         advice = f"run: repulsive prepare TASK --data DIR --out {folder}"
         raise DataError(f"{folder}: nothing prepared here; {advice}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{path}: damaged, or no manifest of ours; prepare it again with --force") from None
     if found != FORMAT:
         raise DataError(f"{folder}: has format {found!r}, this version reads {FORMAT}; prepare it again with --force")
+    for name in manifest["files"]:
+        member(folder, name)
     return dict(manifest)
+
+
+def member(folder: Path, name: str) -> Path:
+    """A file that a manifest names, which must lie in its folder: a manifest may come from anybody.
+
+    Raises:
+        DataError: the name is a path, or a link that leads elsewhere.
+    """
+    path = folder / name
+    if name in ("", ".", "..") or "\0" in name or len(name) > 200 or Path(name).name != name:
+        raise DataError(f"{folder / MANIFEST}: names {name[:60]!r}, which is no file of its folder; prepare it again")
+    if os.path.islink(path) and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder):
+        raise DataError(f"{path}: a link that leads out of its folder; put the file itself there")
+    return path
+
+
+@contextmanager
+def understood(folder: Path) -> Iterator[None]:
+    """Files whose checksums are right and whose content is not ours, as an error that says so.
+
+    Raises:
+        DataError: in place of whatever a reader met: a missing entry, a wrong type or shape, numbers out of range.
+    """
+    try:
+        yield
+    except (RepulsiveError, MemoryError):
+        raise
+    except Exception as error:  # each format has errors of its own, and safetensors' are plain exceptions
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        told = f"was not made by `repulsive prepare`, or is damaged ({why})"
+        raise DataError(f"{folder}: {told}; prepare it again with --force") from None
 
 
 def check_replaceable(folder: Path) -> None:

@@ -18,6 +18,7 @@ from repulsive.data.tsv import read_columns
 from repulsive.errors import DataError
 
 MOST = 5.0  # points of similarity of STS-B; 0 is the least
+_DIGITS = 18  # of the number of a row
 PREDICT = "predict"  # parts whose labels nobody has start with this
 
 
@@ -254,6 +255,6 @@ def _label(value: str, task: GlueTask) -> tuple[int | float, str]:
 def _index(path: str | Path, number: int, values: list[str], expected: int) -> int:
     if not values:
         return expected
-    if not values[0].strip().isdecimal():
-        raise DataError(f"{path}, line {number}: {values[0]!r} is no number of a row")
+    if not values[0].strip().isdecimal() or len(values[0]) > _DIGITS:
+        raise DataError(f"{path}, line {number}: {values[0][:40]!r} is no number of a row")
     return int(values[0])

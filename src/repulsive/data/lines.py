@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Self, cast
 from repulsive.errors import DataError
 
 _SHOWN = 3  # bad lines quoted in a message
+_LONGEST = 1 << 26  # bytes of one line: more is no text, or a file made to fill the memory
 
 
 class BadLines:
@@ -68,19 +69,22 @@ class BadLines:
 def read_lines(path: str | Path, bad: BadLines | None = None) -> Iterator[tuple[int, str]]:
     """The lines of a UTF-8 file, without their ends, each with its number from 1.
 
-    Only a line feed ends a line: texts may hold any other separator Unicode knows. A byte order mark is dropped.
+    Only a line feed ends a line: texts may hold any other separator Unicode knows. A byte order mark is dropped. A
+    line has 64 MiB at most, however well it was compressed.
 
     Args:
         path: a plain, gzip or xz file, told apart by its first bytes.
         bad: counts and skips lines that are not UTF-8 or hold NUL bytes; where None the first one is an error.
 
     Raises:
-        DataError: the file is missing or truncated, or a line is bad.
+        DataError: the file is missing, unreadable or truncated, or a line is bad or too long.
     """
     number = 0
     with _missing_named(path), open_bytes(path) as file:
         try:
-            for number, raw in enumerate(file, 1):
+            for number, raw in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
+                if len(raw) == _LONGEST:
+                    raise DataError(f"{path}, line {number}: has more than {_LONGEST:,} bytes; is it a text file?")
                 text, why = _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw)
                 if not why:
                     yield number, text
@@ -99,13 +103,27 @@ def read_json(path: str | Path, bad: BadLines) -> Iterator[tuple[int, dict[str, 
             continue
         try:
             value = json.loads(line)
+            value = whole_characters(value) if "\\u" in line else value
         except json.JSONDecodeError as error:
             bad.skip(number, f"not JSON ({error.msg} at character {error.pos})")
+            continue
+        except (ValueError, RecursionError):
+            bad.skip(number, "JSON that nobody can read: a number too long or brackets too deep")
             continue
         if isinstance(value, dict):
             yield number, value
         else:
             bad.skip(number, "not a JSON object")
+
+
+def whole_characters(value: Any) -> Any:
+    """What JSON holds, with a question mark for each half of a character: JSON can spell those, and UTF-8 cannot."""
+    written = json.dumps(value, ensure_ascii=False)
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        return json.loads(written.encode("utf-8", "replace"))
+    return value
 
 
 def first_line(path: str | Path) -> str:
@@ -148,3 +166,5 @@ def _missing_named(path: str | Path) -> Iterator[None]:
         raise DataError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise DataError(f"{path}: a folder, where a file is needed") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -13,6 +13,7 @@ _MONTHS = (
 )  # fmt: skip
 _SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e(\d+))?(?: \(?([a-z%³/ ]+)\)?)?")
+_LONGEST = 18  # digits of a number that is written out
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 
 
@@ -122,11 +123,13 @@ def _dates(year: int, month: int, day: int) -> list[str]:
 
 def _numbers(sign: str, whole: str, rest: str | None, power: str | None, unit: str | None) -> list[str]:
     if power is not None:
+        if len(power) > 2 or int(power) > _LONGEST:  # nobody writes all its zeros
+            return []
         rest = (rest or "").ljust(int(power), "0")
         whole, rest = whole + rest[: int(power)], rest[int(power) :]
     rest = (rest or "").rstrip("0")
     whole = whole.lstrip("0") or "0"
-    plain = [f"{sign}{whole}", f"{sign}{int(whole):,}"] if len(whole) < 19 else []
+    plain = [f"{sign}{whole}", f"{sign}{int(whole):,}"] if len(whole) <= _LONGEST else []
     if rest:
         plain = [f"{form}.{rest}" for form in plain]
     elif not sign and len(whole) < 3 and int(whole) < len(_SMALL):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from repulsive.data.folders import understood
 from repulsive.data.tokens import RESERVED, UNK, Ragged, Tokenizer, Vocabulary, tokenizer
 from repulsive.errors import DataError
 
@@ -27,6 +28,7 @@ TOKENIZERS = ("moses", "normalized", "none")
 FILE = "pieces.json"
 _START = "▁"
 _AT_ONCE = 50_000  # sentences
+_LONGEST_WORD = 1_000  # characters; what is longer is no word, and learning takes the square of its length
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +58,11 @@ class Pieces:
         Raises:
             DataError: it is of another task.
         """
-        asked = prepared.manifest.get("settings", {})
+        asked: Any = prepared.manifest.get("settings", {})
         if FILE not in prepared.extra:
             raise DataError(f"{prepared.folder}: is task {prepared.task!r}, not translation; prepare it as that")
-        how = {name: asked[name] for name in ("source", "target", "tokenizer", "lowercase")}
+        with understood(prepared.folder):
+            how = {name: asked[name] for name in ("source", "target", "tokenizer", "lowercase")}
         return cls(**how, vocabulary=prepared.vocabulary, model=prepared.extra[FILE])
 
     def split(self, side: str) -> Tokenizer:
@@ -109,7 +112,12 @@ class Pieces:
 
     @cached_property
     def _bpe(self) -> Any:
-        return _tokenizers().Tokenizer.from_str(self.model.decode())
+        package = _tokenizers()
+        try:
+            return package.Tokenizer.from_str(self.model.decode())
+        except Exception as error:  # the package has no error of its own
+            why = " ".join(str(error).split())[:120]
+            raise DataError(f"{FILE} of the prepared data is damaged ({why}); prepare them with --force") from None
 
     @cached_property
     def _detokenizer(self) -> Any:
@@ -138,7 +146,8 @@ def learn(sentences: Iterable[Sequence[str]], size: int, minimum: int) -> tuple[
     trainer = package.trainers.BpeTrainer(
         vocab_size=size, min_frequency=minimum, special_tokens=list(MARKS), show_progress=False
     )
-    bpe.train_from_iterator((" ".join(words) for words in sentences), trainer)
+    kept = (" ".join(word for word in words if len(word) <= _LONGEST_WORD) for words in sentences)
+    bpe.train_from_iterator(kept, trainer)
     written = json.loads(bpe.to_str())
     written["added_tokens"] = []  # or a text that spells a mark would be taken for it
     numbers: dict[str, int] = written["model"]["vocab"]

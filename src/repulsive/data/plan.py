@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.data import parallel, prepare_glue
-from repulsive.data.folders import check_replaceable, read_manifest
+from repulsive.data.folders import check_replaceable, read_manifest, understood
 from repulsive.data.prepared import Prepared
 from repulsive.data.raw import Source, sums_of
 from repulsive.data.sources import find
@@ -108,11 +108,11 @@ def is_made(out: Path, task: str, asked: dict[str, Any], sums: dict[str, str]) -
     if not out.is_dir() or not any(out.iterdir()):
         return False
     manifest = read_manifest(out)
-    was = {"task": manifest.get("task"), **manifest.get("settings", {})}
+    with understood(out):
+        was, had = {"task": manifest.get("task"), **manifest.get("settings", {})}, dict(manifest.get("sources", {}))
     now = {"task": task, **asked}
     changed = [f"{key} {was.get(key)!r}, not {now.get(key)!r}" for key in now | was if was.get(key) != now.get(key)]
     if not changed:
-        had = manifest.get("sources", {})
         changed = [f"another {name}" for name in sums | had if had.get(name) != sums.get(name)]
     if changed:
         told = "; ".join(changed[:3])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repulsive.data.folders import read_folder, write_folder
+from repulsive.data.folders import read_folder, understood, write_folder
 from repulsive.data.generated import ASPECTS, Review
 from repulsive.data.tokens import Ragged, Vocabulary
 from repulsive.errors import DataError
@@ -146,14 +147,39 @@ class Prepared:
         files, manifest = read_folder(folder)
         if "vocabulary.json" not in files:
             raise DataError(f"{folder}: is task {manifest.get('task')!r}, which has no sentences with labels")
-        vectors = None
-        if _VECTORS in files:
-            vectors = _tensors(files[_VECTORS])["vectors"].float()  # [V, E]
-        vocabulary = Vocabulary(tuple(json.loads(files["vocabulary.json"])))
-        parts = {name: _part(_tensors(files[f"{name}{_TENSORS}"])) for name in part_names(files)}
-        own = {"vocabulary.json", _VECTORS, *(f"{name}{_TENSORS}" for name in parts)}
-        extra = {name: data for name, data in files.items() if name not in own}
-        return cls(folder, manifest["task"], tuple(manifest["classes"]), vocabulary, vectors, parts, manifest, extra)
+        with understood(folder):
+            vectors = None
+            if _VECTORS in files:
+                vectors = _tensors(files[_VECTORS])["vectors"].float()  # [V, E]
+            vocabulary = Vocabulary(tuple(map(as_text, json.loads(files["vocabulary.json"]))))
+            parts = {name: _part(_tensors(files[f"{name}{_TENSORS}"])) for name in part_names(files)}
+            own = {"vocabulary.json", _VECTORS, *(f"{name}{_TENSORS}" for name in parts)}
+            extra = {name: data for name, data in files.items() if name not in own}
+            task, classes = as_text(manifest["task"]), tuple(map(as_text, manifest["classes"]))
+            found = cls(folder, task, classes, vocabulary, vectors, parts, manifest, extra)
+            found._check()
+            return found
+
+    def _check(self) -> None:
+        """Refuse numbers that would be met in the middle of a training: words and classes that nobody knows."""
+        known, table = len(self.vocabulary), self.vectors
+        if table is not None and (table.ndim != 2 or len(table) != known):
+            raise DataError(f"{self.folder}: vectors {list(table.shape)} do not fit {known:,} words; prepare it again")
+        for name, part in self.parts.items():
+            where = f"{self.folder / name}{_TENSORS}"
+            if len({len(part), *map(len, part.sentences)}) != 1 or not part.sentences:
+                raise DataError(f"{where}: has not as many labels as sentences; prepare it again with --force")
+            for side in part.sentences:
+                check_ids(side.values, known, where)
+            if part.evidence is not None:
+                check_ids(part.evidence.values >> _ASPECT, len(ASPECTS), where)
+                ends = part.lengths.repeat_interleave(part.evidence.lengths)  # [entries], of the review of each
+                if len(part.evidence) != len(part) or bool((part.evidence.values >> 1 & _PLACE >= ends).any()):
+                    raise DataError(f"{where}: has evidence where there are no words; prepare it again with --force")
+            labels = part.labels
+            most = len(self.classes) or 1 if not labels.is_floating_point() else math.inf
+            if len(labels) and not (labels.isfinite().all() and labels.max() < most and labels.min() >= -1):
+                raise DataError(f"{where}: has labels that are none of {len(self.classes)} classes; prepare it again")
 
 
 def part_names(files: Iterable[str]) -> list[str]:
@@ -199,10 +225,43 @@ def _part(tensors: dict[str, Tensor]) -> Part:
     while (name := f"values{len(sentences)}") in tensors:
         values = tensors[name]
         values = values.int() & 0xFFFF if values.dtype == torch.int16 else values
-        sentences.append(_ragged(values, tensors[f"lengths{len(sentences)}"]))
-    evidence = _ragged(tensors["evidence"], tensors["evidences"]) if "evidence" in tensors else None
+        sentences.append(read_rows(values, tensors[f"lengths{len(sentences)}"]))
+    evidence = read_rows(tensors["evidence"], tensors["evidences"]) if "evidence" in tensors else None
     labels = tensors["labels"]
     return Part(tuple(sentences), labels if labels.is_floating_point() else labels.long(), evidence)
+
+
+def check_ids(ids: Tensor, count: int, where: str) -> None:
+    """Refuse numbers of words, or of anything else of which there are `count`, that are none.
+
+    Raises:
+        DataError: with `where` they were found.
+    """
+    if not len(ids):
+        return
+    least, most = ids.aminmax()
+    if int(least) < 0 or int(most) >= count:
+        raise DataError(f"{where}: has numbers of words that are none of {count:,}; prepare it again with --force")
+
+
+def as_text(value: Any) -> str:
+    """The text that a value should be; anything else is a `TypeError`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]} is no text")
+    return value
+
+
+def read_rows(values: Tensor, lengths: Tensor) -> Ragged:
+    """Rows that were read from a file.
+
+    Raises:
+        DataError: they cannot be cut out of the values.
+    """
+    if values.is_floating_point() or lengths.is_floating_point():
+        raise DataError("a file of words that are no whole numbers; prepare it again with --force")
+    if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 0) or int(lengths.sum()) != len(values):
+        raise DataError("a file whose lengths do not add up to the words there are; prepare it again with --force")
+    return _ragged(values, lengths)
 
 
 def _ragged(values: Tensor, lengths: Tensor) -> Ragged:

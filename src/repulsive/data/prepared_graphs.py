@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repulsive.data.folders import read_folder, read_manifest, write_folder
+from repulsive.data.folders import read_folder, read_manifest, understood, write_folder
 from repulsive.data.pieces import EOS, MARKS
-from repulsive.data.prepared import PARTS, _ragged, _tensor_bytes, _tensors
+from repulsive.data.prepared import PARTS, _ragged, _tensor_bytes, _tensors, as_text, check_ids, read_rows
 from repulsive.data.tokens import UNK, Ragged, Vocabulary
 from repulsive.errors import DataError
 
@@ -119,7 +120,7 @@ class GraphVocabularies:
     @classmethod
     def from_bytes(cls, data: bytes) -> GraphVocabularies:
         """Read again what `as_bytes` wrote."""
-        plain = {name: tuple(words) for name, words in json.loads(data).items()}
+        plain = {name: tuple(map(as_text, words)) for name, words in json.loads(data).items()}
         return cls(Vocabulary(plain["words"]), Vocabulary(plain["entities"]), plain["types"], plain["relations"])
 
 
@@ -167,9 +168,13 @@ class PreparedGraphs:
         if task != TASK:
             raise DataError(f"{folder}: is task {task!r}, not {TASK!r}; prepare it with: repulsive prepare {TASK}")
         files, manifest = read_folder(folder)
-        told = json.loads(files[_REFERENCES])
-        parts = {name: _part(_tensors(files[f"{name}.safetensors"]), told[name]) for name in PARTS}
-        return cls(folder, GraphVocabularies.from_bytes(files[_VOCABULARIES]), parts, manifest)
+        with understood(folder):
+            told = json.loads(files[_REFERENCES])
+            parts = {name: _part(_tensors(files[f"{name}.safetensors"]), told[name]) for name in PARTS}
+            vocabularies = GraphVocabularies.from_bytes(files[_VOCABULARIES])
+            for name, part in parts.items():
+                _check(part, vocabularies, f"{folder / name}.safetensors")
+        return cls(folder, vocabularies, parts, manifest)
 
     def text(self, target: Tensor, copies: Tensor, names: list[str]) -> str:
         """Words of a target, or of what a model wrote in its form; what follows `EOS` is left out.
@@ -201,6 +206,30 @@ def _part_bytes(part: GraphPart) -> bytes:
 
 
 def _part(tensors: dict[str, Tensor], told: dict[str, Any]) -> GraphPart:
-    rows: dict[str, Any] = {name: _ragged(tensors[name], tensors[f"{name}.lengths"]) for name in _RAGGED}
+    rows: dict[str, Any] = {name: read_rows(tensors[name], tensors[f"{name}.lengths"]) for name in _RAGGED}
     texts = _ragged(tensors["texts"], tensors["texts"]).offsets
     return GraphPart(texts=texts, **rows, **{key: told[key] for key in _TEXTS})
+
+
+def _check(part: GraphPart, known: GraphVocabularies, where: str) -> None:
+    """Refuse numbers that would be met in the middle of a training: of words, entities or relations that are none."""
+    of_graphs: list[Sized] = [part.titles, part.types, part.relations, part.references, part.names, part.categories]
+    counts = {len(part.texts) - 1, len(part.reference_words), *map(len, of_graphs)}
+    texts, entities = int(part.texts[-1]), part.types.lengths  # entities: [N]
+    told_texts, all_entities = {len(part.targets), len(part.copies)}, int(entities.sum())
+    if len(counts) != 1 or told_texts != {texts} or len(part.entities) != all_entities:
+        raise DataError(f"{where}: has not as many texts or entities as its graphs; prepare it again with --force")
+    if not torch.equal(part.targets.offsets, part.copies.offsets) or int(part.texts.diff().min()) < 0:
+        raise DataError(f"{where}: has not as many copies as words; prepare it again with --force")
+    for rows in (part.titles, part.types, part.targets):
+        check_ids(rows.values, len(known.words), where)
+    check_ids(part.entities.values, len(known.entities), where)
+    check_ids(part.relations.values[:, 1], len(known.relations), where)
+    ends = part.relations.values[:, ::2]  # [R, 2]
+    of_relation = entities.repeat_interleave(part.relations.lengths).unsqueeze(1)  # [R, 1]
+    of_text = entities.repeat_interleave(part.texts.diff()).repeat_interleave(part.copies.lengths)  # [words]
+    copies = part.copies.values
+    if bool(((ends < 0) | (ends >= of_relation)).any()) or bool(((copies < WORD) | (copies >= of_text)).any()):
+        raise DataError(f"{where}: names entities that its graphs do not have; prepare it again with --force")
+    if [len(names) for names in part.names] != entities.tolist():
+        raise DataError(f"{where}: has not as many names as entities; prepare it again with --force")

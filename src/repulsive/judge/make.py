@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 
 from repulsive.diagnostics.report.frame import write_whole
@@ -53,7 +54,7 @@ def make(first: Path, second: Path, out: Path, *, count: int = 50, seed: int = 0
             raise DataError(f"the title {title!r} names the system {name!r}; judges would read it: choose another")
     found = pair_texts(read_texts(first), read_texts(second))
     sheet = blind(found.pairs, count=count, seed=seed, title=title)
-    if out.is_dir() or out.resolve() in (first.resolve(), second.resolve()):
+    if out.is_dir() or realpath(out) in (realpath(first), realpath(second)):
         raise DataError(f"{out}: cannot become the page; give it a name of its own, such as judge.html")
     at = out.with_suffix(".key.json")
     if at.exists() and read_key(at).page != sheet.page:

@@ -109,16 +109,20 @@ def load_encoder(folder: str | Path, dropout: float = 0.1) -> nn.Module:
     """The encoder in a folder as the package transformers writes it; heads of whatever it was trained for are left out.
 
     Raises:
-        ConfigError: the folder is of another kind, or lacks a weight.
+        ConfigError: the folder is of another kind, damaged, or lacks a weight.
     """
     folder = Path(folder)
     try:
-        family = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError):
+        family = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{folder}: has no config.json that can be read; it is no folder of a model") from None
     if family not in FAMILIES:
         raise ConfigError(f"{folder}: holds a model of type {family!r}; known are {', '.join(FAMILIES)}")
-    model = _made(_transformers().AutoConfig.from_pretrained(str(folder), local_files_only=True), dropout)
+    auto = _transformers().AutoConfig
+    try:
+        model = _made(auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False), dropout)
+    except Exception as error:  # whatever transformers makes of sizes that cannot be
+        raise ConfigError(f"{folder}: its config.json makes no model ({_brief(error)})") from None
     fill_encoder(model, _weights(folder), str(folder))
     return model
 
@@ -164,11 +168,20 @@ def _preferred(place: str) -> tuple[bool, int]:
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     file = weights_file(folder)
-    if file.suffix == ".bin":
-        loaded: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
-        return loaded
-    read: dict[str, Tensor] = importlib.import_module("safetensors.torch").load_file(str(file))
-    return read
+    try:
+        if file.suffix == ".bin":
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            found = importlib.import_module("safetensors.torch").load_file(str(file))
+    except Exception as error:  # torch and safetensors have one for every way in which a file can be damaged
+        raise ConfigError(f"{file}: cannot be read ({_brief(error)}); fetch it again") from None
+    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
+        raise ConfigError(f"{file}: holds something else than weights by name; fetch it again")
+    return found
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 def _renamed(name: str) -> str:

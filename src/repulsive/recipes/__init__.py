@@ -43,7 +43,7 @@ def find(name: str | Path) -> Path:
     if path.suffix == ".toml" or path.is_file():
         return path
     built_in = HERE / f"{name}.toml"
-    if built_in.is_file():
+    if ".." not in path.parts and not path.is_absolute() and built_in.is_file():
         return built_in
     close = difflib.get_close_matches(str(name), names(), n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`repulsive ls` lists the built-in ones"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
 from repulsive.errors import RunError
 from repulsive.training import tables
-from repulsive.training.runs import RUN, RunFolder, read_json
+from repulsive.training.runs import RunFolder
 
 PARTS = {"test": "test set", "dev": "development set"}
 
@@ -59,7 +60,7 @@ def open_methods(folders: Sequence[Path]) -> list[Method]:
         ended = {seed: run for seed, run in runs.items() if run.result is not None}
         if not ended:
             raise RunError(f"{folder}: no run here has ended; the command that trained it goes on where it stopped")
-        if any(folder.resolve() == method.folder.resolve() for method in found):
+        if any(realpath(folder) == realpath(method.folder) for method in found):
             raise RunError(f"{folder}: is given twice")
         unfinished = tuple(seed for seed in runs if seed not in ended)
         found.append(Method(tables.label_of(folder, ended), folder, ended, unfinished))
@@ -87,9 +88,10 @@ def facts(methods: Sequence[Method]) -> list[tuple[str, str]]:
     """Heads, time, device and versions of some runs, for the top of a page."""
     runs = [run for method in methods for run in method.runs.values()]
     seconds = sum(float((run.result or {}).get("seconds", 0)) for run in runs)
-    heads = sorted({int(m) for method in methods if (m := method.tables().get("model", {}).get("heads"))})
-    started = (read_json(methods[0].first.path / RUN) or {}).get("started", {})
-    versions = started.get("versions", {})
+    told = (method.tables().get("model", {}).get("heads") for method in methods)
+    heads = sorted({m for m in told if isinstance(m, int) and m})
+    started = methods[0].first.facts.get("started", {})
+    versions = found if isinstance(found := started.get("versions"), dict) else {}
     return [
         ("heads", ", ".join(map(str, heads)) or "as the recipe has them"),
         ("trained in", f"{seconds:,.0f} s, {len(runs)} run{'' if len(runs) == 1 else 's'}"),
@@ -105,8 +107,7 @@ def part_name(part: str) -> str:
 
 def _data(run: RunFolder) -> dict[str, str]:
     """Checksums of the texts a run was trained on; word vectors may differ."""
-    facts = read_json(run.path / RUN)
-    sums: dict[str, str] = facts.get("data", {}) if isinstance(facts, dict) else {}
+    sums: dict[str, str] = run.facts.get("data", {})
     return {name: digest for name, digest in sums.items() if name != "vectors.safetensors"}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.data.batches import Batch, Buckets
+from repulsive.data.folders import understood
 from repulsive.data.glue import MOST, PREDICT, task_named
 from repulsive.data.prepared import Part, Prepared
 from repulsive.data.wordpiece import CLS, FILE, SEP
@@ -109,7 +110,8 @@ class GlueTask:
         self.scored = ("dev", "test", *(name for name in self.parts if name == "mismatched"))
         pieces = self.data.extra[FILE].decode().split("\n")
         self._marks = pieces.index(CLS), pieces.index(SEP)
-        self._longest = int(self.data.manifest["settings"]["longest"])
+        with understood(self.data.folder):
+            self._longest = int(self.data.manifest["settings"]["longest"])
         train = self.parts["train"]
         self._kept = max(1, round(len(train) * recipe.data.share))
         lengths = joined_lengths(train)[: self._kept]

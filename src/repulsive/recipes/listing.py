@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from repulsive.errors import RepulsiveError
 from repulsive.recipes import find, from_tables, names
 from repulsive.training.config import read
 from repulsive.training.runs import RECIPE, RunFolder
@@ -25,20 +26,31 @@ def describe_runs(folder: Path) -> str:
     if not paths:
         return f"no runs in {folder}"
     width = max(len(str(path)) for path in paths)
-    return "\n".join([f"runs in {folder}:", *(f"  {path!s:{width}}  {_state(RunFolder(path))}" for path in paths)])
+    return "\n".join([f"runs in {folder}:", *(f"  {path!s:{width}}  {_told(RunFolder(path))}" for path in paths)])
+
+
+def _told(run: RunFolder) -> str:
+    """The state of a run; one that is damaged must not hide the others."""
+    try:
+        return _state(run)
+    except RepulsiveError as error:
+        return f"cannot be read: {error}"
 
 
 def _state(run: RunFolder) -> str:
     result = run.result
     if result is not None:
-        test = result["test"]
+        test = run.metrics("test")
         shown = "  ".join(f"{name} {test[name]:.4f}" for name in _SHOWN if name in test)
-        return f"done in {result['seconds']:.0f} s  test {shown}"
+        return f"done in {float(result.get('seconds', 0)):.0f} s  test {shown}"
     lines = [line for line in run.lines() if line["kind"] == "train"]
     epochs = from_tables(run.recipe, str(run.path)).training.epochs
     if not lines:
         return f"begun, {epochs} epochs to go"
-    return f"epoch {lines[-1]['epoch']:.2f} of {epochs}  loss {lines[-1]['loss']:.4f}"
+    epoch, loss = (run.curve("train", key) for key in ("epoch", "loss"))
+    if not epoch or not loss:
+        return f"begun, {epochs} epochs in all"
+    return f"epoch {epoch[-1][1]:.2f} of {epochs}  loss {loss[-1][1]:.4f}"
 
 
 def _comment(path: Path) -> str:

@@ -36,7 +36,7 @@ def score(folders: Sequence[Path], part: str, data: Path | None = None, device: 
     place = chosen_device(device)
     found = [(folder, finished_in(folder)) for folder in folders]
     for run in (run for _, runs in found for run in runs.values()):
-        _check_part(part, data or Path(run.recipe["data"]["folder"]))  # all before the first: evaluating takes long
+        _check_part(part, data or _folder(run))  # all before the first: evaluating takes long
     entries = []
     for folder, runs in found:
         answers = {seed: evaluate(run, part, data, place) for seed, run in runs.items()}
@@ -48,6 +48,11 @@ def _check_part(part: str, data: Path) -> None:
     known = part_names(read_manifest(data)["files"])
     if part not in known:
         raise ConfigError(f"part {part!r}: {data} has none of this name; choose one of {', '.join(known)}")
+
+
+def _folder(run: RunFolder) -> Path:
+    found: Path = from_tables(run.recipe, str(run.path)).data.folder  # type: ignore[attr-defined]
+    return found
 
 
 def evaluate(run: RunFolder, part: str, data: Path | None, device: torch.device) -> Evaluation:
@@ -71,10 +76,10 @@ def load_run(run: RunFolder, device: torch.device, data: Path | None = None) -> 
         raise RunError(f"{run.path}: has no weights in best/; train it again")
     task = make_task(recipe)
     task.to(device)
-    model = task.model().to(device).eval()
     try:
+        model = task.model().to(device).eval()
         model.load_state_dict(weights[1]["model"])
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
+    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        reason = (str(error).splitlines() or [""])[-1].strip()
         raise RunError(f"{run.path}: its weights do not fit {data or recipe.task} ({reason})") from None
     return task, model

@@ -13,7 +13,7 @@ from torch import nn
 from repulsive.data.wordpiece import FILE as VOCABULARY
 from repulsive.errors import ConfigError
 from repulsive.models.fine_tuned import Head, fill_encoder, load_encoder, make_encoder, weights_file
-from repulsive.training.runs import RECIPE, RUN, RunFolder, read_json
+from repulsive.training.runs import RECIPE, RunFolder
 
 CONFIG = "config.json"
 EXPORT = "export"  # what pre-training leaves in its run's folder
@@ -134,8 +134,7 @@ def _best(run: RunFolder) -> Mapping[str, Any]:
 
 
 def _facts(run: RunFolder) -> Mapping[str, str]:
-    facts = read_json(run.path / RUN) or {}
-    found: Mapping[str, str] = facts.get("data", {})
+    found: Mapping[str, str] = run.facts.get("data", {})
     return found
 
 

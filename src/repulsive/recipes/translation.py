@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.data.ahead import Ahead
+from repulsive.data.folders import understood
 from repulsive.data.parallel import REFERENCES
 from repulsive.data.pieces import BOS, Pieces
 from repulsive.data.prepared import Part, Prepared
@@ -121,7 +122,8 @@ class TranslationTask:
         self.pieces = Pieces.of(self.data)
         metrics.check()  # BLEU comes at the end; what it needs should be missed at the beginning
         self._whole_texts = self._has_tokenizer()
-        self.references: dict[str, dict[str, list[str]]] = json.loads(self.data.extra[REFERENCES])
+        with understood(self.data.folder):
+            self.references: dict[str, dict[str, list[str]]] = json.loads(self.data.extra[REFERENCES])
         self.scored = tuple(self.references)  # dev, test and the further test sets
         self.parts: dict[str, Part] = dict(self.data.parts)
         train = self.parts["train"]

@@ -1,0 +1,145 @@
+"""What is built of the package, and that it installs and runs where there is nothing else."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+import repulsive
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md",
+          "Makefile", "constraints.txt")  # fmt: skip
+SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
+
+
+def data_files() -> set[str]:
+    """Every file below `src` that is no module."""
+    files = (path for path in (SOURCE / "repulsive").rglob("*") if path.is_file())
+    return {path.relative_to(SOURCE).as_posix() for path in files if path.suffix not in (".py", ".pyc")}
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory) -> Path:
+    """A folder with the sdist, and the wheel that is built of it."""
+    place = tmp_path_factory.mktemp("build")
+    leave = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
+    for folder in ("src", "tests", "docs", "examples", "benchmarks"):
+        shutil.copytree(ROOT / folder, place / "tree" / folder, ignore=leave)
+    for name in BESIDE:
+        shutil.copy(ROOT / name, place / "tree" / name)
+    done = ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", place / "tree")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return place / "dist"
+
+
+def ran(*words: str | Path, cwd: Path | None = None, limit: float = 600) -> subprocess.CompletedProcess[str]:
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    alone["OMP_NUM_THREADS"] = "1"
+    words = tuple(map(str, words))
+    return subprocess.run(words, cwd=cwd, env=alone, capture_output=True, text=True, check=False, timeout=limit)
+
+
+def the_wheel(built: Path) -> Path:
+    (found,) = built.glob("*.whl")
+    return found
+
+
+def test_the_wheel_holds_every_module_and_every_data_file(built):
+    with zipfile.ZipFile(the_wheel(built)) as wheel:
+        names = set(wheel.namelist())
+    wanted = data_files()
+    ends = {Path(name).suffix or Path(name).name for name in wanted}
+    assert {".toml", ".css", ".js", ".typed"} <= ends  # or this test would look for nothing
+    modules = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
+    assert "repulsive/data/generated.py" in modules  # of the demo
+    assert wanted | modules == {name for name in names if name.startswith("repulsive/")}
+    assert {name.split("/")[0] for name in names if not name.startswith("repulsive/")} == {
+        f"repulsive-{repulsive.__version__}.dist-info"
+    }
+
+
+def test_the_wheel_says_what_the_project_says(built):
+    with zipfile.ZipFile(the_wheel(built)) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        told = message_from_bytes(wheel.read(name))
+    assert told["Version"] == repulsive.__version__
+    assert {"train", "cli", "transformers", "report"} <= set(told.get_all("Provides-Extra"))
+    always = [word for word in told.get_all("Requires-Dist") if "extra ==" not in word]
+    assert len(always) == 1 and always[0].startswith("torch")
+
+
+def test_the_sdist_holds_what_its_tests_need(built):
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    for folder in ("src", "tests", "docs", "examples", "benchmarks"):
+        here = (path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+        assert {path.relative_to(ROOT).as_posix() for path in here} <= names
+    assert set(BESIDE) <= names
+    assert not [name for name in names if name.endswith((".pyc", ".safetensors", ".npy"))]
+
+
+def test_the_version_has_one_place_and_the_changelog_knows_it():
+    written = (SOURCE / "repulsive" / "_version.py").read_text()
+    assert f'__version__ = "{repulsive.__version__}"' in written
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project and 'attr = "repulsive._version.__version__"' in project
+    top = re.search(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert top is not None
+    release, _, development = repulsive.__version__.partition(".dev")
+    if top[1] == "Unreleased":
+        assert development, "a released version has an entry of its own"
+        assert top[2] in (None, release)
+    else:
+        assert top[1] == repulsive.__version__
+
+
+@pytest.mark.slow
+def test_it_installs_into_an_empty_environment_and_runs_the_demo_there(built, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=True)
+    programs, wheel = tmp_path / "venv" / "bin", the_wheel(built)
+
+    def install(extra: str) -> None:
+        done = ran(programs / "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}{extra}")
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    def said(*words: str) -> tuple[int, str, list[str]]:
+        """Exit code, output, and what the command itself had to say."""
+        done = ran(programs / "repulsive", *words, cwd=tmp_path)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout, [x for x in done.stderr.splitlines() if x.startswith("repulsive: ")]
+
+    install("")
+    code, out, complaints = said()
+    assert code == 2 and out == ""
+    assert complaints == [
+        "repulsive: the command line needs typer and rich; install it with: pip install 'repulsive[cli]'"
+    ]
+    # torch itself warns that there is no NumPy; that `import repulsive` works with torch alone is what counts.
+    script = "import repulsive, sys; print(repulsive.__version__, repulsive.__file__); assert 'rich' not in sys.modules"
+    done = ran(programs / "python", "-c", script, cwd=tmp_path)
+    assert done.stdout.split() == [repulsive.__version__, done.stdout.split()[1]], done.stderr
+    assert done.stdout.split()[1].startswith(str(tmp_path / "venv"))
+
+    install("[cli]")
+    assert said("--version") == (0, f"repulsive {repulsive.__version__}\n", [])
+    code, _, complaints = said("demo", *SMALLEST)
+    assert code == 2 and len(complaints) == 1 and "pip install 'repulsive[train]'" in complaints[0]
+
+    install("[train]")
+    code, out, complaints = said("demo", *SMALLEST)
+    assert (code, complaints) == (0, [])
+    assert "| SPOS | 1 |" in out and "heads side by side: demo/report.html" in out
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert "<style>" in page and "<script>" in page and "</html>" in page
+    assert said("ls")[0] == 0
