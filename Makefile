@@ -7,10 +7,10 @@ STAMP  := $(VENV)/.stamp-dev
 # One thread per pytest worker: more only makes them fight over cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # tests/conftest.py skips `gpu` tests where there is no CUDA device.
-QUICK  := not slow and not survey
+QUICK  := not slow and not survey and not nightly
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types test test-fast slow survey bench demo clean
+.PHONY: help install lint format types test test-fast slow nightly survey bench demo docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,7 +41,10 @@ test-fast: $(STAMP)  ## the quick tests alone
 	$(PYTEST) -n 2 -m "$(QUICK)"
 
 slow: $(STAMP)  ## the slow tests alone
-	$(PYTEST) -m "slow and not survey"
+	$(PYTEST) -m "slow and not survey and not nightly"
+
+nightly: $(STAMP)  ## 10,000 damaged files for every reader to refuse; ten minutes
+	$(PYTEST) -m nightly tests/fuzz
 
 survey: $(STAMP)  ## find and prove the heads of many architectures; writes results/survey
 	$(BIN)/python benchmarks/survey.py --out results/survey
@@ -52,7 +55,10 @@ bench: $(STAMP)  ## what repulsion costs per step
 demo: $(STAMP)  ## the paper's Table 1 at toy size and demo/report.html; three minutes on two cores
 	$(BIN)/repulsive demo
 
+docs: $(STAMP)  ## the documentation site, site/index.html: opens from disk, needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 clean:  ## remove build products and caches; keeps .venv and results
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -1,0 +1,136 @@
+"""What MkDocs does not do by itself: formulas as MathML, and pages for files that lie beside docs/, not in it."""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+OUTSIDE = "repository"  # where the site keeps files that lie outside docs/
+
+LINK = re.compile(r"(!?\[[^\]]*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.M | re.S)
+MATH = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.S)
+
+
+# -- pages and files from beside docs/ ------------------------------------------------------------------------------
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add every file of the repository that the navigation or a page names, and those that they name in turn."""
+    waiting = [DOCS / file.src_uri for file in files.documentation_pages()]
+    waiting += [_file_of(uri) for uri in _uris(config.nav) if uri.startswith(f"{OUTSIDE}/")]
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        if path.suffix in (".md", ".ipynb"):
+            text = _markdown(path)
+            waiting += [found for found in _linked(path, text) if found is not None]
+            if not path.is_relative_to(DOCS):
+                files.append(File.generated(config, _uri_of(path), content=text))
+        elif files.get_file_from_path(_uri_of(path)) is None:
+            files.append(File.generated(config, _uri_of(path), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turn links of the repository into links of the site."""
+    path = _file_of(page.file.src_uri)
+
+    def on_site(match: re.Match[str]) -> str:
+        target = _target(path, match[2])
+        if target is None:
+            return match[0]  # MkDocs has its own say on links that lead nowhere
+        link = posixpath.relpath(_uri_of(target), posixpath.dirname(page.file.src_uri))
+        return f"{match[1]}({link}{match[3] or ''})"
+
+    pieces = FENCE.split(markdown)  # text, code, text, ...
+    return "".join(piece if i % 2 else LINK.sub(on_site, piece) for i, piece in enumerate(pieces))
+
+
+def _linked(path: Path, text: str) -> Iterator[Path | None]:
+    return (_target(path, match[2]) for piece in FENCE.split(text)[::2] for match in LINK.finditer(piece))
+
+
+def _target(path: Path, link: str) -> Path | None:
+    """The file of the repository that a link in `path` means; a folder stands for its README."""
+    found = (path.parent / link).resolve()
+    if found.is_dir():
+        found = found / "README.md"
+    if found == ROOT / "README.md":
+        found = DOCS / "index.md"
+    return found if found.is_file() and found.is_relative_to(ROOT) else None
+
+
+def _uri_of(path: Path) -> str:
+    if path.is_relative_to(DOCS) and path.suffix != ".py":  # scripts are no pages
+        return path.relative_to(DOCS).as_posix()
+    where = path.relative_to(ROOT)
+    return f"{OUTSIDE}/{(where.with_suffix('.md') if path.suffix == '.ipynb' else where).as_posix()}"
+
+
+def _file_of(uri: str) -> Path:
+    if not uri.startswith(f"{OUTSIDE}/"):
+        return DOCS / uri
+    path = ROOT / uri.removeprefix(f"{OUTSIDE}/")
+    return path if path.is_file() else path.with_suffix(".ipynb")
+
+
+def _uris(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from _uris(entry)
+
+
+def _markdown(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    return _notebook(json.loads(text)) if path.suffix == ".ipynb" else text
+
+
+def _notebook(notebook: dict[str, Any]) -> str:
+    """A notebook as Markdown: its texts, its code, and what the code printed where that was kept."""
+    pieces = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        pieces.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "stream":
+                pieces.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+    return "\n\n".join(pieces) + "\n"
+
+
+# -- what the theme forgets --------------------------------------------------------------------------------------------
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Give the search dialogue a name for readers of screens."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+
+
+# -- formulas -------------------------------------------------------------------------------------------------------
+
+
+def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
+    """Formulas as MathML, which browsers draw without any script or font of ours."""
+    return MATH.sub(lambda match: _mathml(match["tex"], match["tag"] == "div"), content)
+
+
+@functools.cache
+def _mathml(tex: str, block: bool) -> str:
+    found: str = convert(html.unescape(tex).strip(), display="block" if block else "inline")
+    return re.sub(r'(<math) xmlns="[^"]*"', r"\1", found)

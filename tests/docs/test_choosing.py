@@ -1,0 +1,38 @@
+"""Every number on the page about choosing settings is in the file of results that its line cites."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "choosing.md"
+CITED = re.compile(r"\]\((\.\./results/[^)]+)\)")
+NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?![\w.])")
+
+
+def lines() -> list[str]:
+    return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if CITED.search(line)]
+
+
+def stated(line: str) -> list[str]:
+    """Numbers with a decimal point, without those in code and in links."""
+    return NUMBER.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", line))
+
+
+def in_file(number: str, held: list[float]) -> bool:
+    """Whether a file holds a number that is printed so, as it is or in percent."""
+    half = 0.5001 * 10.0 ** -len(number.split(".")[1])
+    return any(abs(scale * value - float(number)) <= half for value in held for scale in (1, 100))
+
+
+@pytest.mark.parametrize("line", lines(), ids=lambda line: line[:40])
+def test_the_numbers_of_a_line_are_in_the_files_it_cites(line):
+    text = " ".join((PAGE.parent / link).read_text(encoding="utf-8") for link in CITED.findall(line))
+    held = [float(number) for number in NUMBER.findall(text)]
+    assert [number for number in stated(line) if not in_file(number, held)] == []
+
+
+def test_a_number_that_is_not_there_is_seen():
+    assert stated("| NLL -0.123 `ratio=0.03` ([x](../results/1.5.md)), 4.5 |") == ["0.123", "4.5"]
+    assert in_file("0.12", [0.1234]) and in_file("12.3", [0.1234]) and not in_file("0.13", [0.1234])
+    assert sum(bool(stated(line)) for line in lines()) > 15
