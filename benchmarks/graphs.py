@@ -21,8 +21,7 @@ from pathlib import Path
 
 from graphs_rows import BASELINE, CONTROLS, GRIDS, LABELS, OURS, PUBLISHED, SCALES, TASKS, Row
 from graphs_tables import write_tables
-from study import Clock, Study, ended, points, run, tried
-from translation import check
+from study import Study, ended, points, tried, work
 
 from repulsive.data.folders import read_manifest
 from repulsive.errors import DataError, RepulsiveError
@@ -122,21 +121,6 @@ def check_data(study: Graphs) -> None:
     files = read_manifest(study.data)["files"]
     if files["train.safetensors"] == files["dev.safetensors"]:
         raise DataError(f"{study.data}: train and dev are the same graphs; prepare data whose parts differ")
-
-
-def work(studies: Sequence[Graphs], stages: Sequence[str], arguments: argparse.Namespace) -> None:
-    """Train all that is known, then all that is known from that, until nothing new comes."""
-    clock, seen = Clock(arguments.limit), set[Path]()
-    while True:
-        specs = {folder: s for stage in stages for study in studies for folder, s in study.needed(stage).items()}
-        new = [spec for folder, spec in specs.items() if folder not in seen]
-        if not new:
-            return
-        for spec in new:
-            check(spec)
-        seen |= {spec.folder for spec in new}
-        here, keep = arguments.jobs == 1, not arguments.drop_weights
-        run(new, ", ".join(stages), arguments.jobs, clock=clock, here=here, keep_weights=keep)
 
 
 def show_plan(studies: Sequence[Graphs], stages: Sequence[str]) -> None:

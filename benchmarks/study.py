@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -11,11 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from repulsive.errors import RepulsiveError, RunError
 from repulsive.recipes import make_task
 from repulsive.recipes.plan import folder_name, plan
+from repulsive.training.config import as_tables
 from repulsive.training.launch import MakeTask, Spec, train_here, train_many
 from repulsive.training.runs import RUN, RunFolder, read_json
 from repulsive.training.tables import Row
@@ -190,3 +192,60 @@ def save(path: Path, value: Any) -> None:
     """A text, or a value as JSON; the folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1, default=str) + "\n")
+
+
+def flat(recipe: Any, above: str = "") -> dict[str, Any]:
+    """A recipe, or its tables, as one table: `{"model": {"heads": 3}}` -> `{"model.heads": 3}`."""
+    found: dict[str, Any] = {}
+    for name, value in (recipe if isinstance(recipe, Mapping) else as_tables(recipe)).items():
+        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return found
+
+
+def check(spec: Spec) -> None:
+    """Raise if a run that has ended is one of other settings; where its data lay does not matter."""
+    folder = RunFolder(spec.folder)
+    if folder.result is not None:
+        wanted, known = flat(json.loads(json.dumps(as_tables(spec.recipe)))), flat(folder.recipe)
+        other = [key for key in wanted | known if wanted.get(key) != known.get(key) and key != "data.folder"]
+        if other:
+            raise RunError(f"{spec.folder}: was trained with another {', '.join(other)}; choose another --out")
+
+
+class Staged(Protocol):
+    """A study that knows more runs the more of them have ended."""
+
+    def needed(self, stage: str) -> dict[Path, Spec]:
+        """All runs of a stage that are known by now."""
+        ...
+
+
+def work(
+    studies: Sequence[Staged], stages: Sequence[str], arguments: argparse.Namespace, make: MakeTask = make_task
+) -> None:
+    """Train all that is known, then all that is known from that, until nothing new comes.
+
+    Args:
+        studies: of several data sets.
+        stages: which, in this order.
+        arguments: of the command line: `limit`, `jobs`, `drop_weights`.
+        make: recipe -> task.
+    """
+    clock, seen = Clock(arguments.limit), set[Path]()
+    while True:
+        specs = {folder: s for stage in stages for study in studies for folder, s in study.needed(stage).items()}
+        new = [spec for folder, spec in specs.items() if folder not in seen]
+        if not new:
+            return
+        for spec in new:
+            check(spec)
+        seen |= {spec.folder for spec in new}
+        run(
+            new,
+            ", ".join(stages),
+            arguments.jobs,
+            clock=clock,
+            make=make,
+            here=arguments.jobs == 1,
+            keep_weights=not arguments.drop_weights,
+        )

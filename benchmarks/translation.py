@@ -18,11 +18,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from study import Clock, Study, ended, points, run, tried
+from study import Study, ended, flat, points, tried, work
 from translation_rows import (
     ABLATION,
     ASKED,
@@ -41,11 +40,9 @@ from translation_rows import (
 )  # fmt: skip
 from watched_heads import make_task
 
-from repulsive.errors import RepulsiveError, RunError
+from repulsive.errors import RepulsiveError
 from repulsive.recipes import open_recipe
-from repulsive.training.config import as_tables
 from repulsive.training.launch import Spec
-from repulsive.training.runs import RunFolder
 from repulsive.training.stopping import Stopped
 
 STAGES = ("question", "tune", "final", "ablation", "heads")
@@ -120,7 +117,7 @@ class Translation(Study):
         """Changes in one order, each key once, those that change nothing left out."""
         if (key := (row.method, row.changes)) not in self._normal:
             recipe = self.recipe(row.method)
-            plain, changed = (_flat(open_recipe(recipe, [*self.common, *some])) for some in ((), row.changes))
+            plain, changed = (flat(open_recipe(recipe, [*self.common, *some])) for some in ((), row.changes))
             own = tuple(f"{name}={json.dumps(value)}" for name, value in changed.items() if value != plain[name])
             self._normal[key] = own
         return self._normal[key]
@@ -226,46 +223,6 @@ def _decayed(rows: Sequence[Row | None]) -> list[Row]:
     ]
 
 
-def _flat(recipe: Any, above: str = "") -> dict[str, Any]:
-    """A recipe, or its tables, as one table: `{"model": {"heads": 3}}` -> `{"model.heads": 3}`."""
-    found: dict[str, Any] = {}
-    for name, value in (recipe if isinstance(recipe, Mapping) else as_tables(recipe)).items():
-        found |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
-    return found
-
-
-def check(spec: Spec) -> None:
-    """Raise if a run that has ended is one of other settings; where its data lay does not matter."""
-    folder = RunFolder(spec.folder)
-    if folder.result is not None:
-        wanted, known = _flat(json.loads(json.dumps(as_tables(spec.recipe)))), _flat(folder.recipe)
-        other = [key for key in wanted | known if wanted.get(key) != known.get(key) and key != "data.folder"]
-        if other:
-            raise RunError(f"{spec.folder}: was trained with another {', '.join(other)}; choose another --out")
-
-
-def work(studies: Sequence[Translation], stages: Sequence[str], arguments: argparse.Namespace) -> None:
-    """Train all that is known, then all that is known from that, until nothing new comes."""
-    clock, seen = Clock(arguments.limit), set[Path]()
-    while True:
-        specs = {folder: s for stage in stages for study in studies for folder, s in study.needed(stage).items()}
-        new = [spec for folder, spec in specs.items() if folder not in seen]
-        if not new:
-            return
-        for spec in new:
-            check(spec)
-        seen |= {spec.folder for spec in new}
-        run(
-            new,
-            ", ".join(stages),
-            arguments.jobs,
-            clock=clock,
-            make=make_task,
-            here=arguments.jobs == 1,
-            keep_weights=not arguments.drop_weights,
-        )
-
-
 def show_plan(studies: Sequence[Translation], stages: Sequence[str]) -> None:
     """Runs and epochs of every stage; where nothing has been chosen yet the first point of a grid stands for it."""
     seen: set[Path] = set()
@@ -313,7 +270,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if arguments.dry_run:
             show_plan(studies, stages)
             return
-        work(studies, stages, arguments)
+        work(studies, stages, arguments, make_task)
         if "tables" in arguments.stage:
             from translation_tables import write_tables
 
