@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from repulsive.heads import find_heads, verify_heads
-from repulsive.models.electra import ElectraSizes, make_electra, make_masked, put, sample
+from repulsive.models.electra import (
+    ElectraSizes,
+    keep_narrow,
+    make_electra,
+    make_masked,
+    padded_linear,
+    put,
+    sample,
+    states_of,
+)
 
 pytest.importorskip("transformers")
 SIZES = ElectraSizes(vocabulary=30, layers=2, width=16, heads=4, feed_forward=32, embedding=8, dropout=0.0)
@@ -112,3 +121,44 @@ def test_the_same_network_for_masked_language_modelling():
     expected = model.network(masked, token_type_ids=types).logits.gather(1, places.unsqueeze(-1).expand(-1, -1, 30))
     assert torch.allclose(model(masked, types, places), expected, atol=1e-6)
     assert model.network.generator_lm_head.weight is model.network.electra.embeddings.word_embeddings.weight
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_states_are_those_of_transformers_own_forward(model, hidden):
+    """With a mask and without; in `states_of` nobody makes another one."""
+    network = model.eval().discriminator.electra
+    tokens, types = torch.randint(1, 30, (2, 7)), torch.zeros(2, 7, dtype=torch.int64)
+    seen = (torch.arange(7) < 7 - hidden).expand(2, 7)
+    found = states_of(network, tokens, types, seen[:, None, None] if hidden else None)
+    expected = network(tokens, attention_mask=seen.long(), token_type_ids=types)[0]
+    assert torch.allclose(found[seen], expected[seen], atol=1e-6)
+
+
+def test_narrow_states_between_blocks(model):
+    """Under autocast alone; without it nothing changes."""
+    network, tokens = model.eval().discriminator.electra, torch.randint(1, 30, (2, 7))
+    given = tokens, torch.zeros_like(tokens), None
+    plain = states_of(network, *given)
+    keep_narrow(model)
+    assert torch.equal(states_of(network, *given), plain)
+    seen = []
+    for layer in network.encoder.layer:
+        layer.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = states_of(network, *given)
+    assert found.dtype == torch.bfloat16 and set(seen) == {torch.bfloat16}
+    assert torch.allclose(found.float(), plain, atol=0.1)
+
+
+def test_padded_words_are_never_seen():
+    torch.manual_seed(0)
+    linear, x, target = torch.nn.Linear(5, 11).double(), torch.randn(6, 5).double(), torch.randint(11, (6,))
+    found = []
+    for logits in (linear(x), padded_linear(linear, x)):
+        linear.zero_grad()
+        loss = torch.nn.functional.cross_entropy(logits, target)
+        loss.backward()
+        found.append((loss.detach(), linear.weight.grad.clone(), linear.bias.grad.clone()))
+    assert logits.shape == (6, 16) and sample(logits).max() < 11
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*found, strict=True))
+    assert padded_linear(linear, x, 11).shape == (6, 11)

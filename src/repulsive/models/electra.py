@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from repulsive.errors import DataError
 
@@ -140,6 +141,20 @@ class Electra(nn.Module):
         return logits, corrupted, self.discriminator.discriminator_predictions(states)
 
 
+def keep_narrow(model: nn.Module) -> None:
+    """Let what norms give have autocast's type: else states between blocks are float32, and twice the bytes move."""
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.register_forward_hook(_narrow)
+
+
+def _narrow(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    kind = output.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return output
+    return output.to(torch.get_autocast_dtype(kind))
+
+
 def states_of(network: Any, tokens: Tensor, types: Tensor, seen: Tensor | None) -> Tensor:
     """What transformers' ELECTRA or BERT makes of tokens, [B, T, D], with the mask as it is.
 
@@ -158,10 +173,25 @@ def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen:
     states = states_of(network.base_model, tokens, types, seen)
     states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))  # [B, N, D]
     if hasattr(network, "generator_lm_head"):
-        found: Tensor = network.generator_lm_head(network.generator_predictions(states))
+        made = network.generator_predictions(states)
+        head = network.generator_lm_head
+        found: Tensor = padded_linear(head, made) if made.is_cuda else head(made)
     else:
         found = network.cls(states)
     return found
+
+
+def padded_linear(linear: nn.Linear, x: Tensor, multiple: int = 8) -> Tensor:
+    """A linear map with as many more outputs, all -inf, as make their number a multiple.
+
+    A softmax does not see them. Matrix units want rows that begin at multiples of 16 bytes, which those of 30,522 words
+    in half precision do not.
+    """
+    extra = -linear.out_features % multiple
+    bias = None if linear.bias is None else F.pad(linear.bias, (0, extra), value=-torch.inf)
+    if not extra or bias is None:
+        return F.linear(x, linear.weight, linear.bias)
+    return F.linear(x, F.pad(linear.weight, (0, 0, 0, extra)), bias)
 
 
 class Sampler(nn.Module):

@@ -22,6 +22,7 @@ from repulsive.models.electra import (
     Electra,
     ElectraSizes,
     MaskedModel,
+    keep_narrow,
     make_electra,
     make_masked,
     open_electra,
@@ -179,6 +180,7 @@ class PretrainingTask:
             raise ConfigError(f"model.start: has {known.vocab_size} pieces, and {self.data.folder} {here}")  # type: ignore[union-attr]
         if known.max_position_embeddings < self.data.length:  # type: ignore[union-attr, operator]
             raise ConfigError(f"model.start: has {known.max_position_embeddings} positions; prepare shorter blocks")  # type: ignore[union-attr]
+        keep_narrow(made)
         if self.recipe.training.compile:
             for module in made.modules():
                 if type(module).__name__ in _COMPILED:
