@@ -129,6 +129,8 @@ def show_plan(studies: Sequence[Graphs], stages: Sequence[str]) -> None:
     for stage in stages:
         for study in studies:
             specs = list(study.needed(stage).values())
+            if not specs:
+                continue
             left, epochs = sum(not ended(spec) for spec in specs), specs[0].recipe.training.epochs
             print(f"{stage:8}{study.task:10}{len(study.rows(stage)):6}{len(specs):6}{left:7}{epochs:8}")
 
