@@ -57,7 +57,7 @@ def results(folder):
 def test_the_plan_counts_every_run_once(script, folder, capsys):
     script.main(["--dry-run", "--out", str(folder / "none"), "--seeds", "4"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    # 6 points of the baseline, 3 penalties, 6 of the rule; then five methods, and the rule as published if that is another
+    # 6 points of the baseline, 3 penalties, 6 of the rule; then five methods, and the published rule if not chosen
     assert lines == [
         ["tune", "webnlg", "15", "15", "15", "20"],
         ["final", "webnlg", "6", "24", "24", "20"],
