@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -58,6 +59,7 @@ def test_tensorboard_forgets_what_is_trained_again(tmp_path):
         for step, loss in losses.items():
             run.log("train", step, {"loss": loss})
         run.close()
+        time.sleep(1.05)  # TensorBoard orders files by seconds, then by a number read as text: 10 before 9
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("train/loss")]
