@@ -21,12 +21,11 @@ from pathlib import Path
 
 from graphs_rows import BASELINE, CONTROLS, GRIDS, LABELS, OURS, PUBLISHED, SCALES, TASKS, Row
 from graphs_tables import write_tables
-from study import Study, ended, points, tried, work
+from study import Study, common_arguments, ended, in_one_line, points, tried, work
 
 from repulsive.data.folders import read_manifest
-from repulsive.errors import DataError, RepulsiveError
+from repulsive.errors import DataError
 from repulsive.training.launch import Spec
-from repulsive.training.stopping import Stopped
 
 STAGES = ("tune", "final")
 Changes = tuple[str, ...]
@@ -136,25 +135,12 @@ def show_plan(studies: Sequence[Graphs], stages: Sequence[str]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", nargs="+", default=[*STAGES, "tables"], choices=[*STAGES, "tables"])
+    parser = common_arguments("graphs", __doc__, STAGES, list(SCALES))
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--methods", nargs="+", default=list(LABELS), choices=list(LABELS))
-    parser.add_argument("--data", type=Path, default=Path("prepared"))
-    parser.add_argument("--out", type=Path, default=Path("runs/graphs"))
-    parser.add_argument("--results", type=Path, default=Path("results/graphs"))
-    parser.add_argument("--tuning-seeds", type=int, default=1, help="of tune, from 100 on")
-    parser.add_argument("--seeds", type=int, default=3, help="of final, from 0 on")
-    parser.add_argument("--jobs", type=int, default=0, help="runs side by side; 1: in this process")
-    parser.add_argument("--device")
-    parser.add_argument("--limit", type=float, help="seconds; runs that would take longer are not started")
-    parser.add_argument("--drop-weights", action="store_true", help="delete those of every run that has ended")
-    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
-    parser.add_argument("--scale", choices=list(SCALES), default="full", help="tiny: to try the script")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, train nothing")
     arguments = parser.parse_args(words)
     stages = [stage for stage in STAGES if stage in arguments.stage]
-    try:
+    with in_one_line(parser):
         studies = [Graphs(task, arguments) for task in arguments.tasks]
         if arguments.dry_run:
             show_plan(studies, stages)
@@ -164,10 +150,6 @@ def main(words: Sequence[str] | None = None) -> None:
         work(studies, stages, arguments)
         if "tables" in arguments.stage:
             write_tables(studies, arguments.results)
-    except Stopped as stopped:
-        parser.exit(stopped.code, f"{stopped}\n")
-    except RepulsiveError as error:
-        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -25,15 +25,14 @@ from pathlib import Path
 
 from pretraining_rows import AFTER_MNLI, BASELINE, LONGEST, METHODS, SEEDS, WARM_UP
 from saved_pretraining import exports_of, make_saving, percent
-from study import Clock, Study, drop_weights, ended, run
+from study import Clock, Study, drop_weights, ended, in_one_line, run
 
 from repulsive.data.folders import read_manifest
 from repulsive.data.glue import TASKS
-from repulsive.errors import ConfigError, RepulsiveError
+from repulsive.errors import ConfigError
 from repulsive.recipes import open_recipe
 from repulsive.recipes.starting import CONFIG
 from repulsive.training.launch import Spec
-from repulsive.training.stopping import Stopped
 
 STAGES = ("pretrain", "finetune", "heads", "tables")
 
@@ -241,7 +240,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--set-glue", action="append", default=[], help="key=value, for every fine-tuning")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, train nothing")
     arguments = parser.parse_args(words)
-    try:
+    with in_one_line(parser):
         if min(arguments.points, arguments.seeds) < 1 or not 1 <= arguments.repeats <= SEEDS:
             raise ConfigError(f"--points and --seeds must be at least 1, --repeats from 1 to {SEEDS}")
         study = Pretrainings(arguments)
@@ -261,10 +260,6 @@ def main(words: Sequence[str] | None = None) -> None:
             from pretraining_tables import write_tables
 
             write_tables(study, arguments.results)
-    except Stopped as stopped:
-        parser.exit(stopped.code, f"{stopped}\n")
-    except RepulsiveError as error:
-        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

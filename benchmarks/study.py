@@ -11,6 +11,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from repulsive.recipes.plan import folder_name, plan
 from repulsive.training.config import as_tables
 from repulsive.training.launch import MakeTask, Spec, train_here, train_many
 from repulsive.training.runs import RUN, RunFolder, read_json
+from repulsive.training.stopping import Stopped
 from repulsive.training.tables import Row
 from repulsive.training.workers import DONE
 
@@ -249,3 +251,42 @@ def work(
             here=arguments.jobs == 1,
             keep_weights=not arguments.drop_weights,
         )
+
+
+def common_arguments(
+    name: str, about: str | None, stages: Sequence[str], scales: Sequence[str]
+) -> argparse.ArgumentParser:
+    """A parser with what all studies of stages ask for.
+
+    Args:
+        name: of the study: its folders are called so.
+        about: the script's docstring.
+        stages: which there are, without `tables`.
+        scales: how much is trained; the first one by default.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", nargs="+", default=[*stages, "tables"], choices=[*stages, "tables"])
+    parser.add_argument("--data", type=Path, default=Path("prepared"))
+    parser.add_argument("--out", type=Path, default=Path("runs") / name)
+    parser.add_argument("--results", type=Path, default=Path("results") / name)
+    parser.add_argument("--tuning-seeds", type=int, default=1, help="of what looks at the development set, from 100 on")
+    parser.add_argument("--seeds", type=int, default=3, help="of final, from 0 on")
+    parser.add_argument("--jobs", type=int, default=0, help="runs side by side; 1: in this process")
+    parser.add_argument("--device")
+    parser.add_argument("--limit", type=float, help="seconds; runs that would take longer are not started")
+    parser.add_argument("--drop-weights", action="store_true", help="delete those of every run that has ended")
+    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
+    parser.add_argument("--scale", choices=list(scales), default=scales[0], help="tiny: to try the script")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, train nothing")
+    return parser
+
+
+@contextmanager
+def in_one_line(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Errors of ours, and a stop, as a line and an exit code."""
+    try:
+        yield
+    except Stopped as stopped:
+        parser.exit(stopped.code, f"{stopped}\n")
+    except RepulsiveError as error:
+        parser.exit(2, f"{error}\n")

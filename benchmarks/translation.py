@@ -21,7 +21,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from study import Study, ended, flat, points, tried, work
+from study import Study, common_arguments, ended, flat, in_one_line, points, tried, work
 from translation_rows import (
     ABLATION,
     ASKED,
@@ -40,10 +40,8 @@ from translation_rows import (
 )  # fmt: skip
 from watched_heads import make_task
 
-from repulsive.errors import RepulsiveError
 from repulsive.recipes import open_recipe
 from repulsive.training.launch import Spec
-from repulsive.training.stopping import Stopped
 
 STAGES = ("question", "tune", "final", "ablation", "heads")
 EXPLORING = ("question", "tune")  # looks at the development set alone, with the tuning seeds
@@ -242,29 +240,16 @@ def show_plan(studies: Sequence[Translation], stages: Sequence[str]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", nargs="+", default=[*STAGES, "tables"], choices=[*STAGES, "tables"])
+    parser = common_arguments("translation", __doc__, STAGES, list(SCALES))
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--methods", nargs="+", default=list(LABELS), choices=list(LABELS))
-    parser.add_argument("--data", type=Path, default=Path("prepared"))
-    parser.add_argument("--out", type=Path, default=Path("runs/translation"))
-    parser.add_argument("--results", type=Path, default=Path("results/translation"))
-    parser.add_argument("--tuning-seeds", type=int, default=1, help="of question and tune, from 100 on")
-    parser.add_argument("--seeds", type=int, default=3, help="of final, from 0 on")
     parser.add_argument("--more-seeds", type=int, default=2, help="of ablation and heads, from 0 on")
     parser.add_argument(
         "--transfer", action="store_true", help=f"elsewhere only {LABELS[BASELINE]} is tuned; the rest as on {ASKED}"
     )
-    parser.add_argument("--jobs", type=int, default=0, help="runs side by side; 1: in this process")
-    parser.add_argument("--device")
-    parser.add_argument("--limit", type=float, help="seconds; runs that would take longer are not started")
-    parser.add_argument("--drop-weights", action="store_true", help="delete those of every run that has ended")
-    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
-    parser.add_argument("--scale", choices=list(SCALES), default="full", help="tiny: to try the script")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, train nothing")
     arguments = parser.parse_args(words)
     stages = [stage for stage in STAGES if stage in arguments.stage]
-    try:
+    with in_one_line(parser):
         asked = Translation(ASKED, arguments)
         studies = [asked if task == ASKED else Translation(task, arguments, asked) for task in arguments.tasks]
         if arguments.dry_run:
@@ -275,10 +260,6 @@ def main(words: Sequence[str] | None = None) -> None:
             from translation_tables import write_tables
 
             write_tables(studies, arguments.results)
-    except Stopped as stopped:
-        parser.exit(stopped.code, f"{stopped}\n")
-    except RepulsiveError as error:
-        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

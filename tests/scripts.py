@@ -1,11 +1,16 @@
-"""Running an example as a user would."""
+"""Running an example as a user would, and a benchmark in this process."""
 
+import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES, BENCHMARKS = ROOT / "examples", ROOT / "benchmarks"
 
 
 def run_example(script: str, folder: Path, *options: str) -> str:
@@ -21,3 +26,16 @@ def run_example(script: str, folder: Path, *options: str) -> str:
     assert finished.returncode == 0, finished.stderr
     assert list(folder.iterdir()) == []
     return finished.stdout
+
+
+@contextmanager
+def benchmark(name: str) -> Iterator[ModuleType]:
+    """A script of benchmarks/ as a module; it and those beside it are forgotten afterwards."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for other, module in list(sys.modules.items()):
+            if Path(getattr(module, "__file__", None) or "").parent == BENCHMARKS:
+                del sys.modules[other]

@@ -1,9 +1,6 @@
 """The benchmark of graphs to text at toy size: what it compares is the same. No speed is asserted."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,17 +9,16 @@ from repulsive.data.graph_batches import Shape
 from repulsive.models.decoding import Ends
 from repulsive.models.graph_search import write
 from tests.recipes import toy_graphs
+from tests.scripts import benchmark
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = ("model.titles=false", "model.width=32", "model.layers=1", "model.lstm_layers=1", "training.batch=8")
 
 
 @pytest.fixture(scope="module")
 def speed():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("graph_speed")
-    sys.path.remove(str(BENCHMARKS))
+    with benchmark("graph_speed") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

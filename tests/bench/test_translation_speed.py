@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,21 +11,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from repulsive.models.transformer import Transformer, TransformerConfig
 from repulsive.recipes.translation import Model
 from tests.recipes import digits
+from tests.scripts import benchmark
 
 pytest.importorskip("transformers")
 pytest.importorskip("sacremoses")
 pytest.importorskip("sacrebleu")
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = ("training.precision=fp32", "model.width=32", "model.depth=[1,2]", "model.feed_forward=48")
 PARTS = ("train", "decode", "generate", "marian")
 
 
 @pytest.fixture(scope="module")
 def speed():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("translation_speed")
-    sys.path.remove(str(BENCHMARKS))
+    with benchmark("translation_speed") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

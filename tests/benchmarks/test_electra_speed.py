@@ -1,8 +1,6 @@
 """Speed of pre-training at toy size: every part to its table, the time limit, and operations counted by torch."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,24 +10,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from repulsive.recipes import make_task
 from repulsive.recipes.electra import Model
 from tests.recipes import words
+from tests.scripts import benchmark
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = ("electra_speed", "electra_trainer", "marian", "speed_bench", "speed_table", "timed_loop")
 SMALL = ("model.width=32", "model.feed_forward=64", "model.embedding=16", "model.generator=0.5")
 
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(BENCHMARKS))
-    import electra_speed
-
-    yield electra_speed
-    sys.path.remove(str(BENCHMARKS))
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with benchmark("electra_speed") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import json
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,22 +10,16 @@ from repulsive.models.graph_writer import GraphWriter, GraphWriterConfig
 from repulsive.training import methods
 from repulsive.training.runs import RunFolder, read_json, write_json
 from tests.recipes import toy_graphs
+from tests.scripts import benchmark
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = ("study", "graphs", "graphs_rows", "graphs_tables", "translation", "translation_rows", "watched_heads")
 FEW = ("--tasks", "webnlg", "--methods", "gw", "rma", "control-scaled")
 
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(BENCHMARKS))
-    import graphs
-
-    yield graphs
-    sys.path.remove(str(BENCHMARKS))
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with benchmark("graphs") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import random
 import statistics
-import sys
 import tarfile
 from pathlib import Path
 
@@ -18,16 +17,12 @@ from repulsive.recipes.export import export
 from repulsive.training.runs import RunFolder
 from tests.data import glue_files
 from tests.recipes import toy_glue
+from tests.scripts import benchmark
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 pytest.importorskip("matplotlib")
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = (
-    "pretraining", "pretraining_data", "pretraining_heads", "pretraining_rows", "pretraining_tables",
-    "saved_pretraining", "study", "translation_rows", "translation_tables",
-)  # fmt: skip
 TASKS = ("cola", "sts", "mnli", "rte")
 SMALL = ("model.width=16", "model.feed_forward=32", "model.embedding=8", "training.batch=8", "model.generator=0.5")
 QUICK = ("training.epochs=1", "training.batch=32", "optimizer.clip=1.0")
@@ -35,13 +30,8 @@ QUICK = ("training.epochs=1", "training.batch=32", "optimizer.clip=1.0")
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(BENCHMARKS))
-    import pretraining
-
-    yield pretraining
-    sys.path.remove(str(BENCHMARKS))
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with benchmark("pretraining") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import json
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,34 +11,21 @@ from repulsive.models.transformer import Transformer, TransformerConfig
 from repulsive.training import methods
 from repulsive.training.runs import RunFolder, write_json
 from tests.recipes import digits
+from tests.scripts import benchmark
+from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
 pytest.importorskip("sacremoses")
 pytest.importorskip("tokenizers")
 pytest.importorskip("sacrebleu")
 pytest.importorskip("matplotlib")
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = ("study", "translation", "translation_rows", "translation_tables", "translation_question", "watched_heads")
 FEW = ("--tasks", "multi30k", "europarl", "--methods", "ma", "svgd", "spos", "control-scaled")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(BENCHMARKS))
-    import translation
-
-    yield translation
-    sys.path.remove(str(BENCHMARKS))
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    with benchmark("translation") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,19 @@
 """The README's table is what results/ says, and says it rightly."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def headline():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("headline")
-    sys.path.remove(str(ROOT / "benchmarks"))
-    del sys.modules["headline"]
+    with benchmark("headline") as module:
+        yield module
 
 
 def table(**accuracy):
