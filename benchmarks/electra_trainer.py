@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from marian import Stretch, Timer
+from marian import Stretch, Timer, of_recipe
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -65,8 +65,7 @@ def by_trainer(task: PretrainingTask, timer: Timer, workers: int) -> Stretch:
         timer: stops the training.
         workers: processes that fetch batches.
     """
-    recipe, on_gpu = task.recipe, timer.device.type == "cuda"
-    optimizer = recipe.optimizer
+    recipe = task.recipe
     torch.manual_seed(recipe.seed)
     model = WithLoss(task, task.model())
     with tempfile.TemporaryDirectory() as folder:
@@ -74,27 +73,13 @@ def by_trainer(task: PretrainingTask, timer: Timer, workers: int) -> Stretch:
             output_dir=folder,
             per_device_train_batch_size=recipe.training.batch,
             max_steps=len(timer.tokens),
-            bf16=recipe.training.precision == "bf16",
-            use_cpu=not on_gpu,
-            optim="adamw_torch_fused" if on_gpu else "adamw_torch",
-            learning_rate=optimizer.lr,
-            adam_beta1=optimizer.betas[0],
-            adam_beta2=optimizer.betas[1],
-            adam_epsilon=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
+            adam_epsilon=recipe.optimizer.eps,
             lr_scheduler_type="linear",
-            warmup_steps=optimizer.warmup,
-            max_grad_norm=optimizer.clip,
-            logging_strategy="no",
-            logging_nan_inf_filter=False,  # it waits for every loss
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
+            max_grad_norm=recipe.optimizer.clip,
             dataloader_drop_last=True,
             dataloader_num_workers=workers,
             dataloader_persistent_workers=workers > 0,
-            dataloader_pin_memory=on_gpu,
+            **of_recipe(recipe, timer.device),
         )
         rows: Any = Rows(task.data.parts["train"][: task.blocks])
         trainer = Trainer(model=model, args=settings, data_collator=as_inputs, train_dataset=rows, callbacks=[timer])

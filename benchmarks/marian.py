@@ -29,6 +29,7 @@ from repulsive.data.pieces import BOS, EOS
 from repulsive.data.token_batches import TokenBatch, TokenBuckets
 from repulsive.data.tokens import PAD
 from repulsive.recipes.translation import Translation, TranslationTask
+from repulsive.training.recipe import Recipe
 
 IGNORED = -100  # a label that does not count
 # Not cuDNN's, which torch prefers on some GPUs: it plans anew, for up to half a second, at every shape it meets.
@@ -137,6 +138,28 @@ class Timer(TrainerCallback):
             control.should_training_stop = True
 
 
+def of_recipe(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """What a trainer of transformers is told of a recipe; everything is off that costs time and is not training."""
+    optimizer, on_gpu = recipe.optimizer, device.type == "cuda"
+    return {
+        "bf16": recipe.training.precision == "bf16",
+        "use_cpu": not on_gpu,
+        "optim": "adamw_torch_fused" if on_gpu else "adamw_torch",
+        "learning_rate": optimizer.lr,
+        "adam_beta1": optimizer.betas[0],
+        "adam_beta2": optimizer.betas[1],
+        "weight_decay": optimizer.weight_decay,
+        "warmup_steps": optimizer.warmup,
+        "logging_strategy": "no",
+        "logging_nan_inf_filter": False,  # it waits for every loss
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": on_gpu,
+    }
+
+
 class InOrder(Seq2SeqTrainer):
     """Takes the batches in their order, so that it is known what a stretch of steps held."""
 
@@ -147,30 +170,15 @@ class InOrder(Seq2SeqTrainer):
 @sdpa_kernel(ATTENTION)
 def by_trainer(recipe: Translation, model: nn.Module, batches: Batches, timer: Timer) -> Stretch:
     """`Seq2SeqTrainer` with everything off that costs time and is not training."""
-    optimizer, on_gpu = recipe.optimizer, timer.device.type == "cuda"
     with tempfile.TemporaryDirectory() as folder:
         settings = Seq2SeqTrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=1,  # an item is a batch
             max_steps=len(batches),
-            bf16=recipe.training.precision == "bf16",
-            use_cpu=not on_gpu,
-            optim="adamw_torch_fused" if on_gpu else "adamw_torch",
-            learning_rate=optimizer.lr,
-            adam_beta1=optimizer.betas[0],
-            adam_beta2=optimizer.betas[1],
-            weight_decay=optimizer.weight_decay,
             lr_scheduler_type="inverse_sqrt",
-            warmup_steps=optimizer.warmup,
             label_smoothing_factor=recipe.loss.label_smoothing,
             max_grad_norm=0.0,
-            logging_strategy="no",
-            logging_nan_inf_filter=False,  # it waits for every loss
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            dataloader_pin_memory=on_gpu,
+            **of_recipe(recipe, timer.device),
         )
         trainer = InOrder(
             model=model, args=settings, data_collator=lambda items: items[0], train_dataset=batches, callbacks=[timer]

@@ -182,15 +182,15 @@ def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen:
 
 
 def padded_linear(linear: nn.Linear, x: Tensor, multiple: int = 8) -> Tensor:
-    """A linear map with as many more outputs, all -inf, as make their number a multiple.
+    """A linear map, which has a bias, with as many more outputs, all -inf, as make their number a multiple.
 
     A softmax does not see them. Matrix units want rows that begin at multiples of 16 bytes, which those of 30,522 words
     in half precision do not.
     """
     extra = -linear.out_features % multiple
-    bias = None if linear.bias is None else F.pad(linear.bias, (0, extra), value=-torch.inf)
-    if not extra or bias is None:
+    if not extra:
         return F.linear(x, linear.weight, linear.bias)
+    bias = F.pad(linear.bias, (0, extra), value=-torch.inf)
     return F.linear(x, F.pad(linear.weight, (0, 0, 0, extra)), bias)
 
 
