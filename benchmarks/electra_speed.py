@@ -11,8 +11,9 @@ optimiser take inside steps. Plain training has such a hook too: it clips.
 
 **trainer**: the same modules, batches, masks (by the same code, on the device) and precision under `Trainer`: autocast,
 fused AdamW, the same clipping, processes that fetch batches into pinned memory; no logging, saving or checks of the
-loss. Once as it is, and on a GPU once with the layers compiled as the project's own loop has them. A rate is the tokens
-of all steps after the warm-up over their time; the device is awaited at the two ends.
+loss. Once with transformers' modules as they are, and on a GPU once with what the project's own loop trains: states
+between blocks in half precision, layers compiled. A rate is the tokens of all steps after the warm-up over their time;
+the device is awaited at the two ends.
 
 Operations are 6 x the multiplications of a forward pass: see `operations`. The limit is the vendor's, for dense bf16.
 
@@ -129,7 +130,7 @@ class Bench(SpeedBench):
     def trainer(self) -> None:
         from electra_trainer import Timer, by_trainer
 
-        ways = {"Trainer": False} | ({"Trainer, compiled layers": True} if self.given.compile else {})
+        ways = {"Trainer": False} | ({"Trainer, compiled": True} if self.given.compile else {})
         took = dict.fromkeys(ways, 0.0)
         for size in self.given.batches:
             for label, compiled in ways.items():

@@ -61,13 +61,14 @@ def by_trainer(task: PretrainingTask, timer: Timer, workers: int) -> Stretch:
     schedule is linear after the warm-up.
 
     Args:
-        task: of a recipe; its model is made here.
+        task: of a recipe; its model is made here: as the project trains it where the recipe asks for compilation, else
+            of transformers' modules as they are.
         timer: stops the training.
         workers: processes that fetch batches.
     """
     recipe = task.recipe
     torch.manual_seed(recipe.seed)
-    model = WithLoss(task, task.model())
+    model = WithLoss(task, task.model() if recipe.training.compile else task.plain_model())
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
             output_dir=folder,

@@ -54,6 +54,19 @@ def test_samples_follow_the_softmax():
     assert torch.allclose(found, logits.softmax(-1)[0], atol=0.01)  # standard deviation 0.0025
 
 
+def test_samples_across_stretches():
+    """1,000 classes, more than a stretch has; those of no probability are never drawn."""
+    torch.manual_seed(0)
+    logits = 2 * torch.randn(1000, dtype=torch.float64)
+    logits[::7], logits[400:530] = -torch.inf, -torch.inf
+    expected, count = logits.softmax(-1), 400_000
+    found = sample(logits.float().expand(count, -1)).bincount(minlength=1000)
+    assert found.sum() == count and bool((found[expected == 0] == 0).all())
+    likely = expected * count > 5
+    surprise = ((found - expected * count) ** 2 / (expected * count))[likely].sum() / likely.sum()
+    assert 0.8 < surprise < 1.2  # chi-squared over its degrees of freedom, some 700: 1 +- 0.05
+
+
 def test_put_leaves_the_first_place_alone():
     tokens = torch.arange(10, 18).view(2, 4)
     found = put(tokens, torch.tensor([[1, 1, 0], [3, 0, 2]]), torch.tensor([[5, 5, 6], [7, 8, 9]]))

@@ -21,7 +21,8 @@ from repulsive.errors import DataError
 
 GENERATOR = "generator"  # folder beside a discriminator's files
 _POSITIONS = 512
-_TINY = 1e-30  # no logarithm of zero
+_STRETCH = 128  # classes that are summed up before one of them is drawn
+_BELOW_ONE = 1 - 2.0**-20  # times a uniform number: rounding does not bring it to 1
 
 
 @dataclass(frozen=True)
@@ -142,17 +143,14 @@ class Electra(nn.Module):
 
 
 def keep_narrow(model: nn.Module) -> None:
-    """Let what norms give have autocast's type: else states between blocks are float32, and twice the bytes move."""
+    """Let norms give what they were given: autocast has them give float32, and twice the bytes move between blocks."""
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            module.register_forward_hook(_narrow)
+            module.register_forward_hook(_as_given)
 
 
-def _narrow(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    kind = output.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return output
-    return output.to(torch.get_autocast_dtype(kind))
+def _as_given(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output.to(inputs[0].dtype)
 
 
 def states_of(network: Any, tokens: Tensor, types: Tensor, seen: Tensor | None) -> Tensor:
@@ -161,11 +159,19 @@ def states_of(network: Any, tokens: Tensor, types: Tensor, seen: Tensor | None) 
     Its `forward` makes a mask of its own while a CUDA graph is captured, even where there is nothing to hide, and
     attention with a mask is slow.
     """
-    states = network.embeddings(input_ids=tokens, token_type_ids=types)
+    states = _narrow(network.embeddings(input_ids=tokens, token_type_ids=types))
     if hasattr(network, "embeddings_project"):
         states = network.embeddings_project(states)
     found: Tensor = network.encoder(states, attention_mask=seen)[0]
     return found
+
+
+def _narrow(states: Tensor) -> Tensor:
+    """In autocast's type, where it is on."""
+    kind = states.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return states
+    return states.to(torch.get_autocast_dtype(kind))
 
 
 def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
@@ -175,7 +181,7 @@ def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen:
     if hasattr(network, "generator_lm_head"):
         made = network.generator_predictions(states)
         head = network.generator_lm_head
-        found: Tensor = padded_linear(head, made) if made.is_cuda else head(made)
+        found: Tensor = padded_linear(head, made, _STRETCH) if made.is_cuda else head(made)
     else:
         found = network.cls(states)
     return found
@@ -195,24 +201,37 @@ def padded_linear(linear: nn.Linear, x: Tensor, multiple: int = 8) -> Tensor:
 
 
 class Sampler(nn.Module):
-    """`sample` as a module, so that it can be compiled: six passes over all words become one."""
+    """`sample` as a module, so that it can be compiled: several passes over all words become one."""
 
     def forward(self, logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
         return sample(logits, draw)
 
 
 def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
-    """A class from each softmax, by Gumbel's trick: argmax(logits - log(-log u)).
+    """A class from each softmax: first a stretch of classes, then one within it.
+
+    Two uniform numbers do, where Gumbel's trick wants noise for every class.
 
     Args:
         logits: [..., V].
-        draw: of the noise; torch's own by default.
+        draw: of the numbers; torch's own by default.
 
     Returns:
         int64 [...].
     """
-    noise = torch.empty_like(logits, dtype=torch.float32).exponential_(generator=draw)  # -log u
-    return (logits.float() - noise.clamp_min_(_TINY).log_()).argmax(-1)
+    cut = F.pad(logits, (0, -logits.shape[-1] % _STRETCH), value=-torch.inf).unflatten(-1, (-1, _STRETCH))  # [..., C, S]
+    uniform = torch.rand(*logits.shape[:-1], 2, device=logits.device, generator=draw) * _BELOW_ONE
+    highest = cut.amax((-2, -1), keepdim=True).float()
+    stretch = _reached((cut.float() - highest).exp().sum(-1), uniform[..., :1])  # [..., 1]
+    own = cut.take_along_dim(stretch.unsqueeze(-1), -2).squeeze(-2).float()  # [..., S]
+    place = _reached((own - own.amax(-1, keepdim=True)).exp(), uniform[..., 1:])
+    return (_STRETCH * stretch + place).squeeze(-1)
+
+
+def _reached(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Where the sum of weights [..., C] so far exceeds a share of all, int64 [..., 1]."""
+    ends = weights.cumsum(-1)
+    return (ends <= uniform * ends[..., -1:]).sum(-1, keepdim=True)
 
 
 def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:

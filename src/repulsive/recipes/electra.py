@@ -173,6 +173,16 @@ class PretrainingTask:
         return self._sums
 
     def model(self) -> Electra | MaskedModel:
+        made = self.plain_model()
+        keep_narrow(made)
+        if self.recipe.training.compile:
+            for module in made.modules():
+                if type(module).__name__ in _COMPILED:
+                    module.compile(dynamic=False)
+        return made
+
+    def plain_model(self) -> Electra | MaskedModel:
+        """transformers' modules as they are."""
         made = self._model()
         first = made.discriminator if isinstance(made, Electra) else made.network
         known, here = first.config, len(self.data.pieces.pieces)  # type: ignore[union-attr]
@@ -180,11 +190,6 @@ class PretrainingTask:
             raise ConfigError(f"model.start: has {known.vocab_size} pieces, and {self.data.folder} {here}")  # type: ignore[union-attr]
         if known.max_position_embeddings < self.data.length:  # type: ignore[union-attr, operator]
             raise ConfigError(f"model.start: has {known.max_position_embeddings} positions; prepare shorter blocks")  # type: ignore[union-attr]
-        keep_narrow(made)
-        if self.recipe.training.compile:
-            for module in made.modules():
-                if type(module).__name__ in _COMPILED:
-                    module.compile(dynamic=False)
         return made
 
     def _model(self) -> Electra | MaskedModel:
