@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphs_rows import BASELINE, Row
-from study import as_table, save, tried
+from study import as_table, save, settings, tried
 
 from repulsive.data.prepared_graphs import PreparedGraphs
 from repulsive.data.tokens import PAD
@@ -82,10 +82,9 @@ def _write(study: Graphs, done: Sequence[Done], path: Path) -> None:
         row["intervals"] = {name: x for name, x in intervals[row["label"]].items() if x is not None}
     lines = [f"# {study.task}", "", *_means(done), "", *_against(found), ""]
     took = f"{written['seconds_a_run']:.0f} s a run (median), {written['device']}."
-    settings = [f"- {each.row.label}: {', '.join(each.row.changes) or 'as the recipe'}" for each in done]
     print("\n".join(lines), flush=True)
     note = "Test set, means over seeds with 95 % intervals by Student's t; NLL and accuracy are those of a word."
-    save(path.with_suffix(".md"), "\n".join([*lines, note, took, "", "Settings:", "", *settings]) + "\n")
+    save(path.with_suffix(".md"), "\n".join([*lines, note, took, "", *settings([each.row for each in done])]) + "\n")
     save(path.with_suffix(".json"), written)
 
 

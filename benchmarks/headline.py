@@ -167,6 +167,29 @@ def _speed(results: Path) -> list[str]:
     return lines
 
 
+def _pretraining(results: Path) -> list[str]:
+    """Of the batches that both were measured with."""
+    speed, lines = read(results / "electra" / "speed" / "speed.json") or {}, []
+    for name, ours in speed.get("train", {}).items():
+        other = speed.get("trainer", {}).get(name.replace(" SVGD", " Trainer"))
+        if name.endswith(" SVGD") and other:
+            what = f"tokens a second, ELECTRA with {name.split()[0]} sequences a step; transformers' `Trainer` without"
+            lines.append(f"{what} | {ours['tokens_per_second']:,.0f}; {other['tokens_per_second']:,.0f} | ")
+    return lines
+
+
+def _graphs(results: Path) -> list[str]:
+    speed, lines = read(results / "graphs" / "speed" / "speed.json") or {}, []
+    if "batched" in speed.get("train", {}):
+        times = speed["train"]["batched"]["times"]
+        lines.append(f"GraphWriter in batches over a loop over graphs, training | {times:.0f} times as fast | ")
+    for seen in speed.get("decode", {}).values():
+        if isinstance(seen, dict) and "seconds" in seen:
+            what = f"texts of {seen['words']} words about {seen['graphs']:,} graphs, beam {seen['beam']}"
+            lines.append(f"{what} | {seen['seconds']:.2f} s | ")
+    return lines
+
+
 def _survey(results: Path) -> list[str]:
     lines = []
     for name in ("transformers", "timm"):
@@ -181,7 +204,7 @@ def _survey(results: Path) -> list[str]:
     return lines
 
 
-LINES: tuple[Callable[[Path], list[str]], ...] = (_step, _speed, _survey)
+LINES: tuple[Callable[[Path], list[str]], ...] = (_step, _speed, _pretraining, _graphs, _survey)
 
 
 def costs(results: Path) -> list[str]:

@@ -196,6 +196,15 @@ def save(path: Path, value: Any) -> None:
     path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1, default=str) + "\n")
 
 
+def settings(rows: Sequence[Any]) -> list[str]:
+    """A list of Markdown: what every row, which has a `label` and `changes`, changes of its recipe. The last counts."""
+    found = []
+    for row in rows:
+        last = dict(change.split("=", 1) for change in row.changes)
+        found.append(f"- {row.label}: {', '.join(f'{key}={value}' for key, value in last.items()) or 'as the recipe'}")
+    return ["Settings:", "", *found]
+
+
 def flat(recipe: Any, above: str = "") -> dict[str, Any]:
     """A recipe, or its tables, as one table: `{"model": {"heads": 3}}` -> `{"model.heads": 3}`."""
     found: dict[str, Any] = {}

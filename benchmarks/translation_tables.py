@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import as_table, save, tried
+from study import as_table, save, settings, tried
 from translation_rows import BASELINE, Row
 
 from repulsive.data.parallel import REFERENCES
@@ -104,8 +104,7 @@ def _write(study: Translation, done: Sequence[Done], path: Path, parts: Sequence
         lines += [f"## {part}", "", tables.as_markdown(found, COLUMNS), *_beside(done, part), ""]
         written[part] = as_table(found, [run for each in done for run in each.runs.values()])
     print(f"\n{study.task}: {path.name}\n" + "\n".join(lines[2:]), flush=True)
-    settings = [f"- {each.row.label}: {', '.join(each.row.changes) or 'as the recipe'}" for each in done]
-    save(path.with_suffix(".md"), "\n".join([*lines, "Settings:", "", *settings]) + "\n")
+    save(path.with_suffix(".md"), "\n".join([*lines, *settings([each.row for each in done])]) + "\n")
     save(path.with_suffix(".json"), written)
 
 
