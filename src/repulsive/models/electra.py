@@ -219,7 +219,8 @@ def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
     Returns:
         int64 [...].
     """
-    cut = F.pad(logits, (0, -logits.shape[-1] % _STRETCH), value=-torch.inf).unflatten(-1, (-1, _STRETCH))  # [..., C, S]
+    extra = -logits.shape[-1] % _STRETCH
+    cut = F.pad(logits, (0, extra), value=-torch.inf).unflatten(-1, (-1, _STRETCH))  # [..., C, S]
     uniform = torch.rand(*logits.shape[:-1], 2, device=logits.device, generator=draw) * _BELOW_ONE
     highest = cut.amax((-2, -1), keepdim=True).float()
     stretch = _reached((cut.float() - highest).exp().sum(-1), uniform[..., :1])  # [..., 1]
