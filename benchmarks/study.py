@@ -232,7 +232,11 @@ class Staged(Protocol):
 
 
 def work(
-    studies: Sequence[Staged], stages: Sequence[str], arguments: argparse.Namespace, make: MakeTask = make_task
+    studies: Sequence[Staged],
+    stages: Sequence[str],
+    arguments: argparse.Namespace,
+    make: MakeTask = make_task,
+    keep_weights: Callable[[Spec], bool] = lambda spec: False,
 ) -> None:
     """Train all that is known, then all that is known from that, until nothing new comes.
 
@@ -241,6 +245,7 @@ def work(
         stages: which, in this order.
         arguments: of the command line: `limit`, `jobs`, `drop_weights`.
         make: recipe -> task.
+        keep_weights: of which runs, although all others' are dropped.
     """
     clock, seen = Clock(arguments.limit), set[Path]()
     while True:
@@ -258,7 +263,7 @@ def work(
             clock=clock,
             make=make,
             here=arguments.jobs == 1,
-            keep_weights=not arguments.drop_weights,
+            keep_weights=keep_weights if arguments.drop_weights else True,
         )
 
 

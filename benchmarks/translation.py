@@ -6,7 +6,8 @@
 
 Stages: `question` asks on Multi30k why the published rule slows a Transformer down, and what pays; `tune` gives every
 method a grid of its own; `final` trains what was chosen with other seeds; `ablation` is the paper's table of attention
-modules, `heads` the curve over their number; `tables` writes what there is.
+modules, `heads` the curve over their number; `redundancy` trains plain attention, ours and the published rule once
+more, keeps the weights and takes heads away; `tables` writes what there is.
 
 Settings are chosen by the NLL of a piece of the development set, mean over the tuning seeds. A stage also trains the
 grids that it builds on. Equal settings are one run, whichever stages ask for it, and what has been trained is not
@@ -43,8 +44,9 @@ from watched_heads import make_task
 from repulsive.recipes import open_recipe
 from repulsive.training.launch import Spec
 
-STAGES = ("question", "tune", "final", "ablation", "heads")
+STAGES = ("question", "tune", "final", "ablation", "heads", "redundancy")
 EXPLORING = ("question", "tune")  # looks at the development set alone, with the tuning seeds
+KEPT = "kept"  # folder of runs whose weights are looked at
 Changes = tuple[str, ...]
 
 
@@ -68,7 +70,8 @@ class Translation(Study):
         self.methods = [method for method in LABELS if method in (BASELINE, *arguments.methods)]
         first = range(100, 100 + arguments.tuning_seeds)
         more = range(arguments.more_seeds)
-        self.seeds = dict(zip(STAGES, (first, first, range(arguments.seeds), more, more), strict=True))
+        final = range(arguments.seeds)
+        self.seeds = dict(zip(STAGES, (first, first, final, more, more, final), strict=True))
         self.guess = arguments.dry_run  # take the first point for chosen where nothing has been
         self._chosen: dict[str, Changes] = {}
         self._normal: dict[tuple[str, Changes], Changes] = {}
@@ -89,14 +92,16 @@ class Translation(Study):
         """All runs of a stage that are known by now, those of the grids it builds on first."""
         if stage not in ("tune", "final") and self.task != ASKED:
             return {}
-        base = {"question": [BASELINE], "ablation": [BASELINE, OURS], "heads": [BASELINE, OURS]}
+        two = (BASELINE, OURS)
+        base = {"question": (BASELINE,), "ablation": two, "heads": two, "redundancy": two}
         grids = [row for method in base.get(stage, self.methods) for row in self._tried(method)]
         wanted = [(row, "tune") for row in grids] + [(row, stage) for row in self.rows(stage)]
         return {spec.folder: spec for row, which in wanted for spec in self.runs(row, which)}
 
     def place(self, row: Row, stage: str) -> Path:
         """Where the runs of a row are, all seeds; equal settings have the same place, however they are written."""
-        return self.folder(row.method, self._own(row), "dev" if stage in EXPLORING else "final")
+        folder = "dev" if stage in EXPLORING else KEPT if stage == "redundancy" else "final"
+        return self.folder(row.method, self._own(row), folder)
 
     def runs(self, row: Row, stage: str) -> list[Spec]:
         """The runs of a row."""
@@ -208,6 +213,11 @@ class Translation(Study):
             if changes is not None
         ]
 
+    def _redundancy(self) -> list[Row]:
+        chosen = {method: self.chosen(method) for method in (BASELINE, OURS)}
+        rows = [Row(LABELS[method], method, changes) for method, changes in chosen.items() if changes is not None]
+        return [*rows, self._on_baseline(PUBLISHED)]
+
     def _on_baseline(self, row: Row) -> Row:
         return dataclasses.replace(row, changes=(*(self.chosen(BASELINE) or ()), *row.changes))
 
@@ -225,7 +235,7 @@ def show_plan(studies: Sequence[Translation], stages: Sequence[str]) -> None:
     """Runs and epochs of every stage; where nothing has been chosen yet the first point of a grid stands for it."""
     seen: set[Path] = set()
     total = 0.0
-    print(f"{'stage':10}{'data':10}{'rows':>6}{'runs':>6}{'new':>6}{'to do':>7}{'epochs':>8}{'alone':>9}")
+    print(f"{'stage':12}{'data':10}{'rows':>6}{'runs':>6}{'new':>6}{'to do':>7}{'epochs':>8}{'alone':>9}")
     for stage in stages:
         for study in (study for study in studies if study.needed(stage)):
             specs = study.needed(stage)
@@ -235,7 +245,7 @@ def show_plan(studies: Sequence[Translation], stages: Sequence[str]) -> None:
             seconds = len(left) * epochs * study.scale.seconds[study.task]
             seen, total = seen | set(specs), total + seconds
             counts = f"{len(study.rows(stage)):6}{len(specs):6}{len(new):6}{len(left):7}{epochs:8}{seconds:7.0f} s"
-            print(f"{stage:10}{study.task:10}{counts}")
+            print(f"{stage:12}{study.task:10}{counts}")
     print(f"One after the other, without translating: {total:.0f} s. Runs that a stage above has are not new.")
 
 
@@ -255,7 +265,11 @@ def main(words: Sequence[str] | None = None) -> None:
         if arguments.dry_run:
             show_plan(studies, stages)
             return
-        work(studies, stages, arguments, make_task)
+        work(studies, stages, arguments, make_task, lambda spec: spec.folder.parents[1].name == KEPT)
+        if "redundancy" in stages:
+            from translation_redundancy import measure_all
+
+            measure_all(asked, drop=arguments.drop_weights)
         if "tables" in arguments.stage:
             from translation_tables import write_tables
 

@@ -57,12 +57,15 @@ class Done:
 def write_tables(studies: Sequence[Translation], results: Path) -> None:
     """Everything there is."""
     from translation_question import question
+    from translation_redundancy import redundancy
 
     tuned = {study.task: {method: _tuned(study, method) for method in study.methods} for study in studies}
     save(results / "tuned.json", {"chosen by": "NLL of a piece of the development set, mean over seeds", **tuned})
     for study in studies:
         add_texts(study)
-        for name, write in (("question", question), ("final", final), ("ablation", ablation), ("heads", heads)):
+        for name, write in {
+            "question": question, "final": final, "ablation": ablation, "heads": heads, "redundancy": redundancy,
+        }.items():  # fmt: skip
             done = ended_rows(study, name)
             if len(done) > 1 and done[0].row.method == BASELINE:
                 write(study, done, results)

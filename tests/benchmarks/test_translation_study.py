@@ -107,6 +107,7 @@ def test_every_stage_runs_to_its_table(script, folder, capsys):
     check_final(found, tuned)
     check_ablation(found)
     check_heads(found)
+    check_redundancy(folder, found)
     assert all(not (path.parent / "best").exists() for path in results(folder) if "final" in path.parts)
 
     with pytest.raises(SystemExit, match="2"):
@@ -162,6 +163,20 @@ def check_heads(found):
         assert [point["heads"] for point in curve["points"]] == [1, 2, 4]
         assert curve["fit"]["a"] >= 0 and curve["fit"]["b"] >= 0
     assert (found / "heads-nll.svg").exists() and "| SVGD | NLL | 4 |" in (found / "heads.md").read_text()
+
+
+def check_redundancy(folder, found):
+    """Three methods, two seeds, three attentions of eight heads; weights go when all has been measured."""
+    changes = json.loads((found / "redundancy.json").read_text())
+    assert list(changes) == ["MA", "SVGD", "SVGD, as published"] or list(changes) == ["MA", "SVGD"]
+    heads = 3 * RunFolder(next((folder / "runs" / "multi30k" / "kept").glob("*/seed-0"))).recipe["model"]["heads"]
+    every = [change for runs in changes.values() for change in runs.values()]
+    assert all(list(runs) == ["0", "1"] for runs in changes.values()) and {len(change) for change in every} == {heads}
+    assert all(-100 <= x <= 100 for change in every for x in change) and any(x for change in every for x in change)
+    text = (found / "redundancy.md").read_text()
+    small = sum(abs(x) < 0.5 for change in changes["MA"].values() for x in change) / (2 * heads)
+    assert f"| MA | 2 | {2 * heads} |" in text and f"| {100 * small:.0f} % |" in text
+    assert (found / "redundancy-1.svg").is_file() and not list((folder / "runs").glob("*/kept/*/*/best"))
 
 
 def check_added_texts(script, folder):

@@ -43,7 +43,7 @@ class Redundancy(Figure):
             found[label(name)] = {}
             for seed, run in runs.items():
                 tell(f"{run.path}: taking heads away")
-                found[label(name)][seed] = without_each(run, options)
+                found[label(name)][seed] = without_each(run, chosen_device(options.device))
         numbers = {}
         for name in ended:
             changes = {seed: run.change for seed, run in found[label(name)].items() if run.change is not None}
@@ -59,9 +59,9 @@ class Redundancy(Figure):
 
 
 @torch.inference_mode()
-def without_each(run: RunFolder, options: Options) -> Measured:
+def without_each(run: RunFolder, device: torch.device) -> Measured:
     """The accuracy of pieces on the test set without each head of a run, and nothing else."""
-    task, model = load_run(run, chosen_device(options.device))
+    task, model = load_run(run, device)
     assert isinstance(task, TranslationTask)
     part, groups = task.parts["test"], find_heads(model)
     count = min(MOST, len(part))
