@@ -84,6 +84,7 @@ RULES = [
     SVGD(alpha=1.0, kernel="cosine"),
     CosineLadder(alpha=1.0),
     SPOS(0.1, 1.0, 10.0),
+    SPOS(0.1, 1.0, 10.0, noise="released"),
     SGLD(0.1, 0.5),
 ]
 
@@ -118,7 +119,9 @@ def test_half_precision(dtype, monkeypatch):
     assert error(found, expected) < (step / 2 if GPU else step)  # one rounding at the end; the interpreter truncates
 
 
-@pytest.mark.parametrize("rule", [SVGD(alpha=1.0), SVGD(alpha="auto"), SPOS(0.1, 1.0, 10.0)])
+@pytest.mark.parametrize(
+    "rule", [SVGD(alpha=1.0), SVGD(alpha="auto"), SPOS(0.1, 1.0, 10.0), SPOS(0.1, 1.0, 10.0, noise="released")]
+)
 def test_scaled_gradients(rule, monkeypatch):
     torch.manual_seed(0)
     model = Weights(4, 4, 24, torch.float32)
@@ -172,19 +175,36 @@ def test_equal_heads_and_nan(value, monkeypatch):
     assert packed[1:].isfinite().all() and model.transposed.grad.isfinite().all()
 
 
-def test_a_step_counts_noise_like_the_reference(monkeypatch):
-    """Several steps, one of them after a jump as by load_state_dict."""
+@pytest.mark.parametrize("noise", ["langevin", "released"])
+def test_a_step_counts_noise_like_the_reference(noise, monkeypatch):
+    """Several steps with other gradients, one of them after a jump as by load_state_dict."""
     torch.manual_seed(0)
-    model = Weights(4, 4, 24, torch.float32)
-    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    model, rule = Weights(4, 4, 24, torch.float32), SPOS(0.1, 1.0, 10.0, noise=noise)
     update, rates = Update(model.groups, seed=7), {id(p): 0.05 for p in model.parameters()}
     for step in (0, 1, 2, 9):
-        gradients(model)
-        update.run(SPOS(0.1, 1.0, 10.0), rates, step=step)
-        found = [p.grad.float() for p in model.parameters()]
-        expected, _ = run(model, model.groups, SPOS(0.1, 1.0, 10.0), monkeypatch, "eager", step=step)
         monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
-        assert error(found, expected) < 3e-6
+        gradients(model, seed=step)
+        update.run(rule, rates, step=step)
+        found = [p.grad.float() for p in model.parameters()]
+        monkeypatch.setenv("REPULSIVE_KERNELS", "eager")
+        gradients(model, seed=step)
+        Update(model.groups, seed=7).run(rule, rates, step=step)
+        assert error(found, [p.grad.float() for p in model.parameters()]) < 3e-6
+
+
+@pytest.mark.parametrize("choice", ["eager", "triton"])
+def test_noise_times_the_median_of_a_group(choice, monkeypatch):
+    """All slices of a group together, as `rule.gradient` has it."""
+    torch.manual_seed(0)
+    model = Weights(4, 4, 24, torch.float32)
+    gradients(model)
+    parts = model.joined[0].slices
+    median = torch.cat([part.take(part.parameter().grad).flatten() for part in parts]).double().abs().median()
+    kinds = (0, "langevin"), (1e4, "langevin"), (1e4, "released")
+    rules = [SPOS(0.1, 1.0, 1e8, temperature=temperature, noise=noise) for temperature, noise in kinds]
+    plain, langevin, released = (run(model, model.joined, rule, monkeypatch, choice)[0][1].double() for rule in rules)
+    assert (langevin - plain).std() > 0.01
+    assert torch.allclose(released - plain, median * (langevin - plain), atol=1e-6)
 
 
 def test_training_through_the_handle(monkeypatch):

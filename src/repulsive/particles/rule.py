@@ -76,9 +76,14 @@ class Rule(ABC):
         """sigma: what a standard normal number is multiplied with inside the gradient. Zero: no noise."""
         return 0.0
 
-    def scale_noise(self, noise: Tensor, grad: Tensor) -> Tensor:
-        """`noise` [..., M, D] after a rule's own scaling by the gradients; most rules have none."""
-        return noise
+    @property
+    def scales_noise(self) -> bool:
+        """Whether the noise is also multiplied with a number that depends on the gradients, `noise_factor`."""
+        return False
+
+    def noise_factor(self, grad: Tensor) -> Tensor:
+        """That number of every group, [..., M, D] -> [...]."""
+        return grad.new_ones(grad.shape[:-2])
 
     def gradient(
         self, theta: Tensor, grad: Tensor, generator: torch.Generator | None = None, *, lr: float = 1.0, step: int = 0
@@ -104,8 +109,10 @@ class Rule(ABC):
             result = self.direction(particles, gradients, step)
             sigma = self.noise_scale(lr)
             if sigma:
-                noise = torch.randn(theta.shape, generator=generator, device=theta.device, dtype=dtype)
-                result = result + sigma * self.scale_noise(noise, gradients)
+                noise = sigma * torch.randn(theta.shape, generator=generator, device=theta.device, dtype=dtype)
+                if self.scales_noise:
+                    noise = noise * self.noise_factor(gradients)[..., None, None]
+                result = result + noise
             return result.to(grad.dtype)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:

@@ -52,7 +52,9 @@ class SPOS(SVGD):
         # The sign is that of -epsilon * phi; a normal number has none, but the formula does.
         return -self.stepsize * math.sqrt(2 * self.temperature / (self.beta * self.stepsize * lr)) if lr > 0 else 0.0
 
-    def scale_noise(self, noise: Tensor, grad: Tensor) -> Tensor:
-        if self.noise == "langevin":
-            return noise
-        return noise * grad.abs().flatten(-2).median(dim=-1).values[..., None, None]
+    @property
+    def scales_noise(self) -> bool:
+        return self.noise == "released"
+
+    def noise_factor(self, grad: Tensor) -> Tensor:
+        return grad.abs().flatten(-2).median(dim=-1).values

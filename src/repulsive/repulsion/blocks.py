@@ -24,6 +24,7 @@ from repulsive.repulsion.sharding import Sums, is_sharded, local_size, moves
 from repulsive.repulsion.shares import Share, opened
 
 T = TypeVar("T")
+Sigmas = dict[str, "float | Tensor"]  # by the name of a piece's noise
 
 _PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # the gradient itself: what a baseline is measured with
 LARGEST = 2**26  # numbers of one block: half a gigabyte while its products are summed in float64
@@ -186,8 +187,9 @@ class Reference:
                     for row, index in enumerate(batch.members):
                         found[self.groups[index].name] = Measured(step, coefficients.measure, row)
                 if rule is not None:
+                    sigmas = self._sigmas(batch.members, rule, rates, scale) if draw_noise else {}
                     for block in batch.blocks:
-                        self._write(block, rule, coefficients, rates, step, scale, draw_noise)
+                        self._write(block, rule, coefficients, sigmas, step, scale)
         return found
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
@@ -218,36 +220,42 @@ class Reference:
         block: Block,
         rule: Rule,
         found: Coefficients,
-        rates: Mapping[int, float],
+        sigmas: Sigmas,
         step: int,
         scale: Tensor | None,
-        draw_noise: bool,
     ) -> None:
         grad = block.gather(Piece.grad)  # [pieces, M, D]
         result = found.drive[block.rows].to(grad.dtype) @ grad
         extra: Tensor | None = None  # what does not carry the gradients' scale
         if found.force is not None:
             extra = apply_matrix(found.force[block.rows], block.gather(Piece.theta))
-        if draw_noise:
-            noise = self._noise(block.pieces, rule, grad if scale is None else grad / scale, rates, step)
-            if noise is not None:
-                extra = noise if extra is None else extra + noise
+        if sigmas:
+            noise = torch.stack([self._noise(piece, grad[0], sigmas, step) for piece in block.pieces])
+            extra = noise if extra is None else extra + noise
         if extra is not None:
             result += extra if scale is None else extra * scale.to(extra.dtype)
         for piece, heads in zip(block.pieces, result, strict=True):
             piece.put_grad(heads)
 
-    def _noise(
-        self, pieces: Sequence[Piece], rule: Rule, grad: Tensor, rates: Mapping[int, float], step: int
-    ) -> Tensor | None:
-        """sigma * xi for every piece, [pieces, M, D]."""
-        sigmas = [rule.noise_scale(piece.rate(rates)) for piece in pieces]
-        if not any(sigmas):
-            return None
-        draws = [
-            sigma * piece.draw(grad[0], step=step, seed=self.seed) for sigma, piece in zip(sigmas, pieces, strict=True)
-        ]
-        return rule.scale_noise(torch.stack(draws), grad)
+    def _sigmas(
+        self, members: Sequence[int], rule: Rule, rates: Mapping[int, float], scale: Tensor | None
+    ) -> Sigmas:
+        """What the noise of every piece of some groups is multiplied with; nothing where there is no noise."""
+        own = [piece for piece in self.pieces if piece.group in set(members)]
+        found: Sigmas = {piece.noise_name: rule.noise_scale(piece.rate(rates)) for piece in own}
+        if not any(found.values()):
+            return {}
+        for index in members if rule.scales_noise else ():
+            pieces = [piece for piece in own if piece.group == index]
+            grad = torch.cat([piece.grad() for piece in pieces], dim=-1)  # [M, D]
+            grad = grad.to(compute_dtype(grad))
+            factor = rule.noise_factor(grad if scale is None else grad / scale)
+            found |= {piece.noise_name: found[piece.noise_name] * factor for piece in pieces}
+        return found
+
+    def _noise(self, piece: Piece, like: Tensor, sigmas: Sigmas, step: int) -> Tensor:
+        """sigma * xi, [M, D]."""
+        return sigmas[piece.noise_name] * piece.draw(like, step=step, seed=self.seed)
 
     def _run_directly(
         self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None, draw_noise: bool
@@ -260,19 +268,19 @@ class Reference:
                 grad = torch.cat([piece.grad() for piece in members], dim=-1)
                 dtype = compute_dtype(theta)
                 theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
+                sigmas = self._sigmas([index], rule, rates, scale) if draw_noise else {}
                 with full_precision(theta.device):
                     result = rule.direction(theta, grad, step)
                     sizes = [piece.slice.dim for piece in members]
-                    for piece, heads, own in zip(members, result.split(sizes, -1), grad.split(sizes, -1), strict=True):
-                        noise = self._noise([piece], rule, own.unsqueeze(0), rates, step) if draw_noise else None
-                        total = heads if noise is None else heads + noise[0]
+                    for piece, heads in zip(members, result.split(sizes, -1), strict=True):
+                        total = heads + self._noise(piece, heads, sigmas, step) if sigmas else heads
                         piece.put_grad(total if scale is None else total * scale)
         return {}
 
 
 def _needs_whole(rule: Rule | None) -> bool:
     """Whether a rule looks at a group in ways that do not add up over ranks, such as a median of its numbers."""
-    return rule is not None and getattr(rule, "noise", "langevin") != "langevin"
+    return rule is not None and rule.scales_noise
 
 
 def _owner(part: HeadSlice) -> tuple[int, str]:

@@ -82,8 +82,8 @@ def _has_triton() -> bool:
 
 
 def supports(rule: Rule | None) -> bool:
-    """Rules of two matrices and plain noise; others go through the reference."""
-    return rule is not None and rule.has_matrix_form and getattr(rule, "noise", "langevin") == "langevin"
+    """Rules of two matrices; others go through the reference."""
+    return rule is not None and rule.has_matrix_form
 
 
 def _solves(rule: Rule) -> TypeGuard[SVGD]:
@@ -129,6 +129,7 @@ class Plan:
         self._rule: Rule | None = None  # whose settings were sent last
         self._numbers = _OnDevice(8, device)  # the rule's settings: a schedule may change them at any step
         self._sigmas = _OnDevice(slices, device)
+        self.sigmas = torch.zeros(slices, device=device)  # those of a rule that multiplies them with its own factors
         self._graph = _Replay()  # of that rule
 
     def refresh(self) -> bool:
@@ -157,13 +158,13 @@ class Plan:
             Tensors [groups], on the device, if asked for.
         """
         self._last = None
-        noisy = draw_noise and self._set_noise(rule, rates, step)
+        noisy = draw_noise and self._set_noise(rule, rates, step, scale)
         if scale is not None:
             self.scale.copy_(scale)
         scaled = scale is not None
         if measure or not _solves(rule):
             found = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
-            self._combine(noisy=noisy, scaled=scaled)
+            self._combine(rule, noisy=noisy, scaled=scaled)
             return found.measure
         if rule is not self._rule:
             self._rule, self._graph = rule, _Replay()
@@ -174,7 +175,7 @@ class Plan:
         def launch() -> None:
             self._gram("THETA")
             self._solve(rule)
-            self._combine(noisy=noisy, scaled=scaled)
+            self._combine(rule, noisy=noisy, scaled=scaled)
 
         place = self.table.place
         self._graph.run(launch, (noisy, scaled, place.number, place.aligned), self.table.device)
@@ -224,7 +225,7 @@ class Plan:
             SPHERE=rule.space == "sphere", CHUNK=chunk, num_warps=cut["num_warps"], **self._shape,
         )  # fmt: skip
 
-    def _combine(self, *, noisy: bool, scaled: bool) -> None:
+    def _combine(self, rule: Rule, *, noisy: bool, scaled: bool) -> None:
         """Write the new gradients; count the step where noise depends on it."""
         from repulsive.particles import fused
 
@@ -232,7 +233,7 @@ class Plan:
             self.steps.add_(1)  # inside a captured graph this goes on counting at every replay
         fused.combine_kernel[(len(self.table.parts), self.splits)](
             self.table.rows, self.table.place.pointers, self.drive, self.force, self.row_sums, self.scale,
-            self._sigmas.tensor, self.steps,
+            self.sigmas if rule.scales_noise else self._sigmas.tensor, self.steps,
             SCALED=scaled, NOISE=noisy, PRECISION=PRECISION, **COMBINE[self.padded], **self._shape, **self._access,
         )  # fmt: skip
 
@@ -264,7 +265,7 @@ class Plan:
         total = torch.zeros(len(self.groups), heads + 1, heads + 1, dtype=torch.float64, device=device)
         return total.index_add_(0, self.table.rows[:, 7], parts)
 
-    def _set_noise(self, rule: Rule, rates: Mapping[int, float], step: int) -> bool:
+    def _set_noise(self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None) -> bool:
         """Bring sigma of every slice and the step counter to the device, if there is noise at all."""
         if not rates:
             return False
@@ -273,10 +274,25 @@ class Plan:
         if not any(scales.values()):
             return False
         self._sigmas.set([scales[own[owner]] for owner in self.table.owner_of])
+        if rule.scales_noise:
+            torch.mul(self._sigmas.tensor, self._noise_factors(rule, scale), out=self.sigmas)
         if step != self._step + 1:
             self.steps.fill_(step - 1)  # `_combine` adds one
         self._step = step
         return True
+
+
+    def _noise_factors(self, rule: Rule, scale: Tensor | None) -> Tensor:
+        """The rule's own factor of every slice, [slices]; groups of one size go through one call."""
+        by_size: dict[int, list[int]] = {}
+        for number, group in enumerate(self.groups):
+            by_size.setdefault(group.dim, []).append(number)
+        found: dict[int, Tensor] = {}
+        for numbers in by_size.values():
+            grad = torch.stack([self.table.gradient(number) for number in numbers]).float()  # [groups, M, D]
+            factors = rule.noise_factor(grad if scale is None else grad / scale)
+            found |= dict(zip(numbers, factors.unbind(), strict=True))
+        return torch.stack([found[number] for number in self.table.group_of])
 
 
 class _OnDevice:

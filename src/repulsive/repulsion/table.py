@@ -74,6 +74,10 @@ class SliceTable:
         self.flat = all(row.flat for row in rows)
         self._even = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
         self.owner_of = [row.owner for row in rows]
+        self.group_of = [number for number, _, _ in parts]
+        self._slices_of: list[list[int]] = [[] for _ in groups]
+        for number, group in enumerate(self.group_of):
+            self._slices_of[group].append(number)
         self._offsets = [row.offset for row in rows]
         self._addresses: Addresses = ([], [])
         self._places: dict[tuple[int, ...], Place] = {}  # the longest unused first
@@ -106,6 +110,15 @@ class SliceTable:
         if known.number >= 0:
             self._places[key] = known
         return True
+
+    def gradient(self, group: int) -> Tensor:
+        """That of a group's heads, [M, D], its slices one after the other."""
+        found = []
+        for number in self._slices_of[group]:
+            grad = self.parameters[self.owner_of[number]].grad
+            assert grad is not None
+            found.append(self.parts[number].take(grad))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     def _fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether parameters, or gradients, still have the shapes, strides, dtype and device of the table."""
