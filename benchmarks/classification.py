@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from study import Grid, Study, as_table, points, run, save, tried
+from study import Grid, Study, as_table, points, run, save, save_more, tried
 
 from repulsive.recipes import names
 from repulsive.training.tables import as_markdown, rows, runs_in
@@ -108,7 +108,7 @@ def main() -> None:
         for study in studies:
             for method in [name for name in methods if name in study.methods]:
                 tuned[study.task][method] = study.choose(method, tuning)
-        save(arguments.results / "tuned.json", tuned)
+        save_more(arguments.results / "tuned.json", tuned)
 
     tune([BASELINE])
     if arguments.until == "baseline":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphs_rows import BASELINE, Row
-from study import as_table, save, settings, tried
+from study import as_table, save, save_more, settings, tried
 
 from repulsive.data.prepared_graphs import PreparedGraphs
 from repulsive.data.tokens import PAD
@@ -57,7 +57,7 @@ class Done:
 def write_tables(studies: Sequence[Graphs], results: Path) -> None:
     """Everything there is."""
     tuned = {study.task: {method: _tuned(study, method) for method in study.methods} for study in studies}
-    save(results / "tuned.json", {"chosen by": "NLL of a word of the development set, mean over seeds", **tuned})
+    save_more(results / "tuned.json", {"chosen by": "NLL of a word of the development set, mean over seeds", **tuned})
     for study in studies:
         places = [(row, study.place(row)) for row in study.rows("final")]
         done = [Done(row, place, tables.finished_in(place)) for row, place in places if tables.ended([place])]

@@ -70,7 +70,7 @@ def quality(results: Path) -> list[str]:
             found = _rows(read(path))
             if found:
                 rows += _compared(study, path.stem, found)
-    rows += _glue(read(results / "glue" / "glue.json"))
+    rows += _glue(read(results / "pretraining" / "glue.json"))
     if not rows:
         return []
     head = ["data", "metric", "plain attention", "SVGD", "difference [95 %]", "seeds", "the paper's difference"]

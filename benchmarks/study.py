@@ -196,6 +196,12 @@ def save(path: Path, value: Any) -> None:
     path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1, default=str) + "\n")
 
 
+def save_more(path: Path, value: dict[str, Any]) -> None:
+    """A JSON object by data sets; what the file says of other ones stays."""
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    save(path, known | value)
+
+
 def settings(rows: Sequence[Any]) -> list[str]:
     """A list of Markdown: what every row, which has a `label` and `changes`, changes of its recipe. The last counts."""
     found = []

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import as_table, save, settings, tried
+from study import as_table, save, save_more, settings, tried
 from translation_rows import BASELINE, Row
 
 from repulsive.data.parallel import REFERENCES
@@ -60,7 +60,7 @@ def write_tables(studies: Sequence[Translation], results: Path) -> None:
     from translation_redundancy import redundancy
 
     tuned = {study.task: {method: _tuned(study, method) for method in study.methods} for study in studies}
-    save(results / "tuned.json", {"chosen by": "NLL of a piece of the development set, mean over seeds", **tuned})
+    save_more(results / "tuned.json", {"chosen by": "NLL of a piece of the development set, mean over seeds", **tuned})
     for study in studies:
         add_texts(study)
         for name, write in {

@@ -73,6 +73,13 @@ def test_every_rule_of_the_plan_can_be_attached(script, folder):
         assert recipe.method.rule == "none" or len(groups) == 18  # q, k, v of six layers
 
 
+def test_tables_of_some_data_leave_those_of_others(script, tmp_path):
+    for task in ("webnlg", "agenda"):
+        script.main(["--stage", "tables", "--tasks", task, "--out", str(tmp_path / "runs"), "--results", str(tmp_path)])
+    tuned = json.loads((tmp_path / "tuned.json").read_text())
+    assert {"webnlg", "agenda"} < set(tuned) and tuned["webnlg"]["gw"]["points"] == 6
+
+
 def test_every_stage_runs_to_its_table(script, folder, capsys, no_java):
     call(script, folder, *FEW, "--stage", "tune", "--limit", "0")
     assert not results(folder) and "2 left" in capsys.readouterr().out  # two points of the baseline
