@@ -34,7 +34,7 @@ def prepare(
     size: Annotated[int | None, typer.Option(help="Numbers in a vector; by default as in the first line.")] = None,
     half_vectors: Annotated[bool, typer.Option("--half-vectors", help="Store vectors in 16 bits.")] = False,
     train: Annotated[int | None, typer.Option(help="yelp from JSON, reviews: texts to train on.")] = None,
-    dev: Annotated[float | None, typer.Option(help="The same for dev; for age the share of train it takes.")] = None,
+    dev: Annotated[float | None, typer.Option(help="The same for dev; age, pretrain: the share it takes.")] = None,
     test: Annotated[int | None, typer.Option(help="The same for test.")] = None,
     label: Annotated[str | None, typer.Option(help="tsv: the label's column, name or number from 0.")] = None,
     text: Annotated[str | None, typer.Option(help="tsv: the text's column, name or number from 0.")] = None,
@@ -51,7 +51,7 @@ def prepare(
     glue_task: Annotated[
         str | None, typer.Option("--task", help="glue: cola, sst, mrpc, sts, qqp, mnli, qnli or rte.")
     ] = None,
-    vocabulary: Annotated[Path | None, typer.Option(help="glue: the model's vocab.txt, or its folder.")] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="glue, pretrain: vocab.txt; glue: or its folder.")] = None,
     held_out: Annotated[float | None, typer.Option(help="glue: share of train that dev takes; 0.")] = None,
     stops: Annotated[
         str | None, typer.Option(help="glue: full stops that texts lose: keep, final, all; auto: as those of train.")

@@ -24,7 +24,7 @@ def report(
     title: Annotated[str, typer.Option(help="Of the page.", show_default=False)] = "",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
 ) -> None:
-    """Write one page on finished runs: results, curves, how alike heads are, what each is worth, how sure they make."""
+    """Write one page on finished runs: results, curves, how alike heads are, what each is worth, how sure."""
     from repulsive.recipes.plan import check_device
     from repulsive.recipes.report import Options, write
 

@@ -74,6 +74,8 @@ def repel(
         SelectionError: the selection is misspelt or empty.
         OptimizerError: the optimiser owns none of the heads, cannot be hooked, or repels them already.
         UnsupportedWeights: weights are quantised or sparse, or spread over ranks as partial sums.
+        RuleError: `rule` is none, or `order`, `max_norm`, `noise_in` or `measure_every` has no such value.
+        HeadLayoutError: with `example_inputs`, a slice is not the head it claims to be.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
