@@ -22,7 +22,7 @@ from repulsive.training.config import as_tables
 from repulsive.training.launch import MakeTask, Spec, train_here, train_many
 from repulsive.training.runs import RUN, RunFolder, read_json
 from repulsive.training.stopping import Stopped
-from repulsive.training.tables import Row
+from repulsive.training.tables import Row, as_plain
 from repulsive.training.workers import DONE
 
 Grid = dict[str, Sequence[Any]]
@@ -186,7 +186,7 @@ def as_table(found: Sequence[Row], runs: Sequence[RunFolder]) -> dict[str, Any]:
     return {
         **{key: read_json(runs[0].path / RUN)["started"][key] for key in ("device", "versions")},
         "seconds_a_run": statistics.median((run.result or {})["seconds"] for run in runs),
-        "rows": [dataclasses.asdict(row) | {"folder": row.folder.name} for row in found],
+        "rows": [as_plain(row) | {"folder": row.folder.name} for row in found],
     }
 
 

@@ -29,6 +29,11 @@ def test_the_readme_says_what_results_say(headline):
     assert headline.replaced(readme, headline.block(ROOT / "results")) == readme, "run: python benchmarks/headline.py"
 
 
+def test_results_are_json_for_every_reader():
+    for path in (ROOT / "results").rglob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda word: pytest.fail(f"{word} in results/"))
+
+
 def test_numbers_are_those_of_the_files(headline):
     rows = json.loads((ROOT / "results" / "classification" / "yelp.json").read_text())["rows"]
     plain, ours = (next(row for row in rows if row["label"] == label) for label in ("MA", "SVGD"))

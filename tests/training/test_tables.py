@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from repulsive.errors import RunError
-from repulsive.training.tables import as_markdown, cell, ended, rows, runs_in
+from repulsive.training.tables import as_json, as_markdown, cell, ended, rows, runs_in
 
 
 def write_run(folder, label, seed, correct, labels=None, nll=0.5):
@@ -46,6 +46,12 @@ def test_seeds_in_common_are_compared(tmp_path):
     assert a.seeds == (0, 2, 10)
     assert b.against["accuracy"].difference == 0.5  # seed 2 alone
     assert str(cell([0.25])) == "0.2500"
+
+
+def test_json_of_one_seed_is_json(tmp_path):
+    write_run(tmp_path / "a", "A", 0, [1, 0])
+    (row,) = json.loads(as_json(rows([tmp_path / "a"])), parse_constant=pytest.fail)  # NaN is none of JSON's words
+    assert row["cells"]["accuracy"] == {"mean": 0.5, "deviation": None} and row["folder"] == str(tmp_path / "a")
 
 
 @pytest.mark.parametrize(("correct", "labels"), [([1, 0, 1], None), ([1, 0], [3, 4])])

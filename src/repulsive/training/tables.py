@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -177,4 +179,12 @@ def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
 
 def as_json(found: Sequence[Row]) -> str:
     """Rows as JSON, numbers in full."""
-    return json.dumps([asdict(row) | {"folder": str(row.folder)} for row in found], indent=2)
+    return json.dumps([as_plain(row) for row in found], indent=2)
+
+
+def as_plain(row: Row) -> dict[str, Any]:
+    """A row as JSON has it, which knows no nan: the deviation of one seed is null."""
+    told = asdict(row)
+    for numbers in told["cells"].values():
+        numbers |= {key: None for key, x in numbers.items() if not math.isfinite(x)}
+    return told | {"folder": str(row.folder)}
