@@ -39,6 +39,12 @@ def test_a_method_differs_from_the_baseline_in_nothing_else(name):
     assert recipe.seed == 0 and recipe.label != plain.label
 
 
+@pytest.mark.parametrize("task", ["yelp", "age", "snli", "reviews", "movie-reviews"])
+def test_recipes_read_what_prepare_writes_unless_told_otherwise(task):
+    folders = {str(open_recipe(name).data.folder) for name in names() if name.startswith(f"{task}/")}
+    assert folders == {f"prepared/{task}"}
+
+
 def test_labels_of_a_task_differ():
     for task in {name.partition("/")[0] for name in names()}:
         labels = [open_recipe(name).label for name in names() if name.startswith(f"{task}/")]
