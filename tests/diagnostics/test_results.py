@@ -84,7 +84,8 @@ def test_tables_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0, 2000), (0.13, 0.58), (-3, 7), (5, 5), (0, 0), (1e-7, 3e-7), (68.2, 68.4), (0, 123456)]
+    ("low", "high"),
+    [(0, 2000), (0.13, 0.58), (-3, 7), (5, 5), (0, 0), (1e-7, 3e-7), (68.2, 68.4), (0, 123456), (0.1, 0.1 + 2e-17)],
 )
 def test_ticks_hold_the_range_and_are_few(low, high):
     found = ticks(low, high, 5)

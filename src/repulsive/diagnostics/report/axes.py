@@ -15,7 +15,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
         >>> ticks(0.13, 0.58, 5)
         [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     """
-    if high <= low:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal but for rounding, as a ratio that is held
         pad = abs(low) / 2 or 1.0
         low, high = low - pad, high + pad
     rough = (high - low) / most
