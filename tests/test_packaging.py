@@ -17,8 +17,9 @@ import repulsive
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
+FOLDERS = ("src", "tests", "docs", "examples", "benchmarks")
 BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md",
-          "Makefile", "constraints.txt")  # fmt: skip
+          "Makefile", "constraints.txt", "mkdocs.yml")  # fmt: skip
 SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
 
 
@@ -33,7 +34,7 @@ def built(tmp_path_factory) -> Path:
     """A folder with the sdist, and the wheel that is built of it."""
     place = tmp_path_factory.mktemp("build")
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
-    for folder in ("src", "tests", "docs", "examples", "benchmarks"):
+    for folder in (*FOLDERS, "results"):
         shutil.copytree(ROOT / folder, place / "tree" / folder, ignore=leave)
     for name in BESIDE:
         shutil.copy(ROOT / name, place / "tree" / name)
@@ -82,10 +83,12 @@ def test_the_sdist_holds_what_its_tests_need(built):
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    for folder in ("src", "tests", "docs", "examples", "benchmarks"):
+    for folder in FOLDERS:
         here = (path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
         assert {path.relative_to(ROOT).as_posix() for path in here} <= names
     assert set(BESIDE) <= names
+    shown = (path for path in (ROOT / "results").rglob("*") if path.is_file())  # documents link to them
+    assert {path.relative_to(ROOT).as_posix() for path in shown} <= names
     assert not [name for name in names if name.endswith((".pyc", ".safetensors", ".npy"))]
 
 
