@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound, UnsupportedWeights
 from repulsive.heads import describe, find_heads, heads_by_hand, verify_heads
@@ -97,6 +99,33 @@ def test_parametrised_weights_are_refused_by_name() -> None:
     parametrizations.weight_norm(model[0].qkv)
     with pytest.raises(UnsupportedWeights, match=r"0\.qkv\.weight: computed from other parameters"):
         find_heads(model)
+
+
+def _parametrised(attention: nn.Module) -> None:
+    parametrizations.weight_norm(attention, "in_proj_weight")
+
+
+def _weight_normed(attention: nn.Module) -> None:
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(attention, "in_proj_weight")
+
+
+def _pruned(attention: nn.Module) -> None:
+    prune.l1_unstructured(attention, "in_proj_weight", 0.5)
+
+
+@pytest.mark.parametrize("change", [_parametrised, _weight_normed, _pruned])
+def test_a_weight_that_attention_itself_computes_is_refused_not_passed_over(change: Callable[..., None]) -> None:
+    model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2))
+    change(model[0])
+    with pytest.raises(UnsupportedWeights, match=r"0\.in_proj_weight: computed from other parameters"):
+        find_heads(model)
+
+
+def test_attention_with_a_parametrised_bias_is_found() -> None:
+    model = nn.MultiheadAttention(8, 2)
+    parametrize.register_parametrization(model, "in_proj_bias", nn.Identity())
+    assert len(find_heads(model)) == 3
 
 
 def test_integer_weights_are_refused_by_name() -> None:

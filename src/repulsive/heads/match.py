@@ -54,14 +54,15 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
     Raises:
         UnsupportedWeights: a line fits but a weight is quantised, parametrised or of an unknown adapter kind.
     """
-    reason = NO_HEADS.get(type(module).__name__, "")
+    kind = type(module).__name__.removeprefix("Parametrized")  # as torch's parametrisations rename a class
+    reason = NO_HEADS.get(kind, "")
     if reason:
         return None, reason
     for family in FAMILIES:
-        if not any(fnmatchcase(type(module).__name__, pattern) for pattern in family.classes):
+        if not any(fnmatchcase(kind, pattern) for pattern in family.classes):
             continue
         targets = [follow(module, path) for path, _ in family.projections]
-        if not all(_is_projection(target) for target in targets):
+        if not all(_is_projection(target, family) for target in targets):
             continue
         heads = _number(module, family.heads)
         if heads is None:
@@ -144,11 +145,12 @@ def _check_widths(module: nn.Module, family: Family, parts: dict[str, list[tuple
         raise HeadLayoutError(f"{family.name}: heads are {width} wide by shape but {declared} by attribute")
 
 
-def _is_projection(target: object) -> bool:
+def _is_projection(target: object, family: Family) -> bool:
     if isinstance(target, nn.Module):
         weight = getattr(target, "weight", None)
         return hasattr(target, "lora_B") or hasattr(target, "base_layer") or isinstance(weight, Tensor)
-    return isinstance(target, nn.Parameter) and target.ndim == 2
+    # In a known class a tensor that is no parameter is a weight computed from others: `_checked` says so.
+    return isinstance(target, Tensor if not family.generic else nn.Parameter) and target.ndim == 2
 
 
 def _number(module: nn.Module, paths: tuple[str, ...]) -> int | None:
