@@ -297,6 +297,31 @@ def test_wrapped_optimisers_and_models(make_model, backward):
     assert handle.steps == 1
 
 
+def test_a_weight_in_two_groups_is_refused(make_model):
+    model, other = make_model(), make_model(1)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    groups = find_heads(model)
+    with pytest.raises(SelectionError, match="share weights"):
+        repel(model, optimizer, groups=[*groups, groups[0]], verbose=False)
+    with pytest.raises(SelectionError, match="share weights"):
+        repel(model, optimizer, groups=[*groups, *find_heads(model, particle="head")], verbose=False)
+    with pytest.raises(SelectionError, match="2 groups have this name"):
+        repel(model, optimizer, groups=[*groups, *find_heads(other)], verbose=False)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_two_rules_for_the_parts_of_a_packed_projection(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules = {"qk": SVGD(alpha=1.0), "v": SGLD(1.0, 0.0)}
+    handles = [repel(model, optimizer, rule, layers=[0], parts=parts, verbose=False) for parts, rule in rules.items()]
+    backward(model)
+    expected = expect_one_sgd_step(model, handles[0].groups, rules["qk"], 0.1)
+    optimizer.step()
+    found = model.stack.layers[0].self_attn.in_proj_weight
+    assert torch.allclose(found, expected["stack.layers.0.self_attn.in_proj_weight"], rtol=1e-12)
+
+
 def test_a_replaced_parameter_is_followed(make_model, backward):
     """Wrappers put new parameters in place of old ones: they are looked up by name at every step."""
     model = make_model()

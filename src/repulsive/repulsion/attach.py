@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, RuleError, UnsupportedWeights
+from repulsive.errors import OptimizerError, RuleError, SelectionError, UnsupportedWeights
 from repulsive.heads import describe, find_heads
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
@@ -18,6 +19,7 @@ from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import sharding
 from repulsive.repulsion.handle import NOISE_PLACES, ORDERS, Handle, Settings
+from repulsive.repulsion.owners import claimed_twice
 
 
 def repel(
@@ -71,8 +73,9 @@ def repel(
 
     Raises:
         NoHeadsFound: the model has no heads that are known or could be inferred.
-        SelectionError: the selection is misspelt or empty.
-        OptimizerError: the optimiser owns none of the heads, cannot be hooked, or repels them already.
+        SelectionError: the selection is misspelt or empty, or has a weight in two groups.
+        OptimizerError: the optimiser owns none of the heads, cannot be hooked, repels them already, or has no learning
+            rate that noise could follow.
         UnsupportedWeights: weights are quantised or sparse, or spread over ranks as partial sums.
         RuleError: `rule` is none, or `order`, `max_norm`, `noise_in` or `measure_every` has no such value.
         HeadLayoutError: with `example_inputs`, a slice is not the head it claims to be.
@@ -96,6 +99,7 @@ def repel(
                 particle=particle,
                 match=match,
             )
+    _check_apart(groups)
     trained = _trained(list(groups), inner)
     settings = Settings(seed, order, max_norm, noise_in, measure_every)
     handle = Handle(trained, inner, rule, settings)
@@ -106,13 +110,31 @@ def repel(
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """The torch optimiser inside wrappers such as Accelerate's and Lightning's."""
-    seen = optimizer
-    while isinstance(getattr(seen, "optimizer", None), Optimizer):
-        seen = seen.optimizer
-    if not isinstance(seen, Optimizer) or not hasattr(seen, "_optimizer_step_pre_hooks"):
-        raise OptimizerError(f"{type(optimizer).__name__} is no torch optimiser with step hooks, nor wraps one")
-    return seen
+    """The torch optimiser inside wrappers, such as those of Accelerate and Lightning, SAM or schedule-free ones.
+
+    What changes weights is the step of the innermost: a wrapper's own may never be called, or more often.
+    """
+    seen = [optimizer]
+    while (inner := _inside(seen[-1])) is not None and not any(inner is one for one in seen):
+        seen.append(inner)
+    found = seen[-1]
+    if not isinstance(found, Optimizer) or not hasattr(found, "_optimizer_step_pre_hooks"):
+        raise OptimizerError(
+            f"{type(optimizer).__name__} is no torch optimiser with step hooks, nor wraps exactly one; "
+            "give the torch optimiser itself, or call repel for each of several"
+        )
+    return found
+
+
+def _inside(outer: Any) -> Optimizer | None:
+    """The optimiser a wrapper steps: its `optimizer`, or the only other one it holds that trains all it trains."""
+    named = getattr(outer, "optimizer", None)
+    if isinstance(named, Optimizer):
+        return named
+    own = {id(p) for entry in getattr(outer, "param_groups", ()) for p in entry["params"]}
+    held = {id(value): value for value in getattr(outer, "__dict__", {}).values() if isinstance(value, Optimizer)}
+    whole = [one for one in held.values() if own <= {id(p) for entry in one.param_groups for p in entry["params"]}]
+    return whole[0] if len(whole) == 1 else None
 
 
 def _trained(groups: list[HeadGroup], optimizer: Optimizer) -> list[HeadGroup]:
@@ -136,6 +158,18 @@ def _trained(groups: list[HeadGroup], optimizer: Optimizer) -> list[HeadGroup]:
             f"{len(left_out)} of {len(groups)} groups of heads are left out: {'; '.join(left_out[:6])}", stacklevel=3
         )
     return trained
+
+
+def _check_apart(groups: Sequence[HeadGroup]) -> None:
+    """Rows in two groups would be changed twice in one step; reports and noise are told apart by names."""
+    if twice := claimed_twice(groups):
+        raise SelectionError(f"{twice[0]} and {twice[1]} share weights; give each weight to one group")
+    names = Counter(group.name for group in groups)
+    if again := [name for name, count in names.items() if count > 1]:
+        raise SelectionError(
+            f"{again[0]}: {names[again[0]]} groups have this name. Put the models into one, such as an "
+            "nn.ModuleDict, and find the heads of that"
+        )
 
 
 def _why_not(group: HeadGroup, owned: set[int]) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
-from repulsive.heads.layout import HeadSlice
+from repulsive.heads.layout import HeadGroup, HeadSlice
 
 
 class Owners:
@@ -36,3 +37,17 @@ class Owners:
         except (KeyError, AttributeError):
             parameters = [part.parameter() for part in self.parts]
             return parameters, [parameter.grad for parameter in parameters]
+
+
+def claimed_twice(groups: Sequence[HeadGroup]) -> tuple[str, str] | None:
+    """The names of the first two groups that have rows of a parameter in common, if there are any."""
+    claims: dict[tuple[int, int], Tensor] = {}  # of a parameter's features: the number of the group, -1 for none
+    for number, group in enumerate(groups):
+        for part in group.slices:
+            parameter, rows = part.parameter(), part.rows.flatten().cpu()
+            claim = claims.setdefault((id(parameter), part.axis), torch.full((parameter.shape[part.axis],), -1))
+            taken = int(claim[rows].max())
+            if taken >= 0:
+                return groups[taken].name, group.name
+            claim[rows] = number
+    return None
