@@ -113,7 +113,12 @@ def moved_weight(step, model, optimizer, handle):
         weight.data = weight.data * 0.5
 
 
-@pytest.mark.parametrize("change", [another_rule, no_gradient, another_weight, moved_weight])
+def frozen_weight(step, model, optimizer, handle):
+    """Its gradient is there still; repulsion is not to fill it."""
+    model.self_attn.in_proj_weight.requires_grad_(step not in (4, 5))
+
+
+@pytest.mark.parametrize("change", [another_rule, no_gradient, another_weight, moved_weight, frozen_weight])
 def test_changes_are_seen(change, monkeypatch):
     found, _ = train(SVGD(alpha=1.0), change)
     assert same(found, eagerly(monkeypatch, SVGD(alpha=1.0), change))

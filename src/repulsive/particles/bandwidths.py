@@ -18,6 +18,12 @@ Bandwidth = str | float | Callable[[Tensor], Tensor]
 FLOOR = 1e-4
 
 
+EQUAL = (
+    "all heads of a group are equal, so repulsion is zero there, and smoothing keeps them equal; initialise them apart "
+    "(LoRA starts at zero), add noise (SPOS), or let each follow its own gradient (smoothing=0)"
+)
+
+
 class CollapsedHeads(UserWarning):
     """All heads of a group are equal: nothing tells them which way to go apart."""
 
@@ -97,8 +103,4 @@ def _warn_if_collapsed(d2: Tensor) -> None:
     if d2.device.type != "cpu" or torch.compiler.is_compiling():
         return
     if bool((d2.flatten(-2).amax(-1) == 0).any()):
-        warnings.warn(
-            "all heads of a group are equal, so repulsion is zero there; initialise them apart or add noise (SPOS)",
-            CollapsedHeads,
-            stacklevel=2,
-        )
+        warnings.warn(EQUAL, CollapsedHeads, stacklevel=2)

@@ -17,10 +17,14 @@ from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import OptimizerError, StateError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
+from repulsive.particles import bandwidths
+from repulsive.particles.bandwidths import CollapsedHeads
 from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.clipping import clip
-from repulsive.repulsion.owners import Owners
+from repulsive.repulsion.owners import Owners, claimed_twice
+from repulsive.repulsion.passing import Snapshot, is_nested, only_makes_state, skips
 from repulsive.repulsion.update import Update
 
 ORDERS = ("clip-repel", "repel-clip")
@@ -82,10 +86,12 @@ class Handle:
         self.rule = rule
         self.settings = settings
         self.steps = 0  # real optimiser steps taken with the rule
-        self._applied = False  # `apply` changed this step's gradients already
+        self._applied: Snapshot | None = None  # gradients that `apply` changed, for the next step
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
+        self._changes = 0  # times that gradients were changed
         self._skipped = dict.fromkeys((group.name for group in groups), 0)
         self._measured: dict[str, Measured] = {}
+        self._warned = False  # of a step without any gradient
         self._hooks: list[RemovableHandle] = []
         self._updates: dict[tuple[str, ...], Update] = {}  # by the groups that have gradients, nearly always all
         self._current: Update | None = None
@@ -101,12 +107,11 @@ class Handle:
         if self.attached:
             return
         others = [h for h in handles_of(self.optimizer) if h is not self and h.attached]
-        taken = {id(p) for h in others for group in h.groups for p in group.parameters()}
-        for group in self.groups:
-            if any(id(p) in taken for p in group.parameters()):
-                raise OptimizerError(
-                    f"{group.name}: this optimiser repels it already; call remove() on the other handle first"
-                )
+        if twice := claimed_twice([*(group for h in others for group in h.groups), *self.groups]):
+            raise OptimizerError(
+                f"{twice[1]}: this optimiser repels it already; call remove() on the other handle first"
+            )
+        self._rates()  # fails here rather than in the first step
         self._hooks = [
             self.optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
             self.optimizer.register_step_post_hook(_uncompiled(self._after_step)),
@@ -144,29 +149,34 @@ class Handle:
     def apply(self) -> None:
         """Change the gradients now, instead of inside the next `optimizer.step()`: for loops that clip afterwards."""
         self._repel()
-        self._applied = self._pending
+        self._applied = Snapshot(self._owners.look()[1]) if self._pending else None
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Runs before every `optimizer.step`; with a closure, gradients exist only after the closure has run."""
-        if _skips_step(optimizer):
-            self._applied = self._pending = False
+        if skips(optimizer):
+            self._applied, self._pending = None, False
             return None
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": self._wrap(kwargs["closure"])}
         for position, argument in enumerate(args):
             if callable(argument) and not isinstance(argument, Optimizer):
                 return (*args[:position], self._wrap(argument), *args[position + 1 :]), kwargs
-        if not self._applied:
+        if self._applied is not None and not self._applied.are(self._owners.look()[1]):
+            self._applied = None  # those were thrown away without a step
+        if self._applied is None and not (self._pending and is_nested(optimizer)):
             self._repel()
         return None
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_repel() -> Any:
-            self._applied = False
-            loss = closure()  # makes gradients anew, each time it is called
-            if not self._applied:  # a closure that clips may have called `apply` before
+            before = Snapshot(self._owners.look()[1]) if self._applied is not None else None
+            changes = self._changes
+            loss = closure()  # makes gradients anew, each time it is called; or leaves those that `apply` changed
+            left = before is not None and before.are_untouched(self._owners.look()[1])
+            # A closure that clips may call `apply`, one may wrap another that repels, and any may call `remove`.
+            if not left and self._changes == changes and self._hooks:
                 self._repel()
             return loss
 
@@ -174,6 +184,7 @@ class Handle:
 
     def _repel(self) -> None:
         if self._repeats():
+            self._changes += 1
             self._pending = True
             return
         self._current = self._update()
@@ -191,8 +202,11 @@ class Handle:
             measure=self.steps % settings.measure_every == 0,
             draw_noise=settings.noise_in == "gradient",
         )
+        if self.steps == 0:
+            self._warn_of_equal_heads()
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(self.optimizer, settings.max_norm, scale)
+        self._changes += 1
         self._pending = True
 
     def _repeats(self) -> bool:
@@ -215,31 +229,69 @@ class Handle:
         if self.settings.noise_in == "parameter" and self.rule is not None and self._current is not None:
             self._current.add_noise(self.rule, self._rates(), step=self.steps)
         self.steps += 1
-        self._applied = self._pending = False
+        self._applied, self._pending = None, False
 
     def _update(self) -> Update | None:
         """The update of the groups that have gradients; the others are counted as skipped."""
         live, names = self.groups, self._names
-        _, gradients = self._owners.look()
-        if any(grad is None for grad in gradients):
+        parameters, gradients = self._owners.look()
+        if only_makes_state(self.optimizer, gradients):
+            return None
+        self._refuse_replaced(parameters)
+        if any(grad is None or not p.requires_grad for p, grad in zip(parameters, gradients, strict=True)):
             live = []
-            owned = {id(p) for entry in self.optimizer.param_groups for p in entry["params"]}
             for group in self.groups:
-                if any(parameter.grad is None for parameter in group.parameters()):
-                    _refuse_replaced(group, owned)
+                if any(p.grad is None or not p.requires_grad for p in group.parameters()):
                     self._skipped[group.name] += 1
                 else:
                     live.append(group)
             names = tuple(group.name for group in live)
+            if not names:
+                self._warn_of_nothing()
         if names and names not in self._updates:
             self._updates[names] = Update(live, self.settings.seed)
         self._whole = names is self._names
         return self._updates.get(names)
 
+    def _refuse_replaced(self, parameters: list[Tensor]) -> None:
+        """No gradient is one thing, a tensor the optimiser does not know another: that one would never be trained."""
+        owned = {id(p) for entry in self.optimizer.param_groups for p in entry["params"]}
+        for part, parameter in zip(self._owners.parts, parameters, strict=True):
+            if id(parameter) not in owned:
+                raise UnsupportedWeights(
+                    f"{part.parameter_name}: the model holds another tensor than the optimiser. FSDP leaves weights "
+                    "gathered after set_reshard_after_backward(False): call reshard() before the step. If the weight "
+                    "was replaced, as load_state_dict(assign=True) and to_empty do, make the optimiser anew and call "
+                    "repel again"
+                )
+
+    def _warn_of_nothing(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "no selected head had a gradient in this optimiser step, so nothing was repelled. Were layers frozen "
+                "or replaced (by adapters, say) after repel?",
+                stacklevel=7,
+            )
+
+    def _warn_of_equal_heads(self) -> None:
+        """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""
+        if not isinstance(self.rule, SVGD) or self.rule.noise_scale(1.0) or _is_captured():
+            return
+        away = {name: one for name, one in self._measured.items() if one.measure.distance.device.type != "cpu"}
+        equal = [name for name, one in away.items() if float(one.measure.distance[one.row]) == 0]
+        if equal:
+            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL}", CollapsedHeads, stacklevel=6)
+
     def _rates(self) -> dict[int, float]:
         """Learning rate by id of parameter; only noise asks for it."""
         if self.rule is None or not self.rule.noise_scale(1.0):
             return {}
+        if any(entry.get("lr") is None for entry in self.optimizer.param_groups):
+            raise OptimizerError(
+                f"{type(self.optimizer).__name__} has parameters without a learning rate (lr), by which the noise of "
+                f"{type(self.rule).__name__} is scaled; give it one, or take a rule without noise"
+            )
         return {id(p): float(entry["lr"]) for entry in self.optimizer.param_groups for p in entry["params"]}
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -290,7 +342,7 @@ class Handle:
         self._updates.clear()  # they carry the seed
         self._current = None
         self.steps = int(state["steps"])
-        self._applied = self._pending = False
+        self._applied, self._pending = None, False
         self.attach()
 
 
@@ -323,23 +375,10 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _refuse_replaced(group: HeadGroup, owned: set[int]) -> None:
-    """No gradient is one thing, a tensor the optimiser does not know another: that one would be skipped for ever."""
-    for part in group.slices:
-        if id(part.parameter()) not in owned:
-            raise UnsupportedWeights(
-                f"{part.parameter_name}: the model holds another tensor than the optimiser. FSDP leaves weights "
-                "gathered after set_reshard_after_backward(False): call reshard() before the step. If the layer was "
-                "replaced, make the optimiser anew and call repel again"
-            )
+def _is_captured() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _name(rule: Rule | None) -> str:
     """A rule's text without the addresses of functions in it, so that two runs of one script agree."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(rule))
-
-
-def _skips_step(optimizer: Optimizer) -> bool:
-    """A fused optimiser under a gradient scaler is called even when it will skip: it found infinities."""
-    found: Tensor | None = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(torch.as_tensor(found).item())

@@ -18,6 +18,7 @@ from repulsive.repulsion.owners import Owners
 KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 MOST_HEADS = 64
 _GRADIENT = attrgetter("grad")
+_IS_TRAINED = attrgetter("requires_grad")
 Addresses = tuple[list[int], list[int]]  # of weights and of gradients
 COLUMNS = 9  # `particles.fused` says what they are
 MOST_PLACES = 8  # sets of addresses that are remembered: allocators give gradients the same few places again and again
@@ -91,6 +92,8 @@ class SliceTable:
             quickly: the modules have the parameters they had at the last call.
         """
         parameters = self.parameters if quickly else self.owners.look()[0]
+        if quickly and not all(map(_IS_TRAINED, parameters)):
+            return False  # frozen since
         try:
             weights = list(map(Tensor.data_ptr, parameters))
             grads = list(map(Tensor.data_ptr, map(_GRADIENT, parameters)))

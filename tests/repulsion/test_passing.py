@@ -1,0 +1,239 @@
+"""Steps inside steps, gradients thrown away, steps that are none: still exactly once per real step, and never silent."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from repulsive import SPOS, SVGD, repel
+from repulsive.errors import OptimizerError, UnsupportedWeights
+
+RULE = SVGD(alpha=0.5)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
+
+
+def train(model, optimizer, step, rule=RULE):
+    handle = repel(model, optimizer, rule, verbose=False)
+    for index in range(3):
+        step(model, optimizer, handle, index)
+    return handle
+
+
+@pytest.fixture
+def plainly(backward):
+    def step(model, optimizer, handle, index):
+        backward(model, index)
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture
+def trained(make_model, plainly):
+    """After three plain steps with the rule: what every other way to write the same loop must give."""
+    model = make_model()
+    train(model, sgd(model.parameters()), plainly)
+    return list(model.parameters())
+
+
+def same(model, parameters):
+    return all(torch.equal(p, q) for p, q in zip(model.parameters(), parameters, strict=True))
+
+
+class Calls(torch.optim.SGD):
+    """Torch hooks `step` of this class and that of its parent, which others use as it is."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Evaluates(torch.optim.SGD):
+    """Runs the closure itself, writes into gradients, then has its parent step."""
+
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        for entry in self.param_groups:
+            for parameter in entry["params"]:
+                parameter.grad.mul_(1.0)
+        super().step()
+        return loss
+
+
+class Rewraps(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(None if closure is None else lambda: closure())
+
+
+@pytest.mark.parametrize("kind", [Calls, Evaluates, Rewraps])
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_step_that_calls_its_parents_step_repels_once(kind, closure, make_model, backward, plainly, trained):
+    def with_closure(model, optimizer, handle, index):
+        optimizer.step(lambda: backward(model, index))
+
+    model = make_model()
+    optimizer = kind(model.parameters(), lr=0.2, momentum=0.9)
+    handle = train(model, optimizer, with_closure if closure else plainly)
+    assert handle.steps == 3
+    assert same(model, trained)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_applied_before_a_step_whose_closure_makes_no_gradients(clipped, make_model, backward, trained):
+    """As Lightning steps under manual optimisation."""
+
+    def step(model, optimizer, handle, index):
+        loss = backward(model, index)
+        handle.apply()
+        if clipped:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        optimizer.step(lambda: loss)
+
+    model = make_model()
+    assert train(model, sgd(model.parameters()), step).steps == 3
+    assert same(model, trained)
+
+
+@pytest.mark.parametrize("to_none", [False, True])
+def test_a_closure_that_makes_gradients_anew_after_apply(to_none, make_model, backward, trained):
+    def step(model, optimizer, handle, index):
+        backward(model, index)
+        handle.apply()
+
+        def closure():
+            optimizer.zero_grad(set_to_none=to_none)
+            return backward(model, index, zero=False)
+
+        optimizer.step(closure)
+
+    model = make_model()
+    assert train(model, sgd(model.parameters()), step).steps == 3
+    assert same(model, trained)
+
+
+def test_applied_to_gradients_that_were_then_thrown_away(make_model, backward, plainly, trained):
+    """A batch that is left out after `apply` must not cost the next one its repulsion."""
+
+    def step(model, optimizer, handle, index):
+        if index == 0:
+            backward(model, 7)
+            handle.apply()
+        plainly(model, optimizer, handle, index)
+
+    model = make_model()
+    assert train(model, sgd(model.parameters()), step).steps == 3
+    assert same(model, trained)
+
+
+def test_removed_inside_a_closure_is_removed(make_model, backward):
+    one, two = make_model(), make_model()
+    first, second = sgd(one.parameters()), sgd(two.parameters())
+    handle = repel(one, first, RULE, verbose=False)
+
+    def closure():
+        loss = backward(one)
+        with pytest.warns(UserWarning, match="never took a step"):
+            handle.remove()
+        return loss
+
+    first.step(closure)
+    backward(two)
+    second.step()
+    assert same(one, two.parameters()) and handle.steps == 0
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_a_checkpoint_that_makes_the_state_of_an_optimiser_is_no_step(kind, make_model, backward):
+    model = make_model()
+    optimizer = kind(model.parameters(), lr=0.1)
+    handle = repel(model, optimizer, SPOS(), verbose=False)
+    get_optimizer_state_dict(model, optimizer)
+    assert handle.steps == 0
+    if kind is torch.optim.Adam:
+        assert not any(state["exp_avg"].any() for state in optimizer.state.values())
+    backward(model)
+    optimizer.step()
+    assert handle.steps == 1
+
+
+def test_a_learning_rate_that_starts_at_zero_is_a_step(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    handle = repel(model, optimizer, RULE, verbose=False)
+    backward(model)
+    optimizer.step()
+    assert handle.steps == 1
+
+
+def test_weights_that_were_replaced_are_refused_though_they_have_gradients(make_model, backward):
+    model = make_model()
+    optimizer = sgd(model.parameters())
+    repel(model, optimizer, RULE, verbose=False)
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    backward(model)
+    with pytest.raises(UnsupportedWeights, match=r"in_proj_weight: the model holds another tensor.*assign=True"):
+        optimizer.step()
+
+
+def test_layers_that_were_replaced_warn_once(make_model, backward):
+    model = make_model()
+    optimizer = sgd(model.parameters())
+    handle = repel(model, optimizer, RULE, verbose=False)
+    for layer in model.stack.layers:
+        layer.self_attn = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="no selected head had a gradient") as caught:
+        for index in range(3):
+            backward(model, index)
+            optimizer.step()
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert handle.steps == 0 and {line.skipped for line in handle.report()} == {3}
+
+
+def test_heads_frozen_later_stay_where_they_are(make_model, backward):
+    """Gradients that are kept as zeros would else be filled by repulsion."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    handle = repel(model, optimizer, RULE, verbose=False)
+    backward(model)
+    optimizer.step()
+    first = model.stack.layers[0].self_attn.in_proj_weight.requires_grad_(False)
+    frozen = first.clone()
+    for index in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        backward(model, index, zero=False)
+        optimizer.step()
+    assert torch.equal(first, frozen)
+    assert handle.steps == 3 and [line.skipped for line in handle.report()] == [2, 2, 2, 0, 0, 0]
+
+
+def test_noise_without_a_learning_rate_is_refused(make_model):
+    class Relative(torch.optim.SGD):
+        """As optimisers that find their own rate: `lr` is None."""
+
+        def __init__(self, params):
+            super().__init__(params, lr=1.0)
+            self.param_groups[0]["lr"] = None
+
+    model = make_model()
+    optimizer = Relative(model.parameters())
+    with pytest.raises(OptimizerError, match="learning rate"):
+        repel(model, optimizer, SPOS(), verbose=False)
+    assert repel(model, optimizer, SVGD(), verbose=False).attached
+
+
+@pytest.mark.gpu
+def test_equal_heads_are_told_on_a_gpu_too():
+    attention = nn.MultiheadAttention(16, 4, device="cuda")
+    nn.init.zeros_(attention.in_proj_weight)
+    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
+    repel(attention, optimizer, RULE, verbose=False)
+    x = torch.randn(3, 2, 16, device="cuda")
+    with pytest.warns(UserWarning, match="q, k, v: all heads of a group are equal") as caught:
+        for _ in range(3):
+            attention(x, x, x)[0].sum().backward()
+            optimizer.step()
+    assert len(caught) == 1 and caught[0].filename == __file__
