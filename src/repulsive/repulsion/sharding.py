@@ -43,10 +43,10 @@ def check(part: HeadSlice) -> None:
 
 @contextmanager
 def explaining_flat_weights(model: nn.Module) -> Iterator[None]:
-    """Where no heads are found in a model under FSDP1, say why: it flattens all weights of a module into one."""
+    """Where heads cannot be found in a model under FSDP1, say why: it flattens all weights of a module into one."""
     try:
         yield
-    except NoHeadsFound as error:
+    except (NoHeadsFound, UnsupportedWeights) as error:
         kinds = {f"{kind.__module__}.{kind.__name__}" for m in model.modules() for kind in type(m).__mro__}
         if "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel" not in kinds:
             raise
