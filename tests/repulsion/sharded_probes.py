@@ -160,8 +160,21 @@ def refusals(world):
         model = FullyShardedDataParallel(sharded_cases.packed(), device_id=torch.device("cpu"))
         repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
 
+    def flattened_in_place():
+        """Each weight stays a parameter, of one dimension: its pieces must not pass for heads."""
+        whole = FullyShardedDataParallel(sharded_cases.packed(), use_orig_params=True, device_id=torch.device("cpu"))
+        repel(whole, torch.optim.SGD(whole.parameters(), lr=0.1), verbose=False)
+
+    def flattened_later():
+        model = sharded_cases.packed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        repel(model, optimizer, verbose=False)
+        whole = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+        whole(torch.randn(2, 3, 16)).sum().backward()
+        optimizer.step()
+
     texts = {}
-    for function in (partial_weight, odd_columns, left_gathered, flattened):
+    for function in (partial_weight, odd_columns, left_gathered, flattened, flattened_in_place, flattened_later):
         try:
             function()
             texts[function.__name__] = "nothing was raised"

@@ -155,7 +155,8 @@ def test_what_cannot_work_is_refused_by_name(ranks):
         texts = sound(rank["refusals"])
         assert all(word in texts["partial_weight"] for word in ("layers.0.q.weight", "Partial", "head_placement"))
         assert all(word in texts["odd_columns"] for word in ("layers.0.q.weight", "(9, 9)", "2 ranks"))
-        assert "FSDP1" in texts["flattened"] and "fully_shard" in texts["flattened"]
+        for case in ("flattened", "flattened_in_place", "flattened_later"):
+            assert "FSDP1" in texts[case] and "fully_shard" in texts[case], case
         assert all(word in texts["left_gathered"] for word in ("layers.0.q.weight", "reshard()"))
 
 

@@ -181,6 +181,11 @@ def _checked(module: nn.Module, attribute: str, path: str, axis: int) -> Weight:
         )
     if is_lazy(weight):
         raise UnsupportedWeights(f"{path}: has no shape yet; run the model once on an example first")
+    if weight.ndim < 2:
+        raise UnsupportedWeights(
+            f"{path}: has the shape {tuple(weight.shape)}, in which heads have no rows; FSDP1 flattens weights so, "
+            "torch.distributed.fsdp.fully_shard (FSDP2) does not"
+        )
     if not weight.is_floating_point():
         raise UnsupportedWeights(f"{path}: {weight.dtype} weights cannot be repelled; load the model unquantised")
     return Weight(module, attribute, path, axis)

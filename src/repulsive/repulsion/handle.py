@@ -97,6 +97,7 @@ class Handle:
         self._current: Update | None = None
         self._whole = False  # that one is of all groups
         self._owners = Owners(part for group in groups for part in group.slices)
+        self._dims = [parameter.ndim for parameter in self._owners.look()[0]]
         self._names = tuple(group.name for group in groups)
         self._trained: list[list[Tensor]] = []  # what the optimiser had at the last step
 
@@ -256,7 +257,12 @@ class Handle:
     def _refuse_replaced(self, parameters: list[Tensor]) -> None:
         """No gradient is one thing, a tensor the optimiser does not know another: that one would never be trained."""
         owned = {id(p) for entry in self.optimizer.param_groups for p in entry["params"]}
-        for part, parameter in zip(self._owners.parts, parameters, strict=True):
+        for part, parameter, dims in zip(self._owners.parts, parameters, self._dims, strict=True):
+            if parameter.ndim != dims:
+                raise UnsupportedWeights(
+                    f"{part.parameter_name}: was flattened after repel, as FSDP1 does, so that heads have no rows; "
+                    "shard with torch.distributed.fsdp.fully_shard (FSDP2) instead"
+                )
             if id(parameter) not in owned:
                 raise UnsupportedWeights(
                     f"{part.parameter_name}: the model holds another tensor than the optimiser. FSDP leaves weights "
