@@ -214,6 +214,20 @@ def test_heads_frozen_later_stay_where_they_are(make_model, backward):
     assert handle.steps == 3 and [line.skipped for line in handle.report()] == [2, 2, 2, 0, 0, 0]
 
 
+def test_heads_frozen_between_backward_and_step_are_repelled(make_model, backward, trained):
+    """As loops of several networks may do; the optimiser steps them, too."""
+
+    def step(model, optimizer, handle, index):
+        backward(model, index)
+        model.requires_grad_(False)
+        optimizer.step()
+        model.requires_grad_(True)
+
+    model = make_model()
+    assert train(model, sgd(model.parameters()), step).steps == 3
+    assert same(model, trained)
+
+
 def test_noise_without_a_learning_rate_is_refused(make_model):
     class Relative(torch.optim.SGD):
         """As optimisers that find their own rate: `lr` is None."""

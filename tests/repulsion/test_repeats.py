@@ -114,8 +114,10 @@ def moved_weight(step, model, optimizer, handle):
 
 
 def frozen_weight(step, model, optimizer, handle):
-    """Its gradient is there still; repulsion is not to fill it."""
-    model.self_attn.in_proj_weight.requires_grad_(step not in (4, 5))
+    """Its gradient is kept as zeros; repulsion is not to fill it."""
+    weight = model.self_attn.in_proj_weight.requires_grad_(step != 4)
+    if step == 4:
+        weight.grad.zero_()
 
 
 @pytest.mark.parametrize("change", [another_rule, no_gradient, another_weight, moved_weight, frozen_weight])

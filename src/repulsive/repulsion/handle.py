@@ -24,7 +24,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.owners import Owners, claimed_twice
-from repulsive.repulsion.passing import Snapshot, is_nested, only_makes_state, skips
+from repulsive.repulsion.passing import Snapshot, is_idle, is_nested, only_makes_state, skips
 from repulsive.repulsion.update import Update
 
 ORDERS = ("clip-repel", "repel-clip")
@@ -242,11 +242,11 @@ class Handle:
         if any(grad is None or not p.requires_grad for p, grad in zip(parameters, gradients, strict=True)):
             live = []
             for group in self.groups:
-                if any(p.grad is None or not p.requires_grad for p in group.parameters()):
+                if any(is_idle(parameter) for parameter in group.parameters()):
                     self._skipped[group.name] += 1
                 else:
                     live.append(group)
-            names = tuple(group.name for group in live)
+            names = tuple(group.name for group in live) if len(live) < len(self.groups) else names
             if not names:
                 self._warn_of_nothing()
         if names and names not in self._updates:

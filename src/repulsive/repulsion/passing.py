@@ -61,6 +61,15 @@ def only_makes_state(optimizer: Optimizer, gradients: Sequence[Tensor | None]) -
     return all(grad is None or _is_zero_everywhere(grad) for grad in gradients)
 
 
+def is_idle(parameter: Tensor) -> bool:
+    """Whether a parameter has nothing to follow: no gradient, or it was frozen and its gradient is kept as zeros.
+
+    A frozen one with a gradient has just been trained, by a loop that freezes between backward and step.
+    """
+    grad = parameter.grad
+    return grad is None or (not parameter.requires_grad and _is_zero_everywhere(grad))
+
+
 def _is_zero(lr: object) -> bool:
     if isinstance(lr, Tensor) and lr.device.type != "cpu":
         return False  # looking would be a wait for the device
