@@ -121,6 +121,7 @@ def frozen_weight(step, model, optimizer, handle):
 
 
 @pytest.mark.parametrize("change", [another_rule, no_gradient, another_weight, moved_weight, frozen_weight])
-def test_changes_are_seen(change, monkeypatch):
-    found, _ = train(SVGD(alpha=1.0), change)
-    assert same(found, eagerly(monkeypatch, SVGD(alpha=1.0), change))
+@pytest.mark.parametrize("still", [False, True])
+def test_changes_are_seen(change, still, monkeypatch):
+    found, _ = train(SVGD(alpha=1.0), change, still=still)
+    assert same(found, eagerly(monkeypatch, SVGD(alpha=1.0), change, still=still))
