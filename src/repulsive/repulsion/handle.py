@@ -98,6 +98,7 @@ class Handle:
         self._whole = False  # that one is of all groups
         self._owners = Owners(part for group in groups for part in group.slices)
         self._dims = [parameter.ndim for parameter in self._owners.look()[0]]
+        self._accepted: list[list[Tensor]] = []  # parameters of model and optimiser that were seen to agree
         self._names = tuple(group.name for group in groups)
         self._trained: list[list[Tensor]] = []  # what the optimiser had at the last step
 
@@ -256,9 +257,13 @@ class Handle:
 
     def _refuse_replaced(self, parameters: list[Tensor]) -> None:
         """No gradient is one thing, a tensor the optimiser does not know another: that one would never be trained."""
+        dims = [parameter.ndim for parameter in parameters]
+        seen = [parameters, *(entry["params"] for entry in self.optimizer.param_groups)]
+        if dims == self._dims and _are(seen, self._accepted):
+            return
         owned = {id(p) for entry in self.optimizer.param_groups for p in entry["params"]}
-        for part, parameter, dims in zip(self._owners.parts, parameters, self._dims, strict=True):
-            if parameter.ndim != dims:
+        for part, parameter, before in zip(self._owners.parts, parameters, self._dims, strict=True):
+            if parameter.ndim != before:
                 raise UnsupportedWeights(
                     f"{part.parameter_name}: was flattened after repel, as FSDP1 does, so that heads have no rows; "
                     "shard with torch.distributed.fsdp.fully_shard (FSDP2) instead"
@@ -270,6 +275,7 @@ class Handle:
                     "was replaced, as load_state_dict(assign=True) and to_empty do, make the optimiser anew and call "
                     "repel again"
                 )
+        self._accepted = [[*some] for some in seen]
 
     def _warn_of_nothing(self) -> None:
         if not self._warned:
