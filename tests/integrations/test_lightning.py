@@ -159,6 +159,33 @@ def test_manual_optimisation_refuses_an_order_it_cannot_keep():
         make_trainer(quiet(RULES["svgd"], order="repel-clip")).fit(TwoOptimizers(), data())
 
 
+def test_manual_optimisation_may_apply_before_it_clips():
+    """Lightning then steps with a closure that makes no gradients: they are not changed a second time."""
+
+    class Manual(Classifier):
+        def __init__(self, early) -> None:
+            super().__init__("sgd")
+            self.automatic_optimization = False
+            self.early = early
+
+        def training_step(self, batch, index):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, index))
+            if self.early:
+                callback.handles[0].apply()
+            self.clip_gradients(optimizer, gradient_clip_val=1e9, gradient_clip_algorithm="norm")
+            optimizer.step()
+
+    found = []
+    for early in (False, True):
+        callback, model = quiet(RULES["svgd"]), Manual(early)
+        make_trainer(callback).fit(model, data())
+        assert callback.handles[0].steps == 2 * BATCHES
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
 def test_warns_if_no_step_was_taken_or_the_hooks_were_lost():
     with pytest.warns(UserWarning, match="never began"):
         fitted(RULES["svgd"], limit_train_batches=0)
