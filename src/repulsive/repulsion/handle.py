@@ -86,7 +86,7 @@ class Handle:
         self.rule = rule
         self.settings = settings
         self.steps = 0  # real optimiser steps taken with the rule
-        self._applied: Snapshot | None = None  # gradients that `apply` changed, for the next step
+        self._applied = False  # `apply` changed this step's gradients already
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
         self._changes = 0  # times that gradients were changed
         self._skipped = dict.fromkeys((group.name for group in groups), 0)
@@ -151,32 +151,30 @@ class Handle:
     def apply(self) -> None:
         """Change the gradients now, instead of inside the next `optimizer.step()`: for loops that clip afterwards."""
         self._repel()
-        self._applied = Snapshot(self._owners.look()[1]) if self._pending else None
+        self._applied = self._pending
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Runs before every `optimizer.step`; with a closure, gradients exist only after the closure has run."""
         if skips(optimizer):
-            self._applied, self._pending = None, False
+            self._applied = self._pending = False
             return None
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": self._wrap(kwargs["closure"])}
         for position, argument in enumerate(args):
             if callable(argument) and not isinstance(argument, Optimizer):
                 return (*args[:position], self._wrap(argument), *args[position + 1 :]), kwargs
-        if self._applied is not None and not self._applied.are(self._owners.look()[1]):
-            self._applied = None  # those were thrown away without a step
-        if self._applied is None and not (self._pending and is_nested(optimizer)):
+        if not self._applied and not (self._pending and is_nested(optimizer)):
             self._repel()
         return None
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_repel() -> Any:
-            before = Snapshot(self._owners.look()[1]) if self._applied is not None else None
+            before = Snapshot(self._owners.look()[1]) if self._applied else None
             changes = self._changes
             loss = closure()  # makes gradients anew, each time it is called; or leaves those that `apply` changed
-            left = before is not None and before.are_untouched(self._owners.look()[1])
+            left = before is not None and before.is_of(self._owners.look()[1])
             # A closure that clips may call `apply`, one may wrap another that repels, and any may call `remove`.
             if not left and self._changes == changes and self._hooks:
                 self._repel()
@@ -231,7 +229,7 @@ class Handle:
         if self.settings.noise_in == "parameter" and self.rule is not None and self._current is not None:
             self._current.add_noise(self.rule, self._rates(), step=self.steps)
         self.steps += 1
-        self._applied, self._pending = None, False
+        self._applied = self._pending = False
 
     def _update(self) -> Update | None:
         """The update of the groups that have gradients; the others are counted as skipped."""
@@ -354,7 +352,7 @@ class Handle:
         self._updates.clear()  # they carry the seed
         self._current = None
         self.steps = int(state["steps"])
-        self._applied, self._pending = None, False
+        self._applied = self._pending = False
         self.attach()
 
 

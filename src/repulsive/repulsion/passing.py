@@ -20,13 +20,10 @@ class Snapshot:
         self._gradients = list(gradients)
         self._versions = _versions(self._gradients)
 
-    def are(self, gradients: Sequence[Tensor | None]) -> bool:
-        """Whether these are the same tensors; clipping and unscaling write into them, a backward pass makes others."""
-        return all(one is other for one, other in zip(self._gradients, gradients, strict=True))
-
-    def are_untouched(self, gradients: Sequence[Tensor | None]) -> bool:
+    def is_of(self, gradients: Sequence[Tensor | None]) -> bool:
         """Whether these are the same tensors, and nothing has written into them."""
-        return self.are(gradients) and _versions(gradients) == self._versions
+        same = all(one is other for one, other in zip(self._gradients, gradients, strict=True))
+        return same and _versions(gradients) == self._versions
 
 
 def _versions(gradients: Iterable[Tensor | None]) -> list[int]:
