@@ -63,6 +63,7 @@ def test_additive_attention_has_v_alone() -> None:
         ({"layers": "frist"}, "did you mean 'first'"),
         ({"layers": [0, 5]}, r"\[5\] out of range; the layers are 0 to 1"),
         ({"layers": ["0"]}, "out of range"),
+        ({"layers": 0}, r"give a list of indices, such as \[0\]"),
         ({"parts": "qx"}, "any of the letters q, k, v"),
         ({"parts": ""}, "any of the letters q, k, v"),
         ({"where": "encodr"}, "did you mean 'encoder'"),

@@ -196,6 +196,7 @@ def untouched(optimizer):
         ({"parts": "qx"}, SelectionError, "x"),
         ({"layers": "frist"}, SelectionError, "first"),
         ({"layers": [7]}, SelectionError, "7"),
+        ({"groups": []}, SelectionError, "empty"),
         ({"where": "cross"}, SelectionError, "cross"),
         ({"where": "sideways"}, SelectionError, "sideways"),
         ({"particle": "atom"}, SelectionError, "atom"),

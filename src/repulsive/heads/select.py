@@ -107,6 +107,8 @@ def _layered(groups: list[HeadGroup], layers: str | Sequence[int]) -> list[HeadG
             return groups
         return [g for g in groups if g.layer == (0 if layers == "first" else depth[g.stack, g.where] - 1)]
     most = max(depth.values())
+    if isinstance(layers, int):
+        raise SelectionError(f"layers={layers!r}: give a list of indices, such as [{layers!r}]")
     numbers = list(layers)
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not -most <= n < most]
     if wrong:

@@ -162,6 +162,8 @@ def _trained(groups: list[HeadGroup], optimizer: Optimizer) -> list[HeadGroup]:
 
 def _check_apart(groups: Sequence[HeadGroup]) -> None:
     """Rows in two groups would be changed twice in one step; reports and noise are told apart by names."""
+    if not groups:
+        raise SelectionError("groups is empty; leave it out to select all heads")
     if twice := claimed_twice(groups):
         raise SelectionError(f"{twice[0]} and {twice[1]} share weights; give each weight to one group")
     names = Counter(group.name for group in groups)
