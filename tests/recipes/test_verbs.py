@@ -7,7 +7,7 @@ import torch
 
 from repulsive.cli import main
 from repulsive.data.prepare import prepare
-from repulsive.errors import ConfigError
+from repulsive.errors import ConfigError, RunError
 from repulsive.recipes import open_recipe
 from repulsive.recipes.demo import Demo
 from repulsive.training import sweep as sweeps
@@ -140,14 +140,41 @@ def test_a_sweep_says_what_is_wrong_before_it_trains(repulsive, place):
     assert not (place / "wrong").exists()
 
 
+def test_a_sweep_answers_what_it_is_asked_and_not_what_was_tried_before(repulsive, place):
+    def sweep(*words):
+        out = repulsive("sweep", "reviews/svgd", *settings("method.alpha=5.0"), *words, "--jobs", 1, "--out", "asked")
+        return out.splitlines()
+
+    assert len(sweep("--over", "method.alpha=0.5")) == 2  # a trial and the best
+    assert len(sweep("--over", "method.alpha=0.5,1.0")) == 3  # a grid may grow; Optuna's own must not
+    other = sweep("--over", "method.ratio=0.2")
+    assert len(other) == 2 and other[-1].startswith("best: method.ratio=0.2,")
+    assert len(sweep("--over", "method.ratio=0.2", "--seeds", "2")) == 2
+    assert len(list((place / "asked" / "runs").rglob("result.json"))) == 4
+    sweep("--over", "method.alpha=0.5")
+    assert open_recipe(place / "asked" / "best.toml").method.alpha == 0.5  # and --set said 5.0
+
+
+def test_a_sweep_needs_a_folder_of_its_own(repulsive, place):
+    words = ["sweep", "reviews/svgd", *settings(), "--over", "method.ratio=0.1", "--out"]
+    with RunFolder(place / "taken").locked():
+        assert "another process is training here" in repulsive(*words, "taken", code=2)
+    (place / "file").touch()
+    assert "cannot be written" in repulsive(*words, "file", code=2)
+
+
 def test_trials_of_a_killed_process_are_taken_up_again(tmp_path):
     optuna = pytest.importorskip("optuna")
     storage = f"sqlite:///{tmp_path / 'a.db'}"
     stage = {"x": ["1", "2"]}
     study = sweeps._study("s/1", storage)
-    sweeps._enqueue(study, stage)
-    (taken,) = sweeps._take(study, stage, 1)  # and the process dies here
-    sweeps._enqueue(study, stage)
+    sweeps._enqueue(study, stage, "here")
+    (taken,) = sweeps._take(study, stage, 1, "here")  # and the process dies here
+    sweeps._enqueue(study, stage, "elsewhere")
+    assert len(study.get_trials(states=(optuna.trial.TrialState.WAITING,))) == 1  # for all one knows there, it lives
+    with pytest.raises(RunError, match="1 trials of this sweep are not finished at here"):
+        sweeps._check_all_ended(study)
+    sweeps._enqueue(study, stage, "here")
     waiting = study.get_trials(states=(optuna.trial.TrialState.WAITING,))
     assert sorted(t.system_attrs["fixed_params"]["x"] for t in waiting) == ["1", "2"]
     assert taken.params["x"] in ("1", "2")

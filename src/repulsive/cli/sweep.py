@@ -26,10 +26,13 @@ def sweep(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
 ) -> None:
     """Try settings, epsilon and alpha first, then beta, and write the best as a recipe. The same command resumes."""
+    import socket
+
     from repulsive.recipes import make_task, open_recipe
     from repulsive.recipes.plan import folder_name, plan
     from repulsive.training import sweep as sweeps
     from repulsive.training.launch import train_many
+    from repulsive.training.runs import RunFolder
 
     fixed = changes or []
     opened = open_recipe(recipe, fixed)
@@ -38,16 +41,17 @@ def sweep(
     open_recipe(recipe, [*fixed, *sorted(first)])  # a typo in a key is told before anything is trained
     task = make_task(opened)
     folder = out or Path("sweeps") / folder_name(recipe, fixed)
-    folder.mkdir(parents=True, exist_ok=True)
-    trials = sweeps.sweep(
-        folder_name(recipe, fixed),
-        stages,
-        lambda found: plan([recipe], [*fixed, *found], seeds=seeds, out=folder / "runs", device=device),
-        lambda specs: train_many(specs, make_task, jobs),
-        task.select_by,
-        storage or f"sqlite:///{(folder / 'optuna.db').resolve()}",
-        on_trial=lambda trial: typer.echo(f"{' '.join(trial.changes)}: dev {task.select_by} {trial.value:.4f}"),
-    )
+    with RunFolder(folder).locked():
+        trials = sweeps.sweep(
+            folder_name(recipe, fixed),
+            stages,
+            lambda found: plan([recipe], [*fixed, *found], seeds=seeds, out=folder / "runs", device=device),
+            lambda specs: train_many(specs, make_task, jobs),
+            task.select_by,
+            storage or f"sqlite:///{(folder / 'optuna.db').resolve()}",
+            place=f"{socket.gethostname()}:{folder.resolve()}",
+            on_trial=lambda trial: typer.echo(f"{' '.join(trial.changes)}: dev {task.select_by} {trial.value:.4f}"),
+        )
     chosen = sweeps.best(trials)
     parent = recipe if not recipe.endswith(".toml") else str(Path(recipe).resolve())
     path = folder / "best.toml"

@@ -6,9 +6,9 @@ Optuna's own tools. Test sets play no part.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-import socket
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError, RunError
-from repulsive.training.config import parse_value
+from repulsive.training.config import as_tables, parse_value
 from repulsive.training.launch import Spec
 from repulsive.training.runs import RunFolder
 
@@ -71,10 +71,13 @@ def sweep(
     metric: str,
     storage: str,
     *,
+    place: str = "",
     at_once: int = 8,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Trial]:
     """Try every point of every stage; each stage builds on the best point of the one before.
+
+    What was tried with another grid, other settings or other seeds is not taken for an answer: it is another study.
 
     Args:
         name: of the study, in the storage.
@@ -83,6 +86,8 @@ def sweep(
         train: trains runs, side by side.
         metric: of the development set; higher is better.
         storage: an Optuna storage, such as "sqlite:///sweep.db".
+        place: names where this sweep trains, which no other process does: trials that began there and have not ended
+            are of a process that died.
         at_once: trials whose runs are given to `train` together.
         on_trial: told of every trial as it ends.
 
@@ -91,15 +96,16 @@ def sweep(
 
     Raises:
         ConfigError: Optuna is not installed, or the storage cannot be opened.
+        RunError: nothing is left to try but what is being tried elsewhere.
     """
     chosen: tuple[str, ...] = ()
     found: list[Trial] = []
     for number, stage in enumerate(stages, 1):
-        study = _study(f"{name}/{number}", storage)
+        study = _study(f"{name}/{number}/{_digest(stage, plan(chosen))}", storage)
         study.set_user_attr("metric", metric)
         study.set_user_attr("fixed", list(chosen))
-        _enqueue(study, stage)
-        while batch := _take(study, stage, at_once):
+        _enqueue(study, stage, place)
+        while batch := _take(study, stage, at_once, place):
             runs = {trial.number: plan([*chosen, *_changes(trial.params)]) for trial in batch}
             train([spec for specs in runs.values() for spec in specs])
             for trial in batch:
@@ -107,6 +113,7 @@ def sweep(
                 study.tell(trial, value)
                 if on_trial is not None:
                     on_trial(Trial((*chosen, *_changes(trial.params)), value, number))
+        _check_all_ended(study)
         ended = [t for t in study.get_trials(deepcopy=False) if t.value is not None]
         trials = [Trial((*chosen, *_changes(t.params)), float(t.value or 0), number) for t in ended]
         found += trials
@@ -123,8 +130,8 @@ def best(trials: Sequence[Trial]) -> Trial:
 def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) -> None:
     """A recipe that extends `parent` by the chosen settings."""
     tables: dict[str, list[str]] = {}
-    for change in changes:
-        key, _, value = change.partition("=")
+    last_ones = {key.strip(): value for key, _, value in (change.partition("=") for change in changes)}
+    for key, value in last_ones.items():
         table, _, last = key.rpartition(".")
         parsed = parse_value(value)
         tables.setdefault(table, []).append(f"{last} = {json.dumps(parsed) if isinstance(parsed, str) else value}")
@@ -147,13 +154,19 @@ def _study(name: str, storage: str) -> Any:
         raise ConfigError(f"storage {storage!r} cannot be opened: {str(error).splitlines()[0]}") from None
 
 
-def _enqueue(study: Any, stage: Stage) -> None:
+def _digest(stage: Stage, specs: Sequence[Spec]) -> str:
+    """Of all that a stage's values depend on: its grid, and the recipe and the seeds it starts from."""
+    told = [{key: list(values) for key, values in stage.items()}, [as_tables(spec.recipe) for spec in specs]]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _enqueue(study: Any, stage: Stage, place: str) -> None:
     """Put every point of the grid into the queue that is not there yet, and those again whose process died here."""
     from optuna.trial import TrialState
 
     points = [dict(zip(stage, values, strict=True)) for values in itertools.product(*stage.values())]
     for trial in study.get_trials(deepcopy=False):
-        if trial.state == TrialState.RUNNING and trial.user_attrs.get("host") == socket.gethostname():
+        if trial.state == TrialState.RUNNING and trial.user_attrs.get("place") == place:
             study.tell(trial.number, state=TrialState.FAIL)
     known = [
         t.system_attrs.get("fixed_params", t.params)
@@ -165,18 +178,30 @@ def _enqueue(study: Any, stage: Stage) -> None:
             study.enqueue_trial(point)
 
 
-def _take(study: Any, stage: Stage, most: int) -> list[Any]:
+def _take(study: Any, stage: Stage, most: int, place: str) -> list[Any]:
     """Trials from the queue; others may be taking from it too."""
     from optuna.trial import TrialState
 
     taken: list[Any] = []
     while len(taken) < most and study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         trial = study.ask()
-        trial.set_user_attr("host", socket.gethostname())
+        trial.set_user_attr("place", place)
         for key, values in stage.items():
             trial.suggest_categorical(key, list(values))
         taken.append(trial)
     return taken
+
+
+def _check_all_ended(study: Any) -> None:
+    """Raise where a point is still being tried: it may be the best."""
+    from optuna.trial import TrialState
+
+    if left := study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        places = ", ".join(sorted({str(trial.user_attrs.get("place")) for trial in left}))
+        raise RunError(
+            f"{len(left)} trials of this sweep are not finished at {places}; run the same command when they are, and "
+            "there again if that sweep has died"
+        )
 
 
 def _changes(params: Mapping[str, str]) -> list[str]:
