@@ -169,3 +169,16 @@ def test_the_console_script_is_installed():
         pytest.skip("the package is not installed in this environment")
     finished = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert finished.stdout == f"repulsive {__version__}\n"
+
+
+def test_a_place_that_cannot_be_written_ends_with_one_line(repulsive, tmp_path):
+    (tmp_path / "file").touch()
+    done = repulsive("bench", "--device", "cpu", "--out", "file", "--rounds", "1", "--no-growth", "--tokens", "32")
+    assert (done.code, done.err) == (2, "repulsive: file: File exists\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_behind_the_output_ends_with_one_line():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-m", "repulsive", "ls"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "repulsive: output: No space left on device\n")

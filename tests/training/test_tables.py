@@ -69,3 +69,13 @@ def test_runs_that_have_not_ended(tmp_path):
     assert ended([tmp_path / "a", tmp_path / "b", tmp_path / "nowhere"]) == [tmp_path / "a"]
     with pytest.raises(RunError, match="holds no run that has ended"):
         rows([tmp_path / "a", tmp_path / "b"])
+
+
+def test_json_is_what_other_programs_read(tmp_path):
+    write_run(tmp_path / "a" / "seed-0", "A", 0, [1, 0])
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    (row,) = json.loads(as_json(rows([tmp_path / "a"])), parse_constant=refuse)
+    assert row["cells"]["accuracy"] == {"mean": 0.5, "deviation": None}  # one seed deviates from nothing

@@ -94,6 +94,8 @@ def run(arguments: list[str]) -> int:
             raise
         remedy = f"install it with: pip install 'repulsive[{EXTRAS[package]}]'"
         return _complain(f"this needs the package {package}; {remedy}")
+    except OSError as error:  # a full disk, a folder that is a file, a place that is not ours
+        return _complain(f"{error.filename or 'output'}: {error.strerror}" if error.strerror else str(error))
     except Exception as error:
         # Click's usage errors: Typer has its own copy of Click in some versions, so they are known by their method.
         if not hasattr(error, "format_message"):

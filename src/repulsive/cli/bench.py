@@ -36,6 +36,8 @@ def bench(
     sizes = tuple(tokens or ((4096, 16384) if device == "cuda" else (2048,)))
     if min(sizes) < 32 or rounds < 0:
         raise typer.BadParameter("tokens must be at least 32, rounds at least 1")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before minutes are spent on what cannot be written
     rounds = rounds or (300 if device == "cuda" else 12)
     options = Options(device, sizes, tuple(variant or VARIANTS), compiled, rounds)
     typer.echo(as_table(run(options, growth=growth, out=out, progress=typer.echo)))

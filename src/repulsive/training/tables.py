@@ -179,12 +179,18 @@ def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
 
 def as_json(found: Sequence[Row]) -> str:
     """Rows as JSON, numbers in full."""
-    return json.dumps([as_plain(row) for row in found], indent=2)
+    return json.dumps([as_plain(row) for row in found], indent=2, allow_nan=False)
 
 
 def as_plain(row: Row) -> dict[str, Any]:
-    """A row as JSON has it, which knows no nan: the deviation of one seed is null."""
-    told = asdict(row)
-    for numbers in told["cells"].values():
-        numbers |= {key: None for key, x in numbers.items() if not math.isfinite(x)}
-    return told | {"folder": str(row.folder)}
+    """A row as JSON has it, which knows no nan: what is not a finite number, as the deviation of one seed, is null."""
+    told: dict[str, Any] = _finite(asdict(row) | {"folder": str(row.folder)})
+    return told
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
