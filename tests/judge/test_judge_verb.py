@@ -172,3 +172,11 @@ def test_a_mistake_ends_with_one_line(repulsive, tmp_path, key, words, expected)
 def test_the_verb_alone_prints_help(repulsive):
     code, out, _ = repulsive("judge")
     assert code == 0 and "make" in out and "tally" in out
+
+
+def test_a_name_that_ends_in_half_a_character_is_counted(repulsive, tmp_path, key):
+    path = tmp_path / saved(tmp_path, key, "Ada", {1: {"grammar": "left"}})
+    path.write_text(path.read_text().replace("Ada", "Ada \\ud83d"))  # as an input that cuts a name leaves it
+    code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
+    out.encode()
+    assert code == 0 and "Ada ?" in out

@@ -78,6 +78,7 @@ def test_a_line_too_long_is_cut_and_told(translate):
         (["--beam", "0"], {}, "beam=0 must be at least 1"),
         (["--nbest", "9"], {}, "nbest=9: at least 1, and at most the beam, 2"),
         (["--lenpen", "-1"], {}, "lenpen=-1.0 must not be negative"),
+        (["--lenpen", "nan"], {}, "lenpen=nan must not be negative, and a finite number"),
         (["--batch", "0"], {}, "'--batch'"),
         (["--device", "tpu"], {}, "choose cpu or cuda"),
         ([], {"where": "nowhere"}, "is no run folder"),

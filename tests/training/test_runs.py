@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import time
 from contextlib import contextmanager
 
@@ -166,3 +167,14 @@ def test_a_file_in_the_way(data, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         tiny.train(data, tmp_path / "taken" / "run")
+
+
+def test_what_is_gone_comes_back_as_the_error_says(whole, data, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(whole, copied)
+    (copied / "test.safetensors").unlink()
+    with pytest.raises(RunError, match=r"remove its result\.json and run the command that trained it"):
+        RunFolder(copied).items("test")
+    (copied / "result.json").unlink()
+    tiny.train(data, copied, *LOGGED)
+    assert (copied / "test.safetensors").read_bytes() == (whole / "test.safetensors").read_bytes()

@@ -55,7 +55,8 @@ def read_answers(path: str | Path, key: Key) -> Answers:
         chosen[item] = said
     if not any(chosen.values()):
         raise DataError(f"{path}: {judge.strip()!r} has answered nothing yet")
-    return Answers(" ".join(judge.split()), chosen)
+    whole = judge.encode("utf-8", "replace").decode()  # JSON can spell half a character, and no terminal can print it
+    return Answers(" ".join(whole.split()), chosen)
 
 
 def read_all(paths: Sequence[Path], key: Key) -> list[Answers]:

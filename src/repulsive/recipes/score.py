@@ -73,7 +73,7 @@ def load_run(run: RunFolder, device: torch.device, data: Path | None = None) -> 
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, folder=data))  # type: ignore[attr-defined,call-arg]
     weights = run.best.latest()
     if weights is None:
-        raise RunError(f"{run.path}: has no weights in best/; train it again")
+        raise RunError(f"{run.path}: has no weights in best/; {run.remedy}")
     task = make_task(recipe)
     task.to(device)
     try:

@@ -50,8 +50,8 @@ class Search:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.longest > MOST_PIECES:
             raise ValueError(f"longest={self.longest} must be {MOST_PIECES} at most")
-        if self.lenpen < 0:
-            raise ValueError(f"lenpen={self.lenpen} must not be negative")
+        if not 0 <= self.lenpen < float("inf"):
+            raise ValueError(f"lenpen={self.lenpen} must not be negative, and a finite number")
 
 
 def translate(model: Transformer, source: Ragged, search: Search, nbest: int = 1) -> list[list[Hypothesis]]:

@@ -98,6 +98,12 @@ class RunFolder:
         found = read_json(self.path / RESULT)
         return _checked(found, {"seconds": int | float}, self.path / RESULT) if isinstance(found, dict) else None
 
+    @property
+    def remedy(self) -> str:
+        """What brings back a part of the folder that is gone: a run that has a result is otherwise left as it is."""
+        first = f"remove its {RESULT} and " if (self.path / RESULT).exists() else ""
+        return f"{first}run the command that trained it"
+
     def lines(self) -> list[dict[str, Any]]:
         """All of `metrics.jsonl`; half a line at its end, from a killed process, is left out."""
         try:
@@ -228,11 +234,11 @@ class RunFolder:
 
         path = self.path / f"{part}.safetensors"
         if not path.is_file():
-            raise RunError(f"{self.path}: has no answers on {part} yet; finish the training first")
+            raise RunError(f"{self.path}: has no answers on {part} yet; {self.remedy}")
         try:
             return load(path.read_bytes())
         except Exception as error:  # of safetensors, whose errors are plain exceptions, or of the disk
-            raise RunError(f"{path}: cannot be read ({error}); evaluate the run again") from None
+            raise RunError(f"{path}: cannot be read ({error}); {self.remedy}") from None
 
     def close(self) -> None:
         """Close TensorBoard's file, if one is open."""
