@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from repulsive.errors import RunError
+from repulsive.errors import RepulsiveError, RunError
 from repulsive.training.runs import RunFolder
 from tests.training import tiny
 from tests.training.conftest import LOGGED
@@ -96,6 +96,7 @@ def test_other_data_are_refused(data, tmp_path):
     run = RunFolder(tmp_path)
     recipe = tiny.recipe(data)
     run.claim(recipe, {"train": "a"}, "cpu")
+    run.log("train", 1, {"loss": 1.0})
     with pytest.raises(RunError, match="other data"):
         run.claim(recipe, {"train": "b"}, "cpu")
     run.claim(recipe, {"train": "a"}, "a GPU")
@@ -178,3 +179,14 @@ def test_what_is_gone_comes_back_as_the_error_says(whole, data, tmp_path):
     (copied / "result.json").unlink()
     tiny.train(data, copied, *LOGGED)
     assert (copied / "test.safetensors").read_bytes() == (whole / "test.safetensors").read_bytes()
+
+
+def test_a_folder_in_which_nothing_was_trained_takes_a_mended_recipe(data, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(RepulsiveError, match="parts='xyz' is unknown"):
+        tiny.train(data, folder, *LOGGED, "method.parts=xyz")
+    tiny.train(data, folder, *LOGGED, "training.epochs=1")
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["resumed"] == [] and json.loads((folder / "recipe.json").read_text())["method"]["parts"] == "qkv"
+    with pytest.raises(RunError, match=r"another recipe \(training.epochs was 1, now 2\)"):
+        tiny.train(data, folder, *LOGGED, "training.epochs=2")

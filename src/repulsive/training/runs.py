@@ -132,7 +132,7 @@ class RunFolder:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def claim(self, recipe: Recipe, checksums: Mapping[str, str], device: str) -> None:
-        """Make the folder this recipe's, or find that it is.
+        """Make the folder this recipe's, or find that it is; one in which no step was trained is anybody's.
 
         Raises:
             RunError: it belongs to another recipe, or was trained on other data, or cannot be written.
@@ -142,12 +142,14 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             for leftover in self.path.glob(".*.aside-*"):  # of a killed process; nobody else writes here
                 leftover.unlink()
-        known = read_json(self.path / RECIPE)
-        if known is not None and known != json.loads(json.dumps(tables)):
+        known, facts = read_json(self.path / RECIPE), self.facts
+        same = known is None or known == json.loads(json.dumps(tables))
+        if not (self.result or self.checkpoints.found() or self.lines()):  # nothing to lose: it failed at its start
+            facts = facts if same and facts.get("data") == dict(checksums) else {}
+        elif not same:
             changed = ", ".join(_changes(known, tables)[:4])
             raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
         now = {"at": _now(), "command": shlex.join(sys.argv), "device": device, "versions": versions()}
-        facts = self.facts
         if not facts:
             facts = {"started": now, "resumed": [], "seed": recipe.seed, "data": dict(checksums)}
         elif facts.get("data") != dict(checksums):
