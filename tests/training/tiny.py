@@ -86,7 +86,9 @@ def signalled(*numbers: int):
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    """For processes started here; they run the code that is tested, which need not be the one that is installed."""
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
 
 
 def command(*arguments: str) -> list[str]:
