@@ -391,3 +391,22 @@ def test_a_step_that_is_compiled_whole_is_the_same_step():
         assert handle.steps == 4 and handle.report()[0].repulsion > 0
         found.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True))
+
+
+class OddAttention(nn.Module):
+    """Of no family: its projections have names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner_attention = nn.ModuleDict({"one": nn.Linear(8, 8), "two": nn.Linear(8, 8)})
+
+
+def test_attention_that_is_left_out_is_named(capsys):
+    """Beside heads that are known; neither what holds those nor layers that were not selected count."""
+    model = nn.ModuleDict({"known": nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2), "odd": OddAttention()})
+    repel(model, torch.optim.SGD(model.parameters(), lr=0.1), layers="first")
+    told = "left out, as their heads are not known: odd (OddAttention); example_inputs may help"
+    assert told in capsys.readouterr().out
+    known = model["known"]
+    repel(known, torch.optim.SGD(known.parameters(), lr=0.1), layers="first", particle="head")
+    assert "left out" not in capsys.readouterr().out

@@ -138,10 +138,32 @@ def _strided(group: HeadGroup) -> HeadGroup:
     )
 
 
+def left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> dict[str, str]:
+    """Modules that are called attention, in which and around which no heads are known: name -> class.
+
+    Args:
+        model: any module.
+        groups: heads that were found in it; those of the family table count, too, whether they were selected or not.
+    """
+    inner = unwrap(model)
+    known = {module_of(group) for group in (*known_heads(inner)[0], *groups)}
+    found: dict[str, str] = {}
+    for name, module in inner.named_modules():
+        own = clean(name)
+        if _is_called_attention(module) and next(module.parameters(), None) is not None:
+            related = any(not a or not b or f"{a}.".startswith(f"{b}.") for x in known for a, b in ((own, x), (x, own)))
+            if not related and not any(own.startswith(f"{other}.") for other in found):
+                found[own] = type(module).__name__
+    return found
+
+
+def _is_called_attention(module: nn.Module) -> bool:
+    return any(word in type(module).__name__.lower() for word in ("attention", "attn", "mha"))
+
+
 def _nothing_found(model: nn.Module, misses: Mapping[str, str], untraced: bool) -> str:
     for name, module in model.named_modules():
-        kind = type(module).__name__.lower()
-        if any(word in kind for word in ("attention", "attn", "mha")) and clean(name) not in misses:
+        if _is_called_attention(module) and clean(name) not in misses:
             misses = {**misses, clean(name): f"{type(module).__name__} is in none of the {len(FAMILIES)} families"}
     listed = [f"  {name or '(the model itself)'}: {reason}" for name, reason in list(misses.items())[:12]]
     lines = [f"no attention heads found in {type(model).__name__}."]

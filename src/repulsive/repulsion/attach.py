@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError, RuleError, SelectionError, UnsupportedWeights
 from repulsive.heads import describe, find_heads
+from repulsive.heads.discover import left_out
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.spos import SPOS
@@ -105,8 +106,18 @@ def repel(
     handle = Handle(trained, inner, rule, settings)
     handle.attach()
     if verbose and _is_first_rank():
-        print(f"repulsive: {rule or 'plain training, measured only'}\n{describe(trained)}")
+        title = f"repulsive: {rule or 'plain training, measured only'}"
+        print("\n".join([title, describe(trained), *_left_out(model, groups)]))
     return handle
+
+
+def _left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> list[str]:
+    """A line on attention whose heads are not known, where there is some."""
+    found = [f"{name} ({kind})" for name, kind in left_out(model, groups).items()]
+    if not found:
+        return []
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return [f"left out, as their heads are not known: {', '.join(found[:4])}{more}; example_inputs may help"]
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
