@@ -36,8 +36,22 @@ def test_what_is_missing_is_named_in_one_error_with_its_commands(tmp_path):
 @pytest.mark.parametrize("name", DATASETS)
 def test_commands_have_only_options_that_prepare_has(name, tmp_path):
     verb, task, *words = shlex.split(DATASETS[name].command(tmp_path).removeprefix("repulsive "))
-    known = {o for p in typer.main.get_group(app).commands[verb].params for o in p.opts}
+    params = typer.main.get_group(app).commands[verb].params
+    known = {option for param in params for option in (*param.opts, *param.secondary_opts)}
     assert task and {word for word in words if word.startswith("--")} <= known
+
+
+def test_wmt14_is_prepared_and_trained_as_the_paper_has_it():
+    """Its sacreBLEU is of case.mixed; its script has no weight decay; fairseq's cleans pairs by ratio 1.5."""
+    words = {name: shlex.split(DATASETS[name].prepare) for name in ("wmt14", "europarl", "iwslt14")}
+    for name in ("wmt14", "europarl"):
+        assert "--no-lowercase" in words[name] and words[name][words[name].index("--source") + 1] == "en"
+    for name in ("wmt14", "iwslt14"):
+        assert words[name][words[name].index("--ratio") + 1] == "1.5"
+    options = Options(seeds=1)
+    (row,) = (r for r in ARTEFACTS["table2"].rows(options) if r.data.name == "wmt14" and r.recipe == "europarl/ma")
+    recipe = row.specs(options)[0].recipe
+    assert (recipe.optimizer.weight_decay, recipe.optimizer.lr, recipe.model.heads) == (0, 7e-4, 8)
 
 
 @pytest.mark.parametrize(
