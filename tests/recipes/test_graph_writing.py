@@ -262,6 +262,7 @@ def test_mistakes(data):
         ("model.dropout=1.0", "dropout=1.0 must be at least 0 and below 1"),
         ("search.beam=0", "beam=0 must be at least 1"),
         ("search.lenpen=-1", "lenpen=-1.* must not be negative"),
+        ("search.lenpen=inf", "lenpen=inf must not be negative, and a finite number"),
         ("loss.coverage=-1", "coverage=-1.* must not be negative"),
         ("loss.label_smoothing=0.1", "label_smoothing"),
     ):

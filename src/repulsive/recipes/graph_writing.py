@@ -103,8 +103,8 @@ class Search:
         for name in ("beam", "longest", "at_once"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.lenpen < 0:
-            raise ValueError(f"lenpen={self.lenpen} must not be negative")
+        if not 0 <= self.lenpen < float("inf"):
+            raise ValueError(f"lenpen={self.lenpen} must not be negative, and a finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
