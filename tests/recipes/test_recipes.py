@@ -45,6 +45,23 @@ def test_recipes_read_what_prepare_writes_unless_told_otherwise(task):
     assert folders == {f"prepared/{task}"}
 
 
+@pytest.mark.parametrize(
+    ("task", "optimizer", "lr", "hidden", "mlp", "alpha"),
+    [
+        ("yelp", "sgd", 0.06, 350, 3000, 1.0),
+        ("age", "adam", 5e-4, 350, 2000, 0.01),
+        ("snli", "adam", 5e-4, 150, 4000, 0.005),
+    ],
+)
+def test_released_settings_are_those_of_the_early_code(task, optimizer, lr, hidden, mlp, alpha):
+    """The commands its README has, and the defaults of `train_svgd.py`."""
+    recipe = open_recipe(f"{task}/released-svgd")
+    model, used, rule = recipe.model, recipe.optimizer, recipe.method
+    assert (used.name, used.lr, used.weight_decay, used.clip) == (optimizer, lr, 0.0, 0.5)
+    assert (model.units, model.hidden, model.heads, model.mlp, model.dropout) == (300, hidden, 30, mlp, 0.3)
+    assert (rule.alpha, rule.stepsize, rule.order, recipe.training.batch) == (alpha, 1.0, "repel-clip", 128)
+
+
 def test_labels_of_a_task_differ():
     for task in {name.partition("/")[0] for name in names()}:
         labels = [open_recipe(name).label for name in names() if name.startswith(f"{task}/")]
