@@ -106,3 +106,15 @@ def test_wrong_settings():
         Monitor(model, "runs")
     with pytest.raises(NoHeadsFound):
         Monitor(nn.Linear(2, 2), print)
+
+
+def test_padding_of_the_example_does_not_count():
+    model, _ = build("bert, sdpa")
+    given, mask = torch.randint(3, 30, (2, 7)), torch.tensor([[1] * 7, [1] * 2 + [0] * 5])
+    example = {"input_ids": given, "attention_mask": mask}
+    found = Monitor(model, lambda *entry: None, example=example, threshold=1).step()
+    layer = capture(model, example).layers[0]
+    for space in ("outputs", "attention"):
+        mine = next(d for d in found if d.space == space)
+        assert torch.equal(mine.distance, layer.diversity(space, mask.bool()).distance)
+        assert not torch.equal(mine.distance, layer.diversity(space).distance)

@@ -24,6 +24,20 @@ def items_in(inputs: object) -> int:
     return next((len(value) for value in values if isinstance(value, Tensor) and value.ndim), 1)
 
 
+def real_queries(batch: Any, where: str) -> Tensor | None:
+    """Which tokens of a batch for a transformers model are no padding, bool [B, T]; None: nothing is known.
+
+    Args:
+        batch: as the model takes it.
+        where: "encoder", or "decoder" and "cross", whose queries are the decoder's tokens where it has its own.
+    """
+    if not isinstance(batch, Mapping):
+        return None
+    own = "decoder_input_ids" in batch and where != "encoder"
+    mask = batch.get("decoder_attention_mask" if own else "attention_mask")
+    return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and the slow, visible path of torch's own attention; flags are put back one by one."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from repulsive.diagnostics.calling import real_queries
 from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.diversity import Diversity, of_weights
 from repulsive.diagnostics.outlets import find_outlets
@@ -99,9 +100,10 @@ class Monitor:
         if self._example is None:
             return
         for layer in capture(self.model, self._example, weights=self._attention, outlets=self._outlets).layers:
-            yield layer.diversity("outputs")
+            real = real_queries(self._example, layer.outlet.where)
+            yield layer.diversity("outputs", real)
             if self._attention:
-                yield layer.diversity("attention")
+                yield layer.diversity("attention", real)
 
     def _warn(self, found: Diversity, step: int) -> None:
         if found.mean_cosine > self.threshold and (found.name, found.space) not in self._warned:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import call
+from repulsive.diagnostics.calling import call, real_queries
 from repulsive.errors import DataError
 
 METRICS = {
@@ -107,9 +107,8 @@ def own_loss(generator: torch.Generator) -> Any:
 
 
 def real_tokens(batch: Any) -> Tensor | None:
-    """Which tokens of a batch are no padding, bool [B, T]; None where it has no `attention_mask` of that shape."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    """Which tokens of the output are no padding, bool [B, T]: the decoder's where it has its own; None: not known."""
+    return real_queries(batch, "decoder")
 
 
 class OwnChange:
@@ -141,10 +140,15 @@ def _divergence(old: Tensor, new: Tensor) -> Tensor:
     r"""KL of each row of logits [..., C] as $\ln(1 + \sum_c p_c (e^{d_c} - 1 - d_c))$, d centred: $\sum_c p_c d_c = 0$.
 
     No term is negative, so that a small divergence is not lost to cancellation, as it is in $\sum p (\ln p - \ln q)$.
+    A large one is summed up as it stands, since $e^d$ may overflow; a class that was impossible has no part in it.
     """
     p, d = old.softmax(-1), new - old
+    d = d.masked_fill(old == -torch.inf, 0)  # and minus infinity less itself is no number
     d = d - (p * d).sum(-1, keepdim=True)
-    return (p * (d.expm1() - d)).double().sum(-1).clamp(min=0).log1p()  # [...]
+    small = (p * (d.expm1() - d)).double().sum(-1).clamp(min=0).log1p()  # [...]
+    gone = old.double().log_softmax(-1) - new.double().log_softmax(-1)
+    large = (p.double() * gone).masked_fill(p == 0, 0).sum(-1)
+    return torch.where(small < 1, small, large)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import items_in
+from repulsive.diagnostics.calling import real_queries
 from repulsive.diagnostics.capture import Capture, Captured, capture
 from repulsive.diagnostics.diversity import Diversity, merged
 from repulsive.diagnostics.outlets import Outlet
@@ -33,20 +33,6 @@ class Running:
     notes: tuple[str, ...]
 
 
-def real_queries(batch: Any, where: str) -> Tensor | None:
-    """Which tokens of a batch for a transformers model are no padding, bool [B, T]; None: nothing is known.
-
-    Args:
-        batch: as the model takes it.
-        where: "encoder", or "decoder" and "cross", whose queries are the decoder's tokens where it has its own.
-    """
-    if not isinstance(batch, Mapping):
-        return None
-    own = "decoder_input_ids" in batch and where != "encoder"
-    mask = batch.get("decoder_attention_mask" if own else "attention_mask")
-    return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-
-
 def run_heads(
     model: nn.Module, batches: Iterable[Any], outlets: Sequence[Outlet], *, real: Real = real_queries, shown: int = 0
 ) -> Running:
@@ -69,7 +55,8 @@ def run_heads(
         maps = maps or _maps(seen, batch, real, shown)
         for layer in seen.layers:
             mask = real(batch, layer.outlet.where)
-            weight = float(mask.sum()) if mask is not None else float(items_in(batch))
+            every = sum(left.shape[0] * left.shape[1] for left in layer.outputs)  # B T
+            weight = float(every) if mask is None else float(mask.sum())
             for space in ("outputs", "attention") if layer.weights else ("outputs",):
                 parts[space].setdefault(layer.outlet.name, []).append((layer.diversity(space, mask), weight))
     diversity = {space: [merged(each) for each in found.values()] for space, found in parts.items() if found}
