@@ -246,3 +246,27 @@ def test_joined_heads_are_refused():
     model, _ = build("llama, sdpa")
     with pytest.raises(SelectionError, match="particle='projection'"):
         find_outlets(model, find_heads(model, particle="head"))
+
+
+def test_weights_of_half_precision_are_computed_wider():
+    torch.manual_seed(0)
+    q, k = (3 * torch.randn(2, 4, 9, 64).bfloat16() for _ in range(2))
+    wanted = (q.double() @ k.double().mT / 8).softmax(-1)
+    found = dot_product_weights(q, k)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-5)  # the rounding of the result alone
+
+
+def test_a_sink_is_no_token():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+        intermediate_size=16, num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"],
+        attn_implementation="eager",
+    )  # fmt: skip
+    model, given = transformers.GptOssForCausalLM(config).eval(), torch.randint(3, 20, (2, 5))
+    seen = capture(model, given).layers[0].weights[0]
+    with torch.no_grad():
+        own = model(given, output_attentions=True).attentions[0]
+    torch.testing.assert_close(seen, own)
