@@ -105,3 +105,11 @@ def test_what_cannot_be_measured_is_refused():
     ):
         with pytest.raises(ValueError, match="need"):
             call()
+
+
+def test_a_classifier_that_gives_nan_is_not_called_perfect():
+    p, labels = predictions(20)
+    p[3] = math.nan
+    found = reliability(p, labels)
+    assert all(map(math.isnan, (found.ece, found.oe, found.mce, float(ece(p, labels)))))
+    assert entropy_cdf(p).share.isnan().all()

@@ -36,17 +36,21 @@ class Reliability:
     @property
     def ece(self) -> float:
         r"""$\sum_b \frac{|B_b|}{N} |acc_b - conf_b|$, expected calibration error (Guo et al., 2017)."""
-        return float((self._share() * self.gap.nan_to_num().abs()).sum())
+        return float((self._share() * self._filled(self.gap).abs()).sum())
 
     @property
     def oe(self) -> float:
         r"""$\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$, overconfidence (Thulasidasan et al., 2019)."""
-        return float((self._share() * (self.confidence * self.gap.clamp(min=0)).nan_to_num()).sum())
+        return float((self._share() * self._filled(self.confidence * self.gap.clamp(min=0))).sum())
 
     @property
     def mce(self) -> float:
         r"""$\max_b |acc_b - conf_b|$ over bins that hold items, maximum calibration error (Naeini et al., 2015)."""
-        return float(self.gap.nan_to_num().abs().max())
+        return float(self._filled(self.gap).abs().max())
+
+    def _filled(self, values: Tensor) -> Tensor:
+        """Zero in empty bins alone: the nan of a classifier that gives nan must not look like a perfect one."""
+        return values.masked_fill(self.count == 0, 0)
 
     def _share(self) -> Tensor:
         return self.count / self.count.sum()

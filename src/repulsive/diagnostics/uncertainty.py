@@ -59,7 +59,8 @@ def entropy_cdf(probabilities: Tensor, points: int = 101) -> EntropyCDF:
     most = math.log(probabilities.shape[-1])
     grid = torch.linspace(0, most, points, dtype=torch.float64, device=probabilities.device)  # [points]
     found = entropy(probabilities).clamp(max=float(grid[-1])).sort().values  # [N]; rounding can go above ln C
-    return EntropyCDF(grid, torch.searchsorted(found, grid, right=True).double() / len(found))
+    share = torch.searchsorted(found, grid, right=True).double() / len(found)  # [points]
+    return EntropyCDF(grid, share.masked_fill(found.isnan().any(), torch.nan))
 
 
 def detect_foreign(inside: Tensor, outside: Tensor) -> Detection:
