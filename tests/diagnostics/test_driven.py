@@ -137,3 +137,17 @@ def test_two_of_many_runs_are_compared(browser, path):
         page.check("input[name=runs][value='4']", force=True)
         assert "runs" not in page.evaluate("location.hash") and page.locator("#example-1 .maps:visible").count() == 4
         assert said == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_numbers_at_an_axis_are_whole(browser, tmp_path, width):
+    """A minus sign that the edge of the drawing cuts off makes another number of it."""
+    ends = [(-0.000123, -0.00012), (1e-5, 5e-5), (-1234.0, 1234.0), (88_888.0, 99_999.5)]
+    charts = [Chart(f"chart {i}", [Series("MA", [(0.0, a), (9.0, b)])]) for i, (a, b) in enumerate(ends)]
+    page_of = write_report(tmp_path / "axes.html", Content("Axes", charts=charts, panels=[Panel("Few", charts=charts)]))
+    with driven_page(browser, page_of, width=width) as (page, _):
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.tick.y')].filter((tick) => tick.getBoundingClientRect().left + 0.5 <"
+            " tick.closest('svg').getBoundingClientRect().left).map((tick) => tick.textContent)"
+        )
+    assert cut == []

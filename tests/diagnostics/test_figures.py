@@ -11,6 +11,7 @@ import torch
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.head_count import HeadCount, HeadFit
 from repulsive.diagnostics.report import Chart, Content, Grid, Panel, Series, Sheet, figures, paper, render_page
+from repulsive.diagnostics.report.axes import tick_text
 from repulsive.diagnostics.report.chart import line_chart
 from repulsive.diagnostics.report.figures import (
     entropy_chart,
@@ -22,6 +23,7 @@ from repulsive.diagnostics.report.figures import (
     reliability_charts,
 )
 from repulsive.diagnostics.report.sections import panel_section
+from repulsive.diagnostics.report.text import number
 from repulsive.diagnostics.uncertainty import entropy_cdf
 from repulsive.errors import ConfigError
 from tests.diagnostics.sample import sample_content
@@ -203,3 +205,23 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 def test_pages_need_no_matplotlib():
     for path in SOURCE.joinpath("diagnostics").rglob("*.py"):
         assert "matplotlib" not in eager_third_party(path.read_text()), path
+
+
+def test_ten_methods_have_ten_lines_on_the_page_and_in_the_file():
+    methods = [f"method {place}" for place in range(16)]
+    chart = Chart("loss", [Series(method, [(0.0, 1.0), (1.0, float(place))]) for place, method in enumerate(methods)])
+    kinds = re.findall(r'<path class="(line [^"]*)"', line_chart(chart, methods))
+    assert len(set(kinds)) == len(kinds) == 16
+    pytest.importorskip("matplotlib")
+    (axes,) = paper._chart(chart, methods).axes
+    assert len({(line.get_color(), str(line._dash_pattern)) for line in axes.lines}) == 16
+
+
+def test_thousands_begin_at_a_plain_zero():
+    assert [tick_text(x, [0.0, 20_000.0, 40_000.0]) for x in (0.0, 20_000.0)] == ["0", "20k"]
+
+
+@pytest.mark.parametrize("value", [-0.0001, -0.004])
+def test_what_rounds_to_zero_has_no_sign(value):
+    assert number(value, 2) == "0.00"
+    assert number(value, 2, signed=True) == "−0.00"  # here the sign is what is told

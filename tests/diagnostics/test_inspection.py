@@ -239,3 +239,51 @@ def test_maps_are_over_words_or_numbered_places_without_padding():
     image, inputs = build("vit, sdpa")
     (example, _) = layered_examples(inspect_heads(image, [inputs]), [])
     assert list(example.texts) == ["5 positions"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ([0.0, -200.0, 3.0], [0.0, 0.0, 3.0]),  # e^d overflows where p is zero
+        ([0.0, -60.0, 3.0], [0.0, 90.0, 3.0]),  # and where it is not
+        ([100.0, 0.0], [0.0, 100.0]),
+        ([0.0, -math.inf, 3.0], [1.0, -math.inf, 3.0]),  # a class that is barred
+    ],
+)
+def test_the_kl_divergence_is_finite_however_far_the_output_moves(old, new):
+    p = torch.tensor(old, dtype=torch.float64).softmax(-1).tolist()
+    q = torch.tensor(new, dtype=torch.float64).log_softmax(-1).tolist()
+    wanted = sum(a * (math.log(a) - b) for a, b in zip(p, q, strict=True) if a > 0)
+    found = change(Output("logits", torch.tensor([old])), Output("logits", torch.tensor([new])))
+    assert found.tolist() == pytest.approx([wanted], rel=1e-6)
+
+
+def test_the_output_of_a_decoder_is_measured_at_the_decoders_tokens():
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=20, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    model, given = transformers.T5ForConditionalGeneration(config).eval(), torch.randint(3, 20, (2, 6))
+    short = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
+    batch = {"input_ids": given, "decoder_input_ids": given.flip(1), "decoder_attention_mask": short}
+    batch["attention_mask"] = short.flip(0)  # as long as the decoder's, and of other tokens
+    own = OwnChange(model, [batch])
+    before = model(**batch).logits
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3)
+        after = model(**batch).logits
+    wanted = change(Output("logits", before), Output("logits", after), short.bool())
+    torch.testing.assert_close(own(model), wanted)
+    assert not torch.allclose(wanted, change(Output("logits", before), Output("logits", after), short.flip(0).bool()))
+
+
+def test_batches_without_a_mask_weigh_by_their_tokens():
+    model, (short, long) = masked_lm(), (ids()[:1, :2], ids()[:1])
+    each = [inspect_heads(model, [{"input_ids": x}]).diversity["outputs"][0].distance for x in (short, long)]
+    both = inspect_heads(model, [{"input_ids": short}, {"input_ids": long}]).diversity["outputs"][0].distance
+    tokens = [x.shape[1] for x in (short, long)]
+    torch.testing.assert_close(both, (each[0] * tokens[0] + each[1] * tokens[1]) / sum(tokens))
+
+
+def test_one_head_has_no_distance_in_words_either():
+    found = inspect_heads(masked_lm(num_attention_heads=1), text())
+    assert "nan" not in as_text(found)
+    assert "<td>nan</td>" not in render_inspection(found, title="one head")

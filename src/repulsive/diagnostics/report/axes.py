@@ -29,6 +29,8 @@ def tick_text(value: float, among: Sequence[float]) -> str:
     """All ticks of an axis have the decimals that their step needs; from ten thousand on in thousands."""
     step = among[1] - among[0]
     if abs(among[-1]) >= 10_000:
+        if not value:
+            return "0"
         return f"{value / 1000:,.{0 if step >= 1000 else 1}f}k".replace("-", "−")
     if max(map(abs, among)) < 1e-4:
         return f"{value:.3g}".replace("-", "−")

@@ -11,12 +11,12 @@ from repulsive.diagnostics.report.axes import drawn, extent, tick_text, ticks
 from repulsive.diagnostics.report.panels import Chart, Point, Series
 from repulsive.diagnostics.report.text import escaped
 
-STYLES = 8  # lines told apart by colour and dash; more methods start over
+STYLES = 8  # lines told apart by colour and dash; eight more have the same colours and another dash
 MOST_POINTS = 400  # of a line: more than the chart is wide
 DOT = 7.0  # radius of the largest dot
 _SIZE, _SMALL = (440, 250), (290, 200)  # units of the drawing; a small chart is shown smaller, its labels are not
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 12, 42
-_LETTER = 7.6  # width of a digit of a tick
+_LETTER, _SMALL_LETTER = 9.6, 8.3  # width of a digit of a tick; those of a small chart do not grow on a phone
 Place = Callable[[float, float], Point]
 
 
@@ -38,7 +38,7 @@ def line_chart(chart: Chart, methods: Sequence[str], *, small: bool = False) -> 
     x0 = min(x0, x_ticks[0]) if least == most else x0  # one point stands in the middle
     y0, y1 = y_ticks[0], y_ticks[-1]
     y_texts = [tick_text(y, y_ticks) for y in y_ticks]
-    left = max(_LEFT, 9 + _LETTER * max(map(len, y_texts)))
+    left = max(_LEFT, 9 + (_SMALL_LETTER if small else _LETTER) * max(map(len, y_texts)))
     along = math.log2 if chart.x_log else float
 
     def place(x: float, y: float) -> Point:
@@ -82,7 +82,8 @@ def key(shown: Sequence[str], methods: Sequence[str], *, dots: bool = False) -> 
 
 def style_of(method: str, methods: Sequence[str]) -> str:
     """The class of a method's line."""
-    return f"m{methods.index(method) % STYLES}"
+    place = methods.index(method)
+    return f"m{place % STYLES}" + (" again" if place // STYLES % 2 else "")
 
 
 def _marks(series: Series, methods: Sequence[str], place: Place) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -96,7 +97,7 @@ def _space(space: str, found: Inspection) -> str:
     entries = found.diversity[space]
     rows = "".join(
         f"<tr>{_layer(found, d.name)}<td>{d.num_heads}</td><td>{d.effective_heads:.2f}</td>"
-        f"<td>{number(d.mean_cosine, 3)}</td><td>{d.mean_distance:.4g}</td></tr>\n"
+        f"<td>{number(d.mean_cosine, 3)}</td><td>{_apart(d.mean_distance)}</td></tr>\n"
         for d in entries
     )
     names = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
@@ -146,6 +147,10 @@ def _layer(found: Inspection, name: str) -> str:
     short = found.label(name)
     dotted = f" <small>{escaped(name)}</small>" if short != name else ""
     return f'<th scope="row">{escaped(short)}{dotted}</th>'
+
+
+def _apart(distance: float) -> str:
+    return "n/a" if math.isnan(distance) else f"{distance:.4g}"
 
 
 def _sizes(found: Inspection) -> list[tuple[str, str]]:

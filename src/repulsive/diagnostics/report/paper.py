@@ -17,6 +17,7 @@ from repulsive.errors import ConfigError
 
 COLOURS = ("#4a505a", "#8f6400", "#0072b2", "#c45100", "#00825e", "#a8457f", "#7a4fc0", "#14181f")  # --m0 ... --m7
 DASHES = ("-", (0, (4, 2)), "-", (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (2.5, 2)), "-", (0, (1, 2)))
+AGAIN = (0, (7, 2, 1, 2, 1, 2))  # of eight more methods in the same colours
 ENDINGS = ("svg", "pdf")
 _SETTINGS = {"pdf.fonttype": 42, "svg.hashsalt": "repulsive", "font.size": 8, "axes.linewidth": 0.6}
 _SIZE = (3.3, 2.3)  # inches: a column
@@ -67,8 +68,8 @@ def write_figures(folder: Path, content: Content) -> list[Path]:
 def _chart(chart: Chart, methods: Sequence[str]) -> Any:
     figure, (axes,) = new_figure(*_SIZE)
     for series in chart.series:
-        place = methods.index(series.method) % len(COLOURS)
-        _series(axes, series, COLOURS[place], DASHES[place])
+        again, place = divmod(methods.index(series.method), len(COLOURS))
+        _series(axes, series, COLOURS[place], AGAIN if again % 2 else DASHES[place])
     if chart.diagonal:
         axes.plot([0, 1], [0, 1], color="#565e6c", linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
     if chart.x_log:

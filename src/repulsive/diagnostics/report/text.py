@@ -49,6 +49,8 @@ def number(value: float, digits: int, *, percent: bool = False, signed: bool = F
         return "n/a"
     scaled = 100 * value if percent else value
     shown = f"{scaled:{'+' if signed else ''}.{digits}f}"
+    if not signed and not shown.strip("-0."):
+        shown = shown.removeprefix("-")  # nothing is left of what was below zero
     return shown.replace("inf", "∞").replace("-", "−")
 
 
