@@ -270,3 +270,17 @@ def test_a_sink_is_no_token():
     with torch.no_grad():
         own = model(given, output_attentions=True).attentions[0]
     torch.testing.assert_close(seen, own)
+
+
+def test_hooks_that_were_there_see_what_they_always_see():
+    torch.manual_seed(0)
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8)
+    seen = []
+    layer.self_attn.register_forward_hook(lambda _module, args, result: seen.append((args[0], *result)))
+    with evaluating(layer):
+        layer(x)
+    assert capture(layer, x).layers[0].weights[0].shape == (2, 2, 5, 5)
+    (given, made, weights), (given_again, made_again, weights_again) = seen
+    assert torch.equal(given, given_again) and weights is None is weights_again
+    torch.testing.assert_close(made, made_again)
+    assert len(layer.self_attn._forward_hooks) == 1 and not layer.self_attn._forward_pre_hooks

@@ -111,3 +111,12 @@ def test_a_graph_too_large_for_a_map_says_so_and_has_all_the_rest(monkeypatch):
         capture(model, inputs)
     found = inspect_heads(model, [inputs])
     assert set(found.diversity) == {"weights", "outputs"} and "attention is not measured" in found.notes[0]
+
+
+def test_hooks_that_were_there_see_what_they_always_see():
+    model, inputs, seen = layer("GATConv"), graph(), []
+    model.register_forward_hook(lambda _module, args, result: seen.append((args[0], result)))
+    model(*inputs)
+    capture(model, inputs)
+    assert torch.equal(seen[0][0], seen[1][0])
+    torch.testing.assert_close(seen[0][1], seen[1][1])

@@ -1,12 +1,12 @@
 """Attention layers that give their weights when they are asked: torch's own, and those of graphs.
 
-Their callers get what they asked for, not what we did.
+Their callers get what they asked for, not what we did, and so do hooks that were there before.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.outlets import Outlet
 
 Seen = Callable[[Outlet, Tensor], None]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by place, and by name
 MOST = 1 << 27  # numbers of a graph's map, all nodes by all nodes: half a gigabyte
 _TORCH = inspect.signature(nn.MultiheadAttention.forward)
 
@@ -24,12 +25,12 @@ def ask_torch(stack: ExitStack, outlet: Outlet, seen: Seen) -> None:
     """Have `nn.MultiheadAttention` return its weights [B, M, T, S]."""
     asked: list[tuple[bool, bool]] = []
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         given = _TORCH.bind(module, *args, **kwargs)
         given.apply_defaults()
-        values = {name: value for name, value in given.arguments.items() if name != "self"}
-        asked.append((values["need_weights"], values["average_attn_weights"]))
-        return (), {**values, "need_weights": True, "average_attn_weights": False}
+        asked.append((given.arguments["need_weights"], given.arguments["average_attn_weights"]))
+        names = list(_TORCH.parameters)[1:]  # without self
+        return _instead(names, args, kwargs, {"need_weights": True, "average_attn_weights": False})
 
     def after(_module: nn.Module, _args: object, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
         out, weights = result  # [B, M, T, S]; without a batch [M, T, S]
@@ -38,7 +39,7 @@ def ask_torch(stack: ExitStack, outlet: Outlet, seen: Seen) -> None:
         return out, (weights.mean(-3) if averaged else weights) if wanted else None
 
     stack.callback(outlet.attention.register_forward_pre_hook(before, with_kwargs=True).remove)
-    stack.callback(outlet.attention.register_forward_hook(after).remove)
+    stack.callback(outlet.attention.register_forward_hook(after, prepend=True).remove)
 
 
 def ask_graph(stack: ExitStack, outlet: Outlet, seen: Seen) -> None:
@@ -46,10 +47,10 @@ def ask_graph(stack: ExitStack, outlet: Outlet, seen: Seen) -> None:
     signature = inspect.signature(outlet.attention.forward)
     asked: list[tuple[Any, Any]] = []
 
-    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-        values = dict(signature.bind(*args, **kwargs).arguments)
+    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        values = signature.bind(*args, **kwargs).arguments
         asked.append((values.get("return_attention_weights"), values["x"]))
-        return (), {**values, "return_attention_weights": True}
+        return _instead(list(signature.parameters), args, kwargs, {"return_attention_weights": True})
 
     def after(module: nn.Module, _args: object, result: Any) -> Any:
         wanted, x = asked.pop()
@@ -64,7 +65,13 @@ def ask_graph(stack: ExitStack, outlet: Outlet, seen: Seen) -> None:
         return out if wanted is None else result
 
     stack.callback(outlet.attention.register_forward_pre_hook(before, with_kwargs=True).remove)
-    stack.callback(outlet.attention.register_forward_hook(after).remove)
+    stack.callback(outlet.attention.register_forward_hook(after, prepend=True).remove)
+
+
+def _instead(names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], changes: dict[str, Any]) -> Call:
+    """A call with other values, each given by place or by name as it was: other hooks read what is given by place."""
+    by_place = [changes.get(name, value) for name, value in zip(names, args, strict=False)]
+    return tuple(by_place), {**kwargs, **{name: changes[name] for name in names[len(args) :] if name in changes}}
 
 
 def over_nodes(weights: Tensor, targets: Tensor, sources: Tensor, rows: int, columns: int) -> Tensor:
