@@ -93,3 +93,8 @@ def test_what_is_refused():
         compare(x, x.log())
     with pytest.raises(ValueError, match="level"):
         compare(x, x, level=95)
+
+
+def test_one_seed_is_told_as_one():
+    x = torch.rand(1, 20)
+    assert str(compare(x, x + 0.1)).endswith("(1 seed x 20 items)")

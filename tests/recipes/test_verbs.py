@@ -1,6 +1,7 @@
 """sweep, evaluate, ls and demo on a tiny generated set: what they choose, print and write."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +71,15 @@ def test_the_demo_prints_what_its_runs_measured_and_draws_every_method(trained):
     review = demo.data.parts["test"].sentences[0]
     words = {demo.data.vocabulary.words[i] for i in review.values.tolist()}
     assert sum(word in shown for word in words) > 50
+
+
+def test_the_demo_with_one_seed_speaks_of_no_deviation(trained):
+    demo, _, page = trained
+    assert "standard deviation over 2 seeds" in page.read_text()
+    one = replace(demo, seeds=1)
+    assert dict(one._facts(9.0))["trained in"] == "9 s, one seed of 4 methods"
+    table = one._content(rows([demo.out / "runs" / method for method in ("ma", "svgd")]), 9.0).table
+    assert table is not None and table.caption.startswith("Test set, one seed;")
 
 
 def test_the_demo_does_not_train_again(trained):

@@ -36,7 +36,7 @@ class Comparison:
     items: int
 
     def __str__(self) -> str:
-        size = f"{self.seeds} seeds x {self.items} items"
+        size = f"{self.seeds} {'seed' if self.seeds == 1 else 'seeds'} x {self.items} items"
         return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}], p = {self.p_value:.4f} ({size})"
 
 

@@ -81,7 +81,8 @@ class Demo:
         ]
 
     def _content(self, found: Sequence[tables.Row], seconds: float) -> Content:
-        caption = f"Test set, mean ± standard deviation over {self.seeds} seeds; weights chosen on the development set."
+        over = "one seed" if self.seeds == 1 else f"mean ± standard deviation over {self.seeds} seeds"
+        caption = f"Test set, {over}; weights chosen on the development set."
         return Content(
             title="Do heads repel?",
             lead=self.about,
@@ -93,11 +94,12 @@ class Demo:
 
     def _facts(self, seconds: float) -> list[tuple[str, str]]:
         parts = ", ".join(f"{len(part):,} {name}" for name, part in self.data.parts.items())
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
         used = ", ".join(f"{name} {number}" for name, number in versions().items() if name in ("repulsive", "torch"))
         return [
             ("data", f"{self.data.task}: {parts}"),
             ("words known", f"{len(self.data.vocabulary):,}"),
-            ("trained in", f"{seconds:.0f} s, {self.seeds} seeds of {len(METHODS)} methods"),
+            ("trained in", f"{seconds:.0f} s, {seeds} of {len(METHODS)} methods"),
             ("versions", used),
         ]
 
