@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from repulsive.cli import main
+from repulsive.cli.subject import _check_ids
 from repulsive.diagnostics.prune import prune, save_pruned
+from repulsive.errors import DataError
+from tests.heads.zoo import build
 
 transformers = pytest.importorskip("transformers")
 
@@ -179,3 +182,9 @@ def test_the_decoder_reads_the_same_sentences_and_the_page_says_so(inspect, fold
     code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "seen")
     assert code == 0 and "EncDecAttention" in out
     assert "read the same sentences as the encoder" in (tmp_path / "seen" / "inspect.html").read_text()
+
+
+def test_sentences_without_a_token_are_told():
+    model, _ = build("bert, sdpa")
+    with pytest.raises(DataError, match="makes no token"):
+        _check_ids(model, torch.zeros(1, 0, dtype=torch.long))

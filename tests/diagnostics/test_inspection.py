@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.diversity import of_attention, of_weights
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.own_output import Output, OwnChange, change, own_loss, read_output
+from repulsive.diagnostics.redundancy import Ablation
 from repulsive.diagnostics.report.inspection import layered_examples, render_inspection, write_inspection
 from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.errors import DataError, NoHeadsFound
@@ -287,3 +289,20 @@ def test_one_head_has_no_distance_in_words_either():
     found = inspect_heads(masked_lm(num_attention_heads=1), text())
     assert "nan" not in as_text(found)
     assert "<td>nan</td>" not in render_inspection(found, title="one head")
+
+
+def test_an_item_that_is_all_padding_has_not_moved():
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[1] = 0
+    found = inspect_heads(masked_lm(), [{"input_ids": ids(), "attention_mask": mask}], ablation=True)
+    assert found.ablation is not None and found.ablation.change.isfinite().all()
+    assert (found.ablation.items[..., 0] > 0).all() and (found.ablation.items[..., 1] == 0).all()
+    zeros, ones = Output("states", torch.zeros(1, 2, 3)), Output("states", torch.ones(1, 2, 3))
+    assert change(zeros, zeros).tolist() == [0] and change(zeros, ones).tolist() == [math.inf]
+
+
+def test_a_change_that_is_no_number_is_null_in_json():
+    found = inspect_heads(masked_lm(), text())
+    lost = torch.full((len(found.layers), 4), math.nan, dtype=torch.float64)
+    spoilt = replace(found, ablation=Ablation(tuple(name for name, *_ in found.layers), math.nan, lost))
+    assert json.loads(json.dumps(as_json(spoilt), allow_nan=False))["ablation"]["baseline"] is None

@@ -184,7 +184,9 @@ def _tokenizer(transformers: Any, folder: Path, local: dict[str, bool]) -> Any:
 
 def _check_ids(model: nn.Module, ids: torch.Tensor) -> None:
     words = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    if int(ids.max()) >= words or not ids.numel():
+    if not ids.numel():
+        raise DataError("the tokenizer makes no token of some of the sentences; give others")
+    if int(ids.max()) >= words:
         raise DataError(
             f"the tokenizer gives token {int(ids.max())} but the model knows {words}; use its own tokenizer"
         )

@@ -65,7 +65,7 @@ def read_output(result: Any) -> Output:
 
 
 def change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
-    """How far each item moved, float64 [B]: see the top of this file.
+    """How far each item moved, float64 [B]: see the top of this file; one that is all padding has not.
 
     Args:
         before: of the whole model.
@@ -78,9 +78,10 @@ def change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
     counts = real.to(old.device).double()  # [B, T]
     if before.kind == "logits":
         divergence = _divergence(_wide(old), _wide(new))  # [B, T]
-        return (divergence * counts).sum(-1) / counts.sum(-1)
+        return (divergence * counts).sum(-1) / counts.sum(-1).clamp(min=1)
     moved, size = (new - old).double().square().sum(-1), old.double().square().sum(-1)  # [B, T]
-    return ((moved * counts).sum(-1) / (size * counts).sum(-1)).sqrt()
+    moved, size = (moved * counts).sum(-1), (size * counts).sum(-1)  # [B]
+    return (moved / size).sqrt().masked_fill(moved == 0, 0)  # zeros that stay zeros have not moved
 
 
 def own_loss(generator: torch.Generator) -> Any:

@@ -64,7 +64,11 @@ def as_json(found: Inspection) -> dict[str, Any]:
         "importance": None if found.importance is None else _nested(found.importance),
         "ablation": None
         if found.ablation is None
-        else {"metric": found.metric, "baseline": found.ablation.baseline, "change": _nested(found.ablation.change)},
+        else {
+            "metric": found.metric,
+            "baseline": _number(found.ablation.baseline),
+            "change": _nested(found.ablation.change),
+        },
         "pruning": None
         if found.pruned is None
         else {
