@@ -11,6 +11,7 @@ from repulsive.diagnostics.calling import call, evaluating
 from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.diversity import of_attention, of_outputs
 from repulsive.diagnostics.outlets import find_outlets, rerouted
+from repulsive.diagnostics.redundancy import ablate
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import find_heads
 from repulsive.heads.place import module_of
@@ -204,7 +205,7 @@ def test_nested_contexts_see_each_others_changes_and_all_is_put_back():
         with rerouted(outlets, lambda _, h: 2 * h), rerouted(outlets, lambda _, h: h + 1):
             doubled = first(call(model, inputs))
         heads = capture(model, inputs).layers[0].outputs[0]  # [B, T, M, d]
-        wanted = projection(2 * (heads + 1).flatten(2))
+        wanted = projection((2 * heads + 1).flatten(2))
         assert model.out_proj is projection
         assert not model._forward_hooks and not model._forward_pre_hooks
         torch.testing.assert_close(doubled, wanted)
@@ -212,6 +213,14 @@ def test_nested_contexts_see_each_others_changes_and_all_is_put_back():
     with pytest.raises(RuntimeError, match="stop"), rerouted(outlets, lambda *_: None):
         raise RuntimeError("stop")
     assert model.out_proj is projection
+
+
+@pytest.mark.parametrize("name", ["torch packed", "bert, sdpa", "additive"])
+def test_inside_of_an_ablation_nothing_leaves_the_ablated_head(name):
+    model, inputs = build(name)
+    with ablate(model, [(0, 1)]):
+        left = capture(model, inputs, weights=False).layers[0].outputs[0]  # [B, T, M, d]
+    assert (left[:, :, 1] == 0).all() and (left[:, :, 0] != 0).any()
 
 
 def test_an_unknown_output_projection_is_asked_for_and_may_be_named():

@@ -97,7 +97,7 @@ def rerouted(outlets: Sequence[Outlet], change: Change) -> Iterator[None]:
     """Let `change(outlet, heads)` see what leaves the heads, [B, T, M, d], and replace it unless it returns None.
 
     A model that keeps tokens in one row gives [1, N, M, d], and so do the nodes of a graph; an additive attention gives
-    [B, 1, M, d]. Contexts may be nested: the outer one sees what the inner one leaves. All is put back at the end,
+    [B, 1, M, d]. Contexts may be nested: the inner one sees what the outer one leaves. All is put back at the end,
     whatever happens inside.
     """
     with ExitStack() as stack:
@@ -188,6 +188,7 @@ class _Through(nn.Module):
     def __init__(self, real: nn.Linear) -> None:
         super().__init__()
         weight = real.weight
+        self.changes: list[Change] = []  # of all contexts, the outermost first
         self.register_buffer("weight", torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
         self.register_buffer("bias", None if real.bias is None else torch.zeros_like(real.bias).detach())
 
@@ -195,19 +196,25 @@ class _Through(nn.Module):
 def _hook_torch(stack: ExitStack, outlet: Outlet, change: Change) -> None:
     attention = outlet.module
     assert isinstance(attention, nn.MultiheadAttention)
-    real = attention.out_proj
-    outermost = not isinstance(real, _Through)  # an outer context has the projection, and will apply it after us
-    if outermost:
-        attention._modules["out_proj"] = _Through(real)
-        stack.callback(attention._modules.__setitem__, "out_proj", real)
+    there: nn.Module = attention.out_proj
+    if isinstance(there, _Through):  # an outer context has the projection, and applies it behind all changes
+        there.changes.append(change)
+        stack.callback(there.changes.pop)
+        return
+    real, through = attention.out_proj, _Through(attention.out_proj)
+    through.changes.append(change)
+    attention._modules["out_proj"] = through
+    stack.callback(attention._modules.__setitem__, "out_proj", real)
 
     def after(_module: nn.Module, _args: object, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         heads = result[0]  # [B, T, M d], or [T, B, M d]
         turned = heads.ndim == 3 and not attention.batch_first
-        new = _changed(outlet, change, heads.transpose(0, 1) if turned else heads)
-        if new is not None:
-            heads = new.transpose(0, 1) if turned else new
-        return (F.linear(heads, real.weight, real.bias) if outermost else heads), *result[1:]
+        heads = heads.transpose(0, 1) if turned else heads
+        for each in through.changes:
+            new = _changed(outlet, each, heads)
+            heads = heads if new is None else new
+        heads = heads.transpose(0, 1) if turned else heads
+        return F.linear(heads, real.weight, real.bias), *result[1:]
 
     stack.callback(attention.register_forward_hook(after, prepend=True).remove)
 
