@@ -306,3 +306,17 @@ def test_a_change_that_is_no_number_is_null_in_json():
     lost = torch.full((len(found.layers), 4), math.nan, dtype=torch.float64)
     spoilt = replace(found, ablation=Ablation(tuple(name for name, *_ in found.layers), math.nan, lost))
     assert json.loads(json.dumps(as_json(spoilt), allow_nan=False))["ablation"]["baseline"] is None
+
+
+@needs_driver
+def test_words_beside_a_map_are_whole(tmp_path):
+    found = inspect_heads(masked_lm(), text()[:1])
+    words = [["a" * 60, "漢字" * 9, "Ġthe", "▁" * 20, "x", "nnnnnnnnnnnnnnnn", "."]]
+    page_of = write_inspection(tmp_path / "words.html", found, title="words", tokens=words)
+    with driven_browser() as browser, driven_page(browser, page_of, width=390) as (page, _):
+        cut = page.evaluate(
+            "[...document.querySelectorAll('#stage text')].filter((text) => { const box = text.getBoundingClientRect(),"
+            " all = text.closest('svg').getBoundingClientRect(); return box.left + 0.5 < all.left || box.top + 0.5 <"
+            " all.top; }).map((text) => text.textContent)"
+        )
+        assert page.locator("#stage text").count() > 7 and cut == []

@@ -15,6 +15,7 @@
 
   const within = (text, most) => Math.min(most, Math.max(1, Math.trunc(Number(text)) || 1));
   const level = (weight, top) => (top > 0 ? Math.floor(9.5 * Math.sqrt(Math.min(1, weight / top))) : 0);
+  const long = (word) => [...word].reduce((sum, sign) => sum + (sign >= "\u1100" ? 12.5 : 7.5), 0);  // pixels, at most
   const short = (word) => (word.length > LONGEST ? `${word.slice(0, LONGEST - 1)}…` : word);
   const MEAN = "mean";
   const headName = (head) => (head === MEAN ? "mean over heads" : `head ${head}`);
@@ -61,8 +62,7 @@
     const texts = examples[state.example - 1].texts, maps = mapsOf(method);
     const down = texts[maps.rows].map(short), across = texts[maps.columns].map(short);
     const cell = Math.min(16, Math.max(11, 460 / across.length));
-    const side = 12 + 6.6 * Math.max(...down.map((word) => word.length));
-    const above = 10 + 6.6 * Math.max(...across.map((word) => word.length));
+    const side = 12 + Math.max(...down.map(long)), above = 10 + Math.max(...across.map(long));
     const height = above + down.length * cell + 2, width = across.length * cell + 2;
     const words = across.map((word, c) => element("text", { class: "word",
       transform: `translate(${(c + 0.5) * cell + 3.5} ${above - 6}) rotate(-90)` }, word));
