@@ -329,6 +329,7 @@ def test_the_paper_s_settings():
     plain, svgd = open_recipe("electra/small-ma"), open_recipe("electra/small-svgd")
     assert (svgd.method.stepsize, svgd.method.alpha, svgd.method.layers) == (0.01, 0.1, "first")
     assert open_recipe("electra/small-strided").method == dataclasses.replace(svgd.method, layout="strided")
+    assert open_recipe("electra/tiny-strided").method == open_recipe("electra/small-strided").method
     assert plain.data.steps * plain.training.epochs == 1_000_000 and plain.optimizer.clip == 1.0
 
 
