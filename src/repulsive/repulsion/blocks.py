@@ -106,7 +106,7 @@ class Batch:
     """Groups with equally many heads on one device: their coefficients are one call."""
 
     def __init__(self, members: list[int], pieces: Sequence[Piece]) -> None:
-        self.members = members
+        self.members, self.pieces = members, pieces
         parameter = pieces[0].slice.parameter()
         self.device = parameter.device
         self.heads = pieces[0].slice.num_heads
@@ -187,7 +187,7 @@ class Reference:
                     for row, index in enumerate(batch.members):
                         found[self.groups[index].name] = Measured(step, coefficients.measure, row)
                 if rule is not None:
-                    sigmas = self._sigmas(batch.members, rule, rates, scale) if draw_noise else {}
+                    sigmas = self._sigmas(batch.pieces, rule, rates, scale) if draw_noise else {}
                     for block in batch.blocks:
                         self._write(block, rule, coefficients, sigmas, step, scale)
         return found
@@ -238,19 +238,23 @@ class Reference:
             piece.put_grad(heads)
 
     def _sigmas(
-        self, members: Sequence[int], rule: Rule, rates: Mapping[int, float], scale: Tensor | None
+        self, pieces: Sequence[Piece], rule: Rule, rates: Mapping[int, float], scale: Tensor | None
     ) -> Sigmas:
-        """What the noise of every piece of some groups is multiplied with; nothing where there is no noise."""
-        own = [piece for piece in self.pieces if piece.group in set(members)]
-        found: Sigmas = {piece.noise_name: rule.noise_scale(piece.rate(rates)) for piece in own}
+        """What the noise of every piece of whole groups is multiplied with; nothing where there is no noise."""
+        if not rates:
+            return {}
+        found: Sigmas = {piece.noise_name: rule.noise_scale(piece.rate(rates)) for piece in pieces}
         if not any(found.values()):
             return {}
-        for index in members if rule.scales_noise else ():
-            pieces = [piece for piece in own if piece.group == index]
-            grad = torch.cat([piece.grad() for piece in pieces], dim=-1)  # [M, D]
-            grad = grad.to(compute_dtype(grad))
-            factor = rule.noise_factor(grad if scale is None else grad / scale)
-            found |= {piece.noise_name: found[piece.noise_name] * factor for piece in pieces}
+        if rule.scales_noise:
+            groups: dict[int, list[Piece]] = defaultdict(list)
+            for piece in pieces:
+                groups[piece.group].append(piece)
+            for members in groups.values():
+                grad = torch.cat([piece.grad() for piece in members], dim=-1)  # [M, D]
+                grad = grad.to(compute_dtype(grad))
+                factor = rule.noise_factor(grad if scale is None else grad / scale)
+                found |= {piece.noise_name: found[piece.noise_name] * factor for piece in members}
         return found
 
     def _noise(self, piece: Piece, like: Tensor, sigmas: Sigmas, step: int) -> Tensor:
@@ -268,7 +272,7 @@ class Reference:
                 grad = torch.cat([piece.grad() for piece in members], dim=-1)
                 dtype = compute_dtype(theta)
                 theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
-                sigmas = self._sigmas([index], rule, rates, scale) if draw_noise else {}
+                sigmas = self._sigmas(members, rule, rates, scale) if draw_noise else {}
                 with full_precision(theta.device):
                     result = rule.direction(theta, grad, step)
                     sizes = [piece.slice.dim for piece in members]

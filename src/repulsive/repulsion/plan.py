@@ -130,6 +130,12 @@ class Plan:
         self._numbers = _OnDevice(8, device)  # the rule's settings: a schedule may change them at any step
         self._sigmas = _OnDevice(slices, device)
         self.sigmas = torch.zeros(slices, device=device)  # those of a rule that multiplies them with its own factors
+        by_size: dict[int, list[int]] = {}
+        for number, group in enumerate(groups):
+            by_size.setdefault(group.dim, []).append(number)
+        self._alike = list(by_size.values())  # numbers of groups of one size
+        ranks = torch.tensor([number for numbers in self._alike for number in numbers]).argsort()
+        self._rank_of = ranks[self.table.group_of].to(device)  # of every slice: where its group stands in `_alike`
         self._graph = _Replay()  # of that rule
 
     def refresh(self) -> bool:
@@ -284,15 +290,11 @@ class Plan:
 
     def _noise_factors(self, rule: Rule, scale: Tensor | None) -> Tensor:
         """The rule's own factor of every slice, [slices]; groups of one size go through one call."""
-        by_size: dict[int, list[int]] = {}
-        for number, group in enumerate(self.groups):
-            by_size.setdefault(group.dim, []).append(number)
-        found: dict[int, Tensor] = {}
-        for numbers in by_size.values():
+        factors = []
+        for numbers in self._alike:
             grad = torch.stack([self.table.gradient(number) for number in numbers]).float()  # [groups, M, D]
-            factors = rule.noise_factor(grad if scale is None else grad / scale)
-            found |= dict(zip(numbers, factors.unbind(), strict=True))
-        return torch.stack([found[number] for number in self.table.group_of])
+            factors.append(rule.noise_factor(grad if scale is None else grad / scale))
+        return torch.cat(factors)[self._rank_of]
 
 
 class _OnDevice:
