@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,15 @@ class Hypothesis:
     tokens: tuple[int, ...]
     score: float
     log_probability: float
+
+
+def check_search(search: Any) -> None:
+    """Raise unless a search has `beam`, `longest` and `at_once` of at least 1, and a `lenpen` from 0 on."""
+    for name in ("beam", "longest", "at_once"):
+        if getattr(search, name) < 1:
+            raise ValueError(f"{name}={getattr(search, name)} must be at least 1")
+    if not 0 <= search.lenpen < math.inf:
+        raise ValueError(f"lenpen={search.lenpen} must not be negative, and a finite number")
 
 
 def limits(source: Tensor, padding: int, longest: int) -> Tensor:

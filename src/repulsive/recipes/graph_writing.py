@@ -18,7 +18,7 @@ from repulsive.data.prepared_graphs import WORD, PreparedGraphs
 from repulsive.data.tokens import PAD
 from repulsive.errors import DataError
 from repulsive.metrics.generation import bleu_statistics, score_texts
-from repulsive.models.decoding import Ends
+from repulsive.models.decoding import Ends, check_search
 from repulsive.models.graph_search import write
 from repulsive.models.graph_transformer import GraphSizes
 from repulsive.models.graph_writer import GraphWriter, GraphWriterConfig
@@ -100,11 +100,7 @@ class Search:
     at_once: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("beam", "longest", "at_once"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.lenpen < float("inf"):
-            raise ValueError(f"lenpen={self.lenpen} must not be negative, and a finite number")
+        check_search(self)
 
 
 @dataclass(frozen=True, kw_only=True)

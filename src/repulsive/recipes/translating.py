@@ -17,7 +17,7 @@ from repulsive.data.pieces import BOS, EOS, Pieces
 from repulsive.data.token_batches import TokenBuckets
 from repulsive.data.tokens import Ragged
 from repulsive.errors import ConfigError, RunError
-from repulsive.models.decoding import Ends, Hypothesis, beam_search
+from repulsive.models.decoding import Ends, Hypothesis, beam_search, check_search
 from repulsive.models.transformer import Transformer
 from repulsive.training.processes import chosen_device
 from repulsive.training.tables import runs_in
@@ -45,13 +45,9 @@ class Search:
     precision: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
-        for name in ("beam", "longest", "at_once"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_search(self)
         if self.longest > MOST_PIECES:
             raise ValueError(f"longest={self.longest} must be {MOST_PIECES} at most")
-        if not 0 <= self.lenpen < float("inf"):
-            raise ValueError(f"lenpen={self.lenpen} must not be negative, and a finite number")
 
 
 def translate(model: Transformer, source: Ragged, search: Search, nbest: int = 1) -> list[list[Hypothesis]]:
