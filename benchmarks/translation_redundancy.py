@@ -12,7 +12,7 @@ from study import drop_weights, save
 from translation_tables import Done, draw
 
 from repulsive.diagnostics.report.figures import redundancy_charts
-from repulsive.recipes.panels import SMALL
+from repulsive.recipes.panels import SMALL, redundant
 from repulsive.reproduce.translator_figures import without_each
 from repulsive.reproduce.verdicts import over_seeds
 from repulsive.training.processes import chosen_device
@@ -54,10 +54,7 @@ def redundancy(study: Translation, done: Sequence[Done], results: Path) -> None:
     if not all(changes.values()):
         print("redundancy: no table, runs have not been measured")
         return
-    small = {
-        label: {seed: float((change.abs() < SMALL).double().mean()) for seed, change in runs.items()}
-        for label, runs in changes.items()
-    }
+    small = {label: {seed: redundant(change) for seed, change in runs.items()} for label, runs in changes.items()}
     first = next(iter(small))
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     for label, runs in changes.items():

@@ -81,7 +81,7 @@ def as_json(found: Inspection) -> dict[str, Any]:
 
 
 def _diversity(space: str, entries: Sequence[Diversity]) -> str:
-    rows = [(d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), _apart(d)) for d in entries]
+    rows = [(d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), apart(d)) for d in entries]
     titles = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
     return _titled(f"diversity of {space}", titles, rows)
 
@@ -102,7 +102,8 @@ def _signed(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{value:+.3f}"
 
 
-def _apart(found: Diversity) -> str:
+def apart(found: Diversity) -> str:
+    """The mean distance of two heads; one alone has none."""
     return "n/a" if math.isnan(found.mean_distance) else f"{found.mean_distance:.4g}"
 
 

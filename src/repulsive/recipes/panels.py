@@ -70,6 +70,11 @@ def _grids(method: str, run: Measured) -> list[Grid]:
     return grids
 
 
+def redundant(change: Tensor) -> float:
+    """The share of heads whose absence changes the metric by less than `SMALL`, from changes in percentage points."""
+    return float((change.abs() < SMALL).double().mean())
+
+
 def redundancy(found: Runs, part: str) -> Panel:
     """What each head is worth: the metric without it minus that with all, over the heads of all seeds."""
     changes: dict[str, Tensor] = {}
@@ -80,7 +85,7 @@ def redundancy(found: Runs, part: str) -> Panel:
     unit = "points" if metric == "BLEU" else "percentage points"
     rows = []
     for method, change in changes.items():
-        small = float((change.abs() < SMALL).double().mean())
+        small = redundant(change)
         rows.append([
             method, str(len(change)), number(float(change.mean()), 2, signed=True),
             number(float(change.min()), 2, signed=True), f"{100 * small:.0f} %",

@@ -14,7 +14,7 @@ from repulsive.diagnostics.report import Content
 from repulsive.heads import find_heads
 from repulsive.recipes.measure import Measured
 from repulsive.recipes.measure_translation import accuracy_of
-from repulsive.recipes.panels import SMALL, redundancy
+from repulsive.recipes.panels import redundancy, redundant
 from repulsive.recipes.score import load_run
 from repulsive.recipes.translation import TranslationTask
 from repulsive.reproduce.datasets import DataSet
@@ -48,7 +48,7 @@ class Redundancy(Figure):
         for name in ended:
             changes = {seed: run.change for seed, run in found[label(name)].items() if run.change is not None}
             numbers[name] = {
-                REDUNDANT: {s: float(((100 * c).abs() < SMALL).double().mean()) for s, c in changes.items()},
+                REDUNDANT: {s: redundant(100 * c) for s, c in changes.items()},
                 AWAY: {s: float((c > 0).double().mean()) for s, c in changes.items()},
             }
         seen = {

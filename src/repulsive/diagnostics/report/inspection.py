@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from repulsive.diagnostics.report.page import MOST_BYTES
 from repulsive.diagnostics.report.panels import Grid, HeadTable
 from repulsive.diagnostics.report.sections import charts_with_key, grid_rows, head_table, scrolling_table
 from repulsive.diagnostics.report.text import escaped, number
+from repulsive.diagnostics.summary import apart
 
 _SPACES = {
     "weights": "the weights of their projections",
@@ -97,7 +97,7 @@ def _space(space: str, found: Inspection) -> str:
     entries = found.diversity[space]
     rows = "".join(
         f"<tr>{_layer(found, d.name)}<td>{d.num_heads}</td><td>{d.effective_heads:.2f}</td>"
-        f"<td>{number(d.mean_cosine, 3)}</td><td>{_apart(d.mean_distance)}</td></tr>\n"
+        f"<td>{number(d.mean_cosine, 3)}</td><td>{apart(d)}</td></tr>\n"
         for d in entries
     )
     names = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
@@ -147,10 +147,6 @@ def _layer(found: Inspection, name: str) -> str:
     short = found.label(name)
     dotted = f" <small>{escaped(name)}</small>" if short != name else ""
     return f'<th scope="row">{escaped(short)}{dotted}</th>'
-
-
-def _apart(distance: float) -> str:
-    return "n/a" if math.isnan(distance) else f"{distance:.4g}"
 
 
 def _sizes(found: Inspection) -> list[tuple[str, str]]:
