@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-METHODS = {"ma": "MA", "svgd": "RMA (SVGD)", "strided": "RMA, released slices", "bert": "BERT"}
+METHODS = {
+    "ma": "MA",
+    "svgd": "RMA (SVGD)",
+    "strided": "RMA, released slices",
+    "svgd-sphere": "RMA, on the sphere",
+    "bert": "BERT",
+}
 BASELINE = "ma"
 AFTER_MNLI = "rte-mnli"
 LONGEST = ("sst", "sts", "qqp", "qnli", "mnli", "cola", "rte", "mrpc", AFTER_MNLI)  # fine-tunings, the longest first

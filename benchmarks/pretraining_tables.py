@@ -191,7 +191,7 @@ def curve(study: Pretrainings, results: Path) -> None:
             if scores:
                 points.append({"tokens": tokens, "scores": scores, "means": means})
             for seed, mean in means.items():
-                by_seed.setdefault(seed, []).append((tokens, mean))
+                by_seed.setdefault(seed, []).append((tokens / 1e6, mean))
         pretraining = _pretraining(study, method)
         if points or pretraining:
             written[method] = {"points": points, "pretraining": pretraining}
@@ -203,10 +203,13 @@ def curve(study: Pretrainings, results: Path) -> None:
     save(results / "curve.json", written)
     charts = [learning_curve("mean of GLUE", drawn, "curve")] if drawn else []
     for metric in ("auc", "nll"):
-        curves = {METHODS[method]: found["pretraining"].get(metric, {}) for method, found in written.items()}
-        seen = {label: list(some.values()) for label, some in curves.items() if some}
-        charts += [learning_curve(f"{metric} of the development set", seen, f"pretraining-{metric}")] if seen else []
-    draw([dataclasses.replace(chart, x_name="tokens") for chart in charts], results)
+        seen = {}
+        for method, found in written.items():
+            if some := found["pretraining"].get(metric):
+                seen[METHODS[method]] = [[(tokens / 1e6, y) for tokens, y in points] for points in some.values()]
+        name = f"{metric.upper()} of the development set"
+        charts += [learning_curve(name, seen, f"pretraining-{metric}")] if seen else []
+    draw([dataclasses.replace(chart, x_name="million tokens") for chart in charts], results)
 
 
 def _pretraining(study: Pretrainings, method: str) -> dict[str, dict[int, list[tuple[float, float]]]]:

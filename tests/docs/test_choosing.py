@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from repulsive import SVGD
+from repulsive.recipes import open_recipe
+from repulsive.training.methods import make_rule
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choosing.md"
 CITED = re.compile(r"\]\((\.\./results/[^)]+)\)")
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?![\w.])")
@@ -36,3 +40,19 @@ def test_a_number_that_is_not_there_is_seen():
     assert stated("| NLL -0.123 `ratio=0.03` ([x](../results/1.5.md)), 4.5 |") == ["0.123", "4.5"]
     assert in_file("0.12", [0.1234]) and in_file("12.3", [0.1234]) and not in_file("0.13", [0.1234])
     assert sum(bool(stated(line)) for line in lines()) > 15
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{data}/svgd-sphere" for data in ("multi30k", "iwslt14", "tatoeba", "europarl")),
+        "multi30k/small-svgd-sphere",
+        *(f"electra/{size}-svgd-sphere" for size in ("small", "tiny")),
+    ],
+)
+def test_what_is_recommended_for_transformers_is_what_their_recipes_have(name):
+    recommended = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    assert 'for_transformers = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)' in PAGE.read_text()
+    rule = make_rule(open_recipe(name).method, num_data=100, total_steps=100)
+    for setting in ("alpha", "ratio", "space", "smoothing"):
+        assert getattr(rule, setting) == getattr(recommended, setting), setting
