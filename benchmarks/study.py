@@ -26,7 +26,6 @@ from repulsive.training.tables import Row, as_plain
 from repulsive.training.workers import DONE
 
 Grid = dict[str, Sequence[Any]]
-DIVERGED = "diverged.txt"  # in the folder of a run that need not be tried again
 MARGIN = 1.2  # runs take so many times as long as the longest one before, at most
 
 
@@ -84,7 +83,7 @@ def tried(grid: Mapping[tuple[str, ...], Sequence[Spec]]) -> list[dict[str, Any]
 
 def ended(spec: Spec) -> bool:
     """Whether a run has a result, or will never have one."""
-    return RunFolder(spec.folder).result is not None or (spec.folder / DIVERGED).is_file()
+    return RunFolder(spec.folder).result is not None or RunFolder(spec.folder).diverged
 
 
 class Clock:
@@ -146,8 +145,6 @@ def run(
         clock.ended(spec)
         if how != DONE:
             print(spec.folder, how, flush=True)
-        if "finite number" in how:
-            (spec.folder / DIVERGED).write_text(how + "\n")
         if how == DONE and not (keep_weights(spec) if callable(keep_weights) else keep_weights):
             drop_weights(spec)
 
@@ -308,5 +305,7 @@ def in_one_line(parser: argparse.ArgumentParser) -> Iterator[None]:
         yield
     except Stopped as stopped:
         parser.exit(stopped.code, f"{stopped}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted; the same command goes on from the last checkpoints\n")
     except RepulsiveError as error:
         parser.exit(2, f"{error}\n")

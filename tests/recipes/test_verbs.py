@@ -139,6 +139,16 @@ def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
     assert {path: path.stat().st_mtime_ns for path in (place / "swept").rglob("result.json")} == stamps
 
 
+def test_a_point_that_diverges_is_the_worst_of_a_sweep(repulsive, place):
+    words = ["sweep", "reviews/ma", *settings("optimizer.clip=0"), "--jobs", 2, "--device", "cpu", "--out", "far"]
+    out = repulsive(*words, "--over", "optimizer.lr=1e35,0.001").splitlines()
+    assert "optimizer.lr=1e35: diverged" in out and out[-1].startswith("best: optimizer.lr=0.001,")
+    assert repulsive(*words, "--over", "optimizer.lr=1e35,0.001").splitlines()[-1] == out[-1]  # and is not tried again
+    (folder,) = (path.parent for path in (place / "far" / "runs").rglob("diverged.txt"))
+    assert "finite number" in (folder / "diverged.txt").read_text() and not (folder / "result.json").exists()
+    assert "diverged at all of its 1 points" in repulsive(*words, "--over", "optimizer.lr=1e35", code=2)
+
+
 def test_a_sweep_says_what_is_wrong_before_it_trains(repulsive, place):
     assert "did you mean 'ratio'" in repulsive(
         "sweep", "reviews/svgd", *settings(), "--over", "method.rato=0.1", "--out", "wrong", code=2

@@ -18,6 +18,19 @@ def test_frobenius():
     assert frobenius(apart) == 0
     both = torch.stack([one_word[0, :4, :4], apart[0]])
     assert frobenius(both, torch.tensor([False, True])) == 0
+    assert frobenius(both, torch.tensor([False, False])) == 0
+
+
+def test_frobenius_is_blind_to_what_does_not_count():
+    torch.manual_seed(0)
+    a = torch.rand(3, 2, 4, 6).double().softmax(-1)  # of three sentences with two queries
+    counts = torch.tensor([[True, False], [False, False], [True, True]])
+    a[1, 0] = torch.nan  # a softmax over nothing
+    a.requires_grad_()
+    penalty = frobenius(a, counts)
+    penalty.backward()
+    assert torch.allclose(penalty, frobenius(a.detach()[counts]))
+    assert a.grad.isfinite().all() and not a.grad[~counts].any() and a.grad[counts].any()
 
 
 def test_disagreement_of_outputs_and_values():

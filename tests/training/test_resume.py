@@ -82,7 +82,7 @@ def test_killed_at_random_and_inside_a_write(data, whole, tmp_path):
 
 @pytest.mark.slow
 def test_killed_twenty_times(data, tmp_path):
-    more = (*LOGGED, "training.epochs=6")
+    more = (*LOGGED, "training.epochs=10")
     tiny.train(data, tmp_path / "whole", *more)
     arguments, folder = tiny.words(data, tmp_path, *more), tiny.folder_of(data, tmp_path, *more)
     source = random.Random(0)

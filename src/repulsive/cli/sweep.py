@@ -26,6 +26,7 @@ def sweep(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
 ) -> None:
     """Try settings, epsilon and alpha first, then beta, and write the best as a recipe. The same command resumes."""
+    import math
     import socket
 
     from repulsive.recipes import make_task, open_recipe
@@ -41,6 +42,10 @@ def sweep(
     open_recipe(recipe, [*fixed, *sorted(first)])  # a typo in a key is told before anything is trained
     task = make_task(opened)
     folder = out or Path("sweeps") / folder_name(recipe, fixed)
+
+    def told(value: float) -> str:
+        return f"dev {task.select_by} {value:.4f}" if math.isfinite(value) else "diverged"
+
     with RunFolder(folder).locked():
         trials = sweeps.sweep(
             folder_name(recipe, fixed),
@@ -50,7 +55,7 @@ def sweep(
             task.select_by,
             storage or f"sqlite:///{(folder / 'optuna.db').resolve()}",
             place=f"{socket.gethostname()}:{folder.resolve()}",
-            on_trial=lambda trial: typer.echo(f"{' '.join(trial.changes)}: dev {task.select_by} {trial.value:.4f}"),
+            on_trial=lambda trial: typer.echo(f"{' '.join(trial.changes)}: {told(trial.value)}"),
         )
     chosen = sweeps.best(trials)
     parent = recipe if not recipe.endswith(".toml") else str(Path(recipe).resolve())

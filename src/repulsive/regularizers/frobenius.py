@@ -12,12 +12,18 @@ def frobenius(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
     Args:
         weights: attention of every head over the words, [..., M, words], summing to 1.
-        mask: which of [...] count, bool; None: all.
+        mask: which of [...] count, bool; None: all. Where none does, the penalty is 0; what the others hold, NaN
+            included, plays no part.
 
     Returns:
         A scalar; all heads on one word cost M (M - 1).
     """
+    if mask is not None:
+        weights = torch.where(mask[..., None, None], weights, 0)
     gram = weights @ weights.mT  # [..., M, M]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     penalty = (gram - eye).square().sum((-2, -1))  # [...]
-    return penalty.mean() if mask is None else penalty[mask].mean()
+    if mask is None:
+        return penalty.mean()
+    # A sum and a count, for a selection would have to wait for the device.
+    return torch.where(mask, penalty, 0).sum() / mask.sum().clamp(min=1)

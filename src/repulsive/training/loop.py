@@ -187,11 +187,14 @@ class Loop:
         batch = self.task.order((step - 1) // self._per_epoch)[(step - 1) % self._per_epoch]
         ids = batch.indices.tolist()
         listed = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-        raise DivergedError(
+        told = (
             f"step {step}: {what}; items {listed} of the training set were in the batch. "
             "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
             f"method.stepsize, and train with another --out ({self.folder.path} keeps its last good checkpoint)"
         )
+        if self.processes.main:
+            self.folder.give_up(told)
+        raise DivergedError(told)
 
     def _merge(self) -> None:
         if not self.processes.alone:

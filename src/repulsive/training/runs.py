@@ -7,6 +7,7 @@ tensorboard/        the same for TensorBoard
 checkpoints/        what a resumed training needs; see `checkpoint`
 best/               once the training has ended: weights that did best on the development set
 result.json         and what came out
+diverged.txt        or why nothing can come out: its loss, or a weight, was no finite number
 test.safetensors    answers on the test set, item by item (and `dev.safetensors`, and one for each further test set)
 """
 
@@ -34,6 +35,7 @@ from repulsive.training.config import as_tables
 from repulsive.training.recipe import Recipe
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
+DIVERGED = "diverged.txt"
 BOARD = "tensorboard"
 _RECIPE_KINDS = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
 _FACT_KINDS = {"started": dict, "resumed": list, "data": dict}
@@ -99,6 +101,11 @@ class RunFolder:
         return _checked(found, {"seconds": int | float}, self.path / RESULT) if isinstance(found, dict) else None
 
     @property
+    def diverged(self) -> bool:
+        """Whether the training ended because it has no result."""
+        return (self.path / DIVERGED).is_file()
+
+    @property
     def remedy(self) -> str:
         """What brings back a part of the folder that is gone: a run that has a result is otherwise left as it is."""
         first = f"remove its {RESULT} and " if (self.path / RESULT).exists() else ""
@@ -160,6 +167,8 @@ class RunFolder:
             facts["resumed"].append(now)
         write_json(self.path / RUN, facts)
         write_json(self.path / RECIPE, tables)
+        with _told(self.path):
+            (self.path / DIVERGED).unlink(missing_ok=True)  # it is tried again
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -214,6 +223,10 @@ class RunFolder:
             write_bytes(self.path / f"{part}.safetensors", data)
         write_json(self.path / RESULT, dict(result))
         self.close()
+
+    def give_up(self, why: str) -> None:
+        """Write that the training diverged."""
+        write_text(self.path / DIVERGED, why + "\n")
 
     def metrics(self, part: str) -> dict[str, float]:
         """What came out on a part.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Trial:
 
     Args:
         changes: `key=value`, those chosen in earlier stages included.
-        value: mean over seeds of the metric of the development set.
+        value: mean over seeds of the metric of the development set; minus infinity where one of them diverged.
         stage: from 1 on.
     """
 
@@ -96,7 +97,7 @@ def sweep(
 
     Raises:
         ConfigError: Optuna is not installed, or the storage cannot be opened.
-        RunError: nothing is left to try but what is being tried elsewhere.
+        RunError: nothing is left to try but what is being tried elsewhere; a run failed; all points diverged.
     """
     chosen: tuple[str, ...] = ()
     found: list[Trial] = []
@@ -107,7 +108,7 @@ def sweep(
         _enqueue(study, stage, place)
         while batch := _take(study, stage, at_once, place):
             runs = {trial.number: plan([*chosen, *_changes(trial.params)]) for trial in batch}
-            train([spec for specs in runs.values() for spec in specs])
+            _train([spec for specs in runs.values() for spec in specs], train)
             for trial in batch:
                 value = _value(runs[trial.number], metric)
                 study.tell(trial, value)
@@ -118,6 +119,8 @@ def sweep(
         trials = [Trial((*chosen, *_changes(t.params)), float(t.value or 0), number) for t in ended]
         found += trials
         chosen = best(trials).changes
+        if best(trials).value == -math.inf:
+            raise RunError(f"stage {number}: training diverged at all of its {len(trials)} points; try smaller rates")
     return found
 
 
@@ -208,10 +211,24 @@ def _changes(params: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in params.items()]
 
 
+def _train(specs: Sequence[Spec], train: Train) -> None:
+    """A run that diverges is an answer; any other that fails is not."""
+    try:
+        train(specs)
+    except RunError:
+        folders = [RunFolder(spec.folder) for spec in specs]
+        if all(folder.diverged or folder.result is not None for folder in folders):
+            return
+        raise
+
+
 def _value(specs: Sequence[Spec], metric: str) -> float:
     values = []
     for spec in specs:
-        result = RunFolder(spec.folder).result
+        folder = RunFolder(spec.folder)
+        result = folder.result
+        if result is None and folder.diverged:
+            return -math.inf
         if result is None:
             raise RunError(f"{spec.folder}: has no result")
         values.append(float(result["dev"][metric]))
