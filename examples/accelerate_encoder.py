@@ -1,6 +1,7 @@
 """Repulsion in a loop of your own on Accelerate: accumulated gradients, clipping, save and load.
 
     python examples/accelerate_encoder.py
+    torchrun --nproc-per-node 2 examples/accelerate_encoder.py      # on two processes; or `accelerate launch`
 
 A small BERT encoder tells whether token 0 occurs in a sequence. Saves half-way, trains to the end, loads the half-way
 state and trains to the end again: both ends are the same, noise of SPOS included. Needs
@@ -14,6 +15,7 @@ import tempfile
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -60,9 +62,10 @@ def main() -> None:
     def show(when: str, loss: float) -> None:
         ratio = sum(line.ratio for line in handle.report()) / len(handle.groups)
         distance = sum(line.distance for line in handle.report()) / len(handle.groups)
-        print(f"{when:14} loss {loss:.6f}  {handle.steps} steps  mean ratio {ratio:.3f}  mean distance {distance:.3f}")
+        accelerator.print(f"{when:14} loss {loss:.6f}  {handle.steps} steps  mean ratio {ratio:.3f}  mean distance {distance:.3f}")
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        (folder,) = broadcast_object_list([own])  # all processes save into the first one's
         half = train(epochs // 2)
         accelerator.save_state(folder)
         show("half-way", half)
@@ -71,6 +74,7 @@ def main() -> None:
         accelerator.load_state(folder)
         again = train(epochs - epochs // 2)
         show("end, resumed", again)
+        accelerator.wait_for_everyone()  # before the first one removes it
     if again != end:
         raise SystemExit("the resumed training came to another end")
 

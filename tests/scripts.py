@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES, BENCHMARKS = ROOT / "examples", ROOT / "benchmarks"
 
 
-def run_example(script: str, folder: Path, *options: str) -> str:
+def run_example(script: str, folder: Path, *options: str, processes: int = 1) -> str:
     """What an example prints; it has to end well and to leave nothing behind in the empty `folder` it runs in."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     finished = subprocess.run(
-        [sys.executable, EXAMPLES / script, *options],
+        [sys.executable, *(torchrun if processes > 1 else []), EXAMPLES / script, *options],
         capture_output=True,
         text=True,
         cwd=folder,

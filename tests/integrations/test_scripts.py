@@ -23,10 +23,14 @@ def test_lightning_classifier(tmp_path):
     assert re.findall(r"(\d+) steps with repulsion", printed) == ["16", "32"]
 
 
-def test_accelerate_encoder(tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_accelerate_encoder(processes, tmp_path):
+    """Of two processes the first prints."""
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
-    printed = run_example("accelerate_encoder.py", tmp_path, "--epochs", "4")
+    printed = run_example("accelerate_encoder.py", tmp_path, "--epochs", "4", processes=processes)
+    (steps,) = set(re.findall(r"(\d+) steps", printed.partition("end")[2]))
+    assert int(steps) * processes == 32
     ends = re.findall(r"^end.*(loss.*)$", printed, re.M)
     assert len(ends) == 2
     assert ends[0] == ends[1]
