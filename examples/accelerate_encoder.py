@@ -62,7 +62,8 @@ def main() -> None:
     def show(when: str, loss: float) -> None:
         ratio = sum(line.ratio for line in handle.report()) / len(handle.groups)
         distance = sum(line.distance for line in handle.report()) / len(handle.groups)
-        accelerator.print(f"{when:14} loss {loss:.6f}  {handle.steps} steps  mean ratio {ratio:.3f}  mean distance {distance:.3f}")
+        heads = f"mean ratio {ratio:.3f}  mean distance {distance:.3f}"
+        accelerator.print(f"{when:14} loss {loss:.6f}  {handle.steps} steps  {heads}")
 
     with tempfile.TemporaryDirectory() as own:
         (folder,) = broadcast_object_list([own])  # all processes save into the first one's
