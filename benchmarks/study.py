@@ -7,8 +7,10 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -300,12 +302,14 @@ def common_arguments(
 
 @contextmanager
 def in_one_line(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Errors of ours, and a stop, as a line and an exit code."""
+    """Errors of ours, and a stop, as a line and an exit code; a reader who has seen enough is none."""
     try:
         yield
     except Stopped as stopped:
         parser.exit(stopped.code, f"{stopped}\n")
     except KeyboardInterrupt:
         parser.exit(130, "interrupted; the same command goes on from the last checkpoints\n")
+    except BrokenPipeError:  # Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except RepulsiveError as error:
         parser.exit(2, f"{error}\n")
