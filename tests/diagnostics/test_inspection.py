@@ -320,3 +320,55 @@ def test_words_beside_a_map_are_whole(tmp_path):
             " all.top; }).map((text) => text.textContent)"
         )
         assert page.locator("#stage text").count() > 7 and cut == []
+
+
+def clip(texts, lengths):
+    """A small CLIP that sees five patches, and a batch of texts with padding."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 30, "max_position_embeddings": 32, "eos_token_id": 29, "bos_token_id": 0}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**sizes, "image_size": 8, "patch_size": 4}, projection_dim=8
+    )
+    model = transformers.CLIPModel(config).eval()
+    batches = []
+    for length in texts:
+        mask = torch.tensor([[float(place < real) for place in range(length)] for real in lengths]).long()
+        tokens = torch.randint(1, 28, (len(lengths), length))
+        image = torch.randn(len(lengths), 3, 8, 8)
+        batches.append({"input_ids": tokens, "attention_mask": mask, "pixel_values": image})
+    return model, batches
+
+
+def test_a_mask_of_the_text_says_nothing_of_the_image():
+    model, (batch,) = clip([5], [2, 5])  # as many pieces as patches
+    maps = inspect_heads(model, [batch]).maps
+    shapes = {name: [tuple(item[name].shape) for item in maps] for name in maps[0]}
+    (text,) = (shape for name, shape in shapes.items() if "text" in name)
+    (vision,) = (shape for name, shape in shapes.items() if "vision" in name)
+    assert text == [(2, 2, 2), (2, 5, 5)] and vision == [(2, 5, 5), (2, 5, 5)]
+
+
+def test_layers_of_an_image_weigh_by_its_patches():
+    model, batches = clip([24, 4], [3, 3])
+    cosines = [each.mean_cosine for each in _vision(model, batches)]
+    apart = [each.mean_cosine for batch in batches for each in _vision(model, [batch])]
+    assert cosines == [pytest.approx(sum(apart) / 2)]
+
+
+def _vision(model, batches):
+    found = inspect_heads(model, batches).diversity["outputs"]
+    return [each for each in found if "vision" in each.name]
+
+
+def test_windows_of_an_image_are_not_shown_as_items():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=8, depths=[1, 1], num_heads=[2, 4], window_size=4
+    )
+    model = transformers.SwinModel(config).eval()
+    found = inspect_heads(model, [{"pixel_values": torch.randn(2, 3, 16, 16)}])
+    assert [len(item) for item in found.maps] == [1, 1]  # the second stage has one window an image
+    assert any("attends within 8 parts of 2 items" in note for note in found.notes)

@@ -116,6 +116,18 @@ def test_judging_by_clicks_and_going_back_and_forth(browser, made):
         assert said == []
 
 
+def test_letters_after_the_last_answer_change_none(browser, made):
+    with driven_page(browser, made.page) as (page, _):
+        press(page, "lltr")
+        before = page.evaluate(CHECKED)
+        press(page, "rt")
+        assert page.evaluate(CHECKED) == before and "is judged" in page.inner_text("#status")
+        press(page, "nl")
+        assert len(page.evaluate(CHECKED)) == 5
+        press(page, "ptt")  # back on a pair that is judged
+        assert page.evaluate(CHECKED)[:4] == before
+
+
 def test_letter_keys_can_be_turned_off_and_leave_shortcuts_alone(browser, made):
     with driven_page(browser, made.page) as (page, _):
         page.focus("#where")

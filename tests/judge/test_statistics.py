@@ -153,3 +153,9 @@ def test_one_item_has_no_interval_and_no_answer_is_an_error():
     assert verdict(torch.ones(3, 1)).win == Share(1.0, None, None)
     with pytest.raises(ValueError, match="at least one answer"):
         verdict(torch.full((2, 3), NAN))
+
+
+def test_one_answered_item_of_many_has_no_interval():
+    votes = torch.full((3, 20), torch.nan, dtype=torch.float64)
+    votes[0, 0] = votes[1, 0] = 1
+    assert verdict(votes).win == Share(1.0, None, None)

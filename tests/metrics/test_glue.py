@@ -117,3 +117,24 @@ def test_one_class_only():
     assert float(spearman(torch.full((3,), 0.1), torch.tensor([1.0, 2.0, 3.0]))) == 0.0
     with pytest.raises(ValueError, match=r"\[3\] and \[2\]"):
         matthews(labels, labels[:2])
+
+
+def test_what_hardly_varies_is_not_taken_for_constant():
+    torch.manual_seed(0)
+    labels = 5 * torch.rand(200)
+    good, flat = labels + torch.randn(200), 2.7 + 2e-5 * (labels + torch.randn(200))
+    for answers in (good, flat):
+        assert torch.allclose(pearson_of(moments(answers, labels).sum(0)), pearson(answers, labels), atol=1e-4)
+    told = compare_totals(moments(flat, labels), moments(good, labels), pearson_of, resamples=50)
+    assert told.difference == pytest.approx(float(pearson(flat, labels) - pearson(good, labels)), abs=1e-4)
+
+
+def test_nan_is_no_answer():
+    nan, labels = torch.full((5,), torch.nan), torch.arange(5.0)
+    assert spearman(nan, labels).isnan() and pearson(nan, labels).isnan() and ranks(nan).isnan().all()
+    assert pearson_of(moments(nan, labels).sum(0)).isnan()
+    with pytest.raises(ValueError, match="infinite or missing"):
+        compare_totals(moments(nan, labels), moments(labels, labels), pearson_of)
+    for wrong in ({"level": 1.5}, {"resamples": 0}):
+        with pytest.raises(ValueError, match="must lie between"):
+            compare_totals(moments(labels, labels), moments(labels, labels), pearson_of, **wrong)

@@ -97,13 +97,21 @@ def read_sentences(path: Path | None, given: Sequence[str], most: int) -> list[s
     lines = list(given)
     if path is not None:
         try:
-            lines += path.read_text(encoding="utf-8").splitlines()
+            lines += path.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"cannot read {str(path)!r}: {_brief(error)}") from error
     found = [line.strip() for line in lines if line.strip()]
     if not found and (path is not None or given):
         raise DataError(f"{str(path) if path else '--sentence'!r} has no sentence: give one a line")
     return found[:most]
+
+
+def _places(model: nn.Module) -> list[int]:
+    """Positions that a model has: what its configuration says, and fewer where numbers begin after that of padding."""
+    tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings")]
+    starts = [m.padding_idx for m in tables if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+    known = getattr(model.config, "max_position_embeddings", None)
+    return [known - max([-1, *starts]) - 1] if isinstance(known, int) else []
 
 
 def tokenized(subject: Subject, sentences: Sequence[str], length: int) -> Reading:
@@ -116,7 +124,7 @@ def tokenized(subject: Subject, sentences: Sequence[str], length: int) -> Readin
     if tokenizer is None:
         raise DataError("text needs a model folder with a tokenizer (tokenizer.json); for other models use --example")
     config = model.config
-    longest = [length, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
+    longest = [length, *_places(model), tokenizer.model_max_length]
     most = min(size for size in longest if isinstance(size, int) and size > 0)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token

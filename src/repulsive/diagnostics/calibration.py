@@ -53,7 +53,7 @@ class Reliability:
         return values.masked_fill(self.count == 0, 0)
 
     def _share(self) -> Tensor:
-        return self.count / self.count.sum()
+        return self.count.double() / self.count.sum()
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliability:

@@ -17,6 +17,7 @@ from repulsive.diagnostics.diversity import Diversity, merged, of_attention, of_
 from repulsive.diagnostics.outlets import Outlet, find_outlets, rerouted
 from repulsive.errors import HeadLayoutError
 
+_LOOKS = 1e-6  # a weight above it is attention; what a mask bars has next to none
 
 @dataclass(frozen=True, eq=False)
 class Captured:
@@ -37,19 +38,37 @@ class Captured:
 
         Args:
             space: "outputs" or "attention".
-            real: which tokens (queries) count, bool [B, T]; it is left aside where a layer has other queries.
+            real: which tokens (queries) count, bool [B, T]; it is left aside where it is not this layer's (`own`).
         """
         if space not in ("outputs", "attention"):
             raise ValueError(f"space={space!r}: choose 'outputs' or 'attention'")
         outputs = space == "outputs"
         tensors = [x.transpose(1, 2) for x in self.outputs] if outputs else self.weights  # [B, M, T, .]
         found = []
-        for x in tensors:
-            mask = real if real is not None and real.shape == (x.shape[0], x.shape[2]) else None
-            found.append((of_outputs if outputs else of_attention)(x, mask, self.outlet.name))
+        for run, x in enumerate(tensors):
+            found.append((of_outputs if outputs else of_attention)(x, self.own(real, run), self.outlet.name))
         if not found:
             raise ValueError(f"{self.outlet.name}: no {space} were captured; ask capture() for them")
         return merged([(each, 1.0) for each in found])
+
+    def own(self, real: Tensor | None, run: int = 0) -> Tensor | None:
+        """A mask of tokens if it is one of this layer's tokens, else None: a text's says nothing of an image.
+
+        Lengths must agree; and where tokens look at each other, no real one may look at one that is none.
+
+        Args:
+            real: which tokens count, bool [B, T].
+            run: which of the layer's runs.
+        """
+        if real is None or real.shape != self.outputs[run].shape[:2]:
+            return None
+        seen = self.weights[run] if self.weights and self.outlet.where != "cross" else None  # [B, M, T, S]
+        if seen is not None and seen.shape[-1] == seen.shape[-2]:
+            mask = real.to(seen.device)
+            barred = mask[:, None, :, None] & ~mask[:, None, None, :]  # [B, 1, T, S]
+            if float(seen.masked_fill(~barred, 0).amax()) > _LOOKS:
+                return None
+        return real
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import real_queries
+from repulsive.diagnostics.calling import items_in, real_queries
 from repulsive.diagnostics.capture import Capture, Captured, capture
 from repulsive.diagnostics.diversity import Diversity, merged
 from repulsive.diagnostics.outlets import Outlet
@@ -52,19 +52,38 @@ def run_heads(
         seen = capture(model, batch, outlets=outlets, strict=False)
         notes |= dict.fromkeys(f"{name}: the inputs did not reach this layer" for name in seen.idle)
         notes |= dict.fromkeys(f"attention is not measured: {told}" for told in seen.hidden)
-        maps = maps or _maps(seen, batch, real, shown)
+        maps = maps or _maps(seen, batch, real, shown, notes)
         for layer in seen.layers:
             mask = real(batch, layer.outlet.where)
-            every = sum(left.shape[0] * left.shape[1] for left in layer.outputs)  # B T
-            weight = float(every) if mask is None else float(mask.sum())
+            weight = sum(_tokens(layer, mask, run) for run in range(len(layer.outputs)))
             for space in ("outputs", "attention") if layer.weights else ("outputs",):
                 parts[space].setdefault(layer.outlet.name, []).append((layer.diversity(space, mask), weight))
     diversity = {space: [merged(each) for each in found.values()] for space, found in parts.items() if found}
     return Running(diversity, maps, tuple(notes))
 
 
-def _maps(seen: Capture, batch: Any, real: Real, shown: int) -> tuple[dict[str, Tensor], ...]:
-    layers = [layer for layer in seen.layers if layer.weights]
+def _tokens(layer: Captured, mask: Tensor | None, run: int) -> float:
+    """How many of a run count, B T where nothing else is known."""
+    own = layer.own(mask, run)
+    batch, length = layer.outputs[run].shape[:2]
+    return float(batch * length) if own is None else float(own.sum())
+
+
+def _maps(
+    seen: Capture, batch: Any, real: Real, shown: int, notes: dict[str, None]
+) -> tuple[dict[str, Tensor], ...]:
+    """Of the first items; layers that attend within parts of items, such as windows of an image, are left out."""
+    items, layers = items_in(batch), []
+    for layer in seen.layers:
+        parts = len(layer.weights[0]) if layer.weights else 0
+        if parts > items and parts % items == 0:
+            told = f"{layer.outlet.name}: attends within {parts} parts of {items} items; its maps are not shown"
+            if shown:
+                notes[told] = None
+        elif parts:
+            layers.append(layer)
+    if not layers:
+        return ()
     most = min([shown, *(len(layer.weights[0]) for layer in layers)])
     return tuple({layer.outlet.name: _map(layer, item, batch, real) for layer in layers} for item in range(most))
 
@@ -72,7 +91,9 @@ def _maps(seen: Capture, batch: Any, real: Real, shown: int) -> tuple[dict[str, 
 def _map(layer: Captured, item: int, batch: Any, real: Real) -> Tensor:
     """[M, T, S] of one item, padding cut off where it is known."""
     weights, where = layer.weights[0][item].float().cpu(), layer.outlet.where
-    for axis, mask in ((1, real(batch, where)), (2, real(batch, "encoder" if where == "cross" else where))):
+    queries = layer.own(real(batch, where))
+    keys = real(batch, "encoder") if where == "cross" else queries
+    for axis, mask in ((1, queries), (2, keys)):
         if mask is not None and item < len(mask) and mask.shape[1] == weights.shape[axis]:
             weights = weights.index_select(axis, mask[item].nonzero()[:, 0].cpu())
     return weights

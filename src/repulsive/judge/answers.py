@@ -37,7 +37,8 @@ def read_answers(path: str | Path, key: Key) -> Answers:
     if row.get("page") != key.page or row.get("seal") != key.seal:
         raise DataError(f"{path}: answers another page ({row.get('page')!r}) than the key's ({key.page!r})")
     judge, answers = row.get("judge"), row.get("answers")
-    if not isinstance(judge, str) or not judge.strip():
+    judge = _name(judge) if isinstance(judge, str) else ""
+    if not judge:
         raise DataError(f"{path}: has no name of a judge; write one into its \"judge\"")
     if not isinstance(answers, list):
         raise DataError(f"{path}: is damaged: its answers are no list")
@@ -54,9 +55,14 @@ def read_answers(path: str | Path, key: Key) -> Answers:
                 raise DataError(f"{path}: is damaged: item {item} has {name!r}: {value!r}")
         chosen[item] = said
     if not any(chosen.values()):
-        raise DataError(f"{path}: {judge.strip()!r} has answered nothing yet")
-    whole = judge.encode("utf-8", "replace").decode()  # JSON can spell half a character, and no terminal can print it
-    return Answers(" ".join(whole.split()), chosen)
+        raise DataError(f"{path}: {judge!r} has answered nothing yet")
+    return Answers(judge, chosen)
+
+
+def _name(text: str) -> str:
+    """What can be seen of a name: JSON can spell half characters, and signs that act on a terminal."""
+    whole = " ".join(text.encode("utf-8", "replace").decode().split())
+    return "".join(c for c in whole if unicodedata.category(c) not in ("Cc", "Cf")).strip()
 
 
 def read_all(paths: Sequence[Path], key: Key) -> list[Answers]:

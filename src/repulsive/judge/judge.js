@@ -122,14 +122,18 @@
     say(done === total ? `All ${total} pairs are judged: save your answers as a file.` : "");
   }
 
-  // The criterion that letter keys answer: the one in focus, else the first without an answer.
+  // The criterion that letter keys answer: the one in focus, else the first without an answer; none if all have one.
   function marked() {
     const here = groups[at - 1];
-    return here.find((group) => group.contains(document.activeElement)) || here.find((group) => !answer(group)) || here[0];
+    return here.find((group) => group.contains(document.activeElement)) || here.find((group) => !answer(group));
   }
 
   function choose(choice) {
     const here = groups[at - 1], group = marked(), following = here[here.indexOf(group) + 1];
+    if (!group) {
+      say("This pair is judged: N goes to the next one. To change an answer, click it.");
+      return;
+    }
     radio(group, choice).checked = true;
     changed();
     if (following) (following.querySelector("input:checked") || following.querySelector("input")).focus();

@@ -92,8 +92,7 @@ def pair_texts(first: dict[str, Text], second: dict[str, Text]) -> Pairing:
         for key, one, other in _told_twice(a, b):
             if one != other:
                 raise DataError(f"{b.place}: {key} of {name!r} is not that of {a.place}; are these the same items?")
-        gold = b.gold if a.gold is None else a.gold
-        pairs.append(Pair(name, a.text, b.text, a.source or b.source, gold))
+        pairs.append(Pair(name, a.text, b.text, a.source or b.source, a.gold or b.gold))
     return Pairing(pairs, len(first) - len(both), len(second) - len(both))
 
 

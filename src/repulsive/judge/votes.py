@@ -97,7 +97,7 @@ def sign_test(more: int, fewer: int) -> float:
 def _resampled(kinds: Tensor, given: Tensor, resamples: int, seed: int) -> Tensor:
     """Shares of resampled items, and judges where there are several, [resamples, 3]; samples without answers go."""
     judges, items = given.shape
-    if items < 2:
+    if int((given.sum(0) > 0).sum()) < 2:  # of one answered item every sample is the same
         return torch.zeros(0, 3, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     of_items = _times(items, resamples, generator)  # [R, N]

@@ -29,9 +29,10 @@ def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def accuracy(probabilities: Tensor, labels: Tensor) -> Tensor:
-    r"""$\frac1N \sum_n 1(\arg\max_c p_{nc} = y_n)$; of equal winners the first class counts."""
+    r"""$\frac1N \sum_n 1(\arg\max_c p_{nc} = y_n)$; of equal winners the first class counts, nan is wrong."""
     _check(probabilities, labels)
-    return (probabilities.argmax(-1) == labels).double().mean()
+    told = ~probabilities.isnan().any(-1)
+    return ((probabilities.argmax(-1) == labels) & told).double().mean()
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> Tensor:

@@ -80,8 +80,7 @@ def compare(
         raise ValueError(f"over={over!r}: choose one of {OVER}")
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ValueError(f"scores {list(first.shape)} and {list(second.shape)}: both need [seeds, items] or [items]")
-    if not 0 < level < 1 or resamples < 1:
-        raise ValueError(f"level={level} must lie between 0 and 1 and resamples={resamples} be at least 1")
+    _check_drawing(level, resamples)
     d = torch.atleast_2d(first.detach().cpu().double() - second.detach().cpu().double())  # [S, N]
     if not d.isfinite().all():
         raise ValueError("the scores have infinite or missing values; their mean difference means nothing")
@@ -120,7 +119,7 @@ def compare_totals(
         seed: of the resampling.
 
     Raises:
-        ValueError: the shapes differ, or there are fewer than two units to resample.
+        ValueError: the shapes differ, there are fewer than two units to resample, or a number is not finite.
     """
     if first.shape != second.shape or first.ndim not in (2, 3):
         shapes = f"{list(first.shape)} and {list(second.shape)}"
@@ -129,6 +128,9 @@ def compare_totals(
     seeds, items = a.shape[:2]
     if over not in OVER or (over != "seeds" and items < 2) or (over != "items" and seeds < 2):
         raise ValueError(f"over={over!r} of {seeds} seeds and {items} items: resample at least two of either")
+    _check_drawing(level, resamples)
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise ValueError("the statistics have infinite or missing values; their scores mean nothing")
     generator = torch.Generator().manual_seed(seed)
     runs = score(a.sum(1)) - score(b.sum(1))  # [S]
     drawn = []
@@ -150,7 +152,8 @@ def compare_totals(
 def _exchange(
     a: Tensor, b: Tensor, score: Callable[[Tensor], Tensor], resamples: int, generator: torch.Generator
 ) -> float:
-    bar, items, reached = (score(a.sum(1)) - score(b.sum(1))).mean().abs() * (1 - 1e-9), a.shape[1], 0
+    ours, theirs = score(a.sum(1)), score(b.sum(1))  # [S]
+    bar, items, reached = _bar((ours - theirs).mean(), torch.stack([ours, theirs])), a.shape[1], 0
     for size in _chunks(resamples, items):
         swap = torch.randint(2, (size, items), generator=generator).double()
         moved = torch.einsum("rn,snc->rsc", swap, b - a)  # what the first system would gain
@@ -185,7 +188,7 @@ def _counts(units: int, size: int, generator: torch.Generator) -> Tensor:
 
 def _sign_flip(d: Tensor, resamples: int, generator: torch.Generator) -> float:
     """Two-sided p-value of the mean of [n]."""
-    bar = d.mean().abs() * (1 - 1e-9)  # flips that tie with what was seen count, whatever the rounding
+    bar = _bar(d.mean(), d)
     if 2 ** len(d) <= resamples:
         signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(d))), dtype=torch.float64)
         return float(((signs @ d / len(d)).abs() >= bar).double().mean())
@@ -194,6 +197,16 @@ def _sign_flip(d: Tensor, resamples: int, generator: torch.Generator) -> float:
         signs = torch.randint(2, (size, len(d)), generator=generator, dtype=torch.int8) * 2.0 - 1
         reached += int(((signs.double() @ d / len(d)).abs() >= bar).sum())
     return (1 + reached) / (1 + resamples)
+
+
+def _bar(seen: Tensor, made_of: Tensor) -> Tensor:
+    """What a flip has to reach: those that tie with what was seen count, whatever the rounding, also of what is 0."""
+    return seen.abs() * (1 - 1e-9) - 1e-12 * made_of.abs().max()
+
+
+def _check_drawing(level: float, resamples: int) -> None:
+    if not 0 < level < 1 or resamples < 1:
+        raise ValueError(f"level={level} must lie between 0 and 1 and resamples={resamples} be at least 1")
 
 
 def _chunks(resamples: int, width: int) -> list[int]:

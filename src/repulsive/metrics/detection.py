@@ -13,7 +13,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
         labels: bool [N].
 
     Returns:
-        From 0 to 1, 0.5 for guessing; nan where all labels are equal.
+        From 0 to 1, 0.5 for guessing; nan where all labels are equal or a score is nan.
 
     Example:
         >>> import torch
@@ -22,7 +22,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     """
     labels = labels.bool()
     positive, negative = int(labels.sum()), int((~labels).sum())
-    if not positive or not negative:
+    if not positive or not negative or bool(scores.isnan().any()):
         return float("nan")
     _, place, counts = scores.double().unique(return_inverse=True, return_counts=True)
     ranks = (counts.cumsum(0) - (counts - 1) / 2.0).double()  # of equal scores, their mean

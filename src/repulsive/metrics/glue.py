@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_FLAT = 1e-13  # of a variance to the square of its numbers: what rounding in float64 makes of equal ones, and more
 
 def matthews(guesses: Tensor, labels: Tensor) -> Tensor:
     r"""Matthews correlation of two classes, 0 and 1, from -1 to 1; 0 where either side has one class only.
@@ -41,12 +42,14 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Place of each value among all, from 1; equal values share the mean of theirs.
+    """Place of each value among all, from 1; equal values share the mean of theirs. Where one is nan, all are.
 
     Example:
         >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
         [2.5, 1.0, 2.5]
     """
+    if bool(values.isnan().any()):
+        return torch.full_like(values, torch.nan, dtype=torch.float64)
     _, which, count = values.unique(return_inverse=True, return_counts=True)  # sorted
     last = count.cumsum(0).double()
     return (last - (count - 1) / 2)[which]
@@ -85,7 +88,7 @@ def pearson_of(totals: Tensor) -> Tensor:
     """`pearson` of summed `moments`, [..., 6] -> [...]; 0 where either side does not vary."""
     n, a, b, aa, bb, ab = totals.double().unbind(-1)
     spread = (n * aa - a * a) * (n * bb - b * b)
-    varies = (n * aa - a * a > 1e-9 * n * aa) & (n * bb - b * b > 1e-9 * n * bb)
+    varies = ~((n * aa - a * a <= _FLAT * n * aa) | (n * bb - b * b <= _FLAT * n * bb))  # nan stays nan
     return torch.where(varies, (n * ab - a * b) / spread.clamp(min=1e-300).sqrt(), 0.0)
 
 

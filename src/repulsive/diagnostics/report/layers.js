@@ -16,7 +16,7 @@
   const within = (text, most) => Math.min(most, Math.max(1, Math.trunc(Number(text)) || 1));
   const level = (weight, top) => (top > 0 ? Math.floor(9.5 * Math.sqrt(Math.min(1, weight / top))) : 0);
   const long = (word) => [...word].reduce((sum, sign) => sum + (sign >= "\u1100" ? 12.5 : 7.5), 0);  // pixels, at most
-  const short = (word) => (word.length > LONGEST ? `${word.slice(0, LONGEST - 1)}…` : word);
+  const short = (word) => ([...word].length > LONGEST ? `${[...word].slice(0, LONGEST - 1).join("")}…` : word);
   const MEAN = "mean";
   const headName = (head) => (head === MEAN ? "mean over heads" : `head ${head}`);
   const asHead = (text) => (text === MEAN ? MEAN : Number(text));
