@@ -410,3 +410,55 @@ def test_attention_that_is_left_out_is_named(capsys):
     known = model["known"]
     repel(known, torch.optim.SGD(known.parameters(), lr=0.1), layers="first", particle="head")
     assert "left out" not in capsys.readouterr().out
+
+
+def _encoder(layers: int = 2) -> nn.TransformerEncoder:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 16, dropout=0.0, batch_first=True), layers)
+
+
+def test_a_removed_handle_changes_nothing():
+    model = _encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = repel(model, optimizer, verbose=False)
+    model(torch.randn(2, 5, 16)).sum().backward()
+    optimizer.step()
+    handle.remove()
+    with pytest.raises(OptimizerError, match="not attached"):
+        handle.apply()
+
+
+@pytest.mark.parametrize(("first", "second"), [(1.0, None), (None, 1.0), (1.0, 1.0)])
+def test_two_handles_do_not_clip_the_same_gradients(first, second):
+    model = _encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = repel(model, optimizer, layers=[0], max_norm=first, verbose=False)
+    with pytest.raises(OptimizerError, match="each would clip"):
+        repel(model, optimizer, layers=[1], max_norm=second, verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        handle.remove()
+    repel(model, optimizer, layers=[1], max_norm=second, verbose=False)
+
+
+def test_layers_that_come_and_go_do_not_fill_the_memory():
+    model = _encoder(6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    handle = repel(model, optimizer, verbose=False)
+    for number in range(1, 64):  # every subset of six layers
+        optimizer.zero_grad()
+        for index, layer in enumerate(model.layers):
+            if number >> index & 1:
+                layer(torch.randn(2, 3, 16)).square().sum().backward()
+        optimizer.step()
+    assert handle.steps == 63 and len(handle._updates) <= 16
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "1"])
+def test_a_seed_is_a_whole_number(seed):
+    numpy = pytest.importorskip("numpy")
+    model = _encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuleError, match="whole number"):
+        repel(model, optimizer, seed=seed, verbose=False)
+    handle = repel(model, optimizer, seed=numpy.int64(3), layers=numpy.arange(1), verbose=False)
+    assert type(handle.state_dict()["seed"]) is int and {g.layer for g in handle.groups} == {0}

@@ -12,7 +12,7 @@ from repulsive.heads.families import FAMILIES
 from repulsive.heads.infer import Completed, complete, refuse_wrong
 from repulsive.heads.known import dotted, known_heads
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.match import follow, weights_of
+from repulsive.heads.match import follow, kinds_of, weights_of
 from repulsive.heads.place import clean, module_of, number_layers, stack_of, unwrap, where_of
 from repulsive.heads.rows import rows_of
 from repulsive.heads.select import select
@@ -158,7 +158,7 @@ def left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> dict[str, str]:
 
 
 def _is_called_attention(module: nn.Module) -> bool:
-    return any(word in type(module).__name__.lower() for word in ("attention", "attn", "mha"))
+    return any(word in kind.lower() for kind in kinds_of(module) for word in ("attention", "attn", "mha"))
 
 
 def _nothing_found(model: nn.Module, misses: Mapping[str, str], untraced: bool) -> str:

@@ -37,12 +37,14 @@ KV_HEADS = (
     "num_key_value_heads",
     "num_kv_heads",
     "n_kv_heads",
+    "n_kv_head",
     "kv_heads",
     "config.num_key_value_heads",
     "config.num_kv_heads",
     "config.n_kv_heads",
+    "config.n_query_groups",
 )
-HEAD_DIM = ("head_dim", "attention_head_size", "d_head", "dim_head", "key_value_proj_dim")
+HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head", "dim_head", "key_value_proj_dim")
 
 
 # Classes with the projections of attention but no softmax over tokens that a trace could prove heads by: signatures

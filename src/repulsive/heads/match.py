@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -54,13 +55,11 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
     Raises:
         UnsupportedWeights: a line fits but a weight is quantised, parametrised or of an unknown adapter kind.
     """
-    kind = type(module).__name__.removeprefix("Parametrized")  # as torch's parametrisations rename a class
-    reason = NO_HEADS.get(kind, "")
+    kinds = kinds_of(module)
+    reason = next((NO_HEADS[kind] for kind in kinds if kind in NO_HEADS), "")
     if reason:
         return None, reason
-    for family in FAMILIES:
-        if not any(fnmatchcase(kind, pattern) for pattern in family.classes):
-            continue
+    for family in _fitting(kinds):
         targets = [follow(module, path) for path, _ in family.projections]
         if not all(_is_projection(target, family) for target in targets):
             continue
@@ -73,6 +72,20 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
         except HeadLayoutError as error:
             reason = reason or str(error)
     return None, reason
+
+
+def kinds_of(module: nn.Module) -> list[str]:
+    """Names of a module's class and of those it is made from, its own first."""
+    names = [kind.__name__ for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
+    return [name.removeprefix("Parametrized") for name in names]  # as torch's parametrisations rename a class
+
+
+def _fitting(kinds: Sequence[str]) -> Iterator[Family]:
+    """Lines of the table by name: the class's own before those it inherits from, and signatures last."""
+    known = [family for family in FAMILIES if not family.generic]
+    for kind in kinds:
+        yield from (family for family in known if any(fnmatchcase(kind, pattern) for pattern in family.classes))
+    yield from (family for family in FAMILIES if family.generic)
 
 
 def weights_of(module: nn.Module, path: str) -> list[Weight]:
@@ -111,11 +124,13 @@ def _spell(module: nn.Module, family: Family, heads: int) -> Match:
     kv_heads = _kv_heads(module, family, heads, features)
     parts: dict[str, list[tuple[Weight, Tensor]]] = {}
     for (_, layout), projection in zip(family.projections, weights, strict=True):
+        if family.generic and layout == "qkv head dim" and kv_heads != heads:
+            layout = "q head dim | kv head dim"  # there is less of k and v than of q
         for weight in projection:
             for part, rows in rows_of(layout, weight.features, heads, kv_heads).items():
                 parts.setdefault(part, []).append((weight, rows))
     if family.generic:
-        _check_widths(module, family, parts)
+        _check_widths(module, family, heads, parts)
     serves = tuple(h * kv_heads // heads for h in range(heads)) if kv_heads != heads else None
     return Match(family, parts, serves)
 
@@ -124,25 +139,36 @@ def _kv_heads(module: nn.Module, family: Family, heads: int, features: list[int]
     """Key-value heads: what the module declares where the shapes agree, else what the shapes say."""
     layouts = [layout for _, layout in family.projections]
     declared = _number(module, family.kv_heads)
-    if layouts[:2] != ["q head dim", "k head dim"]:
+    if layouts[:2] not in (["q head dim", "k head dim"], ["q head dim", "kv head dim"]):
         kv_heads = declared or heads
-    elif declared is not None and features[0] * declared == features[1] * heads:
-        kv_heads = declared
     else:  # q and k meet in a dot product, so their heads are equally wide
-        kv_heads, rest = divmod(features[1] * heads, features[0])
-        if rest:
-            raise HeadLayoutError(f"{heads} q heads over {features[0]} features do not fit {features[1]} k features")
+        keys = features[1] / len(layouts[1].split()[0])
+        kv_heads, rest = divmod(int(keys * heads), features[0])
+        if declared is not None and features[0] * declared == keys * heads:
+            kv_heads = declared
+        elif rest or keys % 1:
+            raise HeadLayoutError(f"{heads} q heads over {features[0]} features do not fit {keys:g} k features")
     if kv_heads < 1 or heads % kv_heads:
         raise HeadLayoutError(f"{heads} query heads do not share {kv_heads} key-value heads evenly")
     return kv_heads
 
 
-def _check_widths(module: nn.Module, family: Family, parts: dict[str, list[tuple[Weight, Tensor]]]) -> None:
-    """A signature is only a guess: the head width the module declares must be the one the shapes give."""
+def _check_widths(
+    module: nn.Module, family: Family, heads: int, parts: dict[str, list[tuple[Weight, Tensor]]]
+) -> None:
+    """A signature is only a guess: shapes must give the head width that is declared, and what the output takes."""
     width = parts["q"][0][1].shape[1]
+    values = parts["v"][0][1].shape[1] if "v" in parts else width
     declared = _number(module, HEAD_DIM)
     if declared is not None and declared != width:
         raise HeadLayoutError(f"{family.name}: heads are {width} wide by shape but {declared} by attribute")
+    out = follow(module, family.out) if family.out else None
+    taken = getattr(out, "in_features", None)
+    if isinstance(taken, int) and taken != heads * values:
+        raise HeadLayoutError(
+            f"{family.name}: {heads} heads give {heads * values} features by shape, and {family.out} takes {taken}; "
+            "are there fewer key-value heads?"
+        )
 
 
 def _is_projection(target: object, family: Family) -> bool:

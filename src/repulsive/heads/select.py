@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -109,7 +110,7 @@ def _layered(groups: list[HeadGroup], layers: str | Sequence[int]) -> list[HeadG
     most = max(depth.values())
     if isinstance(layers, int):
         raise SelectionError(f"layers={layers!r}: give a list of indices, such as [{layers!r}]")
-    numbers = list(layers)
+    numbers = [operator.index(n) if hasattr(n, "__index__") and not isinstance(n, bool) else n for n in layers]
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not -most <= n < most]
     if wrong:
         raise SelectionError(f"layers={numbers}: {wrong} out of range; the layers are 0 to {most - 1}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ def repel(
         OptimizerError: the optimiser owns none of the heads, cannot be hooked, repels them already, or has no learning
             rate that noise could follow.
         UnsupportedWeights: weights are quantised or sparse, or spread over ranks as partial sums.
-        RuleError: `rule` is none, or `order`, `max_norm`, `noise_in` or `measure_every` has no such value.
+        RuleError: `rule` is none, or `order`, `max_norm`, `noise_in`, `seed` or `measure_every` has no such value.
         HeadLayoutError: with `example_inputs`, a slice is not the head it claims to be.
 
     Example:
@@ -87,6 +88,10 @@ def repel(
         >>> handle = repel(model, optimizer, rule=SVGD(stepsize=0.1, alpha=0.01), verbose=False)
     """
     _check(rule, order, noise_in, max_norm, measure_every)
+    try:
+        seed = operator.index(seed)  # numpy's too, which JSON does not know
+    except TypeError:
+        raise RuleError(f"seed={seed!r}: must be a whole number") from None
     inner = unwrap_optimizer(optimizer)
     if groups is None:
         with sharding.explaining_flat_weights(model):

@@ -28,6 +28,7 @@ from repulsive.repulsion.passing import Snapshot, is_idle, is_nested, only_makes
 from repulsive.repulsion.update import Update
 
 ORDERS = ("clip-repel", "repel-clip")
+_MOST_UPDATES = 16  # kept at a time
 NOISE_PLACES = ("gradient", "parameter")
 FORMAT = 1
 
@@ -94,6 +95,7 @@ class Handle:
         self._warned = False  # of a step without any gradient
         self._hooks: list[RemovableHandle] = []
         self._updates: dict[tuple[str, ...], Update] = {}  # by the groups that have gradients, nearly always all
+        self._captured = False  # somebody's graph may hold on to some of them
         self._current: Update | None = None
         self._whole = False  # that one is of all groups
         self._owners = Owners(part for group in groups for part in group.slices)
@@ -112,6 +114,11 @@ class Handle:
         if twice := claimed_twice([*(group for h in others for group in h.groups), *self.groups]):
             raise OptimizerError(
                 f"{twice[1]}: this optimiser repels it already; call remove() on the other handle first"
+            )
+        if others and any(h.settings.max_norm is not None for h in (self, *others)):
+            raise OptimizerError(
+                "another handle is attached to this optimiser, and each would clip all of its gradients: clip with "
+                "torch.nn.utils.clip_grad_norm_ in the loop instead of max_norm, or repel all heads by one handle"
             )
         self._rates()  # fails here rather than in the first step
         self._hooks = [
@@ -149,7 +156,13 @@ class Handle:
     # -- one step -----------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
-        """Change the gradients now, instead of inside the next `optimizer.step()`: for loops that clip afterwards."""
+        """Change the gradients now, instead of inside the next `optimizer.step()`: for loops that clip afterwards.
+
+        Raises:
+            OptimizerError: the handle is not attached, having been removed, or its optimiser is a copy.
+        """
+        if not self.attached:
+            raise OptimizerError("this handle is not attached to its optimiser (any more); attach() it, or repel anew")
         self._repel()
         self._applied = self._pending
 
@@ -249,7 +262,10 @@ class Handle:
             if not names:
                 self._warn_of_nothing()
         if names and names not in self._updates:
+            if len(self._updates) >= _MOST_UPDATES and not self._captured:  # layers are dropped at random, say
+                del self._updates[next(known for known in self._updates if known != self._names)]
             self._updates[names] = Update(live, self.settings.seed)
+        self._captured = self._captured or _is_captured()
         self._whole = names is self._names
         return self._updates.get(names)
 
