@@ -189,6 +189,12 @@ def test_a_part_without_documents(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_texts_too_short_for_a_block(tmp_path):
+    corpus, vocabulary = words.write_corpus(tmp_path, 3), words.write_vocabulary(tmp_path)
+    with pytest.raises(DataError, match=rf"{corpus}.*: not one block of 512 pieces; give more text or a smaller"):
+        plan_pretrain(corpus, vocabulary, tmp_path / "out", length=512, dev=1e-6).make(1)
+
+
 def test_a_damaged_folder(tmp_path):
     data = words.make_data(tmp_path) / "prepared"
     rows = np.load(data / "train.npy", mmap_mode="r+")

@@ -116,6 +116,7 @@ def test_the_side_judges_favour_is_told(repulsive, tmp_path, key):
         ({"format": "repulsive-judge-key"}, "is a key, not the answers of a judge"),
         ({"judge": "  "}, "has no name of a judge"),
         ({"judge": 4}, "has no name of a judge"),
+        ({"judge": "\u200b\x07"}, "has no name of a judge"),
         ({"answers": {}}, "its answers are no list"),
         ({"answers": [3]}, "answers item None of 10"),
         ({"answers": [{"item": 11}]}, "answers item 11 of 10"),
@@ -139,6 +140,12 @@ def test_a_damaged_file_is_named(repulsive, tmp_path, key, content):
     (tmp_path / "half.json").write_bytes(content)
     assert "half.json: is" in one_line(repulsive("judge", "tally", "half.json", "--key", "judge.key.json"))
     assert "half.json: is" in one_line(repulsive("judge", "tally", "half.json", "--key", "half.json"))
+
+
+def test_a_name_is_what_can_be_seen_of_it(repulsive, tmp_path, key):
+    path = saved(tmp_path, key, "eve", {1: {"grammar": "left"}}, {"judge": "\x1b[31mE\u200bve\u202e\x07"})
+    code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
+    assert code == 0 and "[31mEve" in out and not set("\x1b\x07\u200b\u202e") & set(out)
 
 
 def test_a_judge_given_twice_is_an_error(repulsive, tmp_path, key):

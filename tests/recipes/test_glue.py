@@ -359,6 +359,12 @@ def test_starts_that_cannot_be(data, tmp_path):
         return str(caught.value)
 
     assert "holds neither config.json of a model nor recipe.json" in message(f"model.start={tmp_path / 'none'}")
+    assert "seed-N" in message(f"model.start={tmp_path / 'none'}")
+    near = tmp_path / "mnli+start=x" / "seed-0"
+    near.mkdir(parents=True)
+    (near / "recipe.json").write_text("{}")
+    told = message(f"model.start={tmp_path / 'mnli' / 'seed-0'}")
+    assert told.endswith(f"; did you mean {near}?") and "seed-N" not in told
     export(tmp_path / "other")
     (tmp_path / "other" / "vocab.txt").write_text("[PAD]\n")
     assert "has other pieces than the data" in message(f"model.start={tmp_path / 'other'}")

@@ -1,6 +1,7 @@
 """sweep, evaluate, ls and demo on a tiny generated set: what they choose, print and write."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -146,6 +147,8 @@ def test_a_point_that_diverges_is_the_worst_of_a_sweep(repulsive, place):
     assert repulsive(*words, "--over", "optimizer.lr=1e35,0.001").splitlines()[-1] == out[-1]  # and is not tried again
     (folder,) = (path.parent for path in (place / "far" / "runs").rglob("diverged.txt"))
     assert "finite number" in (folder / "diverged.txt").read_text() and not (folder / "result.json").exists()
+    assert re.search(r"lr=1e35\S*\s.*diverged", repulsive("ls", "--out", "far/runs"))
+    assert "every run here diverged" in repulsive("report", folder.parent, code=2)
     assert "diverged at all of its 1 points" in repulsive(*words, "--over", "optimizer.lr=1e35", code=2)
 
 
@@ -173,6 +176,29 @@ def test_a_sweep_answers_what_it_is_asked_and_not_what_was_tried_before(repulsiv
     assert len(list((place / "asked" / "runs").rglob("result.json"))) == 4
     sweep("--over", "method.alpha=0.5")
     assert open_recipe(place / "asked" / "best.toml").method.alpha == 0.5  # and --set said 5.0
+
+
+def test_a_sweep_on_other_data_is_another_one(repulsive, place):
+    def sweep(count, **more):
+        repulsive("prepare", "reviews", "--train", count, "--dev", 20, "--test", 20, "--out", "changing", "--force")
+        words = [*settings(), "--set", "data.folder=changing", "--over", "method.ratio=0.1", "--jobs", 1]
+        return repulsive("sweep", "reviews/svgd", *words, "--out", "moved", **more)
+
+    assert "best: method.ratio=0.1" in sweep(60)
+    assert "was trained on other data" in sweep(70, code=2)
+
+
+def test_what_a_sweep_is_given_twice_is_told(repulsive, place):
+    words = ["sweep", "reviews/svgd", *settings(), "--out", "twice", "--over"]
+    assert "given twice" in repulsive(*words, "method.ratio=0.1", "--over", "method.ratio=0.2", code=2)
+    assert "give one of the two" in repulsive(*words, "method.ratio=0.1", "--set", "seed=3", code=2)
+    assert not (place / "twice" / "runs").exists()
+
+
+def test_lists_can_be_swept():
+    from repulsive.training.sweep import parse_stage
+
+    assert parse_stage(["method.layers=[0, 1],[0],first"]) == {"method.layers": ["[0, 1]", "[0]", "first"]}
 
 
 def test_a_sweep_needs_a_folder_of_its_own(repulsive, place):

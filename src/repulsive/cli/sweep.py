@@ -54,6 +54,7 @@ def sweep(
             lambda specs: train_many(specs, make_task, jobs),
             task.select_by,
             storage or f"sqlite:///{(folder / 'optuna.db').resolve()}",
+            checksums=task.checksums,
             place=f"{socket.gethostname()}:{folder.resolve()}",
             on_trial=lambda trial: typer.echo(f"{' '.join(trial.changes)}: {told(trial.value)}"),
         )

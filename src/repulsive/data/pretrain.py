@@ -130,8 +130,11 @@ class PretrainPlan:
             manifest["rows"] = {part: file.rows for part, file in files.items()}
             for part, file in files.items():
                 if not file.rows:
-                    which = "no texts" if part == "train" else f"too few texts for a {part} part; raise --dev"
-                    raise DataError(f"{', '.join(path.name for path in self.files[:3])}: {which}")
+                    which = f"too few texts for a {part} part; raise --dev"
+                    if part == "train":
+                        short = f"not one block of {length} pieces; give more text or a smaller --length"
+                        which = short if counts[part]["documents"] else "no texts"
+                    raise DataError(f"{', '.join(str(path) for path in self.files[:3])}: {which}")
             for name in ("documents", "pieces", "kept", "padding"):
                 manifest[name] = {part: counts[part][name] for part in PARTS}
             manifest["unknown"] = {part: counts[part]["unknown"] / max(1, counts[part]["pieces"]) for part in PARTS}

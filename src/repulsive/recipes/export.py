@@ -68,6 +68,8 @@ def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
     Raises:
         RunError: the folder is there already or cannot be written.
     """
+    from safetensors import SafetensorError
+
     check_free(out)
     aside = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
@@ -82,6 +84,8 @@ def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
         os.rename(aside, out)
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror}: {error.filename})") from None
+    except SafetensorError as error:  # a full disk, as safetensors tells it
+        raise RunError(f"{out}: cannot be written ({error})") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return [out / place.relative_to(aside) for place in places]

@@ -11,7 +11,7 @@ from typing import Any
 
 from repulsive.errors import RunError
 from repulsive.training import tables
-from repulsive.training.runs import RunFolder
+from repulsive.training.runs import DIVERGED, RunFolder
 
 PARTS = {"test": "test set", "dev": "development set"}
 
@@ -58,6 +58,8 @@ def open_methods(folders: Sequence[Path]) -> list[Method]:
         if not runs:
             raise RunError(f"{folder}: is no run, nor a folder of runs; `repulsive ls` lists those there are")
         ended = {seed: run for seed, run in runs.items() if run.result is not None}
+        if not ended and all(run.diverged for run in runs.values()):
+            raise RunError(f"{folder}: every run here diverged; {DIVERGED} in its folder says where")
         if not ended:
             raise RunError(f"{folder}: no run here has ended; the command that trained it goes on where it stopped")
         if any(realpath(folder) == realpath(method.folder) for method in found):

@@ -43,6 +43,8 @@ def _state(run: RunFolder) -> str:
         test = run.metrics("test")
         shown = "  ".join(f"{name} {test[name]:.4f}" for name in _SHOWN if name in test)
         return f"done in {float(result.get('seconds', 0)):.0f} s  test {shown}"
+    if run.diverged:
+        return "diverged; diverged.txt says where"
     lines = [line for line in run.lines() if line["kind"] == "train"]
     epochs = from_tables(run.recipe, str(run.path)).training.epochs
     if not lines:

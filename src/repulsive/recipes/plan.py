@@ -43,6 +43,8 @@ def plan(
     check_device(device)
     if seed is not None and seeds:
         raise ConfigError("give --seed or --seeds, not both")
+    if seeds and any(change.partition("=")[0].strip() == "seed" for change in changes):
+        raise ConfigError("--set seed=...: --seeds trains seeds 0, 1, ...; give one of the two")
     specs = []
     for name in recipes:
         own = open_recipe(name, changes).seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -109,9 +110,11 @@ def _found(start: Path) -> tuple[Path, RunFolder | None]:
         if run.recipe.get("task") == "glue":
             return start, run
         raise ConfigError(f"model.start={start}: is a run of {run.recipe.get('task')!r} without {EXPORT}/{CONFIG}")
-    raise ConfigError(
-        f"model.start={start}: holds neither {CONFIG} of a model nor {RECIPE} of a run; a run's folder ends with seed-N"
-    )
+    told = "" if start.name.startswith("seed-") else "; a run's folder ends with seed-N"
+    others = sorted(start.parent.parent.glob(f"{glob.escape(start.parent.name)}+*/{glob.escape(start.name)}/{RECIPE}"))
+    if others:  # settings given with --set are part of a folder's name
+        told = f"; did you mean {others[0].parent}?"
+    raise ConfigError(f"model.start={start}: holds neither {CONFIG} of a model nor {RECIPE} of a run{told}")
 
 
 def _model_of(run: RunFolder, dropout: float) -> Model:

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from repulsive.training.config import as_tables, parse_value
 from repulsive.training.launch import Spec
 from repulsive.training.runs import RunFolder
 
+_COMMA = re.compile(r",(?![^\[]*\])")  # but those inside brackets
 Stage = Mapping[str, Sequence[str]]  # key -> values, as they are written in a recipe
 Train = Callable[[Sequence[Spec]], None]
 Plan = Callable[[Sequence[str]], list[Spec]]  # key=value changes -> the runs of a trial, one for every seed
@@ -57,10 +59,13 @@ def parse_stage(words: Sequence[str]) -> dict[str, list[str]]:
     """
     grid: dict[str, list[str]] = {}
     for word in words:
-        key, equals, values = word.partition("=")
-        if not equals or not key.strip() or not all(value.strip() for value in values.split(",")):
+        key, equals, text = word.partition("=")
+        values = _COMMA.split(text)
+        if not equals or not key.strip() or not all(value.strip() for value in values):
             raise ConfigError(f"{word!r}: write it as key=value,value,..., such as method.alpha=0.01,0.1,1.0")
-        grid[key.strip()] = [value.strip() for value in values.split(",")]
+        if key.strip() in grid:
+            raise ConfigError(f"{key.strip()} is given twice; write its values as {key.strip()}=value,value,...")
+        grid[key.strip()] = [value.strip() for value in values]
     return grid
 
 
@@ -73,12 +78,13 @@ def sweep(
     storage: str,
     *,
     place: str = "",
+    checksums: Mapping[str, str] | None = None,
     at_once: int = 8,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Trial]:
     """Try every point of every stage; each stage builds on the best point of the one before.
 
-    What was tried with another grid, other settings or other seeds is not taken for an answer: it is another study.
+    What was tried with another grid, other settings, seeds or data is not taken for an answer: it is another study.
 
     Args:
         name: of the study, in the storage.
@@ -89,6 +95,7 @@ def sweep(
         storage: an Optuna storage, such as "sqlite:///sweep.db".
         place: names where this sweep trains, which no other process does: trials that began there and have not ended
             are of a process that died.
+        checksums: of the data.
         at_once: trials whose runs are given to `train` together.
         on_trial: told of every trial as it ends.
 
@@ -102,7 +109,7 @@ def sweep(
     chosen: tuple[str, ...] = ()
     found: list[Trial] = []
     for number, stage in enumerate(stages, 1):
-        study = _study(f"{name}/{number}/{_digest(stage, plan(chosen))}", storage)
+        study = _study(f"{name}/{number}/{_digest(stage, plan(chosen), checksums or {})}", storage)
         study.set_user_attr("metric", metric)
         study.set_user_attr("fixed", list(chosen))
         _enqueue(study, stage, place)
@@ -157,9 +164,10 @@ def _study(name: str, storage: str) -> Any:
         raise ConfigError(f"storage {storage!r} cannot be opened: {str(error).splitlines()[0]}") from None
 
 
-def _digest(stage: Stage, specs: Sequence[Spec]) -> str:
-    """Of all that a stage's values depend on: its grid, and the recipe and the seeds it starts from."""
-    told = [{key: list(values) for key, values in stage.items()}, [as_tables(spec.recipe) for spec in specs]]
+def _digest(stage: Stage, specs: Sequence[Spec], checksums: Mapping[str, str]) -> str:
+    """Of all that a stage's values depend on: its grid, the recipe and the seeds it starts from, and the data."""
+    grid = {key: list(values) for key, values in stage.items()}
+    told = [grid, [as_tables(spec.recipe) for spec in specs], dict(checksums)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -213,11 +221,11 @@ def _changes(params: Mapping[str, str]) -> list[str]:
 
 def _train(specs: Sequence[Spec], train: Train) -> None:
     """A run that diverges is an answer; any other that fails is not."""
+    todo = [folder for spec in specs if (folder := RunFolder(spec.folder)).result is None]
     try:
         train(specs)
     except RunError:
-        folders = [RunFolder(spec.folder) for spec in specs]
-        if all(folder.diverged or folder.result is not None for folder in folders):
+        if any(folder.diverged for folder in todo) and all(folder.diverged or folder.result for folder in todo):
             return
         raise
 
