@@ -78,3 +78,27 @@ def test_a_class_made_from_a_known_one_is_known():
     layer.self_attn = Causal(16, 4, batch_first=True)
     assert len(repel(layer, torch.optim.SGD(layer.parameters(), lr=0.1), verbose=False).groups) == 3
     assert all(report.status == "verified" for report in verify_heads(layer, torch.randn(2, 5, 16)))
+
+
+class Tied(nn.Module):
+    """Queries and keys by one weight."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(64, 64, bias=False) for _ in range(3))
+        self.k_proj.weight = self.q_proj.weight
+        if not known:
+            self.both, self.values = self.q_proj, self.v_proj
+            del self.q_proj, self.k_proj, self.v_proj
+
+    def forward(self, x):
+        both, values = (self.both, self.values) if hasattr(self, "both") else (self.q_proj, self.v_proj)
+        return _attended(both(x), both(x), values(x), 4, 4)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_weights_that_queries_and_keys_share_are_one_group(known):
+    model = Tied(known)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert [g.num_heads for g in repel(model, optimizer, example_inputs=X, verbose=False).groups] == [4, 4]

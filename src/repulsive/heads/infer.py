@@ -80,6 +80,7 @@ def infer(
 ) -> tuple[list[HeadGroup], dict[str, str]]:
     """Groups for projections that no known group claims, and {module: why not} for calls that stay unresolved."""
     taken = {(id(p), part) for g in known for p in g.parameters() for part in g.part}
+    claimed = {_claim(part.parameter(), part.rows) for g in known for part in g.slices}
     parameters = {clean(name): p for name, p in model.named_parameters()}
     owners = {clean(name): (m, name) for name, m in model.named_modules()}
     groups: dict[str, HeadGroup] = {}
@@ -100,8 +101,10 @@ def infer(
             if any(_mixes_heads(x, parameters[x.key[0]]) for x in each):
                 misses.setdefault(module, f"{each[0].key[0]} mixes heads before the softmax (talking heads)")
                 continue
-            if not each:
+            claims = {_claim(parameters[x.key[0]], x.rows) for x in each}
+            if not each or claims <= claimed:  # of weights that q and k share, one group is enough
                 continue
+            claimed |= claims
             taken |= {(id(parameters[x.key[0]]), part) for x in each}
             slices = tuple(
                 HeadSlice(owners[owner][0], attribute, x.key[0], x.rows, x.key[1])
@@ -118,6 +121,11 @@ def infer(
         if report.status == "wrong":
             misses[module_of(groups.pop(report.name))] = report.note
     return list(groups.values()), misses
+
+
+def _claim(parameter: Tensor, rows: Tensor) -> tuple[int, tuple[int, ...]]:
+    """Which rows of which weight, whatever part they are."""
+    return id(parameter), tuple(sorted(rows.flatten().tolist()))
 
 
 def _parts(call: Sequence[Reach]) -> tuple[dict[str, list[_Found]], str]:

@@ -16,7 +16,10 @@ def known_heads(model: nn.Module) -> tuple[list[HeadGroup], dict[str, str]]:
     modules: list[str] = []
     misses: dict[str, str] = {}
     seen: set[tuple[object, ...]] = set()
+    adapted: set[int] = set()  # what an adapter that was found itself stands for
     for name, module in model.named_modules():
+        if id(module) in adapted:
+            continue
         try:
             found, reason = match(module)
         except UnsupportedWeights as error:  # the module knows its own attributes only: say where it is
@@ -25,6 +28,7 @@ def known_heads(model: nn.Module) -> tuple[list[HeadGroup], dict[str, str]]:
             if reason:
                 misses[clean(name)] = reason
             continue
+        adapted.add(id(getattr(module, "base_layer", None)))
         place = where_of(model, name, found.family.where)
         for part in sorted(found.parts, key="qkv".index):
             slices = tuple(

@@ -107,6 +107,10 @@ def weights_of(module: nn.Module, path: str) -> list[Weight]:
         return [_checked(target, "weight", f"{path}.weight", axis)]
     owner = follow(module, owner_path) if owner_path else module
     assert isinstance(owner, nn.Module)
+    if hasattr(owner, "base_layer"):  # an adapter that calls itself what it adapts
+        if hasattr(owner, "lora_B") and len(owner.lora_B):  # type: ignore[arg-type]
+            return _adapters(owner, owner_path)
+        raise UnsupportedWeights(f"{path}: of an adapter without lora_B; only LoRA adapters keep heads as rows")
     return [_checked(owner, attribute, path, 0)]
 
 
@@ -191,7 +195,9 @@ def _adapters(layer: nn.Module, path: str) -> list[Weight]:
     adapters: nn.ModuleDict = layer.lora_B  # type: ignore[assignment]
     active = getattr(layer, "active_adapters", list(adapters))
     found = [
-        _checked(adapters[name], "weight", f"{path}.lora_B.{name}.weight", 0) for name in active if name in adapters
+        _checked(adapters[name], "weight", f"{path}.lora_B.{name}.weight".lstrip("."), 0)
+        for name in active
+        if name in adapters
     ]
     if not found:
         raise UnsupportedWeights(f"{path}: none of the adapters {list(adapters)} is active; activate one or merge them")
