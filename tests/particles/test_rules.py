@@ -84,6 +84,15 @@ def test_any_callable_kernel(space, monkeypatch):
     assert close(found, truth + own)
 
 
+def test_a_callable_kernel_takes_heads_that_are_zero():
+    """A direction they have not: on the sphere they stay where they are, as with the kernels that have names."""
+    torch.manual_seed(0)
+    theta, grad = torch.randn(4, 6).double(), torch.randn(4, 6).double()
+    theta[1] = 0
+    rule = SVGD(kernel=lambda x, y: torch.exp(-(x - y).square().sum(-1) / 2), space="sphere", alpha=0.1)
+    assert rule.gradient(theta, grad).isfinite().all()
+
+
 def test_a_callable_twin_of_rbf_gives_the_same():
     theta, grad = particles(5, 7, (3,), 4)
     twin = lambda x, y: torch.exp(-(x - y).square().sum(-1) / 2.5)  # noqa: E731

@@ -175,4 +175,6 @@ def resolve(kernel: str | Kernel | Callable[[Tensor, Tensor], Tensor]) -> Kernel
 
 
 def _unit(x: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(x, dim=-1, eps=0.0)
+    """Of length 1 but for zeros, which have no direction and stay: adapters begin as zeros."""
+    norm = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(norm == 0, 1, norm)
