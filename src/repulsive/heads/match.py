@@ -97,21 +97,13 @@ def weights_of(module: nn.Module, path: str) -> list[Weight]:
     target = follow(module, path)
     owner_path, _, attribute = path.rpartition(".")
     if isinstance(target, nn.Module):
-        if hasattr(target, "lora_B") and len(target.lora_B):  # type: ignore[arg-type]
-            return _adapters(target, path)
-        if hasattr(target, "base_layer"):
-            raise UnsupportedWeights(
-                f"{path}: {type(target).__name__} is an adapter without lora_B; only LoRA adapters keep heads as rows"
-            )
+        if adapters := _adapters(target, path):
+            return adapters
         axis = 1 if type(target).__name__ == "Conv1D" else 0
         return [_checked(target, "weight", f"{path}.weight", axis)]
     owner = follow(module, owner_path) if owner_path else module
     assert isinstance(owner, nn.Module)
-    if hasattr(owner, "base_layer"):  # an adapter that calls itself what it adapts
-        if hasattr(owner, "lora_B") and len(owner.lora_B):  # type: ignore[arg-type]
-            return _adapters(owner, owner_path)
-        raise UnsupportedWeights(f"{path}: of an adapter without lora_B; only LoRA adapters keep heads as rows")
-    return [_checked(owner, attribute, path, 0)]
+    return _adapters(owner, owner_path) or [_checked(owner, attribute, path, 0)]  # some are called what they adapt
 
 
 def follow(module: nn.Module, path: str) -> object:
@@ -192,7 +184,13 @@ def _number(module: nn.Module, paths: tuple[str, ...]) -> int | None:
 
 
 def _adapters(layer: nn.Module, path: str) -> list[Weight]:
-    adapters: nn.ModuleDict = layer.lora_B  # type: ignore[assignment]
+    """The rows of a layer's active LoRA adapters; none where it has no adapter at all."""
+    adapters: nn.ModuleDict = getattr(layer, "lora_B", None) or nn.ModuleDict()
+    if not len(adapters):
+        if hasattr(layer, "base_layer"):
+            told = f"{path or 'itself'}: {type(layer).__name__} is an adapter without lora_B"
+            raise UnsupportedWeights(f"{told}; only LoRA adapters keep heads as rows")
+        return []
     active = getattr(layer, "active_adapters", list(adapters))
     found = [
         _checked(adapters[name], "weight", f"{path}.lora_B.{name}.weight".lstrip("."), 0)

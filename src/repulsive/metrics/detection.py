@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from repulsive.metrics.glue import ranks
+
 
 def auc(scores: Tensor, labels: Tensor) -> float:
     r"""Area under the ROC curve: $P(s_+ > s_-) + P(s_+ = s_-) / 2$ for a positive and a negative item at random.
@@ -22,9 +24,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     """
     labels = labels.bool()
     positive, negative = int(labels.sum()), int((~labels).sum())
-    if not positive or not negative or bool(scores.isnan().any()):
+    if not positive or not negative:
         return float("nan")
-    _, place, counts = scores.double().unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts - 1) / 2.0).double()  # of equal scores, their mean
-    above = ranks[place[labels]].sum() - positive * (positive + 1) / 2
+    above = ranks(scores.double())[labels].sum() - positive * (positive + 1) / 2
     return float(above / positive / negative)

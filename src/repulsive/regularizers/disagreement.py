@@ -4,9 +4,10 @@ Sums run over all pairs i, j of M heads, so i = j adds a constant 1 / M to the c
 vectors $\sum_{ij} u_i \cdot u_j = |\sum_i u_i|^2$. Where `real` is given, padding does not count.
 """
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from repulsive.regularizers.masked import mean_of
 
 
 def on_outputs(outputs: Tensor, real: Tensor | None = None) -> Tensor:
@@ -40,16 +41,9 @@ def on_positions(weights: Tensor, real: Tensor | None = None) -> Tensor:
         real: queries that count, bool [B, T]; None: all.
     """
     heads = weights.shape[1]
-    return _mean(weights.sum(1).square().sum(-1) / heads**2, real)
+    return mean_of(weights.sum(1).square().sum(-1) / heads**2, real)
 
 
 def _mean_cosine(x: Tensor, real: Tensor | None) -> Tensor:
     unit = F.normalize(x, dim=-1)  # [B, M, T, d]
-    return _mean(unit.sum(1).square().sum(-1) / x.shape[1] ** 2, real)
-
-
-def _mean(x: Tensor, real: Tensor | None) -> Tensor:
-    """Of [B, T]; a sum and a count, for a selection would have to wait for the device."""
-    if real is None:
-        return x.mean()
-    return torch.where(real, x, 0).sum() / real.sum().clamp(min=1)
+    return mean_of(unit.sum(1).square().sum(-1) / x.shape[1] ** 2, real)

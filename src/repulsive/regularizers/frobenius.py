@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from repulsive.regularizers.masked import mean_of
+
 
 def frobenius(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     r"""$\|A A^\top - I\|_F^2$, averaged over sentences (and query positions): heads should look at different words.
@@ -23,7 +25,4 @@ def frobenius(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     gram = weights @ weights.mT  # [..., M, M]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     penalty = (gram - eye).square().sum((-2, -1))  # [...]
-    if mask is None:
-        return penalty.mean()
-    # A sum and a count, for a selection would have to wait for the device.
-    return torch.where(mask, penalty, 0).sum() / mask.sum().clamp(min=1)
+    return mean_of(penalty, mask)

@@ -125,8 +125,9 @@ def sweep(
         ended = [t for t in study.get_trials(deepcopy=False) if t.value is not None]
         trials = [Trial((*chosen, *_changes(t.params)), float(t.value or 0), number) for t in ended]
         found += trials
-        chosen = best(trials).changes
-        if best(trials).value == -math.inf:
+        top = best(trials)
+        chosen = top.changes
+        if top.value == -math.inf:
             raise RunError(f"stage {number}: training diverged at all of its {len(trials)} points; try smaller rates")
     return found
 
