@@ -65,7 +65,8 @@ def test_new_studies_are_found_in_their_folders(headline, tmp_path):
     assert headline.quality(tmp_path)[2:] == [
         "| iwslt14 | BLEU | 34.00 | 34.50 | +0.50 [-0.25, +1.00] | 3 | +0.80 |",
         "| agenda | BLEU-4 | 13.00 | 13.50 | +0.50 [-0.25, +1.00] | 3 | +1.37 |",
-        "| GLUE, the rule as published, second pre-training | mean | 80.50 | 80.50 | +0.00 [-1.00, +1.00] | 2 | +0.30 |",
+        "| GLUE, the rule as published, second pre-training | mean | 80.50 | 80.50"
+        " | +0.00 [-1.00, +1.00] | 2 | +0.30 |",
     ]
 
 
