@@ -12,11 +12,11 @@ from study import as_table, save, save_more, settings, tried
 
 from repulsive.data.prepared_graphs import PreparedGraphs
 from repulsive.data.tokens import PAD
-from repulsive.diagnostics.head_count import HeadCount
 from repulsive.errors import RunError
 from repulsive.metrics.generation import score_texts
 from repulsive.metrics.meteor import NLTK, OFFICIAL, official_program
 from repulsive.recipes.graph_writing import texts_of
+from repulsive.reproduce.verdicts import interval
 from repulsive.training import tables
 from repulsive.training.runs import RESULT, RunFolder, write_json
 from repulsive.training.task import Evaluation
@@ -77,7 +77,7 @@ def _tuned(study: Graphs, method: str) -> dict[str, Any]:
 def _write(study: Graphs, done: Sequence[Done], path: Path) -> None:
     found = tables.table([(each.row.label, each.place, each.answers()) for each in done])
     written = as_table(found, [run for each in done for run in each.runs.values()])
-    intervals = {each.row.label: {name: _interval(each.values(name)) for name in COLUMNS} for each in done}
+    intervals = {each.row.label: {name: interval(each.values(name)) for name in COLUMNS} for each in done}
     for row in written["rows"]:
         row["intervals"] = {name: x for name, x in intervals[row["label"]].items() if x is not None}
     lines = [f"# {study.task}", "", *_means(done), "", *_against(found), ""]
@@ -109,13 +109,8 @@ def _against(found: Sequence[tables.Row]) -> list[str]:
 def _cell(values: Sequence[float]) -> str:
     if not values:
         return ""
-    mean, interval = sum(values) / len(values), _interval(values)
-    return f"{mean:.3f}" if interval is None else f"{mean:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's t over seeds."""
-    return HeadCount(1, tuple(values)).interval if values else None
+    mean, ends = sum(values) / len(values), interval(values)
+    return f"{mean:.3f}" if ends is None else f"{mean:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
 # -- scores of the texts that runs keep -------------------------------------------------------------------------------

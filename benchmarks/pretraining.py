@@ -76,6 +76,7 @@ class Pretrainings(Study):
         length = read_manifest(self.blocks)["settings"]["length"]
         self.step_tokens = batch * length
         self.points = arguments.points
+        self.seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         steps = max(1, math.ceil(self.tokens / self.step_tokens / self.points))  # of a part
         common = [
             f"data.folder={self.blocks}",
@@ -96,14 +97,14 @@ class Pretrainings(Study):
 
     def pretrainings(self) -> list[Spec]:
         """The first seed of every method before the second."""
-        found = [self.specs(method, (), range(self.given.seeds), "pretrain") for method in self.methods]
+        found = [self.specs(method, (), self.seeds, "pretrain") for method in self.methods]
         return [spec for same in zip(*found, strict=True) for spec in same]
 
     def models(self, *, all_of_them: bool = False) -> list[Export]:
         """What pre-trainings have left, or will have left."""
         found = []
         for method in self.methods:
-            for spec in self.specs(method, (), range(self.given.seeds), "pretrain"):
+            for spec in self.specs(method, (), self.seeds, "pretrain"):
                 for part in range(1, self.points + 1):
                     share = percent(part, self.points)
                     folder = exports_of(spec.recipe, self.exports) / share
@@ -227,7 +228,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", choices=("small", "tiny"), default="small", help="of the recipes of pre-training")
     parser.add_argument("--tokens", type=float, default=100e6, help="that each pre-training sees, rounded up to steps")
     parser.add_argument("--points", type=int, default=5, help="models of a pre-training, equally far apart")
-    parser.add_argument("--seeds", type=int, default=1, help="of pre-training, from 0 on")
+    parser.add_argument("--seeds", type=int, default=1, help="of pre-training, how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="of pre-training; another study had those before")
     parser.add_argument("--repeats", type=int, default=5, help="fine-tunings of a task from each last model")
     parser.add_argument("--curve-repeats", type=int, default=1, help="the same from those before")
     parser.add_argument("--jobs", type=int, default=0, help="fine-tunings side by side; 1: all in this process")
@@ -243,6 +245,8 @@ def main(words: Sequence[str] | None = None) -> None:
     with in_one_line(parser):
         if min(arguments.points, arguments.seeds) < 1 or not 1 <= arguments.repeats <= SEEDS:
             raise ConfigError(f"--points and --seeds must be at least 1, --repeats from 1 to {SEEDS}")
+        if arguments.first_seed < 0:
+            raise ConfigError(f"--first-seed must be at least 0, not {arguments.first_seed}")
         study = Pretrainings(arguments)
         if arguments.dry_run:
             show_plan(study)

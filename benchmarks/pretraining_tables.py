@@ -29,8 +29,8 @@ Scores = dict[str, dict[int, float]]  # column -> seed -> the task's own metric,
 HEAD = """\
 Scores are those on the development sets, by each task's own metric, times 100, of the last weights: mean and standard
 deviation over fine-tunings. Differences have a 95 % interval by resampling repeats and items together, of Spearman's
-correlation and of means over tasks repeats alone. Repeats from one pre-training do not say how much pre-trainings with
-other seeds would differ.
+correlation and of means over tasks repeats alone. Repeats from one pre-training do not say how much pre-trainings
+differ: benchmarks/pretrainings.py puts several side by side, each of which counts as one.
 """
 
 
@@ -215,7 +215,7 @@ def curve(study: Pretrainings, results: Path) -> None:
 def _pretraining(study: Pretrainings, method: str) -> dict[str, dict[int, list[tuple[float, float]]]]:
     """Metrics of the development set: name -> seed -> (tokens, value)."""
     found: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for spec in study.specs(method, (), range(study.given.seeds), "pretrain"):
+    for spec in study.specs(method, (), study.seeds, "pretrain"):
         run = RunFolder(spec.folder)
         for metric in ("auc", "nll", "accuracy", "generator_nll"):
             if points := run.curve("dev", metric):

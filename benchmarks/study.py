@@ -24,7 +24,7 @@ from repulsive.training.config import as_tables
 from repulsive.training.launch import MakeTask, Spec, train_here, train_many
 from repulsive.training.runs import RUN, RunFolder, read_json
 from repulsive.training.stopping import Stopped
-from repulsive.training.tables import Row, as_plain
+from repulsive.training.tables import Row, as_plain, finite
 from repulsive.training.workers import DONE
 
 Grid = dict[str, Sequence[Any]]
@@ -192,7 +192,7 @@ def as_table(found: Sequence[Row], runs: Sequence[RunFolder]) -> dict[str, Any]:
 def save(path: Path, value: Any) -> None:
     """A text, or a value as JSON; the folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1, default=str) + "\n")
+    path.write_text(value if isinstance(value, str) else json.dumps(finite(value), indent=1, default=str) + "\n")
 
 
 def save_more(path: Path, value: dict[str, Any]) -> None:

@@ -72,6 +72,14 @@ def test_the_plan_counts_by_hand(script, folder, capsys):
     assert not (folder / "none").exists()
 
 
+def test_other_seeds_than_the_first_are_another_studys(trained, script, folder, capsys):
+    call(script, folder, "--dry-run", "--repeats", "2", "--first-seed", "1")
+    assert "pretrain: 2 runs, 2 to do" in capsys.readouterr().out  # where those of seed 0 have ended
+    with pytest.raises(SystemExit):
+        call(script, folder, "--dry-run", "--first-seed", "-1")
+    assert "--first-seed must be at least 0, not -1" in capsys.readouterr().err
+
+
 def test_models_are_what_export_writes(trained, script, folder, tmp_path):
     """After all tokens that of the run's own weights, and after half of them another."""
     call(script, folder, "--stage", "pretrain", out="kept")

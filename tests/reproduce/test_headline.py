@@ -59,14 +59,12 @@ def test_new_studies_are_found_in_their_folders(headline, tmp_path):
         (tmp_path / folder / f"{name}.json").write_text(json.dumps(value))
     systems = {name: {"means": {"mean": {"0": 80.0, "1": 81.0}}} for name in ("ma", "svgd")}
     seen = {"svgd": {"mean": {"difference": 0.0, "low": -1.0, "high": 1.0, "seeds": 2}}}
-    for folder in ("two", "rate-5e-4"):  # the second is no pre-training at the better rate
-        (tmp_path / "pretraining" / folder).mkdir(parents=True)
-        (tmp_path / "pretraining" / folder / "glue.json").write_text(json.dumps({"systems": systems, "against": seen}))
+    (tmp_path / "pretraining").mkdir()  # where benchmarks/pretraining.py writes
+    (tmp_path / "pretraining" / "glue.json").write_text(json.dumps({"systems": systems, "against": seen}))
     assert headline.quality(tmp_path)[2:] == [
         "| iwslt14 | BLEU | 34.00 | 34.50 | +0.50 [-0.25, +1.00] | 3 | +0.80 |",
         "| agenda | BLEU-4 | 13.00 | 13.50 | +0.50 [-0.25, +1.00] | 3 | +1.37 |",
-        "| GLUE, the rule as published, second pre-training | mean | 80.50 | 80.50"
-        " | +0.00 [-1.00, +1.00] | 2 | +0.30 |",
+        "| GLUE, the rule as published | mean | 80.50 | 80.50 | +0.00 [-1.00, +1.00] | 2 | +0.30 |",
     ]
 
 

@@ -77,11 +77,16 @@ def system_of(name: str, paths: Iterable[Path], part: str = "test") -> System:
     return System(name, cells, {column: len(seen) for column, seen in found.items()})
 
 
-def as_markdown(systems: Sequence[System]) -> str:
-    """The table; a mean is over all eight tasks or not there."""
+def as_markdown(systems: Sequence[System], counted: str = "seeds") -> str:
+    """The table; a mean is over all eight tasks or not there.
+
+    Args:
+        systems: the rows.
+        counted: title of the last column, how many of what there are.
+    """
     shown = [column for column in COLUMNS if any(column in each.cells for each in systems)]
     means: Mapping[str, bool] = {"mean": False} | ({"mean, RTE from MNLI": True} if FROM_RUN in shown else {})
-    head = ["system", *map(title, shown), *means, "seeds"]
+    head = ["system", *map(title, shown), *means, counted]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for each in systems:
         cells = [_shown(each.cells[column]) if column in each.cells else "" for column in shown]

@@ -183,14 +183,15 @@ def as_json(found: Sequence[Row]) -> str:
 
 
 def as_plain(row: Row) -> dict[str, Any]:
-    """A row as JSON has it, which knows no nan: what is not a finite number, as the deviation of one seed, is null."""
-    told: dict[str, Any] = _finite(asdict(row) | {"folder": str(row.folder)})
+    """A row as JSON has it, which knows no nan, such as the deviation of one seed."""
+    told: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder)})
     return told
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as JSON has it: what is not a finite number is null."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
