@@ -205,6 +205,7 @@ def untouched(optimizer):
         ({"order": "clip"}, RuleError, "clip-repel"),
         ({"noise_in": "air"}, RuleError, "parameter"),
         ({"max_norm": -1.0}, RuleError, "max_norm"),
+        ({"order": "repel-clip"}, RuleError, "without max_norm clips nothing"),
         ({"measure_every": 0}, RuleError, "measure_every"),
         ({"rule": SPOS(noise="released"), "noise_in": "parameter"}, RuleError, "released"),
     ],
@@ -450,7 +451,7 @@ def test_layers_that_come_and_go_do_not_fill_the_memory():
             if number >> index & 1:
                 layer(torch.randn(2, 3, 16)).square().sum().backward()
         optimizer.step()
-    assert handle.steps == 63 and len(handle._updates) <= 16
+    assert handle.steps == 63 and len(handle._live) <= 16
 
 
 @pytest.mark.parametrize("seed", [None, 1.5, "1"])

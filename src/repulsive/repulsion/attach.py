@@ -64,7 +64,7 @@ def repel(
         example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes inferred.
         order: where clipping to `max_norm` sits: "clip-repel" or "repel-clip".
         max_norm: clip the gradients of all of the optimiser's parameters to this joint norm; None leaves it to you.
-            Clipping in your own loop comes before the rule.
+            Clipping in your own loop comes before the rule, unless you call `apply` of the handle before it.
         noise_in: "gradient" as published, where the optimiser rescales it; or "parameter", added after the step.
         seed: of the noise of SPOS and SGLD.
         measure_every: steps between two measurements for `report`; one costs a further pass over the gradients.
@@ -214,6 +214,11 @@ def _check(rule: Rule | None, order: str, noise_in: str, max_norm: float | None,
         raise RuleError("noise_in='parameter' and noise='released' exclude each other: the latter scales by gradients")
     if max_norm is not None and not max_norm > 0:
         raise RuleError(f"max_norm={max_norm!r}: must be positive, or None")
+    if max_norm is None and order == "repel-clip":
+        raise RuleError(
+            "order='repel-clip' without max_norm clips nothing: give max_norm=..., or leave order out and call "
+            "handle.apply() before your own clipping"
+        )
     if not (isinstance(measure_every, int) and measure_every >= 1):
         raise RuleError(f"measure_every={measure_every!r}: must be a whole number of steps, at least 1")
 

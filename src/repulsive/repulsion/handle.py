@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from repulsive.errors import OptimizerError, StateError, UnsupportedWeights
+from repulsive.errors import OptimizerError, StateError
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import CollapsedHeads
@@ -23,12 +23,11 @@ from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.clipping import clip
-from repulsive.repulsion.owners import Owners, claimed_twice
-from repulsive.repulsion.passing import Snapshot, is_idle, is_nested, only_makes_state, skips
-from repulsive.repulsion.update import Update
+from repulsive.repulsion.live import Live, are_same, is_captured
+from repulsive.repulsion.owners import claimed_twice
+from repulsive.repulsion.passing import Snapshot, is_nested, skips
 
 ORDERS = ("clip-repel", "repel-clip")
-_MOST_UPDATES = 16  # kept at a time
 NOISE_PLACES = ("gradient", "parameter")
 FORMAT = 1
 
@@ -90,18 +89,9 @@ class Handle:
         self._applied = False  # `apply` changed this step's gradients already
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
         self._changes = 0  # times that gradients were changed
-        self._skipped = dict.fromkeys((group.name for group in groups), 0)
         self._measured: dict[str, Measured] = {}
-        self._warned = False  # of a step without any gradient
         self._hooks: list[RemovableHandle] = []
-        self._updates: dict[tuple[str, ...], Update] = {}  # by the groups that have gradients, nearly always all
-        self._captured = False  # somebody's graph may hold on to some of them
-        self._current: Update | None = None
-        self._whole = False  # that one is of all groups
-        self._owners = Owners(part for group in groups for part in group.slices)
-        self._dims = [parameter.ndim for parameter in self._owners.look()[0]]
-        self._accepted: list[list[Tensor]] = []  # parameters of model and optimiser that were seen to agree
-        self._names = tuple(group.name for group in groups)
+        self._live = Live(groups, settings.seed)
         self._trained: list[list[Tensor]] = []  # what the optimiser had at the last step
 
     # -- attaching ----------------------------------------------------------------------------------------------
@@ -184,10 +174,10 @@ class Handle:
 
     def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_then_repel() -> Any:
-            before = Snapshot(self._owners.look()[1]) if self._applied else None
+            before = Snapshot(self._live.gradients()) if self._applied else None
             changes = self._changes
             loss = closure()  # makes gradients anew, each time it is called; or leaves those that `apply` changed
-            left = before is not None and before.is_of(self._owners.look()[1])
+            left = before is not None and before.is_of(self._live.gradients())
             # A closure that clips may call `apply`, one may wrap another that repels, and any may call `remove`.
             if not left and self._changes == changes and self._hooks:
                 self._repel()
@@ -200,14 +190,14 @@ class Handle:
             self._changes += 1
             self._pending = True
             return
-        self._current = self._update()
-        if self._current is None:
+        update = self._live.choose(self.optimizer)
+        if update is None:
             return
         scale: Tensor | None = getattr(self.optimizer, "grad_scale", None)
         settings = self.settings
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(self.optimizer, settings.max_norm, scale)
-        self._measured |= self._current.run(
+        self._measured |= update.run(
             self.rule,
             self._rates(),
             step=self.steps,
@@ -224,13 +214,14 @@ class Handle:
 
     def _repeats(self) -> bool:
         """Nearly every step is like the one before: then it is done by one replay, and nothing is looked up."""
-        last, settings, optimizer = self._current, self.settings, self.optimizer
-        if last is None or not self._whole or settings.max_norm is not None or self.steps % settings.measure_every == 0:
+        live, settings, optimizer = self._live, self.settings, self.optimizer
+        last = live.current
+        if last is None or not live.whole or settings.max_norm is not None:
             return False
-        if getattr(optimizer, "grad_scale", None) is not None:
+        if self.steps % settings.measure_every == 0 or getattr(optimizer, "grad_scale", None) is not None:
             return False
         trained = [entry["params"] for entry in optimizer.param_groups]
-        if not _are(trained, self._trained):
+        if not are_same(trained, self._trained):
             self._trained = [[*some] for some in trained]
             return False
         return last.again(self.rule)
@@ -239,70 +230,15 @@ class Handle:
         """Count the step; noise meant for parameters goes in here."""
         if not self._pending:
             return
-        if self.settings.noise_in == "parameter" and self.rule is not None and self._current is not None:
-            self._current.add_noise(self.rule, self._rates(), step=self.steps)
+        update = self._live.current
+        if self.settings.noise_in == "parameter" and self.rule is not None and update is not None:
+            update.add_noise(self.rule, self._rates(), step=self.steps)
         self.steps += 1
         self._applied = self._pending = False
 
-    def _update(self) -> Update | None:
-        """The update of the groups that have gradients; the others are counted as skipped."""
-        live, names = self.groups, self._names
-        parameters, gradients = self._owners.look()
-        if only_makes_state(self.optimizer, gradients):
-            return None
-        self._refuse_replaced(parameters)
-        if any(grad is None or not p.requires_grad for p, grad in zip(parameters, gradients, strict=True)):
-            live = []
-            for group in self.groups:
-                if any(is_idle(parameter) for parameter in group.parameters()):
-                    self._skipped[group.name] += 1
-                else:
-                    live.append(group)
-            names = tuple(group.name for group in live) if len(live) < len(self.groups) else names
-            if not names:
-                self._warn_of_nothing()
-        if names and names not in self._updates:
-            if len(self._updates) >= _MOST_UPDATES and not self._captured:  # layers are dropped at random, say
-                del self._updates[next(known for known in self._updates if known != self._names)]
-            self._updates[names] = Update(live, self.settings.seed)
-        self._captured = self._captured or _is_captured()
-        self._whole = names is self._names
-        return self._updates.get(names)
-
-    def _refuse_replaced(self, parameters: list[Tensor]) -> None:
-        """No gradient is one thing, a tensor the optimiser does not know another: that one would never be trained."""
-        dims = [parameter.ndim for parameter in parameters]
-        seen = [parameters, *(entry["params"] for entry in self.optimizer.param_groups)]
-        if dims == self._dims and _are(seen, self._accepted):
-            return
-        owned = {id(p) for entry in self.optimizer.param_groups for p in entry["params"]}
-        for part, parameter, before in zip(self._owners.parts, parameters, self._dims, strict=True):
-            if parameter.ndim != before:
-                raise UnsupportedWeights(
-                    f"{part.parameter_name}: was flattened after repel, as FSDP1 does, so that heads have no rows; "
-                    "shard with torch.distributed.fsdp.fully_shard (FSDP2) instead"
-                )
-            if id(parameter) not in owned:
-                raise UnsupportedWeights(
-                    f"{part.parameter_name}: the model holds another tensor than the optimiser. FSDP leaves weights "
-                    "gathered after set_reshard_after_backward(False): call reshard() before the step. If the weight "
-                    "was replaced, as load_state_dict(assign=True) and to_empty do, make the optimiser anew and call "
-                    "repel again"
-                )
-        self._accepted = [[*some] for some in seen]
-
-    def _warn_of_nothing(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "no selected head had a gradient in this optimiser step, so nothing was repelled. Were layers frozen "
-                "or replaced (by adapters, say) after repel?",
-                stacklevel=7,
-            )
-
     def _warn_of_equal_heads(self) -> None:
         """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""
-        if not isinstance(self.rule, SVGD) or self.rule.noise_scale(1.0) or _is_captured():
+        if not isinstance(self.rule, SVGD) or self.rule.noise_scale(1.0) or is_captured():
             return
         away = {name: one for name, one in self._measured.items() if one.measure.distance.device.type != "cpu"}
         equal = [name for name, one in away.items() if float(one.measure.distance[one.row]) == 0]
@@ -334,7 +270,7 @@ class Handle:
         ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
         return GroupReport(
             group.name, group.layer, group.part, group.where, group.num_heads,
-            ratio=ratio, step=step, skipped=self._skipped[group.name], **values,
+            ratio=ratio, step=step, skipped=self._live.skipped[group.name], **values,
         )  # fmt: skip
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -365,8 +301,7 @@ class Handle:
         if state["rule"] != _name(self.rule):
             warnings.warn(f"resuming with {self.rule}, but the state was made with {state['rule']}", stacklevel=2)
         self.settings = replace(self.settings, seed=int(state["seed"]))
-        self._updates.clear()  # they carry the seed
-        self._current = None
+        self._live.forget(self.settings.seed)
         self.steps = int(state["steps"])
         self._applied = self._pending = False
         self.attach()
@@ -375,18 +310,6 @@ class Handle:
 def handles_of(optimizer: Optimizer) -> Iterable[Handle]:
     """The handles attached to an optimiser."""
     return tuple(_attached.get(optimizer, ()))
-
-
-def _are(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
-    """Whether two lists of lists hold the same objects.
-
-    Python compares items of lists by identity first, and looks into those only that differ. Here that matters: after a
-    backward pass hundreds of tensors are in no cache.
-    """
-    try:
-        return tensors == others
-    except Exception:  # other tensors: a comparison of their numbers is no answer, or fails
-        return False
 
 
 def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -399,10 +322,6 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
         return hook(optimizer, args, kwargs)  # without the time that `disabled` takes
 
     return call
-
-
-def _is_captured() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _name(rule: Rule | None) -> str:
