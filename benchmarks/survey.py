@@ -5,7 +5,7 @@
 
 Each architecture is built tiny and random from its own default configuration, run once on dummy inputs, and given to
 `find_heads` with that example. One forked process each, with a time and a memory limit; finished ones are kept in
-CACHE and not run again (`--again NAME` runs some anew).
+CACHE and not run again by the same code (`--again NAME` runs some anew, `--stale` keeps those of other code too).
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="architectures side by side")
     parser.add_argument("--only", nargs="*", help="architectures (model types) to survey")
     parser.add_argument("--again", nargs="*", default=[], help="architectures or statuses to run anew")
+    parser.add_argument("--stale", action="store_true", help="keep results that another version of the code made")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--gigabytes", type=int, default=8)
     options = parser.parse_args()
@@ -75,6 +76,8 @@ def main() -> None:
     for name in names:
         kept = options.cache / f"{name}.json"
         result = json.loads(kept.read_text()) if kept.exists() else None
+        if result is not None and not options.stale and result.get("code") != code_version():
+            result = None
         if result is None or name in options.again or result["status"] in options.again:
             result = limited(name, options.seconds, options.gigabytes)
             kept.write_text(json.dumps(result, indent=1))
@@ -88,6 +91,7 @@ def side_by_side(names: list[str], options: argparse.Namespace) -> None:
     """Fill the cache with several processes; what they left undone the caller does."""
     shared = ["--cache", str(options.cache), "--seconds", str(options.seconds), "--gigabytes", str(options.gigabytes)]
     again = ["--again", *options.again] if options.again else []
+    again += ["--stale"] if options.stale else []
     parts = [names[start :: options.jobs] for start in range(options.jobs)]
     workers = [subprocess.Popen([sys.executable, __file__, *shared, *again, "--only", *p]) for p in parts if p]
     for worker in workers:

@@ -78,6 +78,8 @@ class RepulsiveCallback(Callback):
             chosen = {name: settings[name] for name in SELECTION if name in settings}
             groups = settings.get("groups") or find_heads(pl_module, **chosen)
             targets = [(optimizer, {"groups": own}) for optimizer, own in _share(groups, trainer.optimizers)]
+        if self._repulsion.settings.get("max_norm") is None:  # `on_before_optimizer_step` sees to the order
+            targets = [(optimizer, {**own, "order": "clip-repel"}) for optimizer, own in targets]
         self._repulsion.begin(pl_module, targets, self._saved, resumed=trainer.ckpt_path is not None)
         self._saved = None
 

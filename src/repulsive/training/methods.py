@@ -71,7 +71,7 @@ def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, tota
         where=method.where,
         particle=method.particle,
         layout=method.layout,
-        order=method.order,
+        order=method.order if recipe.optimizer.clip else "clip-repel",
         max_norm=recipe.optimizer.clip or None,
         noise_in=method.noise_in,
         seed=recipe.seed,
