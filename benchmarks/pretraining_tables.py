@@ -16,6 +16,7 @@ from translation_tables import draw
 
 from repulsive.data.glue import TASKS
 from repulsive.diagnostics.report.figures import learning_curve
+from repulsive.errors import RunError
 from repulsive.metrics.compare import Comparison, compare
 from repulsive.recipes.glue_table import FROM_RUN, as_markdown, system_of, title
 from repulsive.training import tables
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 Scores = dict[str, dict[int, float]]  # column -> seed -> the task's own metric, times 100
 HEAD = """\
 Scores are those on the development sets, by each task's own metric, times 100, of the last weights: mean and standard
-deviation over fine-tunings. Differences have a 95 % interval by resampling repeats and items together, of Spearman's
-correlation and of means over tasks repeats alone. Repeats from one pre-training do not say how much pre-trainings
-differ: benchmarks/pretrainings.py puts several side by side, each of which counts as one.
+deviation over fine-tunings. Differences have a 95 % interval over repeats and items together; of Spearman's
+correlation, of means over tasks and where items are not at hand over repeats alone. Repeats from one pre-training do
+not say how much pre-trainings differ: benchmarks/pretrainings.py puts several side by side, each of which counts once.
 """
 
 
@@ -131,11 +132,14 @@ def differences(
 
 
 def _compared(mine: Mapping[int, RunFolder], theirs: Mapping[int, RunFolder], metric: str) -> Comparison | None:
-    entries = [
-        ("", Path(), {seed: Evaluation(run.metrics("test"), run.items("test")) for seed, run in some.items()})
-        for some in (theirs, mine)
-    ]
-    against = tables.table(entries)[1].against
+    try:
+        entries = [
+            ("", Path(), {seed: Evaluation(run.metrics("test"), run.items("test")) for seed, run in some.items()})
+            for some in (theirs, mine)
+        ]
+        against = tables.table(entries)[1].against
+    except RunError:  # answers are large, and may have stayed where the run was trained
+        against = {}
     if metric in against:
         seen = against[metric]
         hundred = {name: 100 * getattr(seen, name) for name in ("difference", "low", "high")}

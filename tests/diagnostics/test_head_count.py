@@ -71,10 +71,11 @@ def test_every_run_counts_the_same():
 
 
 def test_intervals_are_students():
-    assert HeadCount(2, (1.0, 2.0, 3.0)).interval == pytest.approx((2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3)))
+    half = 4.302652729749 / math.sqrt(3)  # 97.5 % point of two degrees of freedom
+    assert HeadCount(2, (1.0, 2.0, 3.0)).interval == pytest.approx((2 - half, 2 + half))
     assert HeadCount(2, (1.0,)).interval is None
     many = HeadCount(2, tuple(float(i % 2) for i in range(100)))
-    assert many.interval[1] - many.mean == pytest.approx(1.96 * 0.5025 / 10, rel=1e-3)
+    assert many.interval[1] - many.mean == pytest.approx(1.984217 * 0.502519 / 10, rel=1e-5)
 
 
 def test_two_numbers_of_heads_make_no_curve():

@@ -64,6 +64,36 @@ def test_error_rates_on_a_simulation(over):
     assert 0.01 <= rejected / trials <= 0.10  # 0.05
 
 
+@pytest.mark.parametrize(("over", "seeds"), [("seeds", 2), ("seeds", 3), ("both", 3)])
+def test_few_seeds_hold_the_truth_as_often_as_they_say(over, seeds):
+    """Resampling them would hold it 50, 75 and 78 times of 100."""
+    trials, covered = 300, 0
+    for trial in range(trials):
+        run, item = normal(seeds, 1, seed=trial), normal(1, 50, seed=trials + trial)
+        d = run + item + normal(seeds, 50, seed=2 * trials + trial)
+        found = compare(d + 0.3, torch.zeros_like(d), over, resamples=400, seed=trial)
+        truth = 0.3 + (item.mean().item() if over == "seeds" else 0)  # over seeds the items stay these ones
+        covered += found.low <= truth <= found.high
+    assert 0.92 <= covered / trials <= 0.985  # 0.95 with a standard error of 0.013
+
+
+def test_the_interval_over_seeds_is_students():
+    d = torch.tensor([[0.2, 0.4], [0.0, 0.2], [0.8, 1.4]]).double()  # means 0.3, 0.1 and 1.1, deviation 0.52915
+    found = compare(d, torch.zeros_like(d), "seeds")
+    half = 4.302652729749 * 0.529150262213 / 3**0.5
+    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half))
+    wider = compare(d, torch.zeros_like(d), "seeds", level=0.99)
+    assert wider.high - wider.low == pytest.approx(2 * half * 9.924843200918 / 4.302652729749)
+
+
+def test_the_interval_over_both_is_as_wide_as_the_two_together():
+    d = normal(3, 80) + normal(3, 1, seed=1) + 0.1
+    over = {kind: compare(d, torch.zeros_like(d), kind) for kind in ("items", "seeds", "both")}
+    for end in ("low", "high"):
+        ends = {kind: abs(getattr(found, end) - found.difference) for kind, found in over.items()}
+        assert ends["both"] == pytest.approx((ends["items"] ** 2 + ends["seeds"] ** 2) ** 0.5)
+
+
 def test_seeds_that_disagree_matter_only_where_seeds_are_resampled():
     offsets = torch.tensor([1.0, -0.6, 0.9, -0.7, 0.8]).double().unsqueeze(1)  # mean 0.28, far from settled
     a, b = offsets + 0.1 * normal(5, 300), torch.zeros(5, 300)

@@ -76,9 +76,11 @@ def test_seeds_and_items_together():
     assert both.p_value == 2 ** (1 - 4) and (both.seeds, both.items) == (4, 40)
     runs = bleu_of(a.sum(1)) - bleu_of(b.sum(1))
     assert both.difference == pytest.approx(float(runs.mean()))
-    only = compare_bleu(a, b, "seeds")
-    assert runs.min() <= only.low <= only.high <= runs.max()
-    assert compare_bleu(a, b, "items").p_value < 0.01
+    only, items = compare_bleu(a, b, "seeds"), compare_bleu(a, b, "items")
+    half = 3.182446305284 * float(runs.std()) / 4**0.5  # Student's t, three degrees of freedom
+    assert (only.low, only.high) == pytest.approx((only.difference - half, only.difference + half))
+    assert both.high - both.difference == pytest.approx(math.hypot(half, items.high - items.difference), rel=0.02)
+    assert items.p_value < 0.01
 
 
 def test_what_is_refused(monkeypatch):

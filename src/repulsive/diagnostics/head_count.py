@@ -17,11 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-# 97.5 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal distribution's is near.
-_STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+from repulsive.metrics.student import half_width
 
 
 @dataclass(frozen=True)
@@ -43,11 +39,9 @@ class HeadCount:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % confidence interval of the mean by Student's t over seeds; None for one seed."""
-        count = len(self.errors)
-        if count < 2:
+        if len(self.errors) < 2:
             return None
-        point = _STUDENT[count - 2] if count - 2 < len(_STUDENT) else 1.96
-        half = point * statistics.stdev(self.errors) / math.sqrt(count)
+        half = half_width(self.errors)
         return self.mean - half, self.mean + half
 
 

@@ -1,13 +1,16 @@
-"""Is one system better than another? Paired resampling over test items, over seeds, or over both."""
+"""Is one system better than another? Paired, over test items, over seeds, or over both."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from repulsive.metrics.student import half_width
 
 OVER = ("items", "seeds", "both")
 _CHUNK = 4_000_000  # numbers drawn at once: bounds memory, and is part of what a seed means
@@ -15,14 +18,14 @@ _CHUNK = 4_000_000  # numbers drawn at once: bounds memory, and is part of what 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What resampling says about the mean of first - second.
+    """What can be said about the mean of first - second.
 
     Args:
         difference: mean over seeds and items.
         low: lower end of the confidence interval.
         high: upper end.
         p_value: two-sided, of the hypothesis that the two systems are exchangeable.
-        over: what was resampled.
+        over: what is taken for a sample: items, seeds or both.
         seeds: number of seeds.
         items: number of test items.
     """
@@ -49,16 +52,17 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    r"""Paired bootstrap interval and sign-flip test of the mean of $d_{sn} = first_{sn} - second_{sn}$.
+    r"""Confidence interval and sign-flip test of the mean of $d_{sn} = first_{sn} - second_{sn}$.
 
     "items" pools over seeds, $d_n = \frac1S \sum_s d_{sn}$, and asks whether *these* trained models differ on new test
     items. "seeds" averages over items and asks whether *new training runs* would differ on this test set; with S seeds
-    its p-value cannot fall below $2^{1 - S}$. "both" resamples the two together for the interval, and its p-value is
-    the larger of the two: the difference must stand out against either.
+    its p-value cannot fall below $2^{1 - S}$. "both" asks for new runs and new items: the ends of its interval are as
+    far away as those of the two together, $\sqrt{w_{items}^2 + w_{seeds}^2}$, and its p-value is the larger of the two.
 
-    The interval is the percentile bootstrap. The test flips signs: under the hypothesis $d$ and $-d$ are equally
-    likely. All $2^n$ flips are counted where they are no more than `resamples`, else that many are drawn and
-    $p = (1 + \#\{|t^*| \ge |t|\}) / (1 + resamples)$.
+    Over items, of which there are many, the interval is the percentile bootstrap; over seeds, of which there are few,
+    it is Student's t: intervals from resampling three runs hold the truth three times of four, not 95 times of 100.
+    The test flips signs: under the hypothesis $d$ and $-d$ are equally likely. All $2^n$ flips are counted where they
+    are no more than `resamples`, else that many are drawn and $p = (1 + \#\{|t^*| \ge |t|\}) / (1 + resamples)$.
 
     Args:
         first: a score of each item under each seed [S, N], or [N]: 1 for a right answer, say, or its log-likelihood.
@@ -86,9 +90,8 @@ def compare(
         raise ValueError("the scores have infinite or missing values; their mean difference means nothing")
     _enough(d, over)
     generator = torch.Generator().manual_seed(seed)
-    means = _bootstrap(d, over, resamples, generator)  # [resamples]
-    tail = (1 - level) / 2
-    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    drawn = _bootstrap(d.mean(0), resamples, generator) if over != "seeds" else None  # [resamples]
+    low, high = _interval(d.mean(1), drawn, over, level)
     units = {"items": [d.mean(0)], "seeds": [d.mean(1)], "both": [d.mean(0), d.mean(1)]}[over]
     p = max(_sign_flip(unit, resamples, generator) for unit in units)
     return Comparison(float(d.mean()), low, high, p, over, *d.shape)
@@ -106,8 +109,8 @@ def compare_totals(
 ) -> Comparison:
     """`compare` for a score that is no mean of items, but a function of sums over them: BLEU, a correlation.
 
-    Whole sets are drawn and scored again (Koehn, 2004). The test exchanges the systems' answers to random items
-    (Riezler and Maxwell, 2005); over seeds it flips the signs of the differences of runs.
+    Over items whole sets are drawn and scored again (Koehn, 2004), and the test exchanges the systems' answers to
+    random items (Riezler and Maxwell, 2005); seeds are treated as in `compare`.
 
     Args:
         first: statistics of each item under each seed, [S, N, C] or [N, C].
@@ -133,14 +136,15 @@ def compare_totals(
         raise ValueError("the statistics have infinite or missing values; their scores mean nothing")
     generator = torch.Generator().manual_seed(seed)
     runs = score(a.sum(1)) - score(b.sum(1))  # [S]
-    drawn = []
-    for size in _chunks(resamples, items):
-        rows = _counts(seeds, size, generator) / seeds if over != "items" else torch.full((size, seeds), 1 / seeds)
-        columns = _counts(items, size, generator) if over != "seeds" else torch.ones(size, items).double()
-        scores = [score(torch.einsum("rn,snc->rsc", columns, x)) for x in (a, b)]  # [size, S]
-        drawn.append(((scores[0] - scores[1]) * rows).sum(1))
-    tail = (1 - level) / 2
-    low, high = torch.cat(drawn).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    drawn = None
+    if over != "seeds":
+        sets = []
+        for size in _chunks(resamples, items):
+            columns = _counts(items, size, generator)
+            scores = [score(torch.einsum("rn,snc->rsc", columns, x)) for x in (a, b)]  # [size, S]
+            sets.append((scores[0] - scores[1]).mean(1))
+        drawn = torch.cat(sets)
+    low, high = _interval(runs, drawn, over, level)
     tests: dict[str, list[Callable[[], float]]] = {
         "items": [lambda: _exchange(a, b, score, resamples, generator)],
         "seeds": [lambda: _sign_flip(runs, resamples, generator)],
@@ -162,22 +166,31 @@ def _exchange(
     return (1 + reached) / (1 + resamples)
 
 
-def _bootstrap(d: Tensor, over: str, resamples: int, generator: torch.Generator) -> Tensor:
-    """Means of resampled differences, [resamples]."""
-    seeds, items = d.shape
-    found = []
-    for size in _chunks(resamples, seeds * items if over == "both" else max(seeds, items)):
+def _interval(runs: Tensor, drawn: Tensor | None, over: str, level: float) -> tuple[float, float]:
+    """Ends of the confidence interval.
+
+    Args:
+        runs: differences of seeds [S].
+        drawn: mean differences of resampled sets of items, where items count.
+        over: what counts.
+        level: of the interval.
+    """
+    mean = float(runs.mean())
+    below = above = half_width(runs.tolist(), level) if over != "items" else 0.0
+    if drawn is not None:
+        tail = (1 - level) / 2
+        low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
         if over == "items":
-            pooled = d.mean(0)
-            found.append(pooled[torch.randint(items, (size, items), generator=generator)].mean(1))
-        elif over == "seeds":
-            pooled = d.mean(1)
-            found.append(pooled[torch.randint(seeds, (size, seeds), generator=generator)].mean(1))
-        else:
-            rows = _counts(seeds, size, generator)  # [size, S]
-            columns = _counts(items, size, generator)  # [size, N]
-            found.append(((rows @ d) * columns).sum(1) / (seeds * items))
-    return torch.cat(found)
+            return low, high
+        below, above = math.hypot(below, mean - low), math.hypot(above, high - mean)
+    return mean - below, mean + above
+
+
+def _bootstrap(d: Tensor, resamples: int, generator: torch.Generator) -> Tensor:
+    """Means of resampled differences of items [N], [resamples]."""
+    items = len(d)
+    drawn = (torch.randint(items, (size, items), generator=generator) for size in _chunks(resamples, items))
+    return torch.cat([d[rows].mean(1) for rows in drawn])
 
 
 def _counts(units: int, size: int, generator: torch.Generator) -> Tensor:

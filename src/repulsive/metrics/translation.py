@@ -98,7 +98,7 @@ def bleu_of(totals: Tensor) -> Tensor:
 def compare_bleu(
     first: Tensor, second: Tensor, over: str = "items", *, level: float = 0.95, resamples: int = 1_000, seed: int = 0
 ) -> Comparison:
-    """`metrics.compare.compare_totals` of BLEU: paired bootstrap interval and randomisation test, mean over seeds.
+    """`metrics.compare.compare_totals` of BLEU: paired interval and randomisation test, mean over seeds.
 
     Args:
         first: statistics of each sentence under each seed, [S, N, 10] or [N, 10].

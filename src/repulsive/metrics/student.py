@@ -1,0 +1,47 @@
+"""Student's t: how far the mean of a few numbers may be from what it estimates."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+
+def quantile(level: float, degrees: int) -> float:
+    r"""t with $P(|T| \le t)$ = level, for a whole number of degrees of freedom.
+
+    With $t = \sqrt\nu \tan\theta$ the probability is a finite sum of powers of $\cos\theta$, and grows with $\theta$.
+
+    Args:
+        level: such as 0.95.
+        degrees: of freedom; one less than the numbers that a deviation is made of.
+
+    Raises:
+        ValueError: the level does not lie between 0 and 1, or there is no degree of freedom.
+
+    Example:
+        >>> round(quantile(0.95, 2), 3)
+        4.303
+    """
+    if not 0 < level < 1 or degrees < 1:
+        raise ValueError(f"level={level} must lie between 0 and 1 and degrees={degrees} be at least 1")
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """P(|T| <= sqrt(degrees) tan(angle))."""
+    sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
+    term, total = cosine if odd else 1.0, 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine**2 * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def half_width(values: Sequence[float], level: float = 0.95) -> float:
+    """Half of the confidence interval of the mean of some numbers, at least two."""
+    deviation = statistics.stdev(values)
+    return quantile(level, len(values) - 1) * deviation / math.sqrt(len(values))
