@@ -9,6 +9,10 @@ if not torch.cuda.is_available():
     # The kernels' CPU twins run under Triton's interpreter, which must be chosen before anything imports Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# As `make test` has it: runs side by side have a thread each, and those they are compared with have to have as many.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
