@@ -1,6 +1,7 @@
 """Pruned models compute what ablated ones do, are smaller, and come back from disk."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -133,10 +134,60 @@ def test_a_pruned_gpt2_goes_on_writing():
     assert torch.equal(prune(model, [(0, 1), (1, 2)]).generate(ids(), **asked), wanted)
 
 
+SHARING = ["Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Granite"]
+
+
+def sharing(name, heads=6, shares=2):
+    """A small model of transformers whose query heads share keys and values, for writing."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=64, hidden_size=48, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=heads, num_key_value_heads=shares, shared_expert_intermediate_size=16, num_local_experts=2,
+        num_experts=2, num_experts_per_tok=2, max_position_embeddings=64, pad_token_id=0,
+    )  # fmt: skip
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize("gone", [[2], [0, 1, 2], [0, 3], [0, 1, 3], [1, 2, 3, 4, 5]], ids=str)
+@pytest.mark.parametrize("name", SHARING)
+def test_heads_that_share_keys_and_values(name, gone):
+    """One of a share, a whole share, one of each, unequal shares, all but one."""
+    model, heads = sharing(name), [(1, head) for head in gone]
+    with ablate(model, heads):
+        wanted = model(ids()).logits
+    smaller = prune(model, heads)
+    torch.testing.assert_close(smaller(ids()).logits, wanted, atol=1e-5, rtol=1e-4)
+    counts = {(g.layer, g.part): g.num_heads for g in find_heads(smaller, ids(), parts="qkv")}  # traced
+    left = [sum(head // 3 == share for head in range(6) if head not in gone) for share in range(2)]
+    shares = sum(left) // math.gcd(*[count for count in left if count])
+    assert counts == {(0, "q"): 6, (0, "k"): 2, (0, "v"): 2, (1, "q"): sum(left), (1, "k"): shares, (1, "v"): shares}
+
+
+def test_a_pruned_llama_comes_back_and_goes_on_writing(tmp_path):
+    model, heads = sharing("Llama"), [(0, 0), (0, 1), (0, 3), (1, 5)]
+    asked = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    with ablate(model, heads):
+        wanted = model.generate(ids(), **asked)
+    smaller = prune(model, heads)
+    assert torch.equal(smaller.generate(ids(), **asked), wanted)
+    save_pruned(smaller, tmp_path)
+    again = load_pruned(type(model)(model.config), tmp_path).eval()
+    assert torch.equal(again.generate(ids(), **asked), wanted)
+    assert json.loads((tmp_path / PRUNED).read_text())["model.layers.0.self_attn"] == 3
+    assert prune(again, [(0, 0)]).model.layers[0].self_attn.q_proj.out_features == 16  # and may lose more
+
+
+def test_a_llama_without_sharing_loses_rows_of_all_three():
+    model = sharing("Llama", shares=6)
+    smaller = prune(model, [(0, 1), (0, 4)])
+    assert numbers(model) - numbers(smaller) == 2 * 8 * 4 * 48  # rows of q, k and v, columns of the output projection
+
+
 def test_what_cannot_be_pruned_says_so_and_stays_whole():
-    model, _ = build("llama, sdpa")
+    model, _ = build("t5")
     before = numbers(model)
-    with pytest.raises(HeadLayoutError, match=r"LlamaAttention cannot be cut out.*use ablate"):
+    with pytest.raises(HeadLayoutError, match=r"T5Attention cannot be cut out.*use ablate"):
         prune(model, [(0, 0)])
     with pytest.raises(HeadLayoutError, match="MultiheadAttention cannot"):
         prune(build("torch packed")[0], [(0, 0)])

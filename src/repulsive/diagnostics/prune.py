@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -26,9 +28,12 @@ from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.place import module_of, unwrap
 
-# Attention classes (module and name) that shape q, k and v by the size of a head, and the attributes that count heads
-# or all of their features. Every projection of theirs is an nn.Linear or transformers' Conv1D.
+# Attention classes (module and name) that shape q, k and v by the size of a head, and the attributes that count heads,
+# those that keys and values have, query heads that share one of these, or all features of the heads. Classes that ask
+# their configuration get attributes of these names, by which heads are counted from then on. Every projection is an
+# nn.Linear or transformers' Conv1D.
 _BERT = {"num_attention_heads": "heads", "all_head_size": "features"}
+_LLAMA = {"num_heads": "heads", "num_key_value_heads": "shared heads", "num_key_value_groups": "sharing"}
 RESIZABLE: Mapping[str, Mapping[str, str]] = {
     **{f"transformers.*.{name}*Attention": _BERT for name in ("Bert", "Roberta", "Electra", "XLMRoberta", "Camembert")},
     "transformers.*.AlbertAttention": _BERT,
@@ -40,6 +45,10 @@ RESIZABLE: Mapping[str, Mapping[str, str]] = {
     **{
         f"transformers.*.{name}Attention": {"num_heads": "heads", "embed_dim": "features"}
         for name in ("Bart", "Marian", "MBart", "Pegasus")
+    },
+    **{
+        f"transformers.*.{name}Attention": _LLAMA
+        for name in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Granite")
     },
     "repulsive.models.transformer.Attention": {"num_heads": "heads"},
 }
@@ -55,9 +64,10 @@ def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module
     """A copy of the model without these heads; the model itself stays whole.
 
     Args:
-        model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, GPT-2, BART, mBART, Marian or Pegasus
-            of transformers, or one of `repulsive.models`.
-        heads: (layer, head) pairs as in `ablate`; every layer must keep one head.
+        model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, GPT-2, BART, mBART, Marian, Pegasus,
+            Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma or Granite of transformers, or one of `repulsive.models`.
+        heads: (layer, head) pairs as in `ablate`, of query heads; every layer must keep one head. Keys and values that
+            several of them share go with the last of these; where the heads left share unequally, they are copied.
 
     Raises:
         HeadLayoutError: this attention cannot be cut.
@@ -126,15 +136,19 @@ def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) ->
     state = weights if isinstance(weights, Mapping) else _read(Path(weights))
     outlets = find_outlets(model)
     groups = _by_layer(model)
-    keep = {}
+    keep, shared = {}, {}
     for outlet in outlets:
-        s = groups[outlet.name][0].slices[0]
-        saved = state.get(s.parameter_name)
-        if saved is None:
-            told = f"the weights have no {s.parameter_name}; they are not of a {type(model).__name__}"
-            raise CheckpointError(f"{told}, or were not written by save_pruned")
-        keep[outlet.name] = list(range(outlet.num_heads * saved.shape[s.axis] // s.parameter().shape[s.axis]))
-    cut = _cut(model, outlets, keep)
+        counts = {}
+        for group in groups[outlet.name]:
+            s = group.slices[0]
+            saved = state.get(s.parameter_name)
+            if saved is None:
+                told = f"the weights have no {s.parameter_name}; they are not of a {type(model).__name__}"
+                raise CheckpointError(f"{told}, or were not written by save_pruned")
+            counts[group.num_heads] = group.num_heads * saved.shape[s.axis] // s.parameter().shape[s.axis]
+        keep[outlet.name] = list(range(counts[outlet.num_heads]))
+        shared[outlet.name] = [0] * counts[min(counts)]  # what is copied is overwritten
+    cut = _cut(model, outlets, keep, shared)
     try:
         missing, unknown = unwrap(cut).load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -149,7 +163,12 @@ def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) ->
     return cut
 
 
-def _cut(model: nn.Module, outlets: Sequence[Outlet], keep: Mapping[str, Sequence[int]]) -> nn.Module:
+def _cut(
+    model: nn.Module,
+    outlets: Sequence[Outlet],
+    keep: Mapping[str, Sequence[int]],
+    shared: Mapping[str, Sequence[int]] | None = None,
+) -> nn.Module:
     smaller = [outlet for outlet in outlets if len(keep[outlet.name]) < outlet.num_heads]
     for outlet in smaller:
         _attributes(unwrap(model), outlet)
@@ -159,16 +178,40 @@ def _cut(model: nn.Module, outlets: Sequence[Outlet], keep: Mapping[str, Sequenc
     cut = copy.deepcopy(model)
     groups, places = _by_layer(cut), {outlet.name: outlet for outlet in find_outlets(cut)}
     for name in (outlet.name for outlet in smaller):
-        _cut_layer(unwrap(cut), places[name], groups[name], list(keep[name]))
+        shares = min(group.num_heads for group in groups[name])
+        known = shared[name] if shared else still_shared(keep[name], places[name].num_heads // shares)
+        _cut_layer(unwrap(cut), places[name], groups[name], list(keep[name]), list(known))
     return cut
 
 
-def _cut_layer(model: nn.Module, outlet: Outlet, groups: Sequence[HeadGroup], keep: list[int]) -> None:
+def still_shared(keep: Sequence[int], sharing: int) -> list[int]:
+    """Heads of keys and values that query heads need which stay, each as often as makes all shares equal.
+
+    Args:
+        keep: the query heads.
+        sharing: how many of them, one after the other, share keys and values.
+
+    Example:
+        >>> still_shared([0, 1, 3], 2)  # two query heads left of the first share, one of the second
+        [0, 0, 1]
+        >>> still_shared([0, 1], 2)
+        [0]
+    """
+    counts = Counter(head // sharing for head in keep)
+    together = math.gcd(*counts.values())
+    return [head for head, count in counts.items() for _ in range(count // together)]
+
+
+def _cut_layer(
+    model: nn.Module, outlet: Outlet, groups: Sequence[HeadGroup], keep: list[int], shared: list[int]
+) -> None:
     attributes = _attributes(model, outlet)
+    kept = {id(s): keep if group.num_heads == outlet.num_heads else shared for group in groups for s in group.slices}
     weights = {(id(s.module), s.attribute): s for group in groups for s in group.slices}
     for place, s in weights.items():  # q, k and v may lie in one weight, which is cut once
         every = [x for group in groups for x in group.slices if (id(x.module), x.attribute) == place]
-        rows = torch.cat([x.rows[keep].flatten() for x in every]).sort().values
+        rows = torch.cat([x.rows[kept[id(x)]].flatten() for x in every])
+        rows = rows.sort().values if len(every) > 1 else rows
         _select(s.module, s.attribute, s.axis, rows)
         if isinstance(getattr(s.module, "bias", None), Tensor):
             _select(s.module, "bias", 0, rows)
@@ -184,8 +227,10 @@ def _cut_layer(model: nn.Module, outlet: Outlet, groups: Sequence[HeadGroup], ke
             size = getattr(module, attribute).shape[axis]
             blocks = torch.arange(size).view(outlet.num_heads, -1)[keep].flatten()
             _select(module, attribute, axis, blocks)
+    counts = {"heads": len(keep), "features": len(keep) * outlet.head_dim}
+    counts |= {"shared heads": len(shared), "sharing": len(keep) // len(shared)}
     for name, what in attributes.items():
-        setattr(outlet.attention, name, len(keep) * (outlet.head_dim if what == "features" else 1))
+        setattr(outlet.attention, name, counts[what])
 
 
 def _attributes(model: nn.Module, outlet: Outlet) -> Mapping[str, str]:
