@@ -89,6 +89,21 @@ RULES = [
 ]
 
 
+@pytest.mark.parametrize("rule", RULES[:6], ids=range(6))
+def test_heads_that_are_zero(rule, monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(5, 4, 24, torch.float32)
+    with torch.no_grad():
+        for group in model.groups:
+            (part,) = group.slices
+            for head in (1, 3):
+                rows = part.rows[head].to(DEVICE)
+                part.parameter().index_fill_(part.axis, rows, 0.0)
+    expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
+    found, _ = run(model, model.groups, rule, monkeypatch, "triton")
+    assert all(gradient.isfinite().all() for gradient in expected) and error(found, expected) < 3e-6
+
+
 @pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
 def test_every_rule_and_layout(rule, monkeypatch):
     torch.manual_seed(0)

@@ -60,20 +60,32 @@ def released(d2: Tensor) -> Tensor:
 NAMED: dict[str, Callable[[Tensor], Tensor]] = {"paper": paper, "released": released}
 
 
-def check(bandwidth: Bandwidth) -> None:
-    """Raise `RuleError` unless `bandwidth` is a name, a positive number or a callable."""
+def checked(bandwidth: Bandwidth) -> Bandwidth:
+    """A name or a callable as it is, a number as a float.
+
+    Raises:
+        RuleError: it is none of these, or not positive.
+    """
+    if callable(bandwidth):
+        return bandwidth
     if isinstance(bandwidth, str):
         if bandwidth not in NAMED:
             raise RuleError(f"bandwidth={bandwidth!r} is unknown; choose {sorted(NAMED)}, a number or a callable")
-    elif not callable(bandwidth) and not (bandwidth > 0 and math.isfinite(bandwidth)):
+        return bandwidth
+    try:
+        number = float(bandwidth)  # numpy's and torch's too
+    except (TypeError, ValueError, RuntimeError):
+        raise RuleError(f"bandwidth={bandwidth!r}: choose one of {sorted(NAMED)}, a number or a callable") from None
+    if not (number > 0 and math.isfinite(number)):
         raise RuleError(f"bandwidth={bandwidth!r} must be positive: it is the h of exp(-d2 / h)")
+    return number
 
 
 def resolve(bandwidth: Bandwidth, d2: Tensor, scale2: Tensor) -> Tensor:
     """The bandwidth of each group.
 
     Args:
-        bandwidth: a name, a number or a callable d2 -> h.
+        bandwidth: a name, a number or a callable from the squared distances of one group, [M, M], to its h.
         d2: squared distances [..., M, M].
         scale2: mean squared norm of the particles [...], for the floor of the median bandwidths.
 
@@ -85,10 +97,21 @@ def resolve(bandwidth: Bandwidth, d2: Tensor, scale2: Tensor) -> Tensor:
     if d2.shape[-1] == 1:
         return torch.ones_like(scale2)  # one particle has no distance; any h gives the same update
     if callable(bandwidth):
-        return bandwidth(d2)
+        return _asked(bandwidth, d2)
     h = NAMED[bandwidth](d2)
     _warn_if_collapsed(d2)
     return torch.maximum(h, FLOOR**2 * scale2)
+
+
+def _asked(bandwidth: Callable[[Tensor], Tensor | float], d2: Tensor) -> Tensor:
+    """h of each group, which a callable is asked for one by one: many groups are updated together, unknown to it."""
+    found = []
+    for group in d2.reshape(-1, *d2.shape[-2:]):
+        h = torch.as_tensor(bandwidth(group), dtype=d2.dtype, device=d2.device)
+        if h.numel() != 1:
+            raise RuleError(f"bandwidth gave {list(h.shape)} numbers for one group; it has to give one, its h")
+        found.append(h.reshape(()))
+    return torch.stack(found).reshape(d2.shape[:-2])
 
 
 def _middle(values: Tensor) -> Tensor:

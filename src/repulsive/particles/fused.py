@@ -16,10 +16,13 @@ number and its next 10, of which only small times small is left out. That is as 
 import triton
 import triton.language as tl
 
+from repulsive.particles.kernels import SHORTEST
+
 THETA, GRAD = 0, 1  # columns of the addresses
 PAPER, RELEASED, FIXED = 0, 1, 2
 RBF, IMQ = 0, 1
 
+SHORTEST2 = tl.constexpr(SHORTEST**2)
 _GOLDEN = tl.constexpr(-7046029254386353131)
 _MIX_1 = tl.constexpr(-4658895280553007687)
 _MIX_2 = tl.constexpr(-7723592293110705685)
@@ -164,12 +167,15 @@ def solve_kernel(
     d2 = tl.where(eye | (d2 < 0), 0.0, d2)
     norms2 = own_i + 2 * cross + square
     scale2 = tl.sum(tl.where(tl.arange(0, MP) < M, norms2, 0.0), axis=0) / M
-    norms = tl.sqrt(tl.where(norms2 > 0, norms2, 1.0))
+    zero = (norms2 <= SHORTEST2 * tl.maximum(scale2, 0.0)).to(tl.int32)  # heads without a direction
+    norms = tl.sqrt(tl.where(zero > 0, 1.0, norms2))
     outer = norms[:, None] * norms[None, :]
+    pushes = (zero[:, None] + zero[None, :]) == 0
     if SPHERE:
         apart = norms[:, None] - norms[None, :]
         d2 = (d2 - apart * apart) / outer
         d2 = tl.where(eye | (d2 < 0), 0.0, d2)
+        d2 = tl.where(pushes, d2, tl.where(zero[:, None] != zero[None, :], 1.0, 0.0))
         scale2 = scale2 * 0 + 1
     if BANDWIDTH == 2:
         h = scale2 * 0 + fixed
@@ -195,6 +201,7 @@ def solve_kernel(
         slope = 0.5 * kernel / (1 + ratio)
     weight = tl.where(valid & (i != j), acts * slope / safe, 0.0)
     if SPHERE:
+        weight = tl.where(pushes, weight, 0.0)
         own_force = tl.sum(2 * weight * (1 - d2 / 2), axis=1) / (norms * norms)
         repulsion = tl.where(eye, own_force[:, None], -2 * weight / outer)
     else:

@@ -5,7 +5,8 @@ A kernel with a matrix form gives, from the Gram matrix alone, K and R with
 $$K_{ij} = \kappa(\theta_j, \theta_i), \qquad (R\,\theta)_i = \sum_j \nabla_{\theta_j} \kappa(\theta_j, \theta_i),$$
 
 so one update costs two small matrices. In `space="sphere"` the kernel sees unit-norm heads u = theta / |theta| and the
-force on head i is $-\nabla_{\theta_i} \sum_j \kappa(u_j, u_i)$: along the sphere, so norms stay as they are.
+force on head i is $-\nabla_{\theta_i} \sum_j \kappa(u_j, u_i)$: along the sphere, so norms stay as they are. A head
+that is zero has no direction: u = 0, and it neither pushes nor is pushed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
 
 SPACES = ("weights", "sphere")
+# A head this much shorter than the root mean square of all is taken for zero: its direction would be rounding.
+SHORTEST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,15 @@ class Radial:
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
         d2, norms2 = gram.squared_distances, gram.squared_norms  # [..., M, M], [..., M]
         scale2 = norms2.mean(-1)
-        norms = norms2.sqrt()
         if space == "sphere":
-            norms = torch.where(norms == 0, torch.ones_like(norms), norms)
+            zero = _are_zero(norms2)
+            norms = torch.where(zero, torch.ones_like(norms2), norms2).sqrt()
             outer = norms.unsqueeze(-1) * norms.unsqueeze(-2)
             # |u_i - u_j|^2 from d2, not from 2 - 2 cos, which loses its digits when heads are alike.
             d2 = ((d2 - (norms.unsqueeze(-1) - norms.unsqueeze(-2)).square()) / outer).clamp(min=0)
+            apart = zero.unsqueeze(-1) != zero.unsqueeze(-2)  # one of the two is zero, 1 away from the other's u
+            either = zero.unsqueeze(-1) | zero.unsqueeze(-2)
+            d2 = torch.where(either, apart.to(d2), d2)
             scale2 = torch.ones_like(scale2)
         h = bandwidths.resolve(bandwidth, d2, scale2)
         none = (h == 0)[..., None, None]  # every particle is zero: they are equal, and no force acts
@@ -83,6 +89,7 @@ class Radial:
         if space == "weights":
             repulsion = 2 * (torch.diag_embed(weight.sum(-1)) - weight)
         else:
+            weight = torch.where(either, torch.zeros_like(weight), weight)
             cosine = 1 - d2 / 2
             own = (2 * weight * cosine).sum(-1) / norms.square()
             repulsion = torch.diag_embed(own) - 2 * weight / outer
@@ -114,8 +121,10 @@ class Cosine:
     name: str = "cosine"
 
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
-        norms = gram.squared_norms.sqrt()  # [..., M]
-        inverse = torch.where(norms == 0, torch.zeros_like(norms), 1 / norms)
+        norms2 = gram.squared_norms  # [..., M]
+        zero = _are_zero(norms2)
+        norms = torch.where(zero, torch.ones_like(norms2), norms2).sqrt()
+        inverse = torch.where(zero, torch.zeros_like(norms), 1 / norms)
         pair = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)  # [..., M, M]
         cosine = gram.inner * pair
         off = 1 - torch.eye(norms.shape[-1], dtype=norms.dtype, device=norms.device)
@@ -141,6 +150,8 @@ class Differentiable:
     def pairs(self, theta: Tensor, space: str) -> tuple[Tensor, Tensor]:
         """K [..., M, M] and the force [..., M, D] on each particle."""
         values, forces = [], []
+        zero = _are_zero(theta.detach().square().sum(-1))  # [..., M]
+        theta = torch.where(zero.unsqueeze(-1), 0, theta) if space == "sphere" else theta
         for i in range(theta.shape[-2]):
             with torch.enable_grad():
                 others = theta.detach().clone().requires_grad_()  # [..., M, D]
@@ -148,7 +159,7 @@ class Differentiable:
                 if space == "sphere":
                     row = self.function(_unit(others.detach()), _unit(own))
                     (slope,) = torch.autograd.grad(row.sum(), own)
-                    force = -slope.squeeze(-2)
+                    force = torch.where(zero[..., i : i + 1], 0, -slope.squeeze(-2))
                 else:
                     row = self.function(others, own)  # [..., M]
                     (slope,) = torch.autograd.grad(row.sum(), others)
@@ -172,6 +183,11 @@ def resolve(kernel: str | Kernel | Callable[[Tensor, Tensor], Tensor]) -> Kernel
     if callable(kernel):
         return Differentiable(kernel)
     raise RuleError(f"kernel={kernel!r} is neither a name, a kernel nor a callable k(x, y)")
+
+
+def _are_zero(norms2: Tensor) -> Tensor:
+    """Which heads have no direction, [..., M], from squared norms, which may be off by rounding."""
+    return norms2 <= SHORTEST**2 * norms2.mean(-1, keepdim=True).clamp(min=0)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -50,4 +50,6 @@ def resolve(prior: str | Prior) -> Prior:
         if prior not in NAMED:
             raise RuleError(f"prior={prior!r} is unknown; choose {sorted(NAMED)} or give Gaussian(std, num_data)")
         return NAMED[prior]
+    if isinstance(prior, type) or not hasattr(prior, "precision"):
+        raise RuleError(f"prior={prior!r} is no prior; choose {sorted(NAMED)} or give Gaussian(std, num_data)")
     return prior

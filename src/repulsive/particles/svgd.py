@@ -34,7 +34,7 @@ class SVGD(Rule):
         alpha: repulsive weight; a number, a schedule step -> number, or "auto", which sets it in every group and step
             so that |repulsion| / |drive| is `ratio`. With alpha = T the particles sample exp(-U / T).
         kernel: "rbf", "imq", "cosine", a `Kernel`, or any differentiable callable k(x, y).
-        bandwidth: "paper", "released", a number h, or a callable from squared distances.
+        bandwidth: "paper", "released", a number h, or a callable from the squared distances of one group, [M, M], to h.
         prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
         smoothing: s; 1 as published, 0 lets every head follow its own gradient alone (over M).
         space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone.
@@ -72,7 +72,7 @@ class SVGD(Rule):
             check_number(self, "ratio", least=0)
         if self.space not in kernels.SPACES:
             raise RuleError(f"{type(self).__name__}(space={self.space!r}): choose one of {kernels.SPACES}")
-        bandwidths.check(self.bandwidth)
+        object.__setattr__(self, "bandwidth", bandwidths.checked(self.bandwidth))
         kernels.resolve(self.kernel)
         priors.resolve(self.prior)
 
@@ -132,8 +132,9 @@ class SVGD(Rule):
         if not isinstance(kernel, Differentiable):
             return super().direction(theta, grad, step)
         values, force = kernel.pairs(theta, self.space)  # [..., M, M], [..., M, D]
-        grad = grad + priors.resolve(self.prior).precision * theta
-        drive = self.drive(values) @ grad
+        smooth = self.drive(values)
+        drive = smooth @ grad
         unit = (self.stepsize / theta.shape[-2]) * force
         alpha = self._alpha(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
-        return drive - alpha[..., None, None] * unit
+        prior = priors.resolve(self.prior).precision * (smooth @ theta)  # no part of what a ratio is of
+        return drive + prior - alpha[..., None, None] * unit
