@@ -185,3 +185,33 @@ def test_describe_is_a_table_with_totals() -> None:
     assert lines[0].split() == ["layer", "where", "part", "heads", "dim", "per", "head", "parameter", "family"]
     assert lines[2].split() == ["0", "encoder", "k", "4", "64", "in_proj_weight", "torch"]
     assert lines[-1] == "3 groups, 12 particles, 768 weights"
+
+
+def test_a_width_called_h_is_no_number_of_heads() -> None:
+    class Single(Nameless):
+        """One head; h is the hidden size."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = 8
+
+    with pytest.raises(NoHeadsFound, match="8 would be heads of one number each"):
+        find_heads(Single())
+    several = Single()
+    several.h = 4
+    assert [group.num_heads for group in find_heads(several)] == [4] * 3
+
+
+@pytest.mark.parametrize("by", ["compile", "checkpoint"])
+@pytest.mark.parametrize("kind", [True, False], ids=["one kv head", "all kv heads"])
+def test_attention_wrapped_by_itself_is_found_once(by: str, kind: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    config = transformers.GPTBigCodeConfig(vocab_size=50, n_embd=32, n_layer=2, n_head=4, multi_query=kind)
+    model = transformers.GPTBigCodeModel(config)
+    plain = [(g.name, g.slices[0].rows.tolist()) for g in find_heads(model)]
+    for block in model.h:
+        wrapped = torch.compile(block.attn, backend="eager") if by == "compile" else checkpoint_wrapper(block.attn)
+        block.attn = wrapped
+    assert [(g.name, g.slices[0].rows.tolist()) for g in find_heads(model)] == plain

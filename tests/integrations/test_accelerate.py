@@ -109,3 +109,23 @@ def test_two_handles_have_a_file_each_and_a_removed_one_none(tmp_path):
     assert [path.name for path in (tmp_path / "one").glob("repulsive*")] == ["repulsive.json"]
     accelerator.load_state(str(tmp_path / "both"))
     assert [handle.attached for _, handle in pairs] == [True, False]
+
+
+def test_apply_comes_before_the_clipping_that_unscales():
+    """`accelerator.clip_grad_norm_` unscales gradients of float16, so that `apply` sees them scaled."""
+    found = []
+    for scale in (None, 65536.0):
+        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        made = Run(SVGD(alpha=1.0), scaler=scaler)
+        (tokens, labels) = next(iter(made.data))
+        made.accelerator.backward(nn.functional.cross_entropy(made.model(tokens), labels))
+        made.handle.apply()
+        if scaler is not None:
+            scaler.unscale_(made.handle.optimizer)  # as clip_grad_norm_ does where mixed_precision is "fp16"
+        found.append((weights_of_gradients(made.model), made.handle.report()[0].ratio))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-6, rtol=1e-4)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-4)
+
+
+def weights_of_gradients(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])

@@ -252,3 +252,25 @@ def test_the_other_name_of_lightning_takes_the_same_callback(tmp_path):
     trainer.fit(model, data(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
     assert callback.handles[0].steps == 2 * BATCHES
     assert torch.equal(weights(model), fitted(RULES["spos"])[0])
+
+
+@pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
+def test_a_fused_optimiser_gets_scaled_gradients(order):
+    """Lightning leaves their unscaling to the optimiser, which does it inside its step."""
+    from contextlib import nullcontext
+
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    class Fused(Classifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5, fused=self.kind == "fused")
+
+    moved = []
+    for kind in ("fused", "plain"):
+        scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=65536.0))
+        scaled.forward_context = nullcontext  # the scaling of the loss alone
+        model = Fused(kind)
+        make_trainer(quiet(SVGD(alpha=1.0), order=order, max_norm=0.05), plugins=[scaled]).fit(model, data())
+        moved.append(weights(model))
+    torch.testing.assert_close(*moved, atol=1e-5, rtol=1e-4)
+    assert not torch.equal(moved[0], weights(Classifier()))

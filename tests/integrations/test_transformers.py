@@ -194,3 +194,18 @@ def test_logs_ratio_and_distance(first, tmp_path):
 def test_a_misspelt_argument_fails_at_once():
     with pytest.raises(TypeError, match="layer"):
         RepulsiveCallback(layer="all")
+
+
+def test_two_callbacks_on_layers_of_their_own_resume_each_its_own(tmp_path):
+    def both():
+        return quiet(RULES["svgd"], layers=[0]), quiet(RULES["spos"], layers=[1])
+
+    whole = make_trainer(tmp_path / "whole", *both())
+    whole.train()
+    make_trainer(tmp_path / "half", *both(), StopAt(STOP)).train()
+    first, second = both()
+    trainer = make_trainer(tmp_path / "half", first, second)
+    trainer.train(resume_from_checkpoint=True)
+    assert torch.equal(weights(trainer.model), weights(whole.model))
+    assert {group.layer for group in first.handle.groups} == {0}
+    assert first.handle.steps == second.handle.steps == STEPS

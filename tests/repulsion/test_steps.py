@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from repulsive import SPOS, SVGD, repel
+from repulsive.repulsion.handle import handles_of
 
 RULE = SVGD(alpha=0.5)
 
@@ -325,3 +326,79 @@ def test_modules_with_buffers_only_next_to_heads(make_model):
     model = nn.ModuleDict({"a": make_model(), "norm": nn.BatchNorm1d(3, affine=False)})
     handle = repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
     assert len(handle.groups) == 6
+
+
+def test_apply_a_second_time_changes_nothing_more(make_model, backward, plain_step):
+    def applied(model, optimizer, index):
+        backward(model, index)
+        (handle,) = handles_of(optimizer)
+        handle.apply()
+        handle.apply()
+        optimizer.step()
+
+    one, _ = run(make_model, 3, step=plain_step)
+    two, handle = run(make_model, 3, step=applied)
+    assert same(one, two) and handle.steps == 3
+
+
+def test_gradients_that_were_applied_and_thrown_away_do_not_count(make_model, backward, plain_step):
+    def bad_batch_first(model, optimizer, index):
+        (handle,) = handles_of(optimizer)
+        backward(model, index + 10)
+        handle.apply()
+        optimizer.zero_grad()
+        backward(model, index)
+        optimizer.step()
+
+    one, _ = run(make_model, 3, step=plain_step)
+    two, handle = run(make_model, 3, step=bad_batch_first)
+    assert same(one, two) and handle.steps == 3
+
+
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_apply_knows_of_scaled_gradients(unscaled, make_model, backward):
+    """fp16 multiplies the loss by 65,536: repulsion would be that much too small."""
+    scaler = torch.amp.GradScaler("cpu")
+
+    def by_scaler(model, optimizer, index):
+        backward(model, index, float(scaler.scale(torch.ones(()))))
+        (handle,) = handles_of(optimizer)
+        if unscaled:
+            scaler.unscale_(optimizer)
+        handle.apply(scaler)
+        if not unscaled:
+            scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 0.05)
+        scaler.step(optimizer)
+        scaler.update()
+
+    def by_hand(model, optimizer, index):
+        backward(model, index)
+        (handle,) = handles_of(optimizer)
+        handle.apply()
+        clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+
+    one, _ = run(make_model, 3, step=by_hand)
+    two, handle = run(make_model, 3, step=by_scaler)
+    assert same(one, two, 1e-6) and handle.steps == 3
+
+
+def test_max_norm_also_clips_where_no_head_has_a_gradient(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    handle = repel(model, optimizer, RULE, verbose=False, max_norm=1e-3)
+    for group in handle.groups:
+        for parameter in group.parameters():
+            parameter.requires_grad_(False)
+    backward(model, 0)
+    with pytest.warns(UserWarning, match="no selected head had a gradient"):
+        optimizer.step()
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    assert norms and torch.stack(norms).norm() <= 1.0001e-3
+
+
+def test_a_head_alone_is_told_of():
+    model = nn.TransformerEncoderLayer(8, 1, batch_first=True)
+    with pytest.warns(UserWarning, match="3 of 3 groups have one head, which has nothing to be repelled from"):
+        repel(model, torch.optim.SGD(model.parameters(), lr=0.1), RULE, verbose=False)

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from repulsive.errors import HeadLayoutError, UnsupportedWeights
 from repulsive.heads.families import FAMILIES, HEAD_DIM, NO_HEADS, Family
+from repulsive.heads.place import INNER
 from repulsive.heads.rows import rows_of
 
 
@@ -55,6 +56,8 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
     Raises:
         UnsupportedWeights: a line fits but a weight is quantised, parametrised or of an unknown adapter kind.
     """
+    if any(name in module._modules for name in INNER):
+        return None, ""  # it answers for the attributes of what it wraps, which is looked at itself
     kinds = kinds_of(module)
     reason = next((NO_HEADS[kind] for kind in kinds if kind in NO_HEADS), "")
     if reason:
@@ -154,6 +157,8 @@ def _check_widths(
 ) -> None:
     """A signature is only a guess: shapes must give the head width that is declared, and what the output takes."""
     width = parts["q"][0][1].shape[1]
+    if width == 1:
+        raise HeadLayoutError(f"{family.name}: {heads} would be heads of one number each; is that the width instead?")
     values = parts["v"][0][1].shape[1] if "v" in parts else width
     declared = _number(module, HEAD_DIM)
     if declared is not None and declared != width:

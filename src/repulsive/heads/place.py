@@ -11,7 +11,7 @@ from torch import nn
 from repulsive.heads.layout import HeadGroup
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
-_INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_attn", "context_attn")
 
 
@@ -24,7 +24,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def clean(name: str) -> str:
     """A dotted name without the parts that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _INNER)
+    return ".".join(part for part in name.split(".") if part not in INNER)
 
 
 def where_of(model: nn.Module, name: str, default: str | None = None) -> str:

@@ -3,8 +3,9 @@
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     handle = repel_prepared(accelerator, model, optimizer, rule=SVGD(alpha=0.01))
 
-`accelerator.clip_grad_norm_` in the loop comes before the rule; for the other order call `handle.apply()` before it.
-Steps that Accelerate leaves out, while it accumulates gradients or after an overflow, are neither changed nor counted.
+`accelerator.clip_grad_norm_` in the loop comes before the rule; for the other order call `handle.apply()` before it,
+which knows the accelerator's scaler. Steps that Accelerate leaves out, while it accumulates gradients or after an
+overflow, are neither changed nor counted.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def repel_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Any, *
         RepulsiveError: as in `repel`.
     """
     handle = repel(accelerator.unwrap_model(model), optimizer, **settings)
+    handle.scaler = accelerator.scaler  # it is `accelerator.clip_grad_norm_` that unscales gradients
     number = _files_of.get(accelerator, 0)
     _files_of[accelerator] = number + 1
     name = f"repulsive_{number}.json" if number else "repulsive.json"

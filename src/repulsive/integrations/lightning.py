@@ -87,7 +87,7 @@ class RepulsiveCallback(Callback):
         if self._repulsion.order == "repel-clip":
             for handle in self.handles:
                 if handle.optimizer is unwrap_optimizer(optimizer):
-                    handle.apply()
+                    handle.apply(getattr(trainer.precision_plugin, "scaler", None))  # fused ones are not unscaled yet
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         every = trainer.log_every_n_steps  # 0: never

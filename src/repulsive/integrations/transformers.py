@@ -69,13 +69,17 @@ class RepulsiveCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._check_clipping(args)  # callbacks added later have missed `on_init_end`
-        saved = state.stateful_callbacks.get(STATE_KEY)
+        begun = vars(state).setdefault("_repulsive", [])  # callbacks of this training, in their order
+        if self not in begun:
+            begun.append(self)
+        self._key = f"{STATE_KEY}_{begun.index(self)}" if begun.index(self) else STATE_KEY
+        saved = state.stateful_callbacks.get(self._key)
         self._repulsion.begin(kwargs["model"], [(kwargs["optimizer"], {})], saved, resumed=state.global_step > 0)
-        state.stateful_callbacks[STATE_KEY] = self._repulsion.states()
+        state.stateful_callbacks[self._key] = self._repulsion.states()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # At every step, because `on_save` comes when the checkpoint is written already.
-        state.stateful_callbacks[STATE_KEY] = self._repulsion.states()
+        state.stateful_callbacks[self._key] = self._repulsion.states()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or "loss" not in logs:

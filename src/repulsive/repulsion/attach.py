@@ -107,6 +107,9 @@ def repel(
             )
     _check_apart(groups)
     trained = _trained(list(groups), inner)
+    if alone := [group.name for group in trained if group.num_heads == 1]:
+        told = f"{len(alone)} of {len(trained)} groups have one head, which has nothing to be repelled from"
+        warnings.warn(f"{told}: {', '.join(alone[:6])}", stacklevel=2)
     settings = Settings(seed, order, max_norm, noise_in, measure_every)
     handle = Handle(trained, inner, rule, settings)
     handle.attach()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -25,7 +26,7 @@ from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.live import Live, are_same, is_captured
 from repulsive.repulsion.owners import claimed_twice
-from repulsive.repulsion.passing import Snapshot, is_nested, skips
+from repulsive.repulsion.passing import Snapshot, is_nested, scale_of, skips
 
 ORDERS = ("clip-repel", "repel-clip")
 NOISE_PLACES = ("gradient", "parameter")
@@ -86,7 +87,9 @@ class Handle:
         self.rule = rule
         self.settings = settings
         self.steps = 0  # real optimiser steps taken with the rule
+        self.scaler: GradScaler | None = None  # of the loop, for `apply`
         self._applied = False  # `apply` changed this step's gradients already
+        self._left: Snapshot | None = None  # what it left
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
         self._changes = 0  # times that gradients were changed
         self._measured: dict[str, Measured] = {}
@@ -145,16 +148,27 @@ class Handle:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def apply(self) -> None:
+    def apply(self, scaler: GradScaler | None = None) -> None:
         """Change the gradients now, instead of inside the next `optimizer.step()`: for loops that clip afterwards.
+
+        Called again before anything has touched them it does nothing. Gradients that were changed and thrown away (a
+        bad batch) do not count: those of the next backward pass are changed anew.
+
+        Args:
+            scaler: that multiplied the loss, where gradients may not be unscaled yet; `repel_prepared` and Lightning's
+                callback know theirs.
 
         Raises:
             OptimizerError: the handle is not attached, having been removed, or its optimiser is a copy.
         """
         if not self.attached:
             raise OptimizerError("this handle is not attached to its optimiser (any more); attach() it, or repel anew")
-        self._repel()
+        if self._applied and self._left is not None and self._left.is_of(self._live.gradients()):
+            return
+        self._pending = False
+        self._repel(scale_of(scaler or self.scaler, self.optimizer))
         self._applied = self._pending
+        self._left = Snapshot(self._live.gradients()) if self._applied else None
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -163,6 +177,8 @@ class Handle:
         if skips(optimizer):
             self._applied = self._pending = False
             return None
+        if self._applied and self._left is not None and self._left.is_past(self._live.gradients()):
+            self._applied = self._pending = False
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": self._wrap(kwargs["closure"])}
         for position, argument in enumerate(args):
@@ -185,16 +201,17 @@ class Handle:
 
         return closure_then_repel
 
-    def _repel(self) -> None:
-        if self._repeats():
+    def _repel(self, scale: Tensor | None = None) -> None:
+        if scale is None and self._repeats():
             self._changes += 1
             self._pending = True
             return
-        update = self._live.choose(self.optimizer)
+        settings, update = self.settings, self._live.choose(self.optimizer)
+        scale = getattr(self.optimizer, "grad_scale", None) if scale is None else scale
         if update is None:
+            if settings.max_norm is not None:  # of heads none has a gradient, others may
+                clip(self.optimizer, settings.max_norm, scale)
             return
-        scale: Tensor | None = getattr(self.optimizer, "grad_scale", None)
-        settings = self.settings
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(self.optimizer, settings.max_norm, scale)
         self._measured |= update.run(
@@ -235,6 +252,7 @@ class Handle:
             update.add_noise(self.rule, self._rates(), step=self.steps)
         self.steps += 1
         self._applied = self._pending = False
+        self._left = None
 
     def _warn_of_equal_heads(self) -> None:
         """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""

@@ -8,6 +8,7 @@ from types import FrameType
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
 from repulsive.repulsion.sharding import is_sharded
@@ -24,6 +25,10 @@ class Snapshot:
         """Whether these are the same tensors, and nothing has written into them."""
         same = all(one is other for one, other in zip(self._gradients, gradients, strict=True))
         return same and _versions(gradients) == self._versions
+
+    def is_past(self, gradients: Sequence[Tensor | None]) -> bool:
+        """Whether all of these are other tensors: a backward pass has made them anew since."""
+        return all(one is not other or one is None for one, other in zip(self._gradients, gradients, strict=True))
 
 
 def _versions(gradients: Iterable[Tensor | None]) -> list[int]:
@@ -49,6 +54,14 @@ def skips(optimizer: Optimizer) -> bool:
     """A fused optimiser under a gradient scaler is called even when it will skip: it found infinities."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return found is not None and bool(torch.as_tensor(found).item())
+
+
+def scale_of(scaler: GradScaler | None, optimizer: Optimizer) -> Tensor | None:
+    """What gradients are multiplied with right now; None once `scaler.unscale_` was called, or without a scaler."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    unscaled = scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
+    return None if unscaled else torch.tensor(scaler.get_scale())
 
 
 def only_makes_state(optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> bool:
