@@ -328,33 +328,6 @@ def test_modules_with_buffers_only_next_to_heads(make_model):
     assert len(handle.groups) == 6
 
 
-def test_apply_a_second_time_changes_nothing_more(make_model, backward, plain_step):
-    def applied(model, optimizer, index):
-        backward(model, index)
-        (handle,) = handles_of(optimizer)
-        handle.apply()
-        handle.apply()
-        optimizer.step()
-
-    one, _ = run(make_model, 3, step=plain_step)
-    two, handle = run(make_model, 3, step=applied)
-    assert same(one, two) and handle.steps == 3
-
-
-def test_gradients_that_were_applied_and_thrown_away_do_not_count(make_model, backward, plain_step):
-    def bad_batch_first(model, optimizer, index):
-        (handle,) = handles_of(optimizer)
-        backward(model, index + 10)
-        handle.apply()
-        optimizer.zero_grad()
-        backward(model, index)
-        optimizer.step()
-
-    one, _ = run(make_model, 3, step=plain_step)
-    two, handle = run(make_model, 3, step=bad_batch_first)
-    assert same(one, two) and handle.steps == 3
-
-
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_apply_knows_of_scaled_gradients(unscaled, make_model, backward):
     """fp16 multiplies the loss by 65,536: repulsion would be that much too small."""

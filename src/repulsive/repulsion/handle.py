@@ -89,7 +89,6 @@ class Handle:
         self.steps = 0  # real optimiser steps taken with the rule
         self.scaler: GradScaler | None = None  # of the loop, for `apply`
         self._applied = False  # `apply` changed this step's gradients already
-        self._left: Snapshot | None = None  # what it left
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
         self._changes = 0  # times that gradients were changed
         self._measured: dict[str, Measured] = {}
@@ -151,8 +150,8 @@ class Handle:
     def apply(self, scaler: GradScaler | None = None) -> None:
         """Change the gradients now, instead of inside the next `optimizer.step()`: for loops that clip afterwards.
 
-        Called again before anything has touched them it does nothing. Gradients that were changed and thrown away (a
-        bad batch) do not count: those of the next backward pass are changed anew.
+        Once a step, after its last backward pass: called again it changes what it has changed. Where a step does not
+        follow (a bad batch), call it after the next backward pass, too: a plain `step` takes gradients for changed.
 
         Args:
             scaler: that multiplied the loss, where gradients may not be unscaled yet; `repel_prepared` and Lightning's
@@ -163,12 +162,9 @@ class Handle:
         """
         if not self.attached:
             raise OptimizerError("this handle is not attached to its optimiser (any more); attach() it, or repel anew")
-        if self._applied and self._left is not None and self._left.is_of(self._live.gradients()):
-            return
         self._pending = False
         self._repel(scale_of(scaler or self.scaler, self.optimizer))
         self._applied = self._pending
-        self._left = Snapshot(self._live.gradients()) if self._applied else None
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -177,8 +173,6 @@ class Handle:
         if skips(optimizer):
             self._applied = self._pending = False
             return None
-        if self._applied and self._left is not None and self._left.is_past(self._live.gradients()):
-            self._applied = self._pending = False
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": self._wrap(kwargs["closure"])}
         for position, argument in enumerate(args):
@@ -252,7 +246,6 @@ class Handle:
             update.add_noise(self.rule, self._rates(), step=self.steps)
         self.steps += 1
         self._applied = self._pending = False
-        self._left = None
 
     def _warn_of_equal_heads(self) -> None:
         """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""

@@ -26,10 +26,6 @@ class Snapshot:
         same = all(one is other for one, other in zip(self._gradients, gradients, strict=True))
         return same and _versions(gradients) == self._versions
 
-    def is_past(self, gradients: Sequence[Tensor | None]) -> bool:
-        """Whether all of these are other tensors: a backward pass has made them anew since."""
-        return all(one is not other or one is None for one, other in zip(self._gradients, gradients, strict=True))
-
 
 def _versions(gradients: Iterable[Tensor | None]) -> list[int]:
     # FSDP2 adds to the local part of a gradient, unseen by the whole.
