@@ -195,7 +195,7 @@ def test_a_width_called_h_is_no_number_of_heads() -> None:
             super().__init__()
             self.h = 8
 
-    with pytest.raises(NoHeadsFound, match="8 would be heads of one number each"):
+    with pytest.raises(NoHeadsFound, match="h=8 would be heads of one number each"):
         find_heads(Single())
     several = Single()
     several.h = 4

@@ -157,8 +157,8 @@ def _check_widths(
 ) -> None:
     """A signature is only a guess: shapes must give the head width that is declared, and what the output takes."""
     width = parts["q"][0][1].shape[1]
-    if width == 1:
-        raise HeadLayoutError(f"{family.name}: {heads} would be heads of one number each; is that the width instead?")
+    if width == 1 and _number(module, tuple(name for name in family.heads if name != "h")) is None:
+        raise HeadLayoutError(f"{family.name}: h={heads} would be heads of one number each; is h the width instead?")
     values = parts["v"][0][1].shape[1] if "v" in parts else width
     declared = _number(module, HEAD_DIM)
     if declared is not None and declared != width:
