@@ -15,8 +15,8 @@ from repulsive.data.tokens import PAD
 from repulsive.errors import RunError
 from repulsive.metrics.generation import score_texts
 from repulsive.metrics.meteor import NLTK, OFFICIAL, official_program
+from repulsive.metrics.student import interval
 from repulsive.recipes.graph_writing import texts_of
-from repulsive.reproduce.verdicts import interval
 from repulsive.training import tables
 from repulsive.training.runs import RESULT, RunFolder, write_json
 from repulsive.training.task import Evaluation

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from pretraining_heads import place
 from pretraining_rows import AFTER_MNLI, BASELINE, METHODS
 from study import save
@@ -17,8 +16,9 @@ from translation_tables import draw
 from repulsive.data.glue import TASKS
 from repulsive.diagnostics.report.figures import learning_curve
 from repulsive.errors import RunError
-from repulsive.metrics.compare import Comparison, compare
+from repulsive.metrics.compare import Comparison
 from repulsive.recipes.glue_table import FROM_RUN, as_markdown, system_of, title
+from repulsive.reproduce.verdicts import over_seeds, scaled
 from repulsive.training import tables
 from repulsive.training.runs import RUN, RunFolder, read_json
 from repulsive.training.task import Evaluation
@@ -126,7 +126,7 @@ def differences(
             found[column] = seen
     for name, columns in averaged(study).items():
         means = [means_of(scores_of(runs), columns) for runs in (mine, theirs)]
-        if (seen := _over_seeds(*means)) is not None:
+        if (seen := over_seeds(*means)) is not None:
             found[name] = seen
     return found
 
@@ -141,19 +141,9 @@ def _compared(mine: Mapping[int, RunFolder], theirs: Mapping[int, RunFolder], me
     except RunError:  # answers are large, and may have stayed where the run was trained
         against = {}
     if metric in against:
-        seen = against[metric]
-        hundred = {name: 100 * getattr(seen, name) for name in ("difference", "low", "high")}
-        return dataclasses.replace(seen, **hundred)
+        return scaled(against[metric], 100)
     values = ({seed: 100 * run.metrics("test")[metric] for seed, run in some.items()} for some in (mine, theirs))
-    return _over_seeds(*values)
-
-
-def _over_seeds(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Comparison | None:
-    shared = sorted(mine.keys() & theirs.keys())
-    if len(shared) < 2:
-        return None
-    pair = (torch.tensor([[some[seed]] for seed in shared], dtype=torch.float64) for some in (mine, theirs))  # [S, 1]
-    return compare(*pair, "seeds")
+    return over_seeds(*values)
 
 
 def _told(found: Comparison) -> str:

@@ -22,8 +22,8 @@ from study import in_one_line, save
 
 from repulsive.data.glue import TASKS
 from repulsive.errors import RunError
+from repulsive.metrics.student import interval
 from repulsive.recipes.glue_table import COLUMNS, FROM_RUN, System, as_markdown, title
-from repulsive.reproduce.verdicts import interval
 from repulsive.training.runs import read_json
 from repulsive.training.tables import cell
 

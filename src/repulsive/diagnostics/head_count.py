@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from repulsive.metrics.student import half_width
+from repulsive.metrics.student import interval
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,7 @@ class HeadCount:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % confidence interval of the mean by Student's t over seeds; None for one seed."""
-        if len(self.errors) < 2:
-            return None
-        half = half_width(self.errors)
-        return self.mean - half, self.mean + half
+        return interval(self.errors)
 
 
 @dataclass(frozen=True)

@@ -45,3 +45,11 @@ def half_width(values: Sequence[float], level: float = 0.95) -> float:
     """Half of the confidence interval of the mean of some numbers, at least two."""
     deviation = statistics.stdev(values)
     return quantile(level, len(values) - 1) * deviation / math.sqrt(len(values))
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Confidence interval of the mean of some numbers; None where there are fewer than two."""
+    if len(values) < 2:
+        return None
+    mean, half = statistics.fmean(values), half_width(values, level)
+    return mean - half, mean + half

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.metrics.compare import Comparison
+from repulsive.metrics.student import interval
 from repulsive.reproduce.datasets import DATASETS, Found
 from repulsive.reproduce.published import published
-from repulsive.reproduce.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, Finding, interval
+from repulsive.reproduce.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, Finding
 from repulsive.training.runs import versions, write_text
 
 DIGITS = {"accuracy": 2, "dist": 3, "time": 3, "overlap": 3, "ece15": 3, "oe15": 3, "best": 0, "foreign entropy": 3}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from repulsive.diagnostics.head_count import HeadCount
 from repulsive.metrics.compare import Comparison, compare
 from repulsive.recipes.results import SURE
 from repulsive.reproduce.published import Claim
@@ -49,11 +48,6 @@ def values(runs: Runs, metric: str, part: str = "test") -> dict[int, float]:
     name = NAMES.get(metric, metric)
     found = {seed: run.metrics(part).get(name) for seed, run in runs.items()}
     return {seed: SCALE.get(metric, 1.0) * float(x) for seed, x in found.items() if x is not None}
-
-
-def interval(found: Sequence[float]) -> tuple[float, float] | None:
-    """95 % confidence interval of a mean over seeds by Student's t; None for one seed."""
-    return HeadCount(1, tuple(found)).interval if found else None
 
 
 def difference(first: Runs, second: Runs, metric: str, part: str = "test") -> Comparison | None:
