@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from repulsive.metrics.student import half_width, quantile
+from repulsive.metrics.student import half_width, interval, quantile
 
 
 def inside(t, degrees):
@@ -38,3 +38,9 @@ def test_half_of_an_interval_by_hand():
 def test_what_is_refused(level, degrees):
     with pytest.raises(ValueError, match="must lie between 0 and 1"):
         quantile(level, degrees)
+
+
+def test_an_interval_is_students():
+    low, high = interval([1.0, 2.0, 3.0])
+    assert (low, high) == (pytest.approx(2 - 4.303 / 3**0.5, abs=1e-3), pytest.approx(2 + 4.303 / 3**0.5, abs=1e-3))
+    assert interval([1.0]) is None and interval([]) is None

@@ -8,7 +8,7 @@ import torch
 from repulsive.metrics.compare import Comparison
 from repulsive.reproduce.head_figure import flipped, least_sure
 from repulsive.reproduce.published import Claim
-from repulsive.reproduce.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, difference, interval, judge, over_seeds
+from repulsive.reproduce.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, difference, judge, over_seeds
 from repulsive.training.runs import RECIPE, RunFolder
 
 CLAIM = Claim("table1", "SVGD beats MA", "here", "yelp", "svgd", "ma", "accuracy")
@@ -93,11 +93,6 @@ def test_numbers_without_items_are_compared_over_seeds(tmp_path):
     assert difference({0: first[0]}, {0: run(tmp_path / "c", 0, [1, 0], dist=0.0)}, "dist") is None
     assert difference(first, second, "METEOR") is None
 
-
-def test_an_interval_is_students():
-    low, high = interval([1.0, 2.0, 3.0])
-    assert (low, high) == (pytest.approx(2 - 4.303 / 3**0.5, abs=1e-3), pytest.approx(2 + 4.303 / 3**0.5, abs=1e-3))
-    assert interval([1.0]) is None and interval([]) is None
 
 
 def test_over_seeds_pairs_by_seed():
