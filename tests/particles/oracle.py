@@ -80,3 +80,13 @@ def phi(
             result[i] += (-weight * potential[j] + alpha * slope) / m
         result[i] -= potential[i] / beta
     return result
+
+
+def particles(m: int, d: int, batch: tuple[int, ...], seed: int, scale: float = 1.0):
+    source = torch.Generator().manual_seed(seed)
+    draw = lambda: torch.randn(*batch, m, d, generator=source, dtype=torch.float64)  # noqa: E731
+    return scale * draw(), draw()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-10) -> bool:
+    return bool((found - expected).norm() <= tolerance * expected.norm().clamp(min=1e-300))

@@ -1,0 +1,84 @@
+"""Heads that are zero, and settings that are callables, other libraries' numbers, or wrong."""
+
+import pytest
+import torch
+
+from repulsive.errors import RuleError
+from repulsive.particles import SVGD, Gaussian
+from tests.particles import oracle
+from tests.particles.oracle import close, particles
+
+
+def test_a_callable_kernel_takes_heads_that_are_zero():
+    """A direction they have not: on the sphere they stay where they are, as with the kernels that have names."""
+    torch.manual_seed(0)
+    theta, grad = torch.randn(4, 6).double(), torch.randn(4, 6).double()
+    theta[1] = 0
+    rule = SVGD(kernel=lambda x, y: torch.exp(-(x - y).square().sum(-1) / 2), space="sphere", alpha=0.1)
+    known = SVGD(kernel="rbf", bandwidth=2.0, space="sphere", alpha=0.1)
+    assert close(rule.gradient(theta, grad), known.gradient(theta, grad))
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("kernel", "space"), [("rbf", "sphere"), ("imq", "sphere"), ("cosine", "sphere"), ("cosine", "weights")]
+)
+def test_a_head_that_is_zero_neither_pushes_nor_is_pushed(kernel, space, dtype, length):
+    """The others go as if it were not there. In sums of products its norm is some 1e-17 of either sign, not 0."""
+    for seed in range(10):
+        theta, grad = particles(5, 30, (), seed)
+        theta[1] *= length
+        rule = SVGD(1.0, 0.7, kernel=kernel, bandwidth=1.5, smoothing=0.0, space=space)
+        found = 5 * rule.gradient(theta.to(dtype), grad.to(dtype)).double()
+        others = [0, 2, 3, 4]
+        alone = oracle.phi(
+            theta[others], grad[others], alpha=0.7, kernel=kernel, bandwidth=1.5, smoothing=0.0, space=space
+        )
+        assert close(found[others], -4 * alone, 1e-5 if dtype == torch.float32 else 1e-12)
+        assert close(found[1], grad[1], 1e-6)
+
+
+def test_the_recommended_rule_holds_its_ratio_beside_a_zero_head():
+    theta, grad = particles(4, 50, (), 3)
+    theta[2] = 0
+    rule = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    plain = SVGD(alpha=0.0, space="sphere", smoothing=0).gradient(theta, grad)
+    pushed = rule.gradient(theta, grad) - plain
+    assert float(pushed.norm() / plain.norm()) == pytest.approx(0.03) and not pushed[2].any()
+
+
+def test_a_callable_bandwidth_is_asked_group_by_group():
+    theta, grad = particles(5, 6, (3,), 2)
+    theta[1] *= 20
+    asked = []
+    rule = SVGD(alpha=0.5, bandwidth=lambda d2: asked.append(d2.shape) or float(d2.median()))
+    found = rule.gradient(theta, grad)
+    assert asked == [(5, 5)] * 3
+    for group in range(3):
+        assert close(found[group], rule.gradient(theta[group], grad[group]))
+    with pytest.raises(RuleError, match=r"gave \[5, 5\] numbers for one group"):
+        SVGD(bandwidth=lambda d2: d2).gradient(theta, grad)
+
+
+def test_the_prior_is_no_part_of_what_a_ratio_is_of():
+    theta, grad = particles(5, 7, (), 4)
+    twin = lambda x, y: torch.exp(-(x - y).square().sum(-1) / 2.5)  # noqa: E731
+    settings = {"alpha": "auto", "ratio": 0.5, "prior": "gaussian"}
+    known = SVGD(0.1, kernel="rbf", bandwidth=2.5, **settings).gradient(theta, grad)
+    assert close(SVGD(0.1, kernel=twin, **settings).gradient(theta, grad), known)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prior": None}, {"prior": Gaussian}, {"bandwidth": [1.0, 2.0]}, {"bandwidth": None}], ids=str
+)
+def test_what_is_no_prior_or_bandwidth_is_refused_at_once(wrong):
+    with pytest.raises(RuleError, match=next(iter(wrong))):
+        SVGD(**wrong)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    theta, grad = particles(5, 7, (), 4)
+    known = SVGD(bandwidth=2.0).gradient(theta, grad)
+    for two in (torch.tensor(2.0), torch.tensor([2]), 2):
+        assert torch.equal(SVGD(bandwidth=two).gradient(theta, grad), known)
