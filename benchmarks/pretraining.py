@@ -112,6 +112,10 @@ class Pretrainings(Study):
                         found.append(Export(method, spec.recipe.seed, share, folder))
         return found
 
+    def tokens_at(self, share: str) -> int:
+        """How many a model has seen, from the per cent that its folder is called by."""
+        return round(self.tokens * round(int(share) * self.points / 100) / self.points)
+
     def repeats(self, model: Export) -> range:
         """Seeds of the fine-tunings from a model."""
         count = self.given.repeats if model.last else self.given.curve_repeats

@@ -181,7 +181,7 @@ def curve(study: Pretrainings, results: Path) -> None:
         for share in shares:
             models = [m for m in study.models() if m.method == method and m.share == share]
             scores = scores_of(runs_of(study, models))
-            tokens, means = round(study.tokens * int(share) / 100), means_of(scores, study.tasks)
+            tokens, means = study.tokens_at(share), means_of(scores, study.tasks)
             if scores:
                 points.append({"tokens": tokens, "scores": scores, "means": means})
             for seed, mean in means.items():
@@ -245,8 +245,7 @@ def heads(study: Pretrainings, results: Path) -> None:
                 cells = [f"{_mean(some, space, what, chosen):.3f}" for space in SPACES for what in SHOWN]
                 lost = [x["nll"] for found in some for x in found["without"] if which == "all" or not x["layer"]]
                 cells += [f"{statistics.fmean(lost):+.5f}", f"{max(lost):+.5f}"]
-                tokens = f"{round(study.tokens * int(share) / 100):,}"
-                lines.append("| " + " | ".join([METHODS[method], tokens, which, *cells]) + " |")
+                lines.append("| " + " | ".join([METHODS[method], f"{study.tokens_at(share):,}", which, *cells]) + " |")
     print("\n".join(["", *lines]), flush=True)
     save(results / "heads.md", "\n".join(["# Heads", "", ABOUT_HEADS, *lines]) + "\n")
     save(results / "heads.json", {model.name: found for model, found in known.items()})
