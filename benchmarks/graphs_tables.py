@@ -18,7 +18,8 @@ from repulsive.metrics.meteor import NLTK, OFFICIAL, official_program
 from repulsive.metrics.student import interval
 from repulsive.recipes.graph_writing import texts_of
 from repulsive.training import tables
-from repulsive.training.runs import RESULT, RunFolder, write_json
+from repulsive.training.files import write_json
+from repulsive.training.runs import RESULT, RunFolder
 from repulsive.training.task import Evaluation
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from repulsive.metrics.compare import Comparison
 from repulsive.recipes.glue_table import FROM_RUN, as_markdown, system_of, title
 from repulsive.reproduce.verdicts import over_seeds, scaled
 from repulsive.training import tables
-from repulsive.training.runs import RUN, RunFolder, read_json
+from repulsive.training.files import read_json
+from repulsive.training.runs import RUN, RunFolder
 from repulsive.training.task import Evaluation
 
 if TYPE_CHECKING:

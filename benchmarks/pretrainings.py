@@ -24,7 +24,7 @@ from repulsive.data.glue import TASKS
 from repulsive.errors import RunError
 from repulsive.metrics.student import interval
 from repulsive.recipes.glue_table import COLUMNS, FROM_RUN, System, as_markdown, title
-from repulsive.training.runs import read_json
+from repulsive.training.files import read_json
 from repulsive.training.tables import cell
 
 Values = dict[str, dict[str, float]]  # column -> pre-training -> value

@@ -18,7 +18,8 @@ from torch import nn
 
 from repulsive.bench.clock import wall
 from repulsive.errors import RepulsiveError
-from repulsive.training.runs import read_json, versions
+from repulsive.training.files import read_json
+from repulsive.training.runs import versions
 
 PEAKS = {"H200": 989e12, "H100 80GB HBM3": 989e12, "H100 PCIe": 756e12, "A100": 312e12}  # dense bf16, by the vendor
 

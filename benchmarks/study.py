@@ -21,8 +21,9 @@ from repulsive.errors import RepulsiveError, RunError
 from repulsive.recipes import make_task
 from repulsive.recipes.plan import folder_name, plan
 from repulsive.training.config import as_tables
+from repulsive.training.files import read_json
 from repulsive.training.launch import MakeTask, Spec, train_here, train_many
-from repulsive.training.runs import RUN, RunFolder, read_json
+from repulsive.training.runs import RUN, RunFolder
 from repulsive.training.stopping import Stopped
 from repulsive.training.tables import Row, as_plain, finite
 from repulsive.training.workers import DONE

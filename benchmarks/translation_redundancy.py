@@ -15,8 +15,9 @@ from repulsive.diagnostics.report.figures import redundancy_charts
 from repulsive.recipes.panels import SMALL, redundant
 from repulsive.reproduce.translator_figures import without_each
 from repulsive.reproduce.verdicts import over_seeds
+from repulsive.training.files import read_json
 from repulsive.training.processes import chosen_device
-from repulsive.training.runs import RunFolder, read_json
+from repulsive.training.runs import RunFolder
 
 if TYPE_CHECKING:
     from translation import Translation

@@ -27,7 +27,8 @@ from repulsive.diagnostics.report.paper import check_matplotlib, write_figures
 from repulsive.errors import ConfigError
 from repulsive.metrics import translation as metrics
 from repulsive.training import tables
-from repulsive.training.runs import RESULT, RunFolder, write_json
+from repulsive.training.files import write_json
+from repulsive.training.runs import RESULT, RunFolder
 from repulsive.training.task import Evaluation
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import pytest
 from repulsive.metrics import generation, meteor
 from repulsive.models.graph_writer import GraphWriter, GraphWriterConfig
 from repulsive.training import methods
-from repulsive.training.runs import RunFolder, read_json, write_json
+from repulsive.training.files import read_json, write_json
+from repulsive.training.runs import RunFolder
 from tests.recipes import toy_graphs
 from tests.scripts import benchmark
 from tests.threads import one_thread  # noqa: F401  an autouse fixture

@@ -9,7 +9,8 @@ import torch
 from repulsive.heads import find_heads
 from repulsive.models.transformer import Transformer, TransformerConfig
 from repulsive.training import methods
-from repulsive.training.runs import RunFolder, write_json
+from repulsive.training.files import write_json
+from repulsive.training.runs import RunFolder
 from tests.recipes import digits
 from tests.scripts import benchmark
 from tests.threads import one_thread  # noqa: F401  an autouse fixture

@@ -16,7 +16,7 @@ from repulsive.errors import ConfigError, DataError, RunError
 from repulsive.metrics.detection import auc
 from repulsive.models.electra import open_electra, open_masked
 from repulsive.recipes import make_task, open_recipe
-from repulsive.recipes.electra import _total
+from repulsive.recipes.electra_loss import total
 from repulsive.recipes.export import export
 from repulsive.recipes.score import load_run, score
 from repulsive.training.loop import Loop, Stopped, _slice
@@ -367,7 +367,7 @@ def test_compiled_masks_and_losses_are_of_the_same_kind(packing, data, padded):
     said = task._said(model, tokens, types, seen, masked)
     numbers = torch.tensor(70.0), torch.tensor(500.0), 50.0
     given = *said, tokens, masked.answers, masked.counts, seen, *numbers
-    assert task._total(*given).item() == pytest.approx(_total(*given).item(), rel=1e-5)
+    assert task._total(*given).item() == pytest.approx(total(*given).item(), rel=1e-5)
 
 
 @pytest.mark.slow

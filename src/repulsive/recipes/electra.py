@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from repulsive.data.block_batches import BlockBatch, BlockBatches
-from repulsive.data.blocks import Blocks, marks_of, unpack
+from repulsive.data.blocks import Blocks, marks_of
 from repulsive.data.folders import digest
-from repulsive.data.masking import Masked, mask, places_of
+from repulsive.data.masking import Masked, places_of
 from repulsive.errors import ConfigError
 from repulsive.metrics.detection import auc
 from repulsive.models.electra import (
@@ -28,6 +27,7 @@ from repulsive.models.electra import (
     open_electra,
     open_masked,
 )
+from repulsive.recipes.electra_loss import drawn, losses, means_of, total
 from repulsive.training.recipe import Recipe
 from repulsive.training.task import Evaluation, Forward, Inputs
 
@@ -164,8 +164,8 @@ class PretrainingTask:
             paths = sorted(path for path in Path(start).rglob("*") if path.is_file())
             self._sums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
         compiled = recipe.training.compile  # dozens of small kernels become a few
-        self._drawn: Any = torch.compile(_drawn, dynamic=False) if compiled else _drawn
-        self._total: Any = torch.compile(_total, dynamic=False) if compiled else _total
+        self._drawn: Any = torch.compile(drawn, dynamic=False) if compiled else drawn
+        self._total: Any = torch.compile(total, dynamic=False) if compiled else total
 
     @property
     def checksums(self) -> Mapping[str, str]:
@@ -229,11 +229,11 @@ class PretrainingTask:
         tokens, types, seen, masked = self._masked(rows, length)
         said = self._said(model, tokens, types, seen, masked)
         pieces, places = self._means(inputs, length)
-        total: Tensor = self._total(
+        loss: Tensor = self._total(
             *said, tokens, masked.answers, masked.counts, seen, len(rows) * places, len(rows) * pieces,
             self.recipe.loss.discriminator,
         )  # fmt: skip
-        return total
+        return loss
 
     def _means(self, inputs: Inputs, length: int) -> tuple[Any, Any]:
         if "means" in inputs:
@@ -245,7 +245,7 @@ class PretrainingTask:
     ) -> tuple[Tensor, Tensor, Tensor | None, Masked]:
         """Pieces, their segments, what is no padding (None: all), and what is to be guessed."""
         asked, eager = self.recipe.loss, draw is not None
-        made = _drawn if eager else self._drawn  # a generator of one's own is not for compilers
+        made = drawn if eager else self._drawn  # a generator of one's own is not for compilers
         tokens, types, seen, masked = made(rows, length, self.data.padded, self.marks, asked.masked, asked.kept, draw)
         return tokens, types, seen, Masked(*masked)
 
@@ -273,7 +273,7 @@ class PretrainingTask:
             rows = blocks[start : start + _EVALUATED_AT_ONCE].to(self._device)
             tokens, types, seen, masked = self._masked(rows, length, draw)
             logits, corrupted, replaced = self._said(model, tokens, types, seen, masked, draw)
-            nll, detection = _losses(logits, corrupted, replaced, tokens, masked.answers)
+            nll, detection = losses(logits, corrupted, replaced, tokens, masked.answers)
             right = (logits.argmax(-1) == masked.answers) * masked.counts
             found = {"nll": nll * masked.counts, "correct": right, "count": masked.counts}
             if corrupted is not None and replaced is not None and detection is not None:
@@ -286,7 +286,7 @@ class PretrainingTask:
             for name, x in found.items():
                 sums.setdefault(name, []).append(x.double().sum(1))
         totals = {name: torch.cat(some).cpu() for name, some in sums.items()}  # [N] each
-        metrics = _means_of(totals)
+        metrics = means_of(totals)
         metrics["loss"] = metrics["nll"]
         if scores:
             said, changed = torch.cat(scores), torch.cat(labels)
@@ -298,64 +298,3 @@ class PretrainingTask:
         mean = totals["count"].mean()
         items = {name: totals[name] / mean for name in ("nll", "correct")} | {"labels": totals["count"].long()}
         return Evaluation(metrics, items)
-
-
-def _drawn(
-    rows: Tensor,
-    length: int,
-    padded: bool,
-    marks: dict[str, int],
-    share: float,
-    kept: float,
-    draw: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
-    """What a model is shown of rows of a part; of what is to be guessed the fields."""
-    tokens, first, ends = unpack(rows, length)
-    along = torch.arange(length, device=rows.device)
-    types = ((along >= first.unsqueeze(1)) & (along < ends.unsqueeze(1))).long()  # [B, T]
-    seen = (along < ends.unsqueeze(1))[:, None, None] if padded else None  # [B, 1, 1, T]
-    masked = mask(tokens, ends, marks, share, kept, draw)
-    return tokens, types, seen, (masked.tokens, masked.places, masked.counts, masked.first, masked.answers)
-
-
-def _total(
-    logits: Tensor,
-    corrupted: Tensor | None,
-    replaced: Tensor | None,
-    tokens: Tensor,
-    answers: Tensor,
-    counts: Tensor,
-    seen: Tensor | None,
-    places: Tensor | int,
-    pieces: Tensor | int,
-    weight: float,
-) -> Tensor:
-    """The loss of a batch: sums / numbers of places and of pieces."""
-    guessed, detected = _losses(logits, corrupted, replaced, tokens, answers)
-    total = (guessed * counts).sum() / places
-    if detected is None:
-        return total
-    real = detected if seen is None else detected * seen.flatten(1)  # [B, T]
-    return total + weight * real.sum() / pieces
-
-
-def _losses(
-    logits: Tensor, corrupted: Tensor | None, replaced: Tensor | None, tokens: Tensor, answers: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """NLL of what is to be guessed [B, N], and of which tokens were replaced [B, T], in float32."""
-    guessed = F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), reduction="none").view_as(answers)
-    if corrupted is None or replaced is None:
-        return guessed, None
-    changed = (corrupted != tokens).float()  # a sample that is right by chance is no replacement
-    return guessed, F.binary_cross_entropy_with_logits(replaced.float(), changed, reduction="none")
-
-
-def _means_of(totals: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over everything / what was counted."""
-    found = {}
-    for who in ("", "generator_"):
-        if f"{who}count" in totals:
-            count = totals[f"{who}count"].sum()
-            found[f"{who}nll"] = float(totals[f"{who}nll"].sum() / count)
-            found[f"{who}accuracy"] = float(totals[f"{who}correct"].sum() / count)
-    return found

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from repulsive.data.glue import TASKS, task_named
 from repulsive.errors import RunError
-from repulsive.training.runs import RECIPE, RUN, RunFolder, read_json
+from repulsive.training.files import read_json
+from repulsive.training.runs import RECIPE, RUN, RunFolder
 from repulsive.training.tables import Cell, cell
 
 FROM_RUN = "rte+mnli"  # RTE after training on another task of the benchmark

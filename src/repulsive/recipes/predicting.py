@@ -13,8 +13,8 @@ from repulsive.data.prepare_glue import INDICES
 from repulsive.errors import ConfigError
 from repulsive.recipes.glue import GlueTask as Fitted
 from repulsive.recipes.score import load_run
+from repulsive.training.files import write_text
 from repulsive.training.processes import chosen_device
-from repulsive.training.runs import write_text
 from repulsive.training.tables import finished_in
 
 

@@ -15,7 +15,7 @@ from repulsive.reproduce.catalogue import ARTEFACTS, FIGURES, Artefact
 from repulsive.reproduce.datasets import DataSet, check_there
 from repulsive.reproduce.report import Report, as_markdown, summary, write
 from repulsive.reproduce.running import Options, Tell, progress, train
-from repulsive.training.runs import write_text
+from repulsive.training.files import write_text
 
 SUMMARY = "summary.md"
 

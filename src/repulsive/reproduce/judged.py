@@ -24,7 +24,7 @@ from repulsive.reproduce.report import Number, Report, Row
 from repulsive.reproduce.running import Options, RunSet, Tell
 from repulsive.reproduce.texts import TABLE, first_runs, open_texts, write_lines
 from repulsive.reproduce.verdicts import Finding, judge
-from repulsive.training.runs import write_text
+from repulsive.training.files import write_text
 
 SYSTEMS = ("rma", "gw")  # the first one's wins are counted
 COUNT = 50

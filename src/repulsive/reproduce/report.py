@@ -15,7 +15,8 @@ from repulsive.metrics.student import interval
 from repulsive.reproduce.datasets import DATASETS, Found
 from repulsive.reproduce.published import published
 from repulsive.reproduce.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, Finding
-from repulsive.training.runs import versions, write_text
+from repulsive.training.files import write_text
+from repulsive.training.runs import versions
 
 DIGITS = {"accuracy": 2, "dist": 3, "time": 3, "overlap": 3, "ece15": 3, "oe15": 3, "best": 0, "foreign entropy": 3}
 NAMES = {"bleu": "BLEU", "sacrebleu": "sacreBLEU", "accuracy": "accuracy (%)", "dist": "Dist", "time": "time of a step"}

@@ -19,7 +19,8 @@ from repulsive.reproduce.comparison import TABLES
 from repulsive.reproduce.datasets import DataSet, look
 from repulsive.reproduce.report import LABELS, Report
 from repulsive.reproduce.running import Options, RunSet, Tell
-from repulsive.training.runs import RunFolder, write_text
+from repulsive.training.files import write_text
+from repulsive.training.runs import RunFolder
 
 TABLE = next(table for table in TABLES if table.id == "table4")
 SHOWN = 3  # graphs

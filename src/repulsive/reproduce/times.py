@@ -10,8 +10,8 @@ from repulsive.bench.steps import VOCABULARY, Workload, measure_steps
 from repulsive.bench.steps import Options as BenchOptions
 from repulsive.models.transformer import TransformerConfig
 from repulsive.reproduce.running import Options, Tell
+from repulsive.training.files import read_json, write_json
 from repulsive.training.processes import chosen_device
-from repulsive.training.runs import read_json, write_json
 
 FILE = "step-times.json"
 TOKENS, ROUNDS = {"cuda": 4096, "cpu": 2048}, {"cuda": 300, "cpu": 12}

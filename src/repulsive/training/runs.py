@@ -30,8 +30,9 @@ from torch import Tensor
 
 from repulsive._version import __version__
 from repulsive.errors import RunError
-from repulsive.training.checkpoint import Checkpoints, write_synced
+from repulsive.training.checkpoint import Checkpoints
 from repulsive.training.config import as_tables
+from repulsive.training.files import read_json, told, write_bytes, write_json, write_text
 from repulsive.training.recipe import Recipe
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
@@ -145,7 +146,7 @@ class RunFolder:
             RunError: it belongs to another recipe, or was trained on other data, or cannot be written.
         """
         tables = as_tables(recipe)
-        with _told(self.path):
+        with told(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for leftover in self.path.glob(".*.aside-*"):  # of a killed process; nobody else writes here
                 leftover.unlink()
@@ -167,7 +168,7 @@ class RunFolder:
             facts["resumed"].append(now)
         write_json(self.path / RUN, facts)
         write_json(self.path / RECIPE, tables)
-        with _told(self.path):
+        with told(self.path):
             (self.path / DIVERGED).unlink(missing_ok=True)  # it is tried again
 
     @contextmanager
@@ -179,7 +180,7 @@ class RunFolder:
         """
         import fcntl
 
-        with _told(self.path):
+        with told(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / LOCK, "w")  # noqa: SIM115  closed below
         with file:
@@ -200,18 +201,18 @@ class RunFolder:
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`, and the same for TensorBoard."""
         path = self.path / METRICS
-        with _told(path), open(path, "a", encoding="utf-8") as file:
+        with told(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if self._board is None:
             self._open_board(step)
         if self._board:
-            with _told(self.path / BOARD):
+            with told(self.path / BOARD):
                 for name, value in values.items():
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
         """Make the lines written so far last through a power cut, as the checkpoint that follows will."""
-        with _told(self.path / METRICS), open(self.path / METRICS, "a") as file:
+        with told(self.path / METRICS), open(self.path / METRICS, "a") as file:
             os.fsync(file.fileno())
 
     def finish(self, result: Mapping[str, Any], items: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -268,7 +269,7 @@ class RunFolder:
         except ImportError:  # metrics.jsonl has all of it
             self._board = False
         else:
-            with _told(self.path / BOARD):
+            with told(self.path / BOARD):
                 self._board = SummaryWriter(str(self.path / BOARD), purge_step=step + 1)
 
 
@@ -283,54 +284,6 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; None where there is none.
-
-    Raises:
-        RunError: it is damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: cannot be read ({error})") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_bytes` of JSON."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Whole or not at all: written aside, then renamed."""
-    aside = path.with_name(f".{path.name}.aside-{os.getpid()}")
-    with _told(path):
-        try:
-            write_synced(aside, data)
-            os.replace(aside, path)
-        except OSError:
-            aside.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """A disk that is full, or not ours, as an error that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror or error}); make room, or choose another --out, and run the "
-            "same command again"
-        ) from None
 
 
 def _changes(known: Any, wanted: Any, place: str = "") -> list[str]:
