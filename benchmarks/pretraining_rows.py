@@ -7,6 +7,8 @@ METHODS = {
     "svgd": "RMA (SVGD)",
     "strided": "RMA, released slices",
     "svgd-sphere": "RMA, on the sphere",
+    "control-scaled": "control: gradient x eps/M",
+    "control-smoothed": "control: alpha = 0",
     "bert": "BERT",
 }
 BASELINE = "ma"

@@ -330,6 +330,10 @@ def test_the_paper_s_settings():
     assert (svgd.method.stepsize, svgd.method.alpha, svgd.method.layers) == (0.01, 0.1, "first")
     assert open_recipe("electra/small-strided").method == dataclasses.replace(svgd.method, layout="strided")
     assert open_recipe("electra/tiny-strided").method == open_recipe("electra/small-strided").method
+    for size in ("small", "tiny"):  # what remains of the published rule without its force
+        smoothed, scaled = (open_recipe(f"electra/{size}-control-{how}").method for how in ("smoothed", "scaled"))
+        assert smoothed == dataclasses.replace(svgd.method, alpha=0.0)
+        assert scaled == dataclasses.replace(smoothed, smoothing=0.0)
     assert open_recipe("electra/tiny-svgd-sphere").method == open_recipe("electra/small-svgd-sphere").method
     assert plain.data.steps * plain.training.epochs == 1_000_000 and plain.optimizer.clip == 1.0
 

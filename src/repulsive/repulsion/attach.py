@@ -17,11 +17,14 @@ from repulsive.heads import describe, find_heads
 from repulsive.heads.discover import left_out
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
+from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import sharding
 from repulsive.repulsion.handle import NOISE_PLACES, ORDERS, Handle, Settings
 from repulsive.repulsion.owners import claimed_twice
+
+_SLOWING = 1e-4  # an optimiser's eps above it is no longer small beside most gradients
 
 
 def repel(
@@ -110,6 +113,8 @@ def repel(
     if alone := [group.name for group in trained if group.num_heads == 1]:
         told = f"{len(alone)} of {len(trained)} groups have one head, which has nothing to be repelled from"
         warnings.warn(f"{told}: {', '.join(alone[:6])}", stacklevel=2)
+    if slowed := _slowed(rule, trained, inner):
+        warnings.warn(slowed, stacklevel=2)
     settings = Settings(seed, order, max_norm, noise_in, measure_every)
     handle = Handle(trained, inner, rule, settings)
     handle.attach()
@@ -177,6 +182,24 @@ def _trained(groups: list[HeadGroup], optimizer: Optimizer) -> list[HeadGroup]:
             f"{len(left_out)} of {len(groups)} groups of heads are left out: {'; '.join(left_out[:6])}", stacklevel=3
         )
     return trained
+
+
+def _slowed(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Optimizer) -> str | None:
+    """Where gradients that the rule has made small are no longer large beside the optimiser's eps: a word on it."""
+    if not isinstance(rule, SVGD | SGLD):
+        return None
+    heads = max(group.num_heads for group in groups)
+    share = float(rule.drive(torch.eye(heads))[0, 0]) if isinstance(rule, SVGD) else rule.stepsize
+    owned = {id(parameter) for group in groups for parameter in group.parameters()}
+    entries = [entry for entry in optimizer.param_groups if any(id(p) in owned for p in entry["params"])]
+    eps = max((entry["eps"] for entry in entries if isinstance(entry.get("eps"), float)), default=0.0)
+    if eps < _SLOWING * share:
+        return None
+    return (
+        f"heads get about {share:.2g} of their gradient, so that eps={eps:g} of the optimiser acts on them like "
+        f"{eps / share:.2g} and slows them down; choose a larger stepsize ({rule.stepsize / share:.3g} gives them all "
+        "of it), or a smaller eps"
+    )
 
 
 def _check_apart(groups: Sequence[HeadGroup]) -> None:

@@ -1,0 +1,78 @@
+"""Rules make gradients small, and an optimiser's eps may then be large beside them: that is told, and true."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive import SGLD, SPOS, SVGD, repel
+
+SMALL = 1e-4  # a number of a gradient
+
+
+def attention() -> nn.MultiheadAttention:
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(32, 4, bias=False)
+
+
+def moved(rule, eps: float) -> float:
+    """How far the first steps of Adam take the heads where every gradient is small and points one way."""
+    model = attention()
+    before = model.in_proj_weight.detach().clone()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=eps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        repel(model, optimizer, rule, verbose=False)
+    for _ in range(3):
+        model.in_proj_weight.grad = torch.full_like(before, SMALL)
+        optimizer.step()
+    return float((model.in_proj_weight.detach() - before).norm())
+
+
+@pytest.mark.parametrize(
+    ("rule", "advised"),
+    [
+        (SVGD(stepsize=0.01, alpha=0.0), "4"),
+        (SPOS(stepsize=0.01, alpha=0.0, beta=4.0), "2"),
+        (SGLD(stepsize=0.001, temperature=0.0), "1"),
+    ],
+    ids=["SVGD", "SPOS", "SGLD"],
+)
+def test_a_large_eps_is_told_of(rule, advised):
+    model = attention()
+    with pytest.warns(UserWarning, match=rf"slows them down; choose a larger stepsize \({advised} gives"):
+        repel(model, torch.optim.AdamW(model.parameters(), eps=1e-6), rule, verbose=False)
+
+
+def test_what_is_told_is_so():
+    plain, slow = moved(None, 1e-6), moved(SVGD(stepsize=0.01, alpha=0.0, smoothing=0.0), 1e-6)
+    assert slow < 0.3 * plain  # 1e-4 is a quarter of the 4e-4 that eps has become
+    assert moved(SVGD(stepsize=4.0, alpha=0.0, smoothing=0.0), 1e-6) == pytest.approx(plain, rel=1e-5)
+    assert moved(SVGD(stepsize=0.01, alpha=0.0, smoothing=0.0), 1e-12) == pytest.approx(plain, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda weights: torch.optim.AdamW(weights),
+        lambda weights: torch.optim.SGD(weights, lr=0.1),
+        lambda weights: torch.optim.RMSprop(weights),
+        lambda weights: torch.optim.Adafactor(weights),  # has two of them
+    ],
+    ids=["AdamW", "SGD", "RMSprop", "Adafactor"],
+)
+@pytest.mark.parametrize("rule", [SVGD(), SVGD(stepsize=0.01), SPOS(), SGLD(), None], ids=str)
+def test_nothing_is_told_of_usual_settings(make, rule, recwarn):
+    model = attention()
+    repel(model, make(model.parameters()), rule, verbose=False)
+    assert not recwarn.list
+
+
+def test_only_the_eps_of_heads_counts(recwarn):
+    model = nn.TransformerEncoderLayer(32, 4)
+    heads = [model.self_attn.in_proj_weight]
+    others = [p for p in model.parameters() if p is not heads[0]]
+    optimizer = torch.optim.Adam([{"params": heads}, {"params": others, "eps": 1e-3}])
+    repel(model, optimizer, SVGD(stepsize=0.01), verbose=False)
+    assert not recwarn.list
