@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +18,12 @@ def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
     accepted = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     makers = {
-        "input_ids": lambda: _ids(TOKENS),
+        "input_ids": lambda: token_ids(TOKENS),
         "pixel_values": lambda: torch.randn(2, _first(config, "num_channels", 3), *_image(config)),
         "input_features": lambda: _features(config),
         "input_values": lambda: torch.randn(2, 4000),
     }
-    decoder = {"decoder_input_ids": _ids(7)} if getattr(config, "is_encoder_decoder", False) else {}
+    decoder = {"decoder_input_ids": token_ids(7)} if getattr(config, "is_encoder_decoder", False) else {}
     decoder = {k: v for k, v in decoder.items() if k in accepted}
     present = [name for name in makers if name in accepted]
     wanted = [present, [main], ["input_ids"], *([name] for name in present)]
@@ -39,6 +40,23 @@ def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
         yield {first: pixels, "grid_thw": torch.tensor([[1, 4, 4]])}
     for values in _odd(main, config):
         yield {main: values} | decoder
+
+
+def with_places(inputs: dict[str, Any], config: Any, error: Exception) -> Iterator[dict[str, Any]]:
+    """The same with places for pictures in the text, as many as a model that has counted them asks for."""
+    asked = re.search(r"features:?\s*(\d+)", str(error))
+    token = _first(config, "image_token_id", _first(config, "image_token_index", None))
+    if asked is None or token is None or not {"input_ids", "pixel_values"} <= set(inputs):
+        return
+    if (inputs["input_ids"] == token).any():
+        return  # they are there already, and something else is wrong
+    width = config.get_text_config().hidden_size
+    for count in (int(asked[1]) // (2 * width), int(asked[1]) // 2, int(asked[1])):  # all numbers, or rows, or of one
+        if not 0 < count < 2000:
+            continue
+        places = torch.full((2, count), token)
+        ids = torch.cat([inputs["input_ids"][:, :3], places, inputs["input_ids"][:, 3:]], 1)
+        yield inputs | {"input_ids": ids}
 
 
 def _odd(main: str, config: Any) -> Iterator[Tensor]:
@@ -60,11 +78,12 @@ def _odd(main: str, config: Any) -> Iterator[Tensor]:
     if main in ("past_values", "inputs"):
         yield torch.randn(2, _first(config, "context_length", 32), _first(config, "num_input_channels", 1))
     if main == "inputs":
-        yield _ids(TOKENS)
+        yield token_ids(TOKENS)
         yield torch.randn(2, 20, _first(config, "d_model", 64))
 
 
-def _ids(count: int) -> Tensor:
+def token_ids(count: int) -> Tensor:
+    """Of two texts, all of them words."""
     return torch.randint(100, 290, (2, count), generator=torch.Generator().manual_seed(0))
 
 

@@ -24,14 +24,16 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from dummies import example_inputs
+from by_hand import BY_HAND
+from dummies import example_inputs, with_places
 from shrink import tiny_configs, too_large
 
 import repulsive.heads
@@ -158,7 +160,7 @@ def survey(name: str) -> dict[str, Any]:
         model = timm.create_model(name.removeprefix("timm-"), pretrained=False).eval()
         return examine(name, model, {"x": torch.randn(1, *model.default_cfg["input_size"])})
     best = outcome(name, "does not build", "")
-    for config in tiny_configs(CONFIG_MAPPING[name]):
+    for config, given in _variants(CONFIG_MAPPING[name], name):
         try:
             if too_large(config):
                 best["note"] = best["note"] or "too large even when shrunk"
@@ -168,19 +170,31 @@ def survey(name: str) -> dict[str, Any]:
         except Exception as error:
             best["note"] = best["note"] or last(error)
             continue
-        for inputs in example_inputs(model, config):
+        tries = deque([given] if given else example_inputs(model, config))
+        while tries:
+            inputs = tries.popleft()
             try:
                 with torch.no_grad():
                     model(**inputs)
             except Exception as error:
                 if best["status"] == "does not build":
                     best = outcome(name, "does not run", last(error))
+                tries.extendleft(with_places(inputs, config, error))
                 continue
             try:
                 return examine(name, model, inputs)
             except Exception as error:
                 return outcome(name, "failed", last(error))
     return best
+
+
+def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Configurations to try and, where somebody wrote them down, their inputs."""
+    if name in BY_HAND:
+        settings, inputs = BY_HAND[name]()
+        yield config_class(**settings), inputs
+    else:
+        yield from ((config, {}) for config in tiny_configs(config_class))
 
 
 def examine(name: str, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -190,14 +204,14 @@ def examine(name: str, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[s
     refused = [r for r in completed.reports if r.status == "wrong"]
     verified = [r for r in completed.reports if r.status == "verified"]
     inferred = [g.name for g in completed.groups if g.family == "inferred"]
+    if refused:
+        return outcome(name, "refused", f"{len(refused)} groups: {refused[0]}"[:300])
     if not verified:
         looks = completed.groups or completed.misses or misses or _looks_like_attention(model)
         note = "; ".join(f"{k}: {v}" for k, v in {**completed.misses, **misses}.items())
         if completed.groups:
             note = f"untraced: {', '.join(completed.untraced)}; {note}"
         return outcome(name, "missed" if looks else "none", note[:300])
-    if refused:
-        return outcome(name, "refused", f"{len(refused)} groups: {refused[0]}"[:300])
     status = "partly" if completed.untraced else "inferred" if inferred else "table"
     notes = {r.note for r in verified if r.note} | {f"untraced: {name}, ..." for name in completed.untraced[:1]}
     return outcome(

@@ -106,3 +106,20 @@ class XCA(nn.Module):
 def test_a_class_known_to_have_no_heads_is_a_near_miss(example: torch.Tensor | None) -> None:
     with pytest.raises(NoHeadsFound, match="channels"):
         find_heads(nn.Sequential(XCA()), example)
+
+
+def test_autoformer_mixes_its_heads_before_it_weighs_anything() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    config = transformers.AutoformerConfig(
+        prediction_length=4, context_length=8, lags_sequence=[1, 2], label_length=4, num_time_features=1, **sizes
+    )
+    past, future = torch.randn(2, 10), torch.randn(2, 4)
+    example = {
+        "past_values": past, "past_time_features": past.unsqueeze(-1), "past_observed_mask": torch.ones(2, 10),
+        "future_values": future, "future_time_features": future.unsqueeze(-1),
+    }  # fmt: skip
+    model = transformers.AutoformerModel(config)
+    for inputs in (None, example):
+        with pytest.raises(NoHeadsFound, match="mean over heads"):
+            find_heads(model, inputs)

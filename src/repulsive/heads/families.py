@@ -48,12 +48,13 @@ HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head", "dim_head"
 
 
 # Classes with the projections of attention but no softmax over tokens that a trace could prove heads by: signatures
-# must not claim them. All of these are timm's: DaViT, XCiT, EdgeNeXt, CoaT.
+# must not claim them: DaViT, XCiT, EdgeNeXt and CoaT of timm, Autoformer of transformers.
 NO_HEADS = {
     "ChannelAttentionV2": "attends over groups of channels, each of which draws on rows of every head",
     "ChannelAttention": "attends over channels, not tokens",
     "XCA": "attends over channels, not tokens",
     "CrossCovarianceAttn": "attends over channels, not tokens",
+    "AutoformerAttention": "weighs delays by the mean over heads of how q and k correlate",
     "FactorAttnConvRelPosEnc": "has a softmax of keys alone, not of queries and keys",
 }
 
