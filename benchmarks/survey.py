@@ -24,10 +24,11 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from datetime import date
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +171,15 @@ def survey(name: str) -> dict[str, Any]:
         except Exception as error:
             best["note"] = best["note"] or last(error)
             continue
-        tries = deque([given] if given else example_inputs(model, config))
-        while tries:
-            inputs = tries.popleft()
+        tries = iter([given]) if given else example_inputs(model, config)
+        while (inputs := next(tries, None)) is not None:
             try:
                 with torch.no_grad():
                     model(**inputs)
             except Exception as error:
                 if best["status"] == "does not build":
                     best = outcome(name, "does not run", last(error))
-                tries.extendleft(with_places(inputs, config, error))
+                tries = chain(with_places(inputs, config, error), tries)
                 continue
             try:
                 return examine(name, model, inputs)

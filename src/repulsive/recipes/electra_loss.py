@@ -44,11 +44,11 @@ def total(
 ) -> Tensor:
     """The loss of a batch: sums / numbers of places and of pieces."""
     guessed, detected = losses(logits, corrupted, replaced, tokens, answers)
-    total = (guessed * counts).sum() / places
+    wrong = (guessed * counts).sum() / places
     if detected is None:
-        return total
+        return wrong
     real = detected if seen is None else detected * seen.flatten(1)  # [B, T]
-    return total + weight * real.sum() / pieces
+    return wrong + weight * real.sum() / pieces
 
 
 def losses(
