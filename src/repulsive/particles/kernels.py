@@ -25,7 +25,7 @@ from repulsive.particles.gram import Gram
 
 SPACES = ("weights", "sphere")
 # A head this much shorter than the root mean square of all is taken for zero. Where squares come from float32 sums,
-# good to 1e-7 of that mean square, the force between two such heads is off by 0.2 %, between ten times shorter ones by 9.
+# good to 1e-7 of that mean square, the force between two such heads is off by 0.2 %, ten times shorter by 9 %.
 SHORTEST = 3e-3
 
 
