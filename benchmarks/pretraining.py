@@ -10,7 +10,8 @@ MNLI, and `--curve-repeats` from those before; `heads` measures the discriminato
 
 `--data` has the blocks in `pretrain` and the prepared tasks in `glue/TASK`; benchmarks/pretraining_data.py makes such a
 folder. What has been trained is not trained again: the same command goes on where `--limit` stopped it. Fine-tuning
-takes the first repeat of everything before the second, so that whatever has ended by then can be compared.
+takes the first repeat of everything before the second, so that whatever has ended by then can be compared; with
+`--order tasks` all repeats of the longest task come first, which ends sooner where there is time for all of them.
 """
 
 from __future__ import annotations
@@ -136,12 +137,14 @@ class Pretrainings(Study):
         return dataclasses.replace(spec, folder=self.place(model, task) / f"seed-{seed}")
 
     def fine_tunings(self, models: Sequence[Export]) -> list[Spec]:
-        """From some models: the last ones before the others, repeat after repeat, long ones first."""
+        """From some models, the last ones before the others: repeat after repeat, or task after task; long ones first."""
+        repeats_first = self.given.order == "repeats"
         wanted = [
-            (not model.last, repeat, LONGEST.index(task), model, task, seed)
+            (not model.last, *(turn if repeats_first else turn[::-1]), model, task, seed)
             for model in models
             for task in self.tasks
             for repeat, seed in enumerate(self.repeats(model))
+            for turn in [(repeat, LONGEST.index(task))]
         ]
         wanted.sort(key=lambda each: each[:3])
         return [self.fine_tuning(model, task, seed) for *_, model, task, seed in wanted]
@@ -236,6 +239,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="of pre-training; another study had those before")
     parser.add_argument("--repeats", type=int, default=5, help="fine-tunings of a task from each last model")
     parser.add_argument("--curve-repeats", type=int, default=1, help="the same from those before")
+    parser.add_argument("--order", choices=("repeats", "tasks"), default="repeats", help="of fine-tunings: what is first")
     parser.add_argument("--jobs", type=int, default=0, help="fine-tunings side by side; 1: all in this process")
     parser.add_argument("--side-by-side", type=int, default=1, help="pre-trainings at the same time")
     parser.add_argument("--device")
