@@ -137,7 +137,7 @@ class Pretrainings(Study):
         return dataclasses.replace(spec, folder=self.place(model, task) / f"seed-{seed}")
 
     def fine_tunings(self, models: Sequence[Export]) -> list[Spec]:
-        """From some models, the last ones before the others: repeat after repeat, or task after task; long ones first."""
+        """From some models, last ones before others: repeat after repeat or task after task, the longest first."""
         repeats_first = self.given.order == "repeats"
         wanted = [
             (not model.last, *(turn if repeats_first else turn[::-1]), model, task, seed)
@@ -239,7 +239,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="of pre-training; another study had those before")
     parser.add_argument("--repeats", type=int, default=5, help="fine-tunings of a task from each last model")
     parser.add_argument("--curve-repeats", type=int, default=1, help="the same from those before")
-    parser.add_argument("--order", choices=("repeats", "tasks"), default="repeats", help="of fine-tunings: what is first")
+    parser.add_argument("--order", choices=("repeats", "tasks"), default="repeats", help="what of fine-tuning is first")
     parser.add_argument("--jobs", type=int, default=0, help="fine-tunings side by side; 1: all in this process")
     parser.add_argument("--side-by-side", type=int, default=1, help="pre-trainings at the same time")
     parser.add_argument("--device")

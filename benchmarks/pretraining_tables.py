@@ -92,7 +92,11 @@ def glue(study: Pretrainings, results: Path) -> None:
     ]
     scores = {method: scores_of(found) for method, found in runs.items()}
     lines = [as_markdown(systems), ""]
-    written: dict[str, Any] = {"tokens": study.tokens, "about": _about(runs), "systems": {}}
+    written: dict[str, Any] = {"tokens": study.tokens, "about": _about(runs), "systems": {}, "collapsed": {}}
+    for method in runs:
+        for seed, tokens in collapsed(study, method).items():
+            lines += [f"**{METHODS[method]}, seed {seed}: the pre-training collapsed after {tokens:,} tokens.**", ""]
+            written["collapsed"].setdefault(method, {})[seed] = tokens
     for each, method in zip(systems, runs, strict=True):
         means = {name: means_of(scores[method], columns) for name, columns in averaged(study).items()}
         lines += [f"{METHODS[method]}, {name}: {tables.cell(list(x.values()))}.  " for name, x in means.items() if x]
@@ -107,6 +111,12 @@ def glue(study: Pretrainings, results: Path) -> None:
     print("\n".join(["", *lines]), flush=True)
     save(results / "glue.md", "\n".join(["# GLUE", "", f"After {study.tokens:,} tokens.", "", HEAD, *lines]) + "\n")
     save(results / "glue.json", written)
+
+
+def collapsed(study: Pretrainings, method: str) -> dict[int, int]:
+    """Seed -> the tokens after which a pre-training answered every input alike, of those that did."""
+    steps = {s.recipe.seed: RunFolder(s.folder).collapsed for s in study.specs(method, (), study.seeds, "pretrain")}
+    return {seed: step * study.step_tokens for seed, step in steps.items() if step is not None}
 
 
 def averaged(study: Pretrainings) -> dict[str, list[str]]:
@@ -204,6 +214,8 @@ def curve(study: Pretrainings, results: Path) -> None:
                 seen[METHODS[method]] = [[(tokens / 1e6, y) for tokens, y in points] for points in some.values()]
         name = f"{metric.upper()} of the development set"
         charts += [learning_curve(name, seen, f"pretraining-{metric}")] if seen else []
+    losses = {METHODS[method]: _losses(study, method) for method in written}
+    charts += [learning_curve("training loss", losses, "pretraining-loss")] if any(losses.values()) else []
     draw([dataclasses.replace(chart, x_name="million tokens") for chart in charts], results)
 
 
@@ -217,6 +229,13 @@ def _pretraining(study: Pretrainings, method: str) -> dict[str, dict[int, list[t
                 scaled = [(step * study.step_tokens, value) for step, value in points]
                 found.setdefault(metric, {})[spec.recipe.seed] = scaled
     return found
+
+
+def _losses(study: Pretrainings, method: str) -> list[list[tuple[float, float]]]:
+    """(million tokens, training loss) of every seed, from when the first steep fall is over."""
+    runs = [RunFolder(spec.folder) for spec in study.specs(method, (), study.seeds, "pretrain")]
+    points = [[(step * study.step_tokens / 1e6, loss) for step, loss in run.curve("train", "loss")] for run in runs]
+    return [seen[len(seen) // 20 :] for seen in points if seen]
 
 
 # -- heads ------------------------------------------------------------------------------------------------------------

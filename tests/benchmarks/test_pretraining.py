@@ -196,3 +196,46 @@ def test_blocks_are_shortened_and_packed(script, folder, tmp_path):
     for task in TASKS:
         known = Prepared.load(folder / "data" / "glue" / task)
         assert Prepared.load(tmp_path / "there" / "glue" / task).manifest["files"] == known.manifest["files"]
+
+
+def test_fine_tunings_go_repeat_by_repeat_or_task_by_task(trained, script, folder, monkeypatch):
+    """The longest first in both; models before the last come after it."""
+    orders = {}
+    for order in ("repeats", "tasks"):
+        monkeypatch.setattr(script, "finetune", lambda study, clock, at=order: orders.update({at: listed(study)}))
+        call(script, folder, "--repeats", "2", "--stage", "finetune", "--order", order)
+
+    def place(task, name, seed):
+        return f"{task}/{name}/seed-{seed}"
+
+    models = ("ma-0-100", "svgd-0-100")
+    longest = [task for task in script.LONGEST if task in TASKS]
+    repeats = [place(task, name, seed) for seed in (0, 1) for task in longest for name in models]
+    tasks = [place(task, name, seed) for task in longest for seed in (0, 1) for name in models]
+    before = [place(task, name, 0) for task in longest for name in ("ma-0-050", "svgd-0-050")]
+    assert orders == {"repeats": [*repeats, *before], "tasks": [*tasks, *before]} and longest[0] == "sts"
+
+
+def listed(study):
+    return ["/".join(spec.folder.parts[-3:]) for spec in study.fine_tunings(study.models())]
+
+
+def test_a_collapse_stands_beside_the_scores(trained, script, folder, capsys):
+    """Where gradients vanish and the loss was lower before, the table says after how many tokens."""
+    file = trained / "pretrain" / "svgd" / "seed-0" / "metrics.jsonl"
+    kept = file.read_text()
+    seen = [(1, 9.0, 1e-2), (2, 5.0, 1e-2), *((step, 8.0, 1e-9) for step in range(3, 8))]
+    lines = []
+    for step, loss, drive in seen:
+        lines += [{"kind": "train", "step": step, "loss": loss}, {"kind": "heads", "step": step, "drive": drive}]
+    try:
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        call(script, folder, "--repeats", "2", "--stage", "tables")
+    finally:
+        file.write_text(kept)
+    told = "**RMA (SVGD), seed 0: the pre-training collapsed after 768 tokens.**"  # 3 steps of 8 x 32
+    assert told in capsys.readouterr().out and told in (folder / "results" / "glue.md").read_text()
+    assert json.loads((folder / "results" / "glue.json").read_text())["collapsed"] == {"svgd": {"0": 768}}
+    call(script, folder, "--repeats", "2", "--stage", "tables")
+    assert "collapsed" not in (folder / "results" / "glue.md").read_text()
+    assert (folder / "results" / "pretraining-loss.svg").is_file()

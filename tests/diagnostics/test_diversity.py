@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from repulsive.diagnostics.diversity import effective_number, of_attention, of_outputs, of_weights
+from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.diversity import effective_number, merged, of_attention, of_outputs, of_weights
 from repulsive.errors import DivergedError
 from repulsive.heads import find_heads
 from tests.heads.zoo import build
@@ -61,6 +62,62 @@ def test_tokens_that_are_padding_do_not_count():
     kept = torch.cat([x[0, :, :2], x[1, :, :3]], dim=1).unsqueeze(0)  # [1, M, 5, E]
     torch.testing.assert_close(of_outputs(x, real).cosine, of_outputs(kept).cosine)
     assert not torch.allclose(of_outputs(x, real).cosine, of_outputs(x).cosine)
+
+
+def between_tokens(items) -> float:
+    """Mean cosine of two tokens, an item [M, T, d], a token and another one at a time; an item weighs by its tokens."""
+    total, count = 0.0, 0
+    for x in items:
+        rows = x.double().transpose(0, 1).flatten(1).tolist()
+        for s, a in enumerate(rows):
+            others = [b for t, b in enumerate(rows) if t != s]
+            for b in others:
+                norms = math.hypot(*a) * math.hypot(*b)
+                total += sum(x * y for x, y in zip(a, b, strict=True)) / norms / len(others) if norms else 0.0
+        count += len(rows) if len(rows) > 1 else 0
+    return total / count
+
+
+def test_how_alike_tokens_are_over_all_pairs():
+    x = noise(2, 3, 4, 5) + 0.5
+    assert of_outputs(x).tokens == pytest.approx(between_tokens(x), rel=1e-12)
+    real = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]], dtype=torch.bool)
+    kept = [x[0][:, [0, 2, 3]], x[1][:, [1, 3]]]
+    assert of_outputs(x, real).tokens == pytest.approx(between_tokens(kept), rel=1e-12)
+    parts = [(of_outputs(each.unsqueeze(0)), float(each.shape[1])) for each in kept]
+    assert merged(parts).tokens == pytest.approx(between_tokens(kept), rel=1e-12)
+
+
+def test_tokens_at_their_extremes():
+    same = noise(2, 3, 1, 5).expand(2, 3, 4, 5)
+    assert of_outputs(same).tokens == pytest.approx(1)
+    assert of_outputs(torch.cat([same, -same], dim=2)).tokens == pytest.approx(-1 / 7)  # 4 and 4 of 8
+    zeros = torch.cat([same[:1], torch.zeros(1, 3, 1, 5)], dim=2)
+    assert of_outputs(zeros).tokens == pytest.approx(between_tokens(zeros))  # a token of zeros is like none
+    assert of_outputs(1e-30 * same).tokens == pytest.approx(1)
+    one = of_outputs(noise(2, 3, 1, 5))
+    assert math.isnan(one.tokens) and math.isnan(of_attention(same.softmax(-1)).tokens)
+    assert merged([(one, 2.0), (of_outputs(same), 8.0)]).tokens == pytest.approx(1)  # what is not known does not weigh
+    assert math.isnan(merged([(one, 2.0), (one, 1.0)]).tokens)
+
+
+def test_a_deep_model_whose_tokens_have_collapsed_is_told_from_one_whose_have_not():
+    """Values that all come from one direction make every token alike, layer after layer; heads need not be."""
+    model, inputs = build("bert, sdpa")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "query.weight" in name or "key.weight" in name:
+                parameter.mul_(30)  # an untrained model looks everywhere alike
+    before = [layer.diversity("outputs").tokens for layer in capture(model, inputs).layers]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "value.weight" in name:
+                parameter.zero_()
+            if "value.bias" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    after = [layer.diversity("outputs") for layer in capture(model, inputs).layers]
+    assert all(x < 0.9 for x in before) and all(d.tokens > 0.999999 for d in after)
+    assert all(d.mean_cosine < 0.9 for d in after)
 
 
 def test_effective_number_against_its_formula():

@@ -191,6 +191,10 @@ def test_page_and_words_have_the_numbers(tmp_path):
     assert "Exact ablation of one head" in page and "% of heads" in page
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     said = as_text(found)
+    last = found.diversity["outputs"][-1]
+    assert page.count('<th scope="col">cosine of tokens</th>') == said.count("  cosine of tokens\n") == 1
+    assert f"<td>{last.tokens:.3f}</td></tr>" in page and f"{last.mean_distance:.4g}" in said
+    assert said.split("cosine of tokens\n")[1].splitlines()[1].endswith(f"  {last.tokens:+.3f}")
     best = found.closest("weights", 1)[0]
     assert f"{best.name}  {best.first} and {best.second}  {best.cosine:+.3f}" in said
     lowest = found.least(found.ablation.change, 1)[0]
@@ -200,6 +204,8 @@ def test_page_and_words_have_the_numbers(tmp_path):
     numbers = json.loads(json.dumps(as_json(found), allow_nan=False))
     assert numbers["pruning"]["change"] == list(found.pruned.metric)
     assert numbers["ablation"]["change"][1][3] == pytest.approx(float(found.ablation.change[1, 3]))
+    assert numbers["diversity"]["outputs"][-1]["mean_cosine_of_tokens"] == last.tokens
+    assert "mean_cosine_of_tokens" not in numbers["diversity"]["attention"][-1]
     assert numbers["diversity"]["attention"][0]["effective_heads"] == found.diversity["attention"][0].effective_heads
 
 

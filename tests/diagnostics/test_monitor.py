@@ -70,11 +70,13 @@ def test_an_example_adds_attention_and_outputs():
         name = f"heads/{space}/layers.1.attention"
         assert seen[f"{name}/cosine"] == pytest.approx(layer.diversity(space).mean_cosine)
         assert seen[f"{name}/effective"] == pytest.approx(layer.diversity(space).effective_heads)
+    assert seen["heads/outputs/layers.1.attention/tokens"] == pytest.approx(layer.diversity("outputs").tokens)
     one = {}
     picked = Monitor(model, lambda n, v, _: one.update({n: v}), example=inputs, match="layers.1.*.q", attention=False)
     picked.step()
     assert set(one) == {f"heads/{of}/{what}" for what in ("cosine", "distance", "effective")
-                        for of in ("weights/layers.1.attention.q", "outputs/layers.1.attention")}  # fmt: skip
+                        for of in ("weights/layers.1.attention.q", "outputs/layers.1.attention")} | {
+                            "heads/outputs/layers.1.attention/tokens"}  # fmt: skip
 
 
 def test_it_writes_to_tensorboard(tmp_path):

@@ -10,12 +10,17 @@ where $\lambda$ are the eigenvalues of $S / \mathrm{tr}\, S$. N is the effective
 (Friedman and Dieng, 2023) of the cosine kernel, the effective rank (Roy and Vetterli, 2007) of the unit heads. It is 1
 if all heads are parallel or antiparallel and M if they are orthogonal. Heads that repel beyond that, to the cosine
 -1 / (M - 1), span M - 1 dimensions evenly: N = M - 1.
+
+Tokens can collapse, too: where what leaves all heads of a layer is the same for every token of an item, the layers
+above cannot tell tokens apart (Dong et al., 2021). Its measure is the mean cosine of two tokens of one item. An
+untrained layer, which looks everywhere alike, has nearly 1 as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -46,12 +51,14 @@ class Diversity:
         space: "weights", "attention" or "outputs".
         distance: mean Euclidean distance of each pair, float64 [M, M].
         cosine: mean cosine of each pair, float64 [M, M]; a head of zeros has the cosine 0, with itself too.
+        tokens: of outputs, mean cosine of two tokens of one item in what leaves all heads; nan where there are no two.
     """
 
     name: str
     space: str
     distance: Tensor
     cosine: Tensor
+    tokens: float = math.nan
 
     @property
     def num_heads(self) -> int:
@@ -107,7 +114,8 @@ def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> D
         real: which tokens count, bool [B, T]; None: all.
         name: of the layer.
     """
-    return _measure(name, "outputs", _positions(outputs, real))
+    found = _measure(name, "outputs", _positions(outputs, real))
+    return replace(found, tokens=_between_tokens(outputs, real))
 
 
 def merged(parts: Sequence[tuple[Diversity, float]]) -> Diversity:
@@ -115,7 +123,9 @@ def merged(parts: Sequence[tuple[Diversity, float]]) -> Diversity:
     total, first = sum(weight for _, weight in parts), parts[0][0]
     distance = torch.stack([found.distance * (weight / total) for found, weight in parts]).sum(0)
     cosine = torch.stack([found.cosine * (weight / total) for found, weight in parts]).sum(0)
-    return Diversity(first.name, first.space, distance, cosine)
+    known = [(found.tokens, weight) for found, weight in parts if not math.isnan(found.tokens)]
+    tokens = sum(x * weight for x, weight in known) / sum(weight for _, weight in known) if known else math.nan
+    return Diversity(first.name, first.space, distance, cosine, tokens)
 
 
 def effective_number(similarity: Tensor) -> float:
@@ -162,6 +172,21 @@ def _measure(name: str, space: str, blocks: Iterable[Tensor]) -> Diversity:
         distance, cosine = distance.to(x) + apart.sum(0), cosine.to(x) + (unit @ unit.mT).sum(0)
         count += len(x)
     return Diversity(name, space, distance / count, (cosine / count).clamp(-1, 1))
+
+
+@torch.no_grad()
+def _between_tokens(x: Tensor, real: Tensor | None) -> float:
+    """Mean cosine of two tokens of an item, each item as heavy as it has tokens; [B, M, T, d], finite."""
+    total, count = 0.0, 0
+    for item in range(len(x)):
+        rows = x[item].transpose(0, 1).flatten(1)  # [T, M d]
+        rows = rows if real is None else rows[real[item].bool()]
+        if len(rows) > 1:
+            rows = rows.to(wide_dtype(rows.device))
+            unit = torch.nn.functional.normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
+            pairs = unit.sum(0).square().sum() - unit.square().sum()  # over s != t: no [T, T] is made
+            total, count = total + float(pairs) / (len(rows) - 1), count + len(rows)
+    return max(-1.0, min(1.0, total / count)) if count else math.nan
 
 
 def _over_pairs(matrix: Tensor) -> float:

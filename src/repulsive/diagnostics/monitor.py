@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,8 +23,9 @@ class Monitor:
     """Measures the diversity of a model's heads from inside a training loop.
 
     For every layer and space it logs `heads/<space>/<name>/cosine` and `.../distance` (means over pairs) and
-    `.../effective` (effective number of heads). Weights cost one pass over the attention weights; with an example the
-    model also runs it once, in evaluation mode and without gradients, for what heads look at and what leaves them.
+    `.../effective` (effective number of heads); of outputs also `.../tokens`, the mean cosine of two tokens. Weights
+    cost one pass over the attention weights; with an example the model also runs it once, in evaluation mode and
+    without gradients, for what heads look at and what leaves them.
 
     Args:
         model: any module with heads that `find_heads` finds.
@@ -93,6 +95,8 @@ class Monitor:
             self._log(f"{name}/cosine", diversity.mean_cosine, step)
             self._log(f"{name}/distance", diversity.mean_distance, step)
             self._log(f"{name}/effective", diversity.effective_heads, step)
+            if not math.isnan(diversity.tokens):
+                self._log(f"{name}/tokens", diversity.tokens, step)
             self._warn(diversity, step)
         return found
 

@@ -57,6 +57,7 @@ def as_json(found: Inspection) -> dict[str, Any]:
                     "effective_heads": _number(d.effective_heads),
                     "cosine": _nested(d.cosine),
                 }
+                | ({"mean_cosine_of_tokens": _number(d.tokens)} if space == "outputs" else {})
                 for d in entries
             ]
             for space, entries in found.diversity.items()
@@ -81,9 +82,14 @@ def as_json(found: Inspection) -> dict[str, Any]:
 
 
 def _diversity(space: str, entries: Sequence[Diversity]) -> str:
-    rows = [(d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), apart(d)) for d in entries]
+    tokens = space == "outputs"
+    rows = [
+        (d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), apart(d))
+        + ((_signed(d.tokens),) if tokens else ())
+        for d in entries
+    ]
     titles = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
-    return _titled(f"diversity of {space}", titles, rows)
+    return _titled(f"diversity of {space}", titles + (("cosine of tokens",) if tokens else ()), rows)
 
 
 def _heads(found: Inspection, title: str, scores: Tensor, what: str, count: int) -> str:

@@ -42,7 +42,8 @@ def _state(run: RunFolder) -> str:
     if result is not None:
         test = run.metrics("test")
         shown = "  ".join(f"{name} {test[name]:.4f}" for name in _SHOWN if name in test)
-        return f"done in {float(result.get('seconds', 0)):.0f} s  test {shown}"
+        warning = f"  collapsed at step {step:,}" if (step := run.collapsed) is not None else ""
+        return f"done in {float(result.get('seconds', 0)):.0f} s  test {shown}{warning}"
     if run.diverged:
         return "diverged; diverged.txt says where"
     lines = [line for line in run.lines() if line["kind"] == "train"]

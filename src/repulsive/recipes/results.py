@@ -35,7 +35,7 @@ def results(found: Sequence[tables.Row], caption: str) -> Table:
 
 def notes(found: Sequence[tables.Row]) -> list[str]:
     """What the numbers say, and no more."""
-    said = []
+    said = [f"{told}." for row in found for told in row.warnings]
     for row in found[1:]:
         verdicts = []
         for metric, better in (("bleu", 1), ("accuracy", 1), ("nll", -1)):

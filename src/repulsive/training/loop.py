@@ -21,6 +21,7 @@ from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.training import methods
 from repulsive.training.average import Average
 from repulsive.training.capture import CapturedGradients
+from repulsive.training.collapse import Collapse
 from repulsive.training.meter import Meter
 from repulsive.training.processes import Processes
 from repulsive.training.recipe import Recipe
@@ -57,6 +58,7 @@ class Loop:
         self._rate = 0.0  # of the last step
         self._saved_step = -1
         self._known_heads: dict[str, float] = {}  # as a checkpoint had them; the handle forgets what it measured
+        self._collapse = Collapse()
         self._request = Request()
         # Elsewhere a look at the loss means to wait for it: there it is checked when it is logged, and before a save.
         self._check_every_step = self.device.type == "cpu" and self.processes.alone
@@ -209,6 +211,9 @@ class Loop:
         self._tell("train", values)
         if heads := self._heads():
             self._tell("heads", heads)
+            told = self._collapse.saw(self.step, values["loss"], heads.get("drive", float("nan")))
+            if told and self.processes.main:
+                warnings.warn(told, stacklevel=2)
 
     def _heads(self) -> dict[str, float]:
         """Means over groups of what the handle last measured, in this process or before the training was resumed.
@@ -329,6 +334,7 @@ class Loop:
                 told = f"its checkpoint is of another training ({why})"
                 raise CheckpointError(f"{self.folder.path}: {told}; remove checkpoints/ to start anew") from error
         self.processes.together(lambda: self.folder.rewind(self.step if found is not None else -1))
+        self._collapse.read(self.folder.lines())
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])

@@ -31,6 +31,7 @@ from torch import Tensor
 from repulsive._version import __version__
 from repulsive.errors import RunError
 from repulsive.training.checkpoint import Checkpoints
+from repulsive.training.collapse import Collapse
 from repulsive.training.config import as_tables
 from repulsive.training.files import read_json, told, write_bytes, write_json, write_text
 from repulsive.training.recipe import Recipe
@@ -105,6 +106,13 @@ class RunFolder:
     def diverged(self) -> bool:
         """Whether the training ended because it has no result."""
         return (self.path / DIVERGED).is_file()
+
+    @property
+    def collapsed(self) -> int | None:
+        """The step from which on the model answered every input alike; None if it never did."""
+        watch = Collapse()
+        watch.read(self.lines())
+        return watch.step
 
     @property
     def remedy(self) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class Row:
         seeds: which have ended.
         cells: metric -> mean and deviation.
         against: metric -> comparison with the baseline, first - baseline; nothing for the baseline itself.
+        collapsed: seed -> step, of those whose model answered every input alike from then on.
     """
 
     label: str
@@ -64,6 +65,12 @@ class Row:
     seeds: tuple[int, ...]
     cells: dict[str, Cell]
     against: dict[str, Comparison]
+    collapsed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before the numbers are believed."""
+        return [f"{self.label}, seed {seed}: collapsed at step {step:,}" for seed, step in self.collapsed.items()]
 
 
 def runs_in(folder: Path) -> dict[int, RunFolder]:
@@ -104,12 +111,13 @@ def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
     Raises:
         RunError: a folder has no run that has ended, or one that was not evaluated on the part.
     """
-    entries = []
+    entries, collapsed = [], []
     for folder in folders:
         done = finished_in(folder)
         answers = {seed: Evaluation(run.metrics(part), run.items(part)) for seed, run in done.items()}
         entries.append((label_of(folder, done), folder, answers))
-    return table(entries)
+        collapsed.append({seed: step for seed, run in done.items() if (step := run.collapsed) is not None})
+    return [replace(row, collapsed=steps) for row, steps in zip(table(entries), collapsed, strict=True)]
 
 
 def label_of(folder: Path, runs: Mapping[int, RunFolder]) -> str:
@@ -169,7 +177,8 @@ def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
     for row in found:
         cells = [str(row.cells[name]) if name in row.cells else "" for name in shown]
         lines.append("| " + " | ".join([row.label, str(len(row.seeds)), *cells]) + " |")
-    notes = [
+    notes = [f"- **{told}**" for row in found for told in row.warnings]
+    notes += [
         f"- {row.label} against {found[0].label}, {metric}: {comparison}"
         for row in found
         for metric, comparison in row.against.items()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from repulsive.diagnostics.diversity import Diversity
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.report.figures import pruning_chart, redundancy_charts
 from repulsive.diagnostics.report.frame import asset, document, header, write_whole
@@ -95,12 +96,17 @@ def _space(space: str, found: Inspection) -> str:
     if space not in found.diversity:
         return ""
     entries = found.diversity[space]
+    more = ["cosine of tokens"] if space == "outputs" else []
+
+    def tokens(found: Diversity) -> str:
+        return f"<td>{number(found.tokens, 3)}</td>" if more else ""
+
     rows = "".join(
         f"<tr>{_layer(found, d.name)}<td>{d.num_heads}</td><td>{d.effective_heads:.2f}</td>"
-        f"<td>{number(d.mean_cosine, 3)}</td><td>{apart(d)}</td></tr>\n"
+        f"<td>{number(d.mean_cosine, 3)}</td><td>{apart(d)}</td>{tokens(d)}</tr>\n"
         for d in entries
     )
-    names = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
+    names = ["layer", "heads", "effective heads", "mean cosine", "mean distance", *more]
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     what = "cosine of two heads; opposite heads are drawn as unlike"
     grids = [Grid(found.label(d.name), d.cosine.cpu(), what) for d in entries if d.num_heads > 1]
