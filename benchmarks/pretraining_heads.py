@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -112,4 +113,5 @@ def _layers(groups: Sequence[HeadGroup]) -> list[dict[str, float]]:
 
 
 def _numbers(found: Diversity) -> dict[str, float]:
-    return {"cosine": found.mean_cosine, "distance": found.mean_distance, "effective_heads": found.effective_heads}
+    numbers = {"cosine": found.mean_cosine, "distance": found.mean_distance, "effective_heads": found.effective_heads}
+    return numbers if math.isnan(found.tokens) else numbers | {"tokens": found.tokens}

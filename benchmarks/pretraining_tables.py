@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -244,7 +245,8 @@ SPACES = ("weights", "attention", "outputs")
 ABOUT_HEADS = """\
 Means over pairs of heads of a layer, over layers and seeds: their cosine, and N, the effective number of heads; in
 weights (q, k and v apart), in what they look at and in what leaves them. And by how much the NLL of the development set
-rises without a head: mean and most.
+rises without a head: mean and most. Last, the mean cosine of two tokens of a block in what leaves all heads: at 1 they
+cannot be told apart any more.
 """
 SHOWN = {"cosine": "cosine", "effective_heads": "N"}
 
@@ -256,7 +258,7 @@ def heads(study: Pretrainings, results: Path) -> None:
         print("heads: no table, nothing has been measured")
         return
     titles = ["", "tokens", "layers", *(f"{what}, {space}" for space in SPACES for what in SHOWN.values())]
-    titles += ["NLL without a head", "most"]
+    titles += ["NLL without a head", "most", "cosine, tokens"]
     lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
     for method in study.methods:
         for share in sorted({model.share for model in known if model.method == method}, reverse=True):
@@ -265,6 +267,8 @@ def heads(study: Pretrainings, results: Path) -> None:
                 cells = [f"{_mean(some, space, what, chosen):.3f}" for space in SPACES for what in SHOWN]
                 lost = [x["nll"] for found in some for x in found["without"] if which == "all" or not x["layer"]]
                 cells += [f"{statistics.fmean(lost):+.5f}", f"{max(lost):+.5f}"]
+                tokens = _mean(some, "outputs", "tokens", chosen)
+                cells += ["not measured" if math.isnan(tokens) else f"{tokens:.3f}"]
                 lines.append("| " + " | ".join([METHODS[method], f"{study.tokens_at(share):,}", which, *cells]) + " |")
     print("\n".join(["", *lines]), flush=True)
     save(results / "heads.md", "\n".join(["# Heads", "", ABOUT_HEADS, *lines]) + "\n")
@@ -272,5 +276,5 @@ def heads(study: Pretrainings, results: Path) -> None:
 
 
 def _mean(some: Sequence[Mapping[str, Any]], space: str, what: str, layers: slice) -> float:
-    values = [layer[what] for found in some for layer in found.get(space, [])[layers]]
+    values = [layer[what] for found in some for layer in found.get(space, [])[layers] if what in layer]
     return statistics.fmean(values) if values else float("nan")

@@ -198,6 +198,14 @@ def test_blocks_are_shortened_and_packed(script, folder, tmp_path):
         assert Prepared.load(tmp_path / "there" / "glue" / task).manifest["files"] == known.manifest["files"]
 
 
+def test_how_alike_tokens_are_is_measured(trained, script, folder):
+    call(script, folder, "--repeats", "2", "--stage", "tables")
+    found = json.loads((trained / "heads" / "svgd-0-100.json").read_text())["outputs"]
+    rows = [line.split("|") for line in (folder / "results" / "heads.md").read_text().splitlines() if "| all |" in line]
+    (last,) = (row[-2] for row in rows if row[1] == " RMA (SVGD) " and row[2] == " 2,000 ")
+    assert float(last) == pytest.approx(statistics.fmean(layer["tokens"] for layer in found), abs=5e-4)
+
+
 def test_fine_tunings_go_repeat_by_repeat_or_task_by_task(trained, script, folder, monkeypatch):
     """The longest first in both; models before the last come after it."""
     orders = {}

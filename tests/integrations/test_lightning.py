@@ -1,6 +1,7 @@
 """Lightning: a small encoder, fitted, stopped, resumed, compared with a loop by hand."""
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -227,6 +228,30 @@ def test_logs_ratio_and_distance():
     assert float(trainer.callback_metrics["repulsion_ratio"]) == pytest.approx(0.2)
     distance = sum(line.distance for line in report) / len(report)
     assert float(trainer.callback_metrics["head_distance"]) == pytest.approx(distance)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("dies", [3, 99])
+def test_says_when_the_model_has_collapsed(dies, by_hand):
+    """From a step on next to no gradient comes through, and the loss is as it was at the start."""
+
+    class Dying(Classifier):
+        automatic_optimization = not by_hand
+
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            loss = loss * 1e-9 + 9.0 if self.global_step >= dies else loss
+            if by_hand:
+                self.optimizers().zero_grad()
+                self.manual_backward(loss)
+                self.optimizers().step()
+            return {"loss": loss, "more": "words"}
+
+    callback = RepulsiveCallback(SVGD(), verbose=False, measure_every=1)
+    with warnings.catch_warnings(record=True, action="always") as seen:
+        make_trainer(callback, max_epochs=3).fit(Dying(), data())
+    told = [str(each.message) for each in seen if "collapsed" in str(each.message)]
+    assert len(told) == (dies < 99) and all(words.startswith("step 4: the model has collapsed.") for words in told)
 
 
 def test_the_other_name_of_lightning_takes_the_same_callback(tmp_path):

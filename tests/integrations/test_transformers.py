@@ -191,6 +191,25 @@ def test_logs_ratio_and_distance(first, tmp_path):
     assert ["head_distance" in entry for entry in seen if "loss" in entry] == [first, first]
 
 
+@pytest.mark.parametrize("dies", [5, 99])
+def test_says_when_the_model_has_collapsed(dies, tmp_path):
+    """From a step on next to no gradient comes through, and the loss is as it was at the start."""
+
+    class Dying(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            return loss * 1e-9 + 9.0 if self.state.global_step >= dies else loss
+
+    callback = RepulsiveCallback(SVGD(), verbose=False, measure_every=1)
+    options = {"max_steps": 14, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    arguments = TrainingArguments(str(tmp_path), learning_rate=1e-2, use_cpu=True, **options)
+    trainer = Dying(llama(), arguments, train_dataset=Copies(32), callbacks=[callback])
+    with warnings.catch_warnings(record=True, action="always") as seen:
+        trainer.train()
+    told = [str(each.message) for each in seen if "collapsed" in str(each.message)]
+    assert len(told) == (dies < 99) and all(words.startswith("step 6: the model has collapsed.") for words in told)
+
+
 def test_a_misspelt_argument_fails_at_once():
     with pytest.raises(TypeError, match="layer"):
         RepulsiveCallback(layer="all")

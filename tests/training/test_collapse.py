@@ -9,7 +9,7 @@ import torch
 
 from repulsive.recipes.listing import describe_runs
 from repulsive.recipes.results import notes
-from repulsive.training.collapse import Collapse
+from repulsive.repulsion.collapse import Collapse
 from repulsive.training.runs import RunFolder
 from repulsive.training.stopping import Stopped
 from repulsive.training.tables import as_json, as_markdown, rows
@@ -19,9 +19,9 @@ DIES = 8  # the step after which nothing comes through
 
 
 def first(*seen):
-    """The step at which (loss, drive) pairs are a collapse."""
+    """The step at which (loss, drive) pairs are a collapse; no two measurements are the same to the last bit."""
     watch = Collapse()
-    told = [watch.saw(step, *pair) for step, pair in enumerate(seen)]
+    told = [watch.saw(step, loss, drive * (1 - 1e-9 * step)) for step, (loss, drive) in enumerate(seen)]
     assert [n for n, words in enumerate(told) if words] == ([] if watch.step is None else [watch.step + 4])
     return watch.step
 
@@ -45,6 +45,13 @@ def test_gradients_gone_and_the_loss_above_where_it_was():
 def test_what_is_none(last):
     assert first(*FALLING, *[last] * 9) is None
     assert first(*[last] * 9) is None
+
+
+def test_an_old_measurement_says_nothing():
+    watch = Collapse()
+    for step, (loss, drive) in enumerate([*FALLING, *[(5.0, 1e-9)] * 9]):
+        watch.saw(step, loss, drive)
+    assert watch.step is None
 
 
 def test_heads_that_never_had_gradients():
@@ -104,7 +111,7 @@ def test_a_training_says_so_once(dead):
     folder, told = dead
     (words,) = told
     assert words.startswith("step 9: the model has collapsed. The gradients of its heads are 0.0e+00, once ")
-    assert "optimizer.lr" in words and RunFolder(folder).collapsed == 9
+    assert "learning rate" in words and RunFolder(folder).collapsed == 9
 
 
 def test_a_training_that_goes_well_says_nothing(whole, data, tmp_path):

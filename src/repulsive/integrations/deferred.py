@@ -13,6 +13,7 @@ from torch import nn
 from repulsive.errors import StateError
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, repel
+from repulsive.repulsion.collapse import Collapse
 
 
 class Deferred:
@@ -32,6 +33,7 @@ class Deferred:
         self.settings = dict(settings)
         self.handles: list[Handle] = []
         self._steps_before: list[int] = []
+        self._collapse = Collapse()
 
     @property
     def order(self) -> str:
@@ -58,7 +60,7 @@ class Deferred:
             StateError: the checkpoint is of another number of optimisers, or of other heads.
         """
         self.abandon()  # a run that broke off never came to its end
-        self.handles = []
+        self.handles, self._collapse = [], Collapse()
         if resumed and saved is None:
             warnings.warn(
                 "this checkpoint was made without repulsion: its steps, and any schedule, count from 0", stacklevel=3
@@ -88,6 +90,12 @@ class Deferred:
         }
         known = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
         return {name: sum(values) / len(values) for name, values in known.items() if values}
+
+    def watch(self, step: int, loss: float) -> None:
+        """Warn once if the model has collapsed; from the start of this training on, whatever a checkpoint saw."""
+        drives = [report.drive for handle in self.handles for report in handle.report() if math.isfinite(report.drive)]
+        if drives and (told := self._collapse.saw(step, loss, sum(drives) / len(drives))):
+            warnings.warn(told, stacklevel=3)
 
     def end(self) -> None:
         """Detach; warn of repulsion that never acted, or stopped acting on the way."""

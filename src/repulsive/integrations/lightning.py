@@ -9,9 +9,10 @@ and Lightning's own clipping (`gradient_clip_val`, `configure_gradient_clipping`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive.errors import RuleError
@@ -41,6 +42,7 @@ class RepulsiveCallback(Callback):
     Attaches to each optimiser that owns heads, detaches at the end and warns if no step was changed. Its state is a
     callback state of Lightning's checkpoints, so `fit(ckpt_path=...)` goes on with the same numbers. Logs
     `repulsion_ratio` (mean |repulsion| / |drive|) and `head_distance`, as last measured, every `log_every_n_steps`.
+    Where these looks show that the model has collapsed, it warns.
 
     Args:
         rule: as in `repel`.
@@ -89,10 +91,13 @@ class RepulsiveCallback(Callback):
                 if handle.optimizer is unwrap_optimizer(optimizer):
                     handle.apply(getattr(trainer.precision_plugin, "scaler", None))  # fused ones are not unscaled yet
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
         every = trainer.log_every_n_steps  # 0: never
         if every and trainer.global_step % every == 0:
             pl_module.log_dict(self._repulsion.measured())
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            if isinstance(loss, Tensor) and loss.numel() == 1:  # a step by hand may return anything
+                self._repulsion.watch(trainer.global_step, float(loss))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._repulsion.end()

@@ -35,7 +35,7 @@ class RepulsiveCallback(TrainerCallback):
     Attaches when training begins, detaches when it ends, and warns if no step was changed. Its state is part of each
     checkpoint's `trainer_state.json`, so `trainer.train(resume_from_checkpoint=...)` goes on with the same numbers,
     wherever the checkpoint lies. Logs gain `repulsion_ratio` (mean |repulsion| / |drive|) and `head_distance`, as last
-    measured.
+    measured. Where these logs show that the model has collapsed, it warns.
 
     Args:
         rule: as in `repel`.
@@ -88,6 +88,7 @@ class RepulsiveCallback(TrainerCallback):
         logs.update(measured)
         if state.log_history:
             state.log_history[-1].update(measured)  # a copy, made before this callback is asked
+        self._repulsion.watch(state.global_step, float(logs["loss"]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._repulsion.end()

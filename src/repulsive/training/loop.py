@@ -18,10 +18,10 @@ from torch import nn
 
 from repulsive.errors import CheckpointError, DivergedError, RepulsiveError
 from repulsive.repulsion.attach import unwrap_optimizer
+from repulsive.repulsion.collapse import Collapse
 from repulsive.training import methods
 from repulsive.training.average import Average
 from repulsive.training.capture import CapturedGradients
-from repulsive.training.collapse import Collapse
 from repulsive.training.meter import Meter
 from repulsive.training.processes import Processes
 from repulsive.training.recipe import Recipe

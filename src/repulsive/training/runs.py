@@ -30,8 +30,8 @@ from torch import Tensor
 
 from repulsive._version import __version__
 from repulsive.errors import RunError
+from repulsive.repulsion.collapse import Collapse
 from repulsive.training.checkpoint import Checkpoints
-from repulsive.training.collapse import Collapse
 from repulsive.training.config import as_tables
 from repulsive.training.files import read_json, told, write_bytes, write_json, write_text
 from repulsive.training.recipe import Recipe

@@ -26,6 +26,10 @@ _SPACES = {
     "attention": "what they look at",
     "outputs": "what leaves them",
 }
+_TOKENS = (
+    "The cosine of tokens is that of two tokens of one input in what leaves all heads together. Near 1 the layers "
+    "above cannot tell tokens apart: the model is untrained, or it has collapsed."
+)
 _MODEL = "model"  # the one method of this page
 
 
@@ -111,7 +115,8 @@ def _space(space: str, found: Inspection) -> str:
     what = "cosine of two heads; opposite heads are drawn as unlike"
     grids = [Grid(found.label(d.name), d.cosine.cpu(), what) for d in entries if d.num_heads > 1]
     table = scrolling_table(f"Diversity of {space}", head, rows)
-    return f"<section><h2>How alike heads are in {_SPACES[space]}</h2>\n{table}{grid_rows(grids)}</section>\n"
+    told = f"<p>{_TOKENS}</p>\n" if more else ""
+    return f"<section><h2>How alike heads are in {_SPACES[space]}</h2>\n{told}{table}{grid_rows(grids)}</section>\n"
 
 
 def _pairs(found: Inspection) -> str:

@@ -24,7 +24,7 @@ class Collapse:
 
     Example:
         >>> watch = Collapse()
-        >>> seen = [(100, 7.0, 3e-3), (200, 5.0, 1e-3), *((step, 6.0, 2e-10) for step in range(300, 900, 100))]
+        >>> seen = [(100, 7.0, 3e-3), (200, 5.0, 1e-3), *((step, 6.0, 1e-9 / step) for step in range(300, 900, 100))]
         >>> told = [watch.saw(*each) for each in seen]
         >>> watch.step, sum(words is not None for words in told)
         (300, 1)
@@ -35,6 +35,7 @@ class Collapse:
         self._first = self._lowest = math.inf
         self._largest = 0.0
         self._suspected: list[int] = []
+        self._last = math.nan
 
     def saw(self, step: int, loss: float, drive: float) -> str | None:
         """What to tell, once.
@@ -42,9 +43,11 @@ class Collapse:
         Args:
             step: of the training.
             loss: mean since the last time.
-            drive: norm of the part of the heads' update that follows the loss.
+            drive: norm of the part of the heads' update that follows the loss, as last measured; a number that is the
+                last one again, but for 0, was not measured anew and says nothing.
         """
-        if self.step is not None or not (math.isfinite(loss) and math.isfinite(drive)):
+        stale, self._last = drive == self._last != 0, drive
+        if self.step is not None or stale or not (math.isfinite(loss) and math.isfinite(drive)):
             return None
         lowest, largest = self._lowest, self._largest
         self._first = loss if math.isinf(self._first) else self._first
@@ -59,8 +62,7 @@ class Collapse:
         return (
             f"step {self.step}: the model has collapsed. The gradients of its heads are {drive:.1e}, once {largest:.1e}"
             f", and the loss is {loss:.4g}, once {lowest:.4g}: it answers every input alike, and such a model does not "
-            "come back. Train anew with a lower optimizer.lr, a longer optimizer.warmup or, if heads repel, a lower "
-            "method.alpha"
+            "come back. Train anew with a lower learning rate, a longer warm-up or, if heads repel, a lower alpha"
         )
 
     def read(self, lines: Iterable[Mapping[str, Any]]) -> None:
