@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from repulsive.errors import DivergedError
 from repulsive.recipes.listing import describe_runs
 from repulsive.recipes.results import notes
 from repulsive.repulsion.collapse import Collapse
@@ -117,6 +118,18 @@ def test_a_training_says_so_once(dead):
 def test_a_training_that_goes_well_says_nothing(whole, data, tmp_path):
     assert messages(dying(data, tmp_path / "run", dies=tiny.STEPS)) == []
     assert RunFolder(whole).collapsed is None
+
+
+def test_it_may_be_the_end(data, tmp_path):
+    """As where the loss is no number: no result, and the folder says why."""
+    made = dying(data, tmp_path / "run", "training.stop_collapsed=true")
+    with pytest.raises(DivergedError, match=r"^step 9: the model has collapsed"):
+        made.run()
+    made.folder.close()
+    run = RunFolder(tmp_path / "run")
+    assert made.step == 13 and run.diverged and run.result is None and run.collapsed == 9
+    assert (run.path / "diverged.txt").read_text().startswith("step 9: the model has collapsed")
+    assert describe_runs(tmp_path).endswith("diverged; diverged.txt says where")
 
 
 @pytest.mark.parametrize(("stop", "again"), [(7, 1), (11, 1), (15, 0)])

@@ -11,7 +11,7 @@ import statistics
 import time
 import warnings
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -194,6 +194,9 @@ class Loop:
             "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
             f"method.stepsize, and train with another --out ({self.folder.path} keeps its last good checkpoint)"
         )
+        self._give_up(told)
+
+    def _give_up(self, told: str) -> NoReturn:
         if self.processes.main:
             self.folder.give_up(told)
         raise DivergedError(told)
@@ -211,9 +214,15 @@ class Loop:
         self._tell("train", values)
         if heads := self._heads():
             self._tell("heads", heads)
-            told = self._collapse.saw(self.step, values["loss"], heads.get("drive", float("nan")))
+            self._watch_for_collapse(values["loss"], heads.get("drive", float("nan")))
+
+    def _watch_for_collapse(self, loss: float, drive: float) -> None:
+        told = self._collapse.saw(self.step, loss, drive)
+        if not self.recipe.training.stop_collapsed:
             if told and self.processes.main:
-                warnings.warn(told, stacklevel=2)
+                warnings.warn(told, stacklevel=3)
+        elif told := next(filter(None, self.processes.gather(told)), None):  # all of them, or some would wait for it
+            self._give_up(told)
 
     def _heads(self) -> dict[str, float]:
         """Means over groups of what the handle last measured, in this process or before the training was resumed.

@@ -74,6 +74,7 @@ class Training:
         keep: checkpoints that stay.
         average: end with the mean of so many of the last weights instead of the best ones; 0: with the best.
         average_every: steps between two weights that are averaged; 0: one of every epoch.
+        stop_collapsed: end a training whose model answers every input alike, as one that diverged; False: warn.
     """
 
     epochs: int = 4
@@ -89,6 +90,7 @@ class Training:
     keep: int = 2
     average: int = 0
     average_every: int = 0
+    stop_collapsed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "log_every", "keep"):
