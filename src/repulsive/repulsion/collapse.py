@@ -61,8 +61,8 @@ class Collapse:
         self.step = self._suspected[0]
         return (
             f"step {self.step}: the model has collapsed. The gradients of its heads are {drive:.1e}, once {largest:.1e}"
-            f", and the loss is {loss:.4g}, once {lowest:.4g}: it answers every input alike, and such a model does not "
-            "come back. Train anew with a lower learning rate, a longer warm-up or, if heads repel, a lower alpha"
+            f", and the loss is {loss:.4g}, once {lowest:.4g}: most likely it answers every input alike, and does "
+            "not come back. Train anew with a lower learning rate, a longer warm-up or, if heads repel, a lower alpha"
         )
 
     def read(self, lines: Iterable[Mapping[str, Any]]) -> None:
