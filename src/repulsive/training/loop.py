@@ -7,7 +7,6 @@ a checkpoint has to hold is little: weights, the optimiser, the random generator
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 import warnings
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from repulsive.repulsion.collapse import Collapse
 from repulsive.training import methods
 from repulsive.training.average import Average
 from repulsive.training.capture import CapturedGradients
+from repulsive.training.head_log import HeadLog
 from repulsive.training.meter import Meter
 from repulsive.training.processes import Processes
 from repulsive.training.recipe import Recipe
@@ -32,7 +32,6 @@ from repulsive.training.trees import check_moments, check_weights, random_state,
 from repulsive.training.watch import Watcher
 
 PARTS = ("dev", "test")  # what the end is evaluated on, unless a task has more
-_HEADS = ("ratio", "drive", "repulsion", "distance", "bandwidth", "alpha")
 
 
 class Loop:
@@ -57,7 +56,6 @@ class Loop:
         self.seconds = 0.0
         self._rate = 0.0  # of the last step
         self._saved_step = -1
-        self._known_heads: dict[str, float] = {}  # as a checkpoint had them; the handle forgets what it measured
         self._collapse = Collapse()
         self._request = Request()
         # Elsewhere a look at the loss means to wait for it: there it is checked when it is logged, and before a save.
@@ -108,6 +106,7 @@ class Loop:
         part = getattr(self.task, "repelled", None)
         repelled = part(self.bare) if part is not None else self.bare
         self.handle = methods.attach(repelled, self.optimizer, self.recipe, self.task.num_data, self.total)
+        self._heads = HeadLog(self.handle)
         torch.manual_seed(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
         self.meter = Meter(self.device)
         self._gradients: Any = self._eager
@@ -212,7 +211,7 @@ class Loop:
         values["lr"] = self._rate
         self.meter.reset()
         self._tell("train", values)
-        if heads := self._heads():
+        if heads := self._heads.values():
             self._tell("heads", heads)
             self._watch_for_collapse(values["loss"], heads.get("drive", float("nan")))
 
@@ -223,22 +222,6 @@ class Loop:
                 warnings.warn(told, stacklevel=3)
         elif told := next(filter(None, self.processes.gather(told)), None):  # all of them, or some would wait for it
             self._give_up(told)
-
-    def _heads(self) -> dict[str, float]:
-        """Means over groups of what the handle last measured, in this process or before the training was resumed.
-
-        Where there are several layers, the distance between heads also layer by layer.
-        """
-        reports = [r for r in self.handle.report() if r.step >= 0]
-        if not reports:
-            return self._known_heads
-        means = {name: statistics.fmean(getattr(r, name) for r in reports) for name in _HEADS}
-        layers: dict[str, list[float]] = {}
-        for r in reports:
-            layers.setdefault(f"distance/{r.where} layer {r.layer}", []).append(r.distance)
-        if len(layers) > 1:
-            means |= {name: statistics.fmean(found) for name, found in layers.items()}
-        return {name: x for name, x in means.items() if x == x}
 
     def _should_look(self, end_of_epoch: bool) -> bool:
         every = self.recipe.training.evaluate_every
@@ -314,7 +297,7 @@ class Loop:
                 "model": dict(self.bare.state_dict()),
                 "optimizer": unwrap_optimizer(self.optimizer).state_dict(),
                 "handle": self.handle.state_dict(),
-                "heads": self._heads(),
+                "heads": self._heads.values(),
                 "random": everyones,
                 "meter": self.meter.state,
                 "progress": {"step": self.step, "epoch": self.epoch, "position": self.position},
@@ -350,7 +333,7 @@ class Loop:
         unwrap_optimizer(self.optimizer).load_state_dict(state["optimizer"])
         check_moments(unwrap_optimizer(self.optimizer))
         self.handle.load_state_dict(state["handle"])
-        self._known_heads = {name: float(value) for name, value in state.get("heads", {}).items()}
+        self._heads.restore(state.get("heads", {}))
         self.meter.restore(state["meter"])
         self.step, self.epoch, self.position = (int(state["progress"][name]) for name in ("step", "epoch", "position"))
         self.best, self.seconds = state["best"], float(state["seconds"])
