@@ -10,6 +10,7 @@ import torch
 from repulsive.errors import DivergedError
 from repulsive.recipes.listing import describe_runs
 from repulsive.recipes.results import notes
+from repulsive.recipes.score import score
 from repulsive.repulsion.collapse import Collapse
 from repulsive.training.runs import RunFolder
 from repulsive.training.stopping import Stopped
@@ -152,5 +153,6 @@ def test_tables_say_so(dead, whole):
     assert json.loads(as_json(found))[1]["collapsed"] == {"0": 9}
     assert notes(found)[0] == "tiny, seed 0: collapsed at step 9."
     assert "collapsed" not in as_markdown(found[:1])
+    assert [row.collapsed for row in score([whole, dead[0]], "dev", device="cpu")] == [{}, {0: 9}]
     listed = describe_runs(dead[0].parent).splitlines()
     assert listed[1].endswith("  collapsed at step 9")

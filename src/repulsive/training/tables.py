@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +111,12 @@ def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
     Raises:
         RunError: a folder has no run that has ended, or one that was not evaluated on the part.
     """
-    entries, collapsed = [], []
+    entries = []
     for folder in folders:
         done = finished_in(folder)
         answers = {seed: Evaluation(run.metrics(part), run.items(part)) for seed, run in done.items()}
         entries.append((label_of(folder, done), folder, answers))
-        collapsed.append({seed: step for seed, run in done.items() if (step := run.collapsed) is not None})
-    return [replace(row, collapsed=steps) for row, steps in zip(table(entries), collapsed, strict=True)]
+    return table(entries)
 
 
 def label_of(folder: Path, runs: Mapping[int, RunFolder]) -> str:
@@ -148,7 +147,9 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
             if not all(array in each.items for each in both):
                 continue
             against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
-    return Row(label, folder, tuple(answers), cells, against)
+    steps = {seed: run.collapsed for seed, run in runs_in(folder).items() if seed in answers}
+    collapsed = {seed: step for seed, step in steps.items() if step is not None}
+    return Row(label, folder, tuple(answers), cells, against, collapsed)
 
 
 def _alike(a: Evaluation, b: Evaluation) -> bool:
