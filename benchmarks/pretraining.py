@@ -22,6 +22,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from pretraining_rows import AFTER_MNLI, BASELINE, LONGEST, METHODS, SEEDS, WARM_UP
@@ -138,15 +139,13 @@ class Pretrainings(Study):
 
     def fine_tunings(self, models: Sequence[Export]) -> list[Spec]:
         """From some models, last ones before others: repeat after repeat or task after task, the longest first."""
-        repeats_first = self.given.order == "repeats"
         wanted = [
-            (not model.last, *(turn if repeats_first else turn[::-1]), model, task, seed)
+            (not model.last, repeat, LONGEST.index(task), model, task, seed)
             for model in models
             for task in self.tasks
             for repeat, seed in enumerate(self.repeats(model))
-            for turn in [(repeat, LONGEST.index(task))]
         ]
-        wanted.sort(key=lambda each: each[:3])
+        wanted.sort(key=itemgetter(0, 1, 2) if self.given.order == "repeats" else itemgetter(0, 2, 1))
         return [self.fine_tuning(model, task, seed) for *_, model, task, seed in wanted]
 
     def after_mnli(self, models: Sequence[Export], *, planned: bool = False) -> list[Spec]:

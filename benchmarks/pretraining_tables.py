@@ -116,8 +116,8 @@ def glue(study: Pretrainings, results: Path) -> None:
 
 def collapsed(study: Pretrainings, method: str) -> dict[int, int]:
     """Seed -> the tokens after which a pre-training answered every input alike, of those that did."""
-    steps = {s.recipe.seed: RunFolder(s.folder).collapsed for s in study.specs(method, (), study.seeds, "pretrain")}
-    return {seed: step * study.step_tokens for seed, step in steps.items() if step is not None}
+    steps = tables.collapsed_in(study.folder(method, (), "pretrain"), study.seeds)
+    return {seed: step * study.step_tokens for seed, step in steps.items()}
 
 
 def averaged(study: Pretrainings) -> dict[str, list[str]]:

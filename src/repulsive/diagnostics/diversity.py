@@ -19,7 +19,7 @@ untrained layer, which looks everywhere alike, has nearly 1 as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -151,10 +151,15 @@ def _positions(x: Tensor, real: Tensor | None) -> Iterable[Tensor]:
         raise ValueError(f"heads {list(x.shape)}: need [B, M, T, S] attention or [B, M, T, d] outputs, not empty")
     if real is not None and (real.shape != (x.shape[0], x.shape[2]) or not real.any()):
         raise ValueError(f"real {list(real.shape)} must choose at least one of [B, T] = {[x.shape[0], x.shape[2]]}")
-    for item in range(len(x)):
-        rows = x[item].transpose(0, 1)  # [T, M, E]
-        rows = rows if real is None else rows[real[item].bool()]
+    for rows in _items(x, real):
         yield from rows.split(max(1, _AT_ONCE // (x.shape[1] * x.shape[3])))
+
+
+def _items(x: Tensor, real: Tensor | None) -> Iterator[Tensor]:
+    """[B, M, T, E] item by item, each [T, M, E] without the tokens that do not count."""
+    for item in range(len(x)):
+        rows = x[item].transpose(0, 1)
+        yield rows if real is None else rows[real[item].bool()]
 
 
 @torch.no_grad()
@@ -178,11 +183,9 @@ def _measure(name: str, space: str, blocks: Iterable[Tensor]) -> Diversity:
 def _between_tokens(x: Tensor, real: Tensor | None) -> float:
     """Mean cosine of two tokens of an item, each item as heavy as it has tokens; [B, M, T, d], finite."""
     total, count = 0.0, 0
-    for item in range(len(x)):
-        rows = x[item].transpose(0, 1).flatten(1)  # [T, M d]
-        rows = rows if real is None else rows[real[item].bool()]
+    for rows in _items(x, real):
         if len(rows) > 1:
-            rows = rows.to(wide_dtype(rows.device))
+            rows = rows.flatten(1).to(wide_dtype(rows.device))  # [T, M d]
             unit = torch.nn.functional.normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
             pairs = unit.sum(0).square().sum() - unit.square().sum()  # over s != t: no [T, T] is made
             total, count = total + float(pairs) / (len(rows) - 1), count + len(rows)

@@ -81,21 +81,26 @@ class Deferred:
         """What a checkpoint must hold; plain numbers and strings."""
         return [handle.state_dict() for handle in self.handles]
 
-    def measured(self) -> dict[str, float]:
-        """Means over all groups, as last measured; empty before the first measurement."""
+    def look(self, step: int, loss: float = math.nan) -> dict[str, float]:
+        """Means over all groups, as last measured, to be logged; empty before the first measurement.
+
+        Warns once if the model has collapsed, as far as it can be seen since this training began.
+
+        Args:
+            step: of the training.
+            loss: as it is logged; nan where it is not known.
+        """
         reports = [report for handle in self.handles for report in handle.report()]
         columns = {
             "repulsion_ratio": [report.ratio for report in reports],
             "head_distance": [report.distance for report in reports],
+            "drive": [report.drive for report in reports],
         }
         known = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
-        return {name: sum(values) / len(values) for name, values in known.items() if values}
-
-    def watch(self, step: int, loss: float) -> None:
-        """Warn once if the model has collapsed; from the start of this training on, whatever a checkpoint saw."""
-        drives = [report.drive for handle in self.handles for report in handle.report() if math.isfinite(report.drive)]
-        if drives and (told := self._collapse.saw(step, loss, sum(drives) / len(drives))):
+        means = {name: sum(values) / len(values) for name, values in known.items() if values}
+        if told := self._collapse.saw(step, loss, means.pop("drive", math.nan)):
             warnings.warn(told, stacklevel=3)
+        return means
 
     def end(self) -> None:
         """Detach; warn of repulsion that never acted, or stopped acting on the way."""

@@ -9,6 +9,7 @@ and Lightning's own clipping (`gradient_clip_val`, `configure_gradient_clipping`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,10 +95,10 @@ class RepulsiveCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
         every = trainer.log_every_n_steps  # 0: never
         if every and trainer.global_step % every == 0:
-            pl_module.log_dict(self._repulsion.measured())
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-            if isinstance(loss, Tensor) and loss.numel() == 1:  # a step by hand may return anything
-                self._repulsion.watch(trainer.global_step, float(loss))
+            # A step by hand may return anything.
+            value = float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
+            pl_module.log_dict(self._repulsion.look(trainer.global_step, value))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._repulsion.end()

@@ -84,11 +84,10 @@ class RepulsiveCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or "loss" not in logs:
             return  # of an evaluation, or the summary at the end
-        measured = self._repulsion.measured()
+        measured = self._repulsion.look(state.global_step, float(logs["loss"]))
         logs.update(measured)
         if state.log_history:
             state.log_history[-1].update(measured)  # a copy, made before this callback is asked
-        self._repulsion.watch(state.global_step, float(logs["loss"]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._repulsion.end()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ class Row:
         seeds: which have ended.
         cells: metric -> mean and deviation.
         against: metric -> comparison with the baseline, first - baseline; nothing for the baseline itself.
-        collapsed: seed -> step, of those whose model answered every input alike from then on.
     """
 
     label: str
@@ -65,7 +64,11 @@ class Row:
     seeds: tuple[int, ...]
     cells: dict[str, Cell]
     against: dict[str, Comparison]
-    collapsed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def collapsed(self) -> dict[int, int]:
+        """Seed -> step, as `collapsed_in` finds them in its folder."""
+        return collapsed_in(self.folder, self.seeds)
 
     @property
     def warnings(self) -> list[str]:
@@ -80,6 +83,12 @@ def runs_in(folder: Path) -> dict[int, RunFolder]:
         return {run.seed: run}
     found = [RunFolder(path) for path in folder.glob("seed-*") if (path / RECIPE).is_file()]
     return {run.seed: run for run in sorted(found, key=lambda run: run.seed)}
+
+
+def collapsed_in(folder: Path, seeds: Container[int]) -> dict[int, int]:
+    """Seed -> the step from which on its model answered every input alike, of those that did."""
+    steps = {seed: run.collapsed for seed, run in runs_in(folder).items() if seed in seeds}
+    return {seed: step for seed, step in steps.items() if step is not None}
 
 
 def finished_in(folder: Path) -> dict[int, RunFolder]:
@@ -147,9 +156,7 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
             if not all(array in each.items for each in both):
                 continue
             against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
-    steps = {seed: run.collapsed for seed, run in runs_in(folder).items() if seed in answers}
-    collapsed = {seed: step for seed, step in steps.items() if step is not None}
-    return Row(label, folder, tuple(answers), cells, against, collapsed)
+    return Row(label, folder, tuple(answers), cells, against)
 
 
 def _alike(a: Evaluation, b: Evaluation) -> bool:
@@ -194,7 +201,7 @@ def as_json(found: Sequence[Row]) -> str:
 
 def as_plain(row: Row) -> dict[str, Any]:
     """A row as JSON has it, which knows no nan, such as the deviation of one seed."""
-    told: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder)})
+    told: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder), "collapsed": row.collapsed})
     return told
 
 
