@@ -1,0 +1,166 @@
+r"""Heads as functions: how alike two heads are in their attention logits, and the force that drives them apart.
+
+Head i is the bilinear function $f_i(x, y) = q_i(x) \cdot k_i(y)$ of a query token x and a key token y. Over N query
+tokens and N' key tokens drawn independently, two heads have the inner product
+
+$$\langle f_i, f_j \rangle = \frac{1}{N N'} \sum_{x, y} f_i(x, y)\, f_j(x, y)
+  = \sum_{a, b} \Big(\tfrac1N q_i^\top q_j\Big)_{ab} \Big(\tfrac1{N'} k_i^\top k_j\Big)_{ab},$$
+
+a sum over d x d numbers: no T x T attention map is needed. Softmax ignores what is constant over keys, so keys are
+centred per sequence first. Weights of heads are free up to an invertible map between q and k; these numbers are not.
+
+The same form serves value-output circuits: a head adds $W_O^i v_i(x)$ to the residual stream, and
+$\langle g_i, g_j \rangle = \sum_{ab} (\tfrac1N v_i^\top v_j)_{ab} ({W_O^i}^\top W_O^j)_{ab}$: values take the place of
+queries, columns of the output projection that of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import RuleError
+from repulsive.particles.gram import Gram, wide_dtype
+
+
+@dataclass(frozen=True)
+class Circuits:
+    """M bilinear functions, as their two factors on sampled tokens.
+
+    Args:
+        left: queries, or values [..., N, M_left, d].
+        right: centred keys, or rows of the output projection [..., N', M_right, d].
+        left_of: which left factor each of the M heads reads; None: head i reads factor i.
+        right_of: the same for the right factor: key-value heads that several query heads share.
+    """
+
+    left: Tensor
+    right: Tensor
+    left_of: tuple[int, ...] | None = None
+    right_of: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.left.shape[-1] != self.right.shape[-1]:
+            raise RuleError(f"queries are {self.left.shape[-1]} wide and keys {self.right.shape[-1]}: no dot product")
+        if len({self._heads(self.left, self.left_of), self._heads(self.right, self.right_of)}) != 1:
+            raise RuleError(
+                f"{self._heads(self.left, self.left_of)} heads of queries meet "
+                f"{self._heads(self.right, self.right_of)} of keys; say which keys each head reads"
+            )
+
+    @staticmethod
+    def _heads(factor: Tensor, of: Sequence[int] | None) -> int:
+        return factor.shape[-2] if of is None else len(of)
+
+    @property
+    def num_heads(self) -> int:
+        """M"""
+        return self._heads(self.left, self.left_of)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Second moments of both factors, head by head, [..., M, d, M, d] each."""
+        return _moments(self.left, self.left_of), _moments(self.right, self.right_of)
+
+    def products(self) -> Tensor:
+        """Inner products of the M functions, [..., M, M]."""
+        left, right = self.moments()
+        return _contract(left, right)
+
+    def pull_back(self, matrix: Tensor, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        r"""Gradient of $\sum_i \langle f_i, \sum_j R_{ij} \bar f_j \rangle$ with respect to both factors, $\bar f$ fixed.
+
+        Args:
+            matrix: R [..., M, M], such as the repulsion of a kernel.
+            moments: what `moments` gave, where it is at hand.
+
+        Returns:
+            Tensors shaped as `left` and `right`.
+        """
+        left, right = self.moments() if moments is None else moments
+        weight = matrix.to(left.dtype)[..., :, None, :, None]  # [..., M, 1, M, 1]
+        return (
+            _combine(self.left, weight * right, self.left_of),
+            _combine(self.right, weight * left, self.right_of),
+        )
+
+
+def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Subtract the mean key of every sequence.
+
+    Args:
+        keys: [..., S, n, M, d], n tokens of each of S sequences.
+        weights: [..., S, n], 0 for padding; None: every token counts.
+
+    Returns:
+        [..., S, n, M, d]; zero where the weight is.
+    """
+    if weights is None:
+        return keys - keys.mean(-3, keepdim=True)
+    share = weights.to(keys.dtype)[..., None, None]  # [..., S, n, 1, 1]
+    mean = (keys * share).sum(-3, keepdim=True) / share.sum(-3, keepdim=True).clamp(min=1)
+    return (keys - mean) * share
+
+
+def function_gram(products: Tensor) -> Gram:
+    """Inner products of functions [..., M, M] in the form that kernels take: centred, with their mean."""
+    wide = products.to(wide_dtype(products.device))
+    heads = wide.shape[-1]
+    eye = torch.eye(heads, dtype=wide.dtype, device=wide.device)
+    rows = torch.cat([eye - 1 / heads, torch.full_like(eye[:1], 1 / heads)])  # [M + 1, M]: heads less their mean, mean
+    return Gram(rows @ wide @ rows.mT)
+
+
+def cosines(products: Tensor) -> Tensor:
+    """Cosine between every two functions, [..., M, M]; a function that is zero has cosine 0 with all others."""
+    norms = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()  # [..., M]
+    inverse = torch.where(norms > 0, 1 / torch.where(norms > 0, norms, 1), 0)
+    return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+
+
+def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and largest value over pairs i < j: [..., M, M] -> [...], [...]; NaN for one head.
+
+    Both are needed: heads u, u, -u, -u have the mean -1/3, as far apart as four heads can be, and two duplicates.
+    """
+    heads = similarity.shape[-1]
+    if heads < 2:
+        alone = torch.full_like(similarity[..., 0, 0], torch.nan)
+        return alone, alone
+    row, column = torch.triu_indices(heads, heads, offset=1, device=similarity.device)
+    pairs = similarity[..., row, column]
+    return pairs.mean(-1), pairs.amax(-1)
+
+
+def _moments(factor: Tensor, of: Sequence[int] | None) -> Tensor:
+    """[..., N, M', d] -> [..., M, d, M, d]"""
+    flat = factor.flatten(-2)  # [..., N, M' d]
+    both = (flat.mT @ flat) / factor.shape[-3]
+    both = both.unflatten(-1, factor.shape[-2:]).unflatten(-3, factor.shape[-2:])
+    if of is None:
+        return both
+    index = torch.tensor(of, device=factor.device)
+    return both.index_select(-4, index).index_select(-2, index)
+
+
+def _contract(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum((-3, -1))
+
+
+def _combine(factor: Tensor, matrix: Tensor, of: Sequence[int] | None) -> Tensor:
+    """(1/N) matrix @ factor, token by token; heads that share a factor add up.
+
+    Args:
+        factor: [..., N, M', d].
+        matrix: [..., M, d, M, d].
+        of: which factor each head reads.
+    """
+    if of is not None:
+        index = torch.tensor(of, device=factor.device)
+        count = factor.shape[-2]
+        rows = matrix.new_zeros(*matrix.shape[:-4], count, *matrix.shape[-3:]).index_add_(-4, index, matrix)
+        matrix = rows.new_zeros(*rows.shape[:-2], count, rows.shape[-1]).index_add_(-2, index, rows)
+    square = matrix.flatten(-2).flatten(-3, -2)  # [..., M' d, M' d]
+    return (factor.flatten(-2) @ square.mT).unflatten(-1, factor.shape[-2:]) / factor.shape[-3]
