@@ -23,7 +23,7 @@ from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
 
-SPACES = ("weights", "sphere")
+SPACES = ("weights", "sphere", "logits")
 # A head this much shorter than the root mean square of all is taken for zero. Where squares come from float32 sums,
 # good to 1e-7 of that mean square, the force between two such heads is off by 0.2 %, ten times shorter by 9 %.
 SHORTEST = 3e-3

@@ -26,6 +26,8 @@ class CosineLadder(SVGD):
     | "derivative" | $-\nabla U_i + \alpha\,\frac1M \sum_j \nabla_{\theta_j} \cos(\theta_i, \theta_j)$ |
     | "smoothing" | $\frac1M \sum_j [-\cos_{ij} \nabla U_j + \alpha\,\nabla_{\theta_j} \cos(\theta_i, \theta_j)]$ |
 
+    Rung "regulariser" may act between logits, `space="logits"`: the mean cosine of a head's logits with the others'.
+
     Args:
         rung: one of the three names above.
 
@@ -40,8 +42,12 @@ class CosineLadder(SVGD):
             raise RuleError(f"CosineLadder(rung={self.rung!r}): choose one of {RUNGS}")
         # -grad_i cos lies along the sphere: the regulariser is the cosine kernel's force there.
         space = "sphere" if self.rung == "regulariser" else "weights"
-        if self.kernel not in ("rbf", "cosine") or self.space not in ("weights", space) or self.smoothing != 1:
-            raise RuleError("CosineLadder sets kernel, space and smoothing itself; leave them out")
+        if self.kernel not in ("rbf", "cosine") or self.smoothing not in (None, float(self.space != "logits")):
+            raise RuleError("CosineLadder sets kernel and smoothing itself; leave them out")
+        if self.space == "logits" and self.rung == "regulariser":
+            space = "logits"
+        elif self.space not in ("weights", space):
+            raise RuleError(f"CosineLadder(rung={self.rung!r}) acts in space={space!r}; leave space out")
         object.__setattr__(self, "kernel", "cosine")
         object.__setattr__(self, "space", space)
         super().__post_init__()

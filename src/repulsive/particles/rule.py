@@ -29,6 +29,8 @@ class Measure:
         bandwidth: h of the kernel, NaN where it has none.
         distance: mean distance between two heads.
         alpha: repulsive weight in force.
+        similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
+        largest: the largest such cosine.
     """
 
     drive: Tensor
@@ -36,6 +38,8 @@ class Measure:
     bandwidth: Tensor
     distance: Tensor
     alpha: Tensor
+    similarity: Tensor
+    largest: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,11 @@ class Rule(ABC):
     def has_matrix_form(self) -> bool:
         """Whether `coefficients` exist; without them only `gradient` works, on the particles themselves."""
         return True
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether particles are functions of a layer's tokens, so that weights and gradients alone are not enough."""
+        return False
 
     @property
     def needs_gradient_products(self) -> bool:
@@ -103,6 +112,11 @@ class Rule(ABC):
             [..., M, D] in the dtype of `grad`.
         """
         _check_particles(theta, grad)
+        if self.reads_tokens:
+            raise RuleError(
+                f"{type(self).__name__}(space='logits') compares heads by their logits on the tokens of a layer, which "
+                "weights alone do not give; use repel(model, optimizer, rule), or space='sphere' for plain tensors"
+            )
         dtype = compute_dtype(theta)
         with torch.no_grad(), full_precision(theta.device):
             particles, gradients = theta.to(dtype), grad.to(dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from repulsive.particles import priors
 from repulsive.particles.gram import Gram
+from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior
 from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
 
@@ -49,7 +50,8 @@ class SGLD(Rule):
         if grad is not None:
             none = torch.zeros_like(products[..., 0, 0])
             distance = mean_distance(theta.squared_distances)
-            measure = Measure(grad.norm_of(drive), none, torch.full_like(none, torch.nan), distance, none)
+            alike = mean_and_largest(cosines(theta.inner))
+            measure = Measure(grad.norm_of(drive), none, torch.full_like(none, torch.nan), distance, none, *alike)
         return Coefficients(drive, precision * drive if precision else None, measure)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:

@@ -13,8 +13,11 @@ from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
 from repulsive.particles.kernels import Differentiable, Interaction, Kernel
+from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior
 from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
+
+TOKENS, EVERY = 1024, 10  # with space="logits"
 
 Alpha = float | str | Callable[[int], float]
 
@@ -36,9 +39,13 @@ class SVGD(Rule):
         kernel: "rbf", "imq", "cosine", a `Kernel`, or any differentiable callable k(x, y).
         bandwidth: "paper", "released", a number h, or a callable from the squared distances of one group, [M, M], to h.
         prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
-        smoothing: s; 1 as published, 0 lets every head follow its own gradient alone (over M).
-        space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone.
+        smoothing: s; 1 as published, 0 lets every head follow its own gradient alone (over M). None: 0 for
+            `space="logits"`, which has no other, and 1 elsewhere.
+        space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone; "logits" compares
+            heads by their attention logits on the layer's own tokens, and moves q and k.
         ratio: the target of alpha="auto", a number or a schedule.
+        tokens: with `space="logits"`, how many tokens of a training pass logits are compared on.
+        every: with `space="logits"`, optimizer steps between two computations of the force; it is reused in between.
 
     Raises:
         RuleError: a setting is out of range or unknown.
@@ -54,12 +61,15 @@ class SVGD(Rule):
     kernel: str | Kernel | Callable[[Tensor, Tensor], Tensor] = field(default="rbf", kw_only=True)
     bandwidth: Bandwidth = field(default="paper", kw_only=True)
     prior: str | Prior = field(default="uniform", kw_only=True)
-    smoothing: float = field(default=1.0, kw_only=True)
+    smoothing: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once made
     space: str = field(default="weights", kw_only=True)
     ratio: float | Callable[[int], float] = field(default=0.1, kw_only=True)
+    tokens: int = field(default=TOKENS, kw_only=True, repr=False)
+    every: int = field(default=EVERY, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         check_number(self, "stepsize", above=0)
+        self._check_space()
         check_number(self, "smoothing", least=0)
         if self.smoothing > 1:
             raise RuleError(f"{type(self).__name__}(smoothing={self.smoothing!r}): must be between 0 and 1")
@@ -70,11 +80,35 @@ class SVGD(Rule):
             check_number(self, "alpha", least=0)
         if not callable(self.ratio):
             check_number(self, "ratio", least=0)
-        if self.space not in kernels.SPACES:
-            raise RuleError(f"{type(self).__name__}(space={self.space!r}): choose one of {kernels.SPACES}")
         object.__setattr__(self, "bandwidth", bandwidths.checked(self.bandwidth))
         kernels.resolve(self.kernel)
         priors.resolve(self.prior)
+
+    def _check_space(self) -> None:
+        name = type(self).__name__
+        if self.space not in kernels.SPACES:
+            raise RuleError(f"{name}(space={self.space!r}): choose one of {kernels.SPACES}")
+        if self.smoothing is None:
+            object.__setattr__(self, "smoothing", 0.0 if self.reads_tokens else 1.0)
+        for setting, default in (("tokens", TOKENS), ("every", EVERY)):
+            value = getattr(self, setting)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise RuleError(f"{name}({setting}={value!r}): must be a whole number, at least 1")
+            if value != default and not self.reads_tokens:
+                raise RuleError(f"{name}({setting}={value!r}): only space='logits' has this setting")
+        if not self.reads_tokens:
+            return
+        if self.smoothing != 0:
+            raise RuleError(f"{name}(space='logits', smoothing={self.smoothing!r}): must be 0, as gradients of weights "
+                            "cannot be averaged by the similarity of functions")  # fmt: skip
+        if priors.resolve(self.prior).precision:
+            raise RuleError(f"{name}(space='logits', prior={self.prior!r}): only a uniform prior is known there")
+        if isinstance(kernels.resolve(self.kernel), Differentiable):
+            raise RuleError(f"{name}(space='logits'): choose a kernel by name, 'rbf', 'imq' or 'cosine'")
+
+    @property
+    def reads_tokens(self) -> bool:
+        return self.space == "logits"
 
     @property
     def has_matrix_form(self) -> bool:
@@ -96,20 +130,30 @@ class SVGD(Rule):
         smooth = self.smoothing * values + (1 - self.smoothing) * eye
         return self.stepsize * (smooth / heads + self.own_drive * eye)
 
+    def interact(self, theta: Gram) -> Interaction:
+        """Kernel values and repulsion of a batch of groups; functions are compared as unit vectors."""
+        kernel = kernels.resolve(self.kernel)
+        assert not isinstance(kernel, Differentiable)
+        return kernel.interact(theta, self.bandwidth, "sphere" if self.reads_tokens else self.space)
+
+    def own_share(self, heads: int) -> float:
+        """What a head's own gradient is multiplied with where heads do not share gradients."""
+        return float(self.drive(torch.eye(heads, dtype=torch.float64))[0, 0])
+
     def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
         kernel = kernels.resolve(self.kernel)
         if isinstance(kernel, Differentiable):
             raise RuleError("a callable kernel has no matrix form; use rule.gradient(theta, grad)")
-        found = kernel.interact(theta, self.bandwidth, self.space)
+        found = self.interact(theta)
         drive = self.drive(found.values)
         unit = (self.stepsize / theta.num_particles) * found.repulsion  # the repulsive part at alpha = 1
         drive_norm = None if grad is None else grad.norm_of(drive)
         unit_norm = theta.norm_of(unit)
-        alpha = self._alpha(step, drive_norm, unit_norm)
+        alpha = self.weight_of(step, drive_norm, unit_norm)
         force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
         return Coefficients(drive, force, self._measure(theta, found, drive_norm, alpha, unit_norm))
 
-    def _alpha(self, step: int, drive_norm: Tensor | None, unit_norm: Tensor) -> Tensor:
+    def weight_of(self, step: int, drive_norm: Tensor | None, unit_norm: Tensor) -> Tensor:
         """The repulsive weight of each group, [...]."""
         if not isinstance(self.alpha, str):
             return torch.full_like(unit_norm, self.alpha(step) if callable(self.alpha) else self.alpha)
@@ -125,7 +169,8 @@ class SVGD(Rule):
         if drive_norm is None:
             return None
         distance = mean_distance(theta.squared_distances)
-        return Measure(drive_norm, alpha * unit_norm, found.bandwidth, distance, alpha)
+        alike = mean_and_largest(cosines(theta.inner))
+        return Measure(drive_norm, alpha * unit_norm, found.bandwidth, distance, alpha, *alike)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
         kernel = kernels.resolve(self.kernel)
@@ -135,6 +180,6 @@ class SVGD(Rule):
         smooth = self.drive(values)
         drive = smooth @ grad
         unit = (self.stepsize / theta.shape[-2]) * force
-        alpha = self._alpha(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
+        alpha = self.weight_of(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
         prior = priors.resolve(self.prior).precision * (smooth @ theta)  # no part of what a ratio is of
         return drive + prior - alpha[..., None, None] * unit

@@ -22,6 +22,7 @@ from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import sharding
 from repulsive.repulsion.handle import NOISE_PLACES, ORDERS, Handle, Settings
+from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.owners import claimed_twice
 
 _SLOWING = 1e-4  # an optimiser's eps above it is no longer small beside most gradients
@@ -108,6 +109,8 @@ def repel(
                 particle=particle,
                 match=match,
             )
+    if rule is not None and rule.reads_tokens:
+        groups = _logit_groups(groups, parts, particle, layout)
     _check_apart(groups)
     trained = _trained(list(groups), inner)
     if alone := [group.name for group in trained if group.num_heads == 1]:
@@ -116,12 +119,33 @@ def repel(
     if slowed := _slowed(rule, trained, inner):
         warnings.warn(slowed, stacklevel=2)
     settings = Settings(seed, order, max_norm, noise_in, measure_every)
-    handle = Handle(trained, inner, rule, settings)
+    logits = None
+    if isinstance(rule, SVGD) and rule.reads_tokens:
+        logits = LogitRepulsion(model, groups, rule, seed)
+    handle = Handle(trained, inner, rule, settings, logits)
     handle.attach()
     if verbose and _is_first_rank():
         title = f"repulsive: {rule or 'plain training, measured only'}"
         print("\n".join([title, describe(trained), *_left_out(model, groups)]))
     return handle
+
+
+def _logit_groups(
+    groups: Sequence[HeadGroup], parts: str, particle: str, layout: str
+) -> list[HeadGroup]:
+    """The q and k groups, which logits are made of; values are left alone."""
+    if not {"q", "k"} <= set(parts):
+        raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
+    if particle != "projection" or layout != "heads":
+        raise RuleError("space='logits' makes its own particles, the pair (q, k) of a head; leave particle and layout out")
+    chosen = [group for group in groups if group.part in ("q", "k")]
+    if not chosen:
+        names = ", ".join(group.name for group in groups[:4])
+        raise RuleError(
+            f"space='logits' needs heads with q and k, and found none: {names}. Additive and graph attention have no "
+            "such logits; choose space='sphere'"
+        )
+    return chosen
 
 
 def _left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> list[str]:

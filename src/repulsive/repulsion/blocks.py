@@ -207,6 +207,17 @@ class Reference:
                         theta = theta.to(compute_dtype(theta))
                         piece.put_theta(theta - scale * piece.draw(theta, step=step, seed=self.seed))
 
+    def add_to_gradients(self, rule: Rule, rates: Mapping[int, float], *, step: int, scale: Tensor | None) -> None:
+        """Add a rule's noise to the gradients: sigma * xi."""
+        sigmas = self._sigmas(self.pieces, rule, rates, scale)
+        if not sigmas:
+            return
+        with torch.no_grad(), opened(dict.fromkeys(piece.share for piece in self.pieces), whole=_needs_whole(rule)):
+            for piece in self.pieces:
+                grad = piece.grad()
+                noise = self._noise(piece, grad.to(compute_dtype(grad)), sigmas, step)
+                piece.put_grad(grad + (noise if scale is None else noise * scale.to(noise.dtype)))
+
     def _coefficients(self, batch: Batch, rule: Rule, step: int, scale: Tensor | None, measure: bool) -> Coefficients:
         if not (measure or rule.needs_gradient_products):
             return rule.coefficients(Gram(batch.products(Piece.theta)[0]), step=step)

@@ -25,6 +25,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.live import Live, are_same, is_captured
+from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.owners import claimed_twice
 from repulsive.repulsion.passing import Snapshot, is_nested, scale_of, skips
 
@@ -48,6 +49,8 @@ class GroupReport:
         bandwidth: h of the kernel.
         distance: mean distance between two heads.
         alpha: repulsive weight in force.
+        similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
+        largest: the largest such cosine; a mean can hide two heads that are alike.
         step: optimiser step of the measurement, -1 before the first.
         skipped: steps in which the group had no gradient.
     """
@@ -63,6 +66,8 @@ class GroupReport:
     bandwidth: float
     distance: float
     alpha: float
+    similarity: float
+    largest: float
     step: int
     skipped: int
 
@@ -81,7 +86,14 @@ class Settings:
 class Handle:
     """A rule attached to the heads of a model and to its optimiser. Made by `repel`, removed by `remove` or `with`."""
 
-    def __init__(self, groups: list[HeadGroup], optimizer: Optimizer, rule: Rule | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        groups: list[HeadGroup],
+        optimizer: Optimizer,
+        rule: Rule | None,
+        settings: Settings,
+        logits: LogitRepulsion | None = None,
+    ) -> None:
         self.groups = groups
         self.optimizer = optimizer
         self.rule = rule
@@ -93,7 +105,8 @@ class Handle:
         self._changes = 0  # times that gradients were changed
         self._measured: dict[str, Measured] = {}
         self._hooks: list[RemovableHandle] = []
-        self._live = Live(groups, settings.seed)
+        self._logits = logits  # layers, tokens and forces, for a rule that reads tokens
+        self._live = Live(groups, settings.seed) if logits is None else Live(groups, settings.seed, logits.update)
         self._trained: list[list[Tensor]] = []  # what the optimiser had at the last step
 
     # -- attaching ----------------------------------------------------------------------------------------------
@@ -117,6 +130,9 @@ class Handle:
             self.optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
             self.optimizer.register_step_post_hook(_uncompiled(self._after_step)),
         ]
+        if self._logits is not None:
+            self._logits.attach()
+            self._logits.expect(self.steps)
         _attached.setdefault(self.optimizer, weakref.WeakSet()).add(self)
 
     @property
@@ -132,6 +148,8 @@ class Handle:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._logits is not None:
+            self._logits.remove()
         _attached.get(self.optimizer, weakref.WeakSet()).discard(self)
 
     def __enter__(self) -> Handle:
@@ -287,14 +305,21 @@ class Handle:
     # -- saving -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; plain numbers and strings, so JSON can hold it."""
-        return {
+        """What a resumed run needs: plain numbers and strings, so JSON can hold it.
+
+        With `space="logits"`, between two computations of the force, "forces" has the tensors in use. They may be left
+        out: a run that is resumed without them computes new ones.
+        """
+        state: dict[str, Any] = {
             "format": FORMAT,
             "steps": self.steps,
             "seed": self.settings.seed,
             "rule": _name(self.rule),
             "groups": [[group.name, group.num_heads, group.dim] for group in self.groups],
         }
+        if self._logits is not None and (forces := self._logits.state(self.steps)):
+            state["forces"] = forces
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, and attach again if the optimiser has lost its hooks.
@@ -314,6 +339,8 @@ class Handle:
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._live.forget(self.settings.seed)
         self.steps = int(state["steps"])
+        if self._logits is not None:
+            self._logits.load(state.get("forces", {}), self.steps)
         self._applied = self._pending = False
         self.attach()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,9 +12,30 @@ from torch.optim import Optimizer
 
 from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
+from repulsive.particles.rule import Rule
+from repulsive.repulsion.blocks import Measured
 from repulsive.repulsion.owners import Owners
 from repulsive.repulsion.passing import is_idle, only_makes_state
 from repulsive.repulsion.update import Update
+
+class AnyUpdate(Protocol):
+    """One update of a fixed set of groups; `Update` says what each method does."""
+
+    def again(self, rule: Rule | None) -> bool: ...
+
+    def run(
+        self,
+        rule: Rule | None,
+        rates: Mapping[int, float],
+        *,
+        step: int,
+        scale: Tensor | None = None,
+        measure: bool = False,
+        draw_noise: bool = True,
+    ) -> dict[str, Measured]: ...
+
+    def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None: ...
+
 
 _MOST_UPDATES = 16  # kept at a time
 
@@ -23,15 +46,19 @@ class Live:
     Args:
         groups: of a handle.
         seed: of the noise.
+        make: makes the update of some of the groups.
     """
 
-    def __init__(self, groups: list[HeadGroup], seed: int) -> None:
+    def __init__(
+        self, groups: list[HeadGroup], seed: int, make: Callable[[list[HeadGroup], int], AnyUpdate] = Update
+    ) -> None:
         self.groups = groups
+        self._make = make
         self.skipped = dict.fromkeys((group.name for group in groups), 0)  # steps without a gradient
-        self.current: Update | None = None  # of the last step
+        self.current: AnyUpdate | None = None  # of the last step
         self.whole = False  # that one is of all groups
         self._seed = seed
-        self._updates: dict[tuple[str, ...], Update] = {}
+        self._updates: dict[tuple[str, ...], AnyUpdate] = {}
         self._captured = False  # somebody's graph may hold on to some of them
         self._owners = Owners(part for group in groups for part in group.slices)
         self._dims = [parameter.ndim for parameter in self._owners.look()[0]]
@@ -53,7 +80,7 @@ class Live:
         self._updates.clear()
         self.current = None
 
-    def choose(self, optimizer: Optimizer) -> Update | None:
+    def choose(self, optimizer: Optimizer) -> AnyUpdate | None:
         """The update of this step; groups that have no gradients are counted as skipped.
 
         Raises:
@@ -62,7 +89,7 @@ class Live:
         self.current = self._choose(optimizer)
         return self.current
 
-    def _choose(self, optimizer: Optimizer) -> Update | None:
+    def _choose(self, optimizer: Optimizer) -> AnyUpdate | None:
         live, names = self.groups, self._names
         parameters, gradients = self._owners.look()
         if only_makes_state(optimizer, gradients):
@@ -81,7 +108,7 @@ class Live:
         if names and names not in self._updates:
             if len(self._updates) >= _MOST_UPDATES and not self._captured:  # layers are dropped at random, say
                 del self._updates[next(known for known in self._updates if known != self._names)]
-            self._updates[names] = Update(live, self._seed)
+            self._updates[names] = self._make(live, self._seed)
         self._captured = self._captured or is_captured()
         self.whole = names is self._names
         return self._updates.get(names)

@@ -105,7 +105,7 @@ def layout_of(part: HeadSlice, parameter: DTensor, whole: bool = False) -> Layou
     shape = list(parameter.shape)
     shape[part.axis] = 1
     numbers = torch.arange(math.prod(shape), device=parameter.device).view(shape)
-    columns = _place(numbers, mesh, work).flatten()
+    columns = local_part(numbers, mesh, work).flatten()
     if work == placements and columns.numel() * parameter.shape[part.axis] != parameter.to_local().numel():
         raise UnsupportedWeights(_refusal(part, parameter, "torch cannot say which columns lie on this rank"))
     return Layout(placements, work, sums, columns)
@@ -162,13 +162,13 @@ def _check_rows(part: HeadSlice, parameter: DTensor) -> None:
     shape = [1] * parameter.ndim
     shape[part.axis] = parameter.shape[part.axis]
     numbers = torch.arange(parameter.shape[part.axis], device=parameter.device).view(shape)
-    here = _place(numbers, mesh, along)
+    here = local_part(numbers, mesh, along)
     again = DTensor.from_local(here, mesh, along, run_check=False, shape=numbers.shape, stride=numbers.stride())
     if here.numel() != parameter.to_local().shape[part.axis] or not torch.equal(again.full_tensor(), numbers):
         raise UnsupportedWeights(_refusal(part, parameter, "this version of torch does not move such shards rightly"))
 
 
-def _place(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+def local_part(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
     """What of `numbers`, which every rank has, a rank would hold: a slice, nothing is sent."""
     from torch.distributed.tensor import DTensor, Replicate
 

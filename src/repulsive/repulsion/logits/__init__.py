@@ -1,0 +1,1 @@
+"""Repulsion between attention logits: which projections form them, tokens to evaluate them on, the force on weights."""

@@ -1,0 +1,164 @@
+"""The force between the heads of many layers, from samples of their tokens to their weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repulsive.particles.gram import compute_dtype, full_precision
+from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
+from repulsive.particles.rule import mean_distance
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.logits.projections import LogitLayer, Projection
+from repulsive.repulsion.logits.tokens import Sample
+
+LARGEST = 2**28  # bytes of second moments held at one time
+
+
+@dataclass(frozen=True)
+class LayerForce:
+    """What one layer's heads are pushed with, at a repulsive weight of 1.
+
+    Args:
+        query, key: a tensor [M, rows, columns] for each target of the projection, [M, rows] for a bias.
+        norm: of all of them together, a number.
+        bandwidth, distance: of the kernel, and the mean distance between two unit functions.
+        similarity, largest: mean and largest cosine between two heads' logits.
+    """
+
+    query: tuple[Tensor, ...]
+    key: tuple[Tensor, ...]
+    norm: Tensor
+    bandwidth: Tensor
+    distance: Tensor
+    similarity: Tensor
+    largest: Tensor
+
+
+def layer_forces(
+    layers: Sequence[LogitLayer], samples: Mapping[tuple[int, str], Sample], rule: SVGD
+) -> dict[int, LayerForce]:
+    """The force on every layer that has samples of both its projections, by number of layer.
+
+    Layers of one shape go through one call.
+    """
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, layer in enumerate(layers):
+        if (number, "q") in samples and (number, "k") in samples:
+            alike[_shape(number, layer, samples)].append(number)
+    forces: dict[int, LayerForce] = {}
+    for members in alike.values():
+        first = samples[members[0], "q"]
+        size = 2 * first.outputs[0].numel() ** 2 * 4
+        most = max(1, LARGEST // size)
+        for start in range(0, len(members), most):
+            some = members[start : start + most]
+            with torch.no_grad(), _precision(first.outputs):
+                forces |= _together(some, layers, samples, rule)
+    return forces
+
+
+def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sample]) -> tuple[object, ...]:
+    """What layers of one call have in common."""
+    q, k = samples[number, "q"], samples[number, "k"]
+    alone = number if q.norm is not None or k.norm is not None else None
+    sizes = [tuple(x.shape) for s in (q, k) for x in (*s.inputs, s.outputs)]
+    factors = [t.factor for p in (layer.query, layer.key) for t in p.targets]
+    return (alone, layer.reads, *sizes, *factors, q.outputs.dtype, q.outputs.device)
+
+
+def _together(
+    members: Sequence[int], layers: Sequence[LogitLayer], samples: Mapping[tuple[int, str], Sample], rule: SVGD
+) -> dict[int, LayerForce]:
+    query, key = ([samples[number, part] for number in members] for part in ("q", "k"))
+    dtype = compute_dtype(query[0].outputs)
+    raw_q, raw_k = (torch.stack([s.outputs for s in side]).to(dtype) for side in (query, key))  # [L, N, M, d]
+    weights_q, weights_k = (torch.stack([s.weights for s in side]).to(dtype) for side in (query, key))  # [L, N]
+    norm_q, norm_k = query[0].norm, key[0].norm
+    with torch.enable_grad():
+        raw_q.requires_grad_(norm_q is not None)
+        raw_k.requires_grad_(norm_k is not None)
+        q = (raw_q if norm_q is None else norm_q(raw_q)) * weights_q[..., None, None]
+        k = raw_k if norm_k is None else norm_k(raw_k)
+        k = _centred(k, weights_k, torch.stack([s.sequences for s in key]), max(s.count for s in key))
+    circuits = Circuits(q.detach(), k.detach(), right_of=layers[members[0]].reads)
+    moments = circuits.moments()
+    products = (moments[0] * moments[1]).sum((-3, -1))  # [L, M, M]
+    gram = function_gram(products)
+    interaction = rule.interact(gram)
+    unit = -(rule.stepsize / gram.num_particles) * interaction.repulsion  # what the optimizer descends
+    push_q, push_k = circuits.pull_back(unit, moments)  # [L, N, M, d], [L, N, M_k, d]
+    if norm_q is not None:
+        (push_q,) = torch.autograd.grad(q, raw_q, push_q)
+    if norm_k is not None:
+        (push_k,) = torch.autograd.grad(k, raw_k, push_k)
+    on_query = _to_targets(push_q, query, [layers[number].query for number in members])
+    on_key = _to_targets(push_k, key, [layers[number].key for number in members])
+    squares = sum(f.flatten(1).square().sum(1) for f in (*on_query, *on_key))
+    assert isinstance(squares, Tensor)
+    norms, distance = squares.sqrt(), mean_distance(_unit_distances(products))
+    similarity, largest = mean_and_largest(cosines(products))
+    return {
+        number: LayerForce(
+            tuple(f[i] for f in on_query), tuple(f[i] for f in on_key), norms[i], interaction.bandwidth[i],
+            distance[i], similarity[i], largest[i],
+        )
+        for i, number in enumerate(members)
+    }  # fmt: skip
+
+
+def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Tensor:
+    """Keys less the mean key of their sequence, zero where the weight is: [L, N, M, d]."""
+    member = sequences[..., None] == torch.arange(count, device=sequences.device)
+    member = member.to(keys.dtype) * weights[..., None]  # [L, N, S]
+    flat = keys.flatten(2)
+    means = (member.mT @ flat) / member.sum(1).clamp(min=1)[..., None]  # [L, S, M d]
+    return ((flat - member @ means) * weights[..., None]).view_as(keys)
+
+
+def _to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Projection]) -> list[Tensor]:
+    """Force on projected tokens -> on each parameter, [L, M, rows, columns] or [L, M, rows] for a bias."""
+    first = projections[0]
+    rows, width = first.targets[0].slice.rows.shape[1], first.width
+    flat = push.flatten(2)  # [L, N, M d]
+    found, place = [], 0
+    for number, target in enumerate(first.targets):
+        if target.is_bias:
+            force = push.sum(1)  # [L, M, d]
+        else:
+            x = torch.stack([s.inputs[place] for s in samples]).to(push.dtype)  # [L, N, D_in]
+            place += 1
+            force = (flat.mT @ x).unflatten(1, push.shape[-2:])  # [L, M, d, D_in]
+        if width < rows:  # positions have no part in these logits
+            force = torch.nn.functional.pad(force, (*(0, 0) * (force.ndim - 3), 0, rows - width))
+        factors = [projection.targets[number].factor for projection in projections]
+        found.append(force if all(f == 1 for f in factors) else force * factors[0])
+    return found
+
+
+def _unit_distances(products: Tensor) -> Tensor:
+    """Squared distances between unit functions [..., M, M]."""
+    return (2 - 2 * cosines(products)).clamp(min=0) * (1 - torch.eye(products.shape[-1], device=products.device))
+
+
+@contextmanager
+def _precision(tokens: Tensor) -> Iterator[None]:
+    """Tokens of half precision are good to three digits, so TF32 products lose nothing; others are kept exact."""
+    if tokens.device.type != "cuda" or tokens.dtype not in (torch.float16, torch.bfloat16):
+        with full_precision(tokens.device):
+            yield
+        return
+    matmul = torch.backends.cuda.matmul
+    name, fast = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
+    before = getattr(matmul, name)
+    setattr(matmul, name, fast)
+    try:
+        with torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        setattr(matmul, name, before)

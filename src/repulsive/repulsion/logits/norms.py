@@ -1,0 +1,86 @@
+"""Norms on queries and keys, as formulas: what a norm does to a token, and how a force passes back through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import RuleError
+
+
+@dataclass(frozen=True)
+class NormFormula:
+    """`scale * (x - mean) / sqrt(variance + eps) + shift` over the last axis; without the mean for RMS norms.
+
+    Args:
+        centres: whether the mean is subtracted (LayerNorm).
+        whole: over the full width of all heads, not head by head.
+        eps: under the root.
+        scale, shift: [d], [M, d] or [M d]; as they act, so that a norm that stores scale - 1 is the same.
+    """
+
+    centres: bool
+    whole: bool
+    eps: float
+    scale: Tensor
+    shift: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise [..., M, d]."""
+        shape = x.shape
+        x = x.flatten(-2) if self.whole else x
+        if self.centres:
+            x = x - x.mean(-1, keepdim=True)
+        x = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (x * self.scale.to(x.dtype) + self.shift.to(x.dtype)).view(shape)
+
+
+def formula_of(norm: nn.Module, tokens: Tensor, name: str) -> NormFormula:
+    """Read a norm module as a formula, and check the formula on real tokens.
+
+    Args:
+        norm: the module.
+        tokens: projected tokens [N, M, d].
+        name: of the projection, for the message.
+
+    Raises:
+        RuleError: the module is neither a layer norm nor an RMS norm.
+    """
+    heads, width = tokens.shape[-2:]
+    weight = getattr(norm, "weight", None)
+    whole = weight is not None and weight.ndim == 1 and weight.numel() == heads * width and heads > 1
+    eps = _eps(norm, tokens.dtype)
+    with torch.no_grad():
+        example = tokens.new_ones(1, heads * width)
+        example[:, 1::2] = -1  # mean 0 and variance 1, so a norm returns scale * example + shift
+        example = example if whole else example.view(1, heads, width)
+        up, down = _run(norm, example, name), _run(norm, -example, name)
+        scale = ((up - down) / 2 / example)[0] * (1 + eps) ** 0.5
+        shift = ((up + down) / 2)[0]
+        expected = _run(norm, tokens.flatten(-2) if whole else tokens, name).view(tokens.shape)
+        for centres in (False, True):
+            formula = NormFormula(centres, whole, eps, scale, shift)
+            error = (formula(tokens) - expected).abs().max()
+            if float(error) <= 2e-2 * float(expected.abs().max()):
+                return formula
+    raise RuleError(
+        f"{name}: {type(norm).__name__} is neither a layer norm nor an RMS norm, so space='logits' cannot pass a force "
+        "through it; leave the layer out with match=..., or choose space='sphere'"
+    )
+
+
+def _run(norm: nn.Module, x: Tensor, name: str) -> Tensor:
+    try:
+        result: Tensor = norm(x)
+    except Exception as error:
+        raise RuleError(f"{name}: {type(norm).__name__} does not take tokens of shape {tuple(x.shape)}: {error}") from error
+    return result
+
+
+def _eps(norm: nn.Module, dtype: torch.dtype) -> float:
+    for name in ("eps", "variance_epsilon", "epsilon"):
+        if isinstance(value := getattr(norm, name, None), float):
+            return value
+    return torch.finfo(dtype).eps  # what torch's RMSNorm does without a setting

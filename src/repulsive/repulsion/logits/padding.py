@@ -1,0 +1,65 @@
+"""Which tokens of a batch are real: read off the masks that a model and its attention layers are called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Names of arguments that say which tokens are padding, by whose tokens they speak of.
+_DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "decoder_padding_mask")
+_ENCODER = ("encoder_attention_mask", "memory_key_padding_mask", "src_key_padding_mask", "encoder_padding_mask")
+_ANY = ("attention_mask", "key_padding_mask", "padding_mask", "pixel_attention_mask", "mask", "src_key_padding_mask")
+NAMES = frozenset((*_DECODER, *_ENCODER, *_ANY))
+
+
+def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The masks among the arguments of a call, by name."""
+    named = dict(zip(_parameters(module), args, strict=False)) | dict(kwargs)
+    return {name: value for name, value in named.items() if name in NAMES and isinstance(value, Tensor)}
+
+
+def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:
+    """Which tokens of a projection's input are real, bool [B, T]; None where no mask speaks of them.
+
+    Args:
+        masks: by argument name.
+        shape: (B, T) of the projection's input.
+        where: "encoder", "decoder" or "cross".
+        part: "q" or "k"; keys of cross-attention come from the encoder.
+    """
+    decoder = where == "decoder" or (where == "cross" and part == "q")
+    order = (*_DECODER, *_ANY) if decoder else (*_ENCODER, *_ANY)
+    if decoder and any(name in masks for name in _DECODER):
+        order = _DECODER
+    elif where == "cross" and part == "q":
+        return None  # the other masks speak of the encoder's tokens
+    for name in order:
+        if name in masks and (valid := _as_valid(masks[name], name, shape)) is not None:
+            return valid
+    return None
+
+
+def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
+    if mask.ndim == 2 and tuple(mask.shape) == shape:
+        if "padding" in name:
+            return ~mask if mask.dtype == torch.bool else mask == 0
+        return mask if mask.dtype == torch.bool else mask > 0
+    if mask.ndim in (3, 4) and mask.shape[0] == shape[0] and mask.shape[-1] == shape[1]:
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        return seen.flatten(1, -2).any(1)  # a token that some query may look at
+    return None
+
+
+def _parameters(module: nn.Module) -> tuple[str, ...]:
+    known: dict[type, tuple[str, ...]] = _SIGNATURES
+    kind = type(module)
+    if kind not in known:
+        known[kind] = tuple(inspect.signature(kind.forward).parameters)[1:]
+    return known[kind]
+
+
+_SIGNATURES: dict[type, tuple[str, ...]] = {}

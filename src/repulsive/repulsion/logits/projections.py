@@ -1,0 +1,200 @@
+"""The query and key projections whose product is a layer's attention logits, and where their tokens can be seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from repulsive.errors import RuleError
+from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.place import clean, module_of, unwrap
+
+_NORMS = {
+    part: re.compile(rf"^({part}|{word})_?(norm|layernorm|layer_norm|ln)$|^(norm|ln)_({part}|{word})$")
+    for part, word in (("q", "query"), ("k", "key"))
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A parameter that receives a share of the force.
+
+    Args:
+        slice: its rows by head; a bias has rows of one number.
+        factor: what the parameter's output is multiplied with (LoRA's scaling).
+    """
+
+    slice: HeadSlice
+    factor: float = 1.0
+
+    @property
+    def is_bias(self) -> bool:
+        return self.slice.parameter().ndim == 1
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """The q or k projection of one attention layer.
+
+    Args:
+        group: its heads.
+        output: the module whose result holds the projected tokens; `nn.MultiheadAttention` itself, which never calls
+            its projections.
+        targets: parameters to move: the weight, its bias, or the rows of LoRA adapters.
+        width: features of a head that enter the dot product; fewer than its rows where the rest is a position.
+        norm: a norm on q or k between the projection and the dot product, or None.
+    """
+
+    group: HeadGroup
+    output: nn.Module
+    targets: tuple[Target, ...]
+    width: int
+    norm: nn.Module | None = None
+
+    @property
+    def is_torch(self) -> bool:
+        return isinstance(self.output, nn.MultiheadAttention)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Output features of each head that enter the dot product, int64 [M, d]."""
+        return self.group.slices[0].rows[:, : self.width]
+
+
+@dataclass(frozen=True, eq=False)
+class LogitLayer:
+    """One attention layer: the pair of projections whose dot product is its logits.
+
+    Args:
+        name: dotted name of the attention module.
+        attention: that module.
+        reads: the key-value head that each query head reads, or None where there are equally many.
+    """
+
+    name: str
+    attention: nn.Module
+    where: str
+    query: Projection
+    key: Projection
+    reads: tuple[int, ...] | None = field(default=None)
+
+    @property
+    def num_heads(self) -> int:
+        return self.query.group.num_heads
+
+
+def logit_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[LogitLayer]:
+    """Pair the q and k groups of every attention layer.
+
+    Args:
+        model: the model the groups were found in.
+        groups: groups of single parts, such as `find_heads` gives.
+
+    Raises:
+        RuleError: a layer has no q or no k, or its logits are not a dot product of two linear projections.
+    """
+    modules = {clean(name): module for name, module in unwrap(model).named_modules()}
+    layers: dict[str, dict[str, HeadGroup]] = {}
+    for group in groups:
+        layers.setdefault(module_of(group), {})[group.part] = group
+    found, refused = [], []
+    for name, parts in layers.items():
+        if set(parts) & {"q", "k"} != {"q", "k"}:
+            refused.append(f"{name or '(the model itself)'} ({type(modules.get(name)).__name__})")
+            continue
+        found.append(_layer(name, parts, modules))
+    if refused:
+        raise RuleError(
+            f"space='logits' needs the query and the key projection of every selected layer; missing in {refused[0]}"
+            + (f" and {len(refused) - 1} more" if len(refused) > 1 else "")
+            + ". Attention without q and k (additive, graph) has no such logits: choose space='sphere', or select "
+            "other layers with match=..."
+        )
+    return found
+
+
+def _layer(name: str, parts: dict[str, HeadGroup], modules: dict[str, nn.Module]) -> LogitLayer:
+    query, key = parts["q"], parts["k"]
+    attention = modules.get(name)
+    if attention is None:
+        raise RuleError(f"{query.name}: space='logits' found no module called {name!r} in the model")
+    widths = query.slices[0].rows.shape[1], key.slices[0].rows.shape[1]
+    width = min(widths)
+    content = getattr(attention, "qk_nope_head_dim", None)  # latent attention: the rest of q is for positions
+    if widths[0] != widths[1] and width != content:
+        raise RuleError(f"{query.name}: queries are {widths[0]} wide and keys {widths[1]}; their dot product is unknown")
+    reads = _reads(query, key)
+    return LogitLayer(
+        name, attention, query.where, _projection(query, width, attention, modules),
+        _projection(key, width, attention, modules), reads,
+    )  # fmt: skip
+
+
+def _reads(query: HeadGroup, key: HeadGroup) -> tuple[int, ...] | None:
+    if query.num_heads == key.num_heads:
+        return None
+    if query.serves is not None:
+        return query.serves
+    shared, rest = divmod(query.num_heads, key.num_heads)
+    if rest:
+        raise RuleError(f"{query.name}: {query.num_heads} query heads do not share {key.num_heads} key heads evenly")
+    return tuple(head // shared for head in range(query.num_heads))
+
+
+def _projection(group: HeadGroup, width: int, attention: nn.Module, modules: dict[str, nn.Module]) -> Projection:
+    norm = _norm(group, attention)
+    part = group.slices[0]
+    if len(part.parameter().shape) != 2:
+        raise RuleError(
+            f"{part.parameter_name}: space='logits' needs a projection with a matrix of weights, not one of shape "
+            f"{tuple(part.parameter().shape)}; choose space='sphere' for this layer"
+        )
+    adapted = _adapted(part, modules)
+    if adapted is not None:
+        factors = [float(adapted.scaling[_adapter(s)]) for s in group.slices]  # type: ignore[index, union-attr]
+        targets = tuple(Target(s, factor) for s, factor in zip(group.slices, factors, strict=True))
+        return Projection(group, adapted, targets, width, norm)
+    if len(group.slices) > 1:
+        raise RuleError(f"{group.name}: space='logits' cannot tell which of {len(group.slices)} weights forms the logits")
+    targets = (Target(part), *_bias(part))
+    return Projection(group, part.module, targets, width, norm)
+
+
+def _bias(part: HeadSlice) -> list[Target]:
+    attribute = part.attribute.replace("weight", "bias") if "weight" in part.attribute else "bias"
+    if isinstance(part.module, nn.MultiheadAttention):
+        attribute = "in_proj_bias"
+    bias = getattr(part.module, attribute, None)
+    if not isinstance(bias, nn.Parameter) or not bias.requires_grad or bias.ndim != 1:
+        return []
+    rows = part.rows
+    if isinstance(part.module, nn.MultiheadAttention) and part.attribute != "in_proj_weight":
+        rows = rows + {"q_proj_weight": 0, "k_proj_weight": part.module.embed_dim}[part.attribute]
+    owner = part.parameter_name.rpartition(".")[0]
+    return [Target(HeadSlice(part.module, attribute, f"{owner}.{attribute}".lstrip("."), rows))]
+
+
+def _adapted(part: HeadSlice, modules: dict[str, nn.Module]) -> nn.Module | None:
+    """The layer that a LoRA adapter's rows belong to, None for an ordinary weight."""
+    owner, mark, _ = part.parameter_name.rpartition(".lora_B.")
+    if not mark:
+        return None
+    for name, module in modules.items():
+        if hasattr(module, "lora_B") and clean(name).endswith(owner) and part.module in set(module.lora_B.children()):  # type: ignore[union-attr, operator]
+            return module
+    raise RuleError(f"{part.parameter_name}: space='logits' found no layer that this adapter belongs to")
+
+
+def _adapter(part: HeadSlice) -> str:
+    return part.parameter_name.rpartition(".lora_B.")[2].removesuffix(".weight")
+
+
+def _norm(group: HeadGroup, attention: nn.Module) -> nn.Module | None:
+    for name, child in attention.named_children():
+        if _NORMS[group.part].match(name) and not isinstance(child, nn.Identity):
+            return child
+    return None

@@ -1,0 +1,69 @@
+"""All ranks see the tokens of all ranks, so that each computes the same force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from repulsive.repulsion.logits.projections import LogitLayer, Projection
+from repulsive.repulsion.logits.tokens import Sample
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def share(
+    layers: Sequence[LogitLayer], samples: Mapping[tuple[int, str], Sample], tokens: int
+) -> dict[tuple[int, str], Sample]:
+    """Samples of all ranks, joined. Every rank has to call this; one that saw no tokens adds none.
+
+    Args:
+        layers: the layers, equal on every rank.
+        samples: of this rank.
+        tokens: rows that every rank sends, at least as many as it sampled.
+
+    Returns:
+        The same on every rank: [world x tokens] rows of each projection, of weight 0 where a rank had fewer.
+    """
+    world = world_size()
+    joined: dict[tuple[int, str], Sample] = {}
+    for number, layer in enumerate(layers):
+        for part, projection in (("q", layer.query), ("k", layer.key)):
+            own = samples.get((number, part))
+            columns = _columns(projection)
+            device = projection.targets[0].slice.parameter().device
+            sent = torch.zeros(tokens, sum(columns) + 2, device=device, dtype=_dtype(projection))
+            if own is not None:
+                count = own.weights.shape[0]
+                parts = [*own.inputs, own.outputs.flatten(1), own.weights[:, None], own.sequences[:, None]]
+                sent[:count] = torch.cat([p.to(sent.dtype) for p in parts], dim=1)
+            received = sent.new_empty(world * tokens, sent.shape[1])
+            torch.distributed.all_gather_into_tensor(received, sent)
+            *inputs, outputs, weights, sequences = received.split([*columns, 1, 1], dim=1)
+            offset = torch.arange(world, device=device).repeat_interleave(tokens) * tokens
+            joined[number, part] = Sample(
+                tuple(inputs),
+                outputs.unflatten(1, (projection.group.num_heads, projection.width)),
+                weights[:, 0],
+                sequences[:, 0].long() + offset,
+                world * tokens,
+                own.norm if own is not None else None,
+            )
+    return joined
+
+
+def _columns(projection: Projection) -> list[int]:
+    """Numbers of a row: each input, then the projected token."""
+    weights = [target.slice for target in projection.targets if not target.is_bias]
+    inputs = [part.parameter().shape[1 - part.axis] for part in weights]
+    return [*inputs, projection.group.num_heads * projection.width]
+
+
+def _dtype(projection: Projection) -> torch.dtype:
+    parameter = projection.targets[0].slice.parameter()
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

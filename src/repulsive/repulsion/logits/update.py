@@ -1,0 +1,220 @@
+"""One optimizer step with heads that repel in their logits: scale the gradients, add the force, renew it now and then."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.heads.layout import HeadGroup
+from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.blocks import Measured, Reference
+from repulsive.repulsion.live import is_captured
+from repulsive.repulsion.logits.force import LayerForce, layer_forces
+from repulsive.repulsion.logits.projections import LogitLayer, Projection, logit_layers
+from repulsive.repulsion.logits.sharing import share, world_size
+from repulsive.repulsion.logits.tokens import Sampler
+from repulsive.repulsion.logits.write import Written, add_force, gradient_norm
+
+
+@dataclass
+class Held:
+    """The force on one layer as it is added to gradients until it is renewed.
+
+    Args:
+        targets: parameters with what is added to their gradients.
+        alpha: repulsive weight in force.
+        force: what it was made from, for measurements.
+    """
+
+    query: list[Written]
+    key: list[Written]
+    alpha: Tensor
+    force: LayerForce
+
+
+class LogitRepulsion:
+    """What a handle needs beside its groups where heads repel in their logits: layers, tokens, forces.
+
+    Args:
+        model: the model.
+        groups: its q and k groups.
+        rule: with `space="logits"`.
+        seed: of the sampled positions.
+
+    Raises:
+        RuleError: a layer's logits are not known.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[HeadGroup], rule: SVGD, seed: int) -> None:
+        self.rule = rule
+        self.layers = logit_layers(model, groups)
+        tokens = -(-rule.tokens // world_size())
+        self.sampler = Sampler(model, self.layers, tokens, seed)
+        self.held: dict[int, Held] = {}
+        self._warned = False
+
+    def attach(self) -> None:
+        """Start to watch the projections."""
+        self.sampler.attach()
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self.sampler.remove()
+
+    def expect(self, step: int) -> None:
+        """Say which optimizer step comes next, so that the pass before it is sampled if a new force is due."""
+        self.sampler.step = step
+        self.sampler.wanted = self.is_due(step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step computes a new force."""
+        return step % self.rule.every == 0 or not self.held or is_captured()
+
+    def update(self, groups: Sequence[HeadGroup], seed: int) -> LogitUpdate:
+        """The update of some of the groups."""
+        return LogitUpdate(self, groups, seed)
+
+    def renew(self, step: int, scale: Tensor | None) -> None:
+        """Compute the force of every layer whose tokens were seen."""
+        samples = dict(self.sampler.samples)
+        if world_size() > 1:
+            samples = share(self.layers, samples, self.sampler.tokens)
+        if not samples:
+            self._warn_of_no_tokens()
+            return
+        for number, force in layer_forces(self.layers, samples, self.rule).items():
+            self.held[number] = self._hold(self.layers[number], force, step, scale)
+        if not is_captured():
+            self.sampler.clear()
+
+    def _hold(self, layer: LogitLayer, force: LayerForce, step: int, scale: Tensor | None) -> Held:
+        alpha = self.rule.weight_of(step, self.drive_norm(layer, scale), force.norm)
+        sides = [
+            [Written(target.slice, part * alpha.to(part.dtype)) for target, part in zip(side.targets, parts, strict=True)]
+            for side, parts in ((layer.query, force.query), (layer.key, force.key))
+        ]
+        return Held(*sides, alpha, _without_tensors(force))
+
+    def drive_norm(self, layer: LogitLayer, scale: Tensor | None) -> Tensor:
+        """|drive| of one layer: its q and k gradients as the optimizer receives them, without repulsion."""
+        parts = [target.slice for side in (layer.query, layer.key) for target in side.targets]
+        norm = self.rule.own_share(layer.num_heads) * gradient_norm(parts)
+        return norm if scale is None else norm / scale
+
+    def _warn_of_no_tokens(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. The model "
+                "must run in training mode (model.train()) with gradients; a model that was compiled and run before "
+                "repel must be compiled again (torch.compiler.reset())",
+                stacklevel=8,
+            )
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def state(self, step: int) -> dict[str, list[Tensor]]:
+        """The forces in use by name of layer, where the next step would not compute new ones."""
+        if step % self.rule.every == 0:
+            return {}
+        return {
+            self.layers[number].name: [w.force for w in (*held.query, *held.key)] for number, held in self.held.items()
+        }
+
+    def load(self, state: Mapping[str, Any], step: int) -> None:
+        """Go on with saved forces; without them the next step computes new ones."""
+        self.held = {}
+        nothing = torch.full((), torch.nan)
+        for number, layer in enumerate(self.layers):
+            tensors = list(state.get(layer.name, ()))
+            targets = [*layer.query.targets, *layer.key.targets]
+            if len(tensors) != len(targets):
+                continue
+            written = [
+                Written(target.slice, tensor.to(target.slice.parameter().device))
+                for target, tensor in zip(targets, tensors, strict=True)
+            ]
+            cut = len(layer.query.targets)
+            blank = LayerForce((), (), *(nothing,) * 5)
+            self.held[number] = Held(written[:cut], written[cut:], nothing, blank)
+        self.expect(step)
+
+
+class LogitUpdate:
+    """The update of a fixed set of q and k groups; the counterpart of `Update` for rules that read tokens."""
+
+    def __init__(self, source: LogitRepulsion, groups: Sequence[HeadGroup], seed: int) -> None:
+        self.groups = list(groups)
+        self.source = source
+        self._names = {group.name for group in groups}
+        self._noise = Reference(self.groups, seed)
+        self._numbers: dict[str, int] = {}
+        for number, layer in enumerate(source.layers):
+            self._numbers |= {layer.query.group.name: number, layer.key.group.name: number}
+
+    def again(self, rule: Rule | None) -> bool:
+        """Never a replay: forces change."""
+        return False
+
+    def run(
+        self,
+        rule: Rule | None,
+        rates: Mapping[int, float],
+        *,
+        step: int,
+        scale: Tensor | None = None,
+        measure: bool = False,
+        draw_noise: bool = True,
+    ) -> dict[str, Measured]:
+        """Replace the gradients of all groups; see `Update.run`."""
+        assert isinstance(rule, SVGD)
+        source = self.source
+        with torch.no_grad():
+            if source.is_due(step):
+                source.renew(step, scale)
+            measured = self._measure(step, scale) if measure else {}
+            for share, written in self._by_share():
+                add_force(written, share, scale)
+            if draw_noise and rule.noise_scale(1.0):
+                self._noise.add_to_gradients(rule, rates, step=step, scale=scale)
+        source.expect(step + 1)
+        return measured
+
+    def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
+        """Add a rule's noise to the parameters themselves."""
+        self._noise.add_noise(rule, rates, step=step)
+
+    def _by_share(self) -> list[tuple[float, list[Written]]]:
+        """What to write, by what gradients are multiplied with: equal for layers with equally many heads."""
+        found: dict[float, list[Written]] = {}
+        for number, layer in enumerate(self.source.layers):
+            held = self.source.held.get(number)
+            for side, written in ((layer.query, held and held.query), (layer.key, held and held.key)):
+                if side.group.name in self._names:
+                    share = self.source.rule.own_share(layer.num_heads)
+                    found.setdefault(share, []).extend(written or [Written(t.slice, None) for t in side.targets])
+        return list(found.items())
+
+    def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
+        found: dict[str, Measured] = {}
+        for group in self.groups:
+            number = self._numbers[group.name]
+            held = self.source.held.get(number)
+            if held is None:
+                continue
+            force, drive = held.force, self.source.drive_norm(self.source.layers[number], scale)
+            values = (drive, held.alpha * force.norm, force.bandwidth, force.distance, held.alpha)
+            row = [torch.as_tensor(value).reshape(1) for value in (*values, force.similarity, force.largest)]
+            found[group.name] = Measured(step, Measure(*row), 0)
+        return found
+
+
+def _without_tensors(force: LayerForce) -> LayerForce:
+    """The numbers of a force alone: its tensors are held elsewhere."""
+    return LayerForce((), (), force.norm, force.bandwidth, force.distance, force.similarity, force.largest)

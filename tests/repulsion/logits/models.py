@@ -1,0 +1,221 @@
+"""Small models of many layouts, in float64, with their queries and keys written out by hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BATCH, LENGTH = 3, 5
+
+
+@dataclass
+class Case:
+    """A model, a call, and for one attention layer: its projections as a function of captured inputs."""
+
+    model: nn.Module
+    call: Callable[[], Any]
+    attention: nn.Module
+    queries: Callable[[Tensor], Tensor]  # [B, T, D] -> [B, T, M, d]
+    keys: Callable[[Tensor], Tensor]
+    query_module: nn.Module
+    key_module: nn.Module
+    reads: list[int]
+    parameters: list[str]
+    match: str
+    valid_q: Tensor | None = None
+    valid_k: Tensor | None = None
+
+
+def _ids(vocabulary: int = 50, length: int = LENGTH) -> Tensor:
+    return torch.randint(0, vocabulary, (BATCH, length), generator=torch.Generator().manual_seed(1))
+
+
+def _padding() -> Tensor:
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    mask[0, 3:] = 0
+    mask[1, 4:] = 0
+    return mask
+
+
+def bert() -> Case:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = BertModel(config).double()
+    inner = model.encoder.layer[1].attention.self
+    mask = _padding()
+    _move_biases(inner.query, inner.key)
+    return Case(
+        model, lambda: model(input_ids=_ids(), attention_mask=mask).last_hidden_state, inner,
+        lambda x: inner.query(x).view(*x.shape[:2], 3, 4), lambda x: inner.key(x).view(*x.shape[:2], 3, 4),
+        inner.query, inner.key, [0, 1, 2], ["query.weight", "query.bias", "key.weight", "key.bias"], "*layer.1*",
+        mask.bool(), mask.bool(),
+    )  # fmt: skip
+
+
+def gpt2() -> Case:
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(
+        vocab_size=50, n_embd=12, n_layer=2, n_head=3, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    model = GPT2Model(config).double()
+    inner = model.h[1].attn
+    _move_biases(inner.c_attn)
+    return Case(
+        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        lambda x: inner.c_attn(x)[..., :12].view(*x.shape[:2], 3, 4),
+        lambda x: inner.c_attn(x)[..., 12:24].view(*x.shape[:2], 3, 4),
+        inner.c_attn, inner.c_attn, [0, 1, 2], ["c_attn.weight", "c_attn.bias"], "*h.1*",
+    )  # fmt: skip
+
+
+def neox() -> Case:
+    from transformers import GPTNeoXConfig, GPTNeoXModel
+
+    config = GPTNeoXConfig(
+        vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16, rotary_pct=0.5
+    )
+    model = GPTNeoXModel(config).double()
+    inner = model.layers[1].attention
+    _move_biases(inner.query_key_value)
+
+    def part(x: Tensor, which: int) -> Tensor:
+        return inner.query_key_value(x).view(*x.shape[:2], 3, 3, 4)[..., which, :]
+
+    packed = inner.query_key_value
+    return Case(
+        model, lambda: model(input_ids=_ids()).last_hidden_state, inner, lambda x: part(x, 0), lambda x: part(x, 1),
+        packed, packed, [0, 1, 2], ["query_key_value.weight", "query_key_value.bias"], "*layers.1*",
+    )  # fmt: skip
+
+
+def llama() -> Case:
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    model = LlamaModel(config).double()
+    inner = model.layers[1].self_attn
+    mask = _padding().flip(1)  # padded on the left
+    return Case(
+        model, lambda: model(input_ids=_ids(), attention_mask=mask).last_hidden_state, inner,
+        lambda x: inner.q_proj(x).view(*x.shape[:2], 4, 4), lambda x: inner.k_proj(x).view(*x.shape[:2], 2, 4),
+        inner.q_proj, inner.k_proj, [0, 0, 1, 1], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
+        mask.bool(), mask.bool(),
+    )  # fmt: skip
+
+
+def qwen3() -> Case:
+    from transformers import Qwen3Config, Qwen3Model
+
+    config = Qwen3Config(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        intermediate_size=16,
+    )  # fmt: skip
+    model = Qwen3Model(config).double()
+    inner = model.layers[1].self_attn
+    with torch.no_grad():
+        inner.q_norm.weight.mul_(torch.linspace(0.5, 2, 6))
+        inner.k_norm.weight.mul_(torch.linspace(2, 0.5, 6))
+
+    def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return weight * x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+    eps = inner.q_norm.variance_epsilon
+    return Case(
+        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        lambda x: normed(inner.q_proj(x).view(*x.shape[:2], 4, 6), inner.q_norm.weight.detach(), eps),
+        lambda x: normed(inner.k_proj(x).view(*x.shape[:2], 2, 6), inner.k_norm.weight.detach(), eps),
+        inner.q_proj, inner.k_proj, [0, 0, 1, 1], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
+    )  # fmt: skip
+
+
+def olmo2() -> Case:
+    from transformers import Olmo2Config, Olmo2Model
+
+    config = Olmo2Config(
+        vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16, pad_token_id=0
+    )
+    model = Olmo2Model(config).double()
+    inner = model.layers[1].self_attn
+
+    def normed(x: Tensor, norm: nn.Module) -> Tensor:
+        scaled = x * (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+        return (norm.weight.detach() * scaled).view(*x.shape[:2], 3, 4)
+
+    return Case(
+        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        lambda x: normed(inner.q_proj(x), inner.q_norm), lambda x: normed(inner.k_proj(x), inner.k_norm),
+        inner.q_proj, inner.k_proj, [0, 1, 2], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
+    )  # fmt: skip
+
+
+def t5_cross() -> Case:
+    from transformers import T5Config, T5Model
+
+    config = T5Config(
+        vocab_size=50, d_model=12, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=1, num_heads=3, dropout_rate=0.0
+    )
+    model = T5Model(config).double()
+    inner = model.decoder.block[0].layer[1].EncDecAttention
+    mask = torch.ones(BATCH, 4, dtype=torch.long)
+    mask[2, 2:] = 0
+    everything = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    return Case(
+        model,
+        lambda: model(
+            input_ids=_ids(length=4), attention_mask=mask, decoder_input_ids=_ids(), use_cache=False
+        ).last_hidden_state,
+        inner,
+        lambda x: inner.q(x).view(*x.shape[:2], 3, 4), lambda x: inner.k(x).view(*x.shape[:2], 3, 4),
+        inner.q, inner.k, [0, 1, 2], ["q.weight", "k.weight"], "*EncDecAttention*", everything, mask.bool(),
+    )  # fmt: skip
+
+
+def torch_encoder(batch_first: bool = True) -> Case:
+    layer = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.0, batch_first=batch_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+    inner = model.layers[1].self_attn
+    with torch.no_grad():
+        inner.in_proj_bias.normal_(generator=torch.Generator().manual_seed(2))
+    padded = ~_padding().bool()
+    x = torch.randn(BATCH, LENGTH, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    x = x if batch_first else x.transpose(0, 1).contiguous()
+
+    def part(tokens: Tensor, first: int) -> Tensor:
+        tokens = tokens if batch_first else tokens.transpose(0, 1)
+        rows = slice(first, first + 12)
+        return nn.functional.linear(tokens, inner.in_proj_weight[rows], inner.in_proj_bias[rows]).view(BATCH, -1, 3, 4)
+
+    return Case(
+        model, lambda: model(x, src_key_padding_mask=padded), inner, lambda t: part(t, 0), lambda t: part(t, 12),
+        inner, inner, [0, 1, 2], ["in_proj_weight", "in_proj_bias"], "*layers.1*", ~padded, ~padded,
+    )  # fmt: skip
+
+
+def _move_biases(*modules: nn.Module) -> None:
+    """Biases start as zeros, where a mistake would not show."""
+    for number, module in enumerate(modules):
+        with torch.no_grad():
+            module.bias.normal_(generator=torch.Generator().manual_seed(number))  # type: ignore[union-attr, operator]
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "bert": bert,
+    "gpt2": gpt2,
+    "neox": neox,
+    "llama": llama,
+    "qwen3": qwen3,
+    "olmo2": olmo2,
+    "t5-cross": t5_cross,
+    "torch": torch_encoder,
+    "torch-time-first": lambda: torch_encoder(batch_first=False),
+}

@@ -1,0 +1,92 @@
+"""The force that reaches gradients, against a double loop over token pairs."""
+
+import pytest
+import torch
+
+from repulsive import SVGD, repel
+from repulsive.particles import CosineLadder
+from tests.repulsion.logits.models import CASES, Case
+from tests.repulsion.logits.oracle import expected_gradients
+
+ALL = 10_000  # more tokens than a batch has, so that each is taken
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernel", ["rbf", "cosine"])
+def test_gradients_are_those_of_the_double_loop(name: str, kernel: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    found = _received(case, SVGD(stepsize=0.3, alpha=0.7, kernel=kernel, space="logits", tokens=ALL))
+    heads = len(case.reads)
+    expected = _expected(case, kernel, 0.3 * 0.7 / heads)
+    largest = max(float(other.norm()) for other in expected)
+    for label, one, other in zip(case.parameters, found, expected, strict=True):
+        # Centred keys make the force on a key's bias zero, up to rounding.
+        scale = largest if label == "key.bias" else float(other.norm())
+        assert scale > 0, label
+        assert float((one - other).norm()) <= 1e-10 * scale, label
+
+
+def test_cosine_ladder_is_the_mean_cosine() -> None:
+    torch.manual_seed(0)
+    case = CASES["bert"]()
+    rule = CosineLadder(stepsize=1.0, alpha=0.5, rung="regulariser", space="logits", tokens=ALL)
+    for one, other in zip(_received(case, rule), _expected(case, "cosine", 0.5 / 3), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
+
+
+def test_values_keep_their_gradients() -> None:
+    torch.manual_seed(0)
+    case = CASES["bert"]()
+    case.model.train()
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=1e-30)
+    case.call().square().sum().backward()
+    before = {n: p.grad.clone() for n, p in case.model.named_parameters() if p.grad is not None}
+    for p in case.model.parameters():
+        p.grad = None
+    repel(case.model, optimizer, SVGD(space="logits", tokens=ALL), verbose=False)
+    case.call().square().sum().backward()
+    optimizer.step()
+    for n, p in case.model.named_parameters():
+        if p.grad is not None and not (".query." in n or ".key." in n):
+            assert torch.equal(p.grad, before[n]), n
+    assert not torch.equal(case.attention.query.weight.grad, before["encoder.layer.1.attention.self.query.weight"])
+
+
+def _received(case: Case, rule: SVGD) -> list[torch.Tensor]:
+    """Gradients that a step leaves where the loss has none."""
+    model = case.model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # nothing moves, though 0 would be no step
+    handle = repel(model, optimizer, rule, match=case.match, verbose=False)
+    (case.call() * 0).sum().backward()
+    optimizer.step()
+    handle.remove()
+    return [case.attention.get_parameter(name).grad for name in case.parameters]  # type: ignore[misc]
+
+
+def _expected(case: Case, kernel: str, factor: float) -> list[torch.Tensor]:
+    """What must be left there, from the tokens that the projections were given."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(part: str, position: int):
+        def hook(module, args, kwargs, output):
+            seen[part] = (args[position] if len(args) > position else kwargs["key" if position else "query"]).detach()
+
+        return hook
+
+    torch_attention = isinstance(case.query_module, torch.nn.MultiheadAttention)
+    hooks = [
+        case.query_module.register_forward_hook(keep("q", 0), with_kwargs=True),
+        case.key_module.register_forward_hook(keep("k", 1 if torch_attention else 0), with_kwargs=True),
+    ]
+    case.call()
+    for hook in hooks:
+        hook.remove()
+
+    def project():
+        q, k = case.queries(seen["q"]), case.keys(seen["k"])
+        valid_q = torch.ones(q.shape[:2], dtype=torch.bool) if case.valid_q is None else case.valid_q
+        valid_k = torch.ones(k.shape[:2], dtype=torch.bool) if case.valid_k is None else case.valid_k
+        return q, k, case.reads, valid_q, valid_k
+
+    return expected_gradients(project, [case.attention.get_parameter(n) for n in case.parameters], kernel, factor)
