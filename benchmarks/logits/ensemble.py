@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 VOCAB = 256
+LAYERED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "norm1", "norm2")
 
 
 @dataclass(frozen=True)
@@ -186,17 +187,18 @@ class Wave:
         s = self.size
         count, batch = tokens.shape[:2]
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.device.type == "cuda"):
-            one_hot = F.one_hot(tokens[..., :-1].flatten(1), VOCAB).to(torch.bfloat16 if tokens.is_cuda else torch.float32)
+            one_hot = F.one_hot(tokens[..., :-1].flatten(1), VOCAB)  # [E, BT, V]
+            one_hot = one_hot.to(torch.bfloat16 if tokens.is_cuda else torch.float32)
             x = torch.bmm(one_hot, params["embed"])  # [E, BT, D]
-            layers = {name: params[name].unbind(1) for name in ("wq", "wk", "wv", "wo", "gate", "up", "down", "norm1", "norm2")}
+            layers = {name: params[name].unbind(1) for name in LAYERED}
             sampled = []
-            for l in range(s.layers):
-                h = _rms(x, layers["norm1"][l][:, None])
+            for layer in range(s.layers):
+                h = _rms(x, layers["norm1"][layer][:, None])
                 picked = h.view(count, batch, s.length, s.width)[:, : s.sequences, :: s.length // s.positions]
                 sampled.append(picked[:, :, : s.positions].detach())
-                q = self._heads(torch.bmm(h, layers["wq"][l]), s.heads)
-                k = self._heads(torch.bmm(h, layers["wk"][l]), s.keys)
-                v = self._heads(torch.bmm(h, layers["wv"][l]), s.keys)
+                q = self._heads(torch.bmm(h, layers["wq"][layer]), s.heads)
+                k = self._heads(torch.bmm(h, layers["wk"][layer]), s.keys)
+                v = self._heads(torch.bmm(h, layers["wv"][layer]), s.keys)
                 q, k = self._normed(q, 1.0), self._normed(k, 1.0)
                 q, k = _rotate(q, self.cos, self.sin), _rotate(k, self.cos, self.sin)
                 if s.keys < s.heads:
@@ -204,10 +206,11 @@ class Wave:
                 mixed = F.scaled_dot_product_attention(
                     q.flatten(0, 1).to(v.dtype), k.flatten(0, 1).to(v.dtype), v.flatten(0, 1), is_causal=True
                 ).view(count, batch, s.heads, s.length, s.head)
-                mixed = mixed * keep[:, l][:, None, :, None, None]
-                x = x + torch.bmm(mixed.transpose(2, 3).reshape(count, -1, s.width), layers["wo"][l])
-                h = _rms(x, layers["norm2"][l][:, None])
-                x = x + torch.bmm(F.silu(torch.bmm(h, layers["gate"][l])) * torch.bmm(h, layers["up"][l]), layers["down"][l])
+                mixed = mixed * keep[:, layer][:, None, :, None, None]
+                x = x + torch.bmm(mixed.transpose(2, 3).reshape(count, -1, s.width), layers["wo"][layer])
+                h = _rms(x, layers["norm2"][layer][:, None])
+                hidden = F.silu(torch.bmm(h, layers["gate"][layer])) * torch.bmm(h, layers["up"][layer])
+                x = x + torch.bmm(hidden, layers["down"][layer])
             logits = torch.bmm(_rms(x, params["norm3"][:, None]), params["out"]).float()
         target = tokens[..., 1:].flatten(1)
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(count, -1).mean(1)
@@ -307,16 +310,18 @@ class Wave:
         energy, within = self._energy(*moved, sampled)
         force = dict(zip(("wq", "wk", "wv", "wo"), torch.autograd.grad(energy.sum(), moved), strict=True))
         self._update(
-            params, grads, force, self.first, self.second, self.clock[number], s.warmup, self.total, self.rate, self.qk_rate,
-            self.decay, self.qk_decay, self.ratio, self.noise, self.on_q, self.on_k, self.begin, self.end,
-            {n: torch.randn(params[n].shape, device=self.device, generator=self.generator) for n in ("wq", "wk")}
-            if bool(self.uses_noise) else {},
+            params, grads, force, self.first, self.second, self.clock[number], s.warmup, self.total, self.rate,
+            self.qk_rate, self.decay, self.qk_decay, self.ratio, self.noise, self.on_q, self.on_k, self.begin, self.end,
+            self._random(),
         )  # fmt: skip
         return loss.detach(), within
 
-    @property
-    def uses_noise(self) -> bool:
-        return any(run.arm.partner == "noise" for run in self.runs)
+    def _random(self) -> dict[str, Tensor]:
+        """Random directions for arms that need them."""
+        if not any(run.arm.partner == "noise" for run in self.runs):
+            return {}
+        shapes = {name: self.params[name].shape for name in ("wq", "wk")}
+        return {n: torch.randn(s, device=self.device, generator=self.generator) for n, s in shapes.items()}
 
 
 @torch.no_grad()
@@ -339,7 +344,8 @@ def _adamw(
     factor = torch.where(ratio[:, None] > 0, ratio[:, None] * drive / size.clamp(min=1e-20), torch.ones_like(size))
     if random:
         away = layer_norm(random).clamp(min=1e-20)
-        pair = {n: torch.where(dims(noise, t) > 0, random[n] * (size / away)[..., None, None], t) for n, t in pair.items()}
+        share = (size / away)[..., None, None]
+        pair = {n: torch.where(dims(noise, t) > 0, random[n] * share, t) for n, t in pair.items()}
     for name, p in params.items():
         g = grads[name].float() * dims(clip, p)
         if name in pair:

@@ -27,8 +27,8 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = SIZES[options.size]
-    changes = {k: getattr(options, k) for k in ("steps", "batch", "heads", "width", "layers", "kv_heads") if getattr(options, k)}
-    size = replace(size, **changes)
+    given = {name: getattr(options, name) for name in ("steps", "batch", "heads", "width", "layers", "kv_heads")}
+    size = replace(size, **{name: value for name, value in given.items() if value})
     train, valid = (_bytes(options.data, part, options.bytes).to(device) for part in ("train", "valid"))
     rates = tuple(float(r) for r in options.rates.split(",")) if options.rates else RATES[options.size]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -52,13 +52,10 @@ def _train(wave: Wave, train: Tensor, valid: Tensor, begun: float, options: argp
     size, runs = wave.size, wave.runs
     seeds = sorted({run.seed for run in runs})
     of = torch.tensor([seeds.index(run.seed) for run in runs], device=wave.device)
-    starts = torch.stack(
-        [torch.randint(len(train) - size.length - 1, (wave.steps, size.batch), generator=torch.Generator().manual_seed(1000 + seed)) for seed in seeds]
-    ).to(wave.device)  # [seeds, steps, B]
+    starts = torch.stack([_starts(len(train), wave, seed) for seed in seeds]).to(wave.device)  # [seeds, steps, B]
     reach = torch.arange(size.length + 1, device=wave.device)
     logged: list[dict[str, list[float]]] = [{"step": [], "loss": [], "mean": [], "largest": []} for _ in runs]
     final: list[float | None] = [None] * len(runs)
-    total = 0.0
     for step in range(wave.steps):
         tokens = train[starts[:, step, :, None] + reach].long()[of]  # [E, B, T + 1]
         loss, within = wave.step(step, tokens)
@@ -82,9 +79,16 @@ def _train(wave: Wave, train: Tensor, valid: Tensor, begun: float, options: argp
     norms = {n: wave.params[n].detach().square().sum((-2, -1)).sqrt().mean(1).tolist() for n in ("wq", "wk")}
     return [
         {"arm": run.arm.name, "rate": run.rate, "seed": run.seed, "loss": final[e], "entropy": entropy[e],
-         "norm_q": norms["wq"][e], "norm_k": norms["wk"][e], "settings": asdict(run.arm), "size": asdict(size), "log": logged[e]}
+         "norm_q": norms["wq"][e], "norm_k": norms["wk"][e], "settings": asdict(run.arm), "size": asdict(size),
+         "log": logged[e]}
         for e, run in enumerate(runs)
     ]  # fmt: skip
+
+
+def _starts(count: int, wave: Wave, seed: int) -> Tensor:
+    """Where the sequences of every step begin, [steps, B]: the same for all arms of a seed."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return torch.randint(count - wave.size.length - 1, (wave.steps, wave.size.batch), generator=generator)
 
 
 def _similarity(within: Tensor) -> tuple[Tensor, Tensor]:

@@ -155,7 +155,7 @@ def test_measurements_agree(monkeypatch):
     assert found.keys() == expected.keys()
     for name in expected:
         for key, value in expected[name].values().items():
-            assert math.isclose(found[name].values()[key], value, rel_tol=1e-5), (name, key)
+            assert math.isclose(found[name].values()[key], value, rel_tol=1e-5, abs_tol=1e-6), (name, key)
 
 
 @pytest.mark.parametrize("heads", [4, 16, 64])

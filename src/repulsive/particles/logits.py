@@ -70,7 +70,7 @@ class Circuits:
         return _contract(left, right)
 
     def pull_back(self, matrix: Tensor, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        r"""Gradient of $\sum_i \langle f_i, \sum_j R_{ij} \bar f_j \rangle$ with respect to both factors, $\bar f$ fixed.
+        r"""Gradient of $\sum_i \langle f_i, \sum_j R_{ij} \bar f_j \rangle$ by both factors, $\bar f$ held fixed.
 
         Args:
             matrix: R [..., M, M], such as the repulsion of a kernel.
@@ -137,8 +137,8 @@ def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:
 def _moments(factor: Tensor, of: Sequence[int] | None) -> Tensor:
     """[..., N, M', d] -> [..., M, d, M, d]"""
     flat = factor.flatten(-2)  # [..., N, M' d]
-    both = (flat.mT @ flat) / factor.shape[-3]
-    both = both.unflatten(-1, factor.shape[-2:]).unflatten(-3, factor.shape[-2:])
+    square = (flat.mT @ flat) / factor.shape[-3]
+    both: Tensor = square.unflatten(-1, factor.shape[-2:]).unflatten(-3, factor.shape[-2:])
     if of is None:
         return both
     index = torch.tensor(of, device=factor.device)
@@ -163,4 +163,5 @@ def _combine(factor: Tensor, matrix: Tensor, of: Sequence[int] | None) -> Tensor
         rows = matrix.new_zeros(*matrix.shape[:-4], count, *matrix.shape[-3:]).index_add_(-4, index, matrix)
         matrix = rows.new_zeros(*rows.shape[:-2], count, rows.shape[-1]).index_add_(-2, index, rows)
     square = matrix.flatten(-2).flatten(-3, -2)  # [..., M' d, M' d]
-    return (factor.flatten(-2) @ square.mT).unflatten(-1, factor.shape[-2:]) / factor.shape[-3]
+    moved: Tensor = (factor.flatten(-2) @ square.mT).unflatten(-1, factor.shape[-2:])
+    return moved / factor.shape[-3]

@@ -137,7 +137,7 @@ def _logit_groups(
     if not {"q", "k"} <= set(parts):
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
     if particle != "projection" or layout != "heads":
-        raise RuleError("space='logits' makes its own particles, the pair (q, k) of a head; leave particle and layout out")
+        raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
     chosen = [group for group in groups if group.part in ("q", "k")]
     if not chosen:
         names = ", ".join(group.name for group in groups[:4])

@@ -18,6 +18,7 @@ from repulsive.repulsion.owners import Owners
 from repulsive.repulsion.passing import is_idle, only_makes_state
 from repulsive.repulsion.update import Update
 
+
 class AnyUpdate(Protocol):
     """One update of a fixed set of groups; `Update` says what each method does."""
 

@@ -75,7 +75,8 @@ def _run(norm: nn.Module, x: Tensor, name: str) -> Tensor:
     try:
         result: Tensor = norm(x)
     except Exception as error:
-        raise RuleError(f"{name}: {type(norm).__name__} does not take tokens of shape {tuple(x.shape)}: {error}") from error
+        kind, shape = type(norm).__name__, tuple(x.shape)
+        raise RuleError(f"{name}: {kind} does not take tokens of shape {shape}: {error}") from error
     return result
 
 

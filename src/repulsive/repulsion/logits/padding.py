@@ -32,7 +32,7 @@ def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str
         part: "q" or "k"; keys of cross-attention come from the encoder.
     """
     decoder = where == "decoder" or (where == "cross" and part == "q")
-    order = (*_DECODER, *_ANY) if decoder else (*_ENCODER, *_ANY)
+    order: tuple[str, ...] = (*_DECODER, *_ANY) if decoder else (*_ENCODER, *_ANY)
     if decoder and any(name in masks for name in _DECODER):
         order = _DECODER
     elif where == "cross" and part == "q":

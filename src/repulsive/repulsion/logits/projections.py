@@ -126,7 +126,7 @@ def _layer(name: str, parts: dict[str, HeadGroup], modules: dict[str, nn.Module]
     width = min(widths)
     content = getattr(attention, "qk_nope_head_dim", None)  # latent attention: the rest of q is for positions
     if widths[0] != widths[1] and width != content:
-        raise RuleError(f"{query.name}: queries are {widths[0]} wide and keys {widths[1]}; their dot product is unknown")
+        raise RuleError(f"{query.name}: queries are {widths[0]} wide, keys {widths[1]}; their dot product is unknown")
     reads = _reads(query, key)
     return LogitLayer(
         name, attention, query.where, _projection(query, width, attention, modules),
@@ -155,11 +155,12 @@ def _projection(group: HeadGroup, width: int, attention: nn.Module, modules: dic
         )
     adapted = _adapted(part, modules)
     if adapted is not None:
-        factors = [float(adapted.scaling[_adapter(s)]) for s in group.slices]  # type: ignore[index, union-attr]
+        factors = [float(adapted.scaling[_adapter(s)]) for s in group.slices]  # type: ignore[index]
         targets = tuple(Target(s, factor) for s, factor in zip(group.slices, factors, strict=True))
         return Projection(group, adapted, targets, width, norm)
     if len(group.slices) > 1:
-        raise RuleError(f"{group.name}: space='logits' cannot tell which of {len(group.slices)} weights forms the logits")
+        count = len(group.slices)
+        raise RuleError(f"{group.name}: space='logits' cannot tell which of {count} weights forms the logits")
     targets = (Target(part), *_bias(part))
     return Projection(group, part.module, targets, width, norm)
 
@@ -184,7 +185,7 @@ def _adapted(part: HeadSlice, modules: dict[str, nn.Module]) -> nn.Module | None
     if not mark:
         return None
     for name, module in modules.items():
-        if hasattr(module, "lora_B") and clean(name).endswith(owner) and part.module in set(module.lora_B.children()):  # type: ignore[union-attr, operator]
+        if hasattr(module, "lora_B") and clean(name).endswith(owner) and part.module in set(module.lora_B.children()):  # type: ignore[union-attr]
             return module
     raise RuleError(f"{part.parameter_name}: space='logits' found no layer that this adapter belongs to")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from repulsive.repulsion.logits.projections import LogitLayer, Projection
 from repulsive.repulsion.logits.tokens import Sample

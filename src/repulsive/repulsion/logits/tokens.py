@@ -21,13 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
 from repulsive.heads.place import unwrap
-from repulsive.particles import noise as counters
+from repulsive.repulsion.live import is_captured as is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.padding import masks_in, valid_tokens
+from repulsive.repulsion.logits.positions import Positions, choose
 from repulsive.repulsion.logits.projections import LogitLayer, Projection
-from repulsive.repulsion.live import is_captured as is_capturing
-
-LEAST = 32  # tokens of a sequence, so that its mean key is known
 
 _numbers = itertools.count()
 _samplers: weakref.WeakValueDictionary[int, Sampler] = weakref.WeakValueDictionary()
@@ -54,14 +52,6 @@ class Sample:
     norm: NormFormula | None = None
 
 
-@dataclass(frozen=True)
-class _Choice:
-    index: Tensor  # [N] into the flattened tokens
-    weights: Tensor
-    sequences: Tensor
-    count: int
-
-
 class Sampler:
     """Keeps the newest sample of every projection while it is `wanted`.
 
@@ -82,7 +72,7 @@ class Sampler:
         self._model = model
         self._masks: dict[str, Tensor] = {}
         self._local: dict[int, dict[str, Tensor]] = {}
-        self._choices: dict[tuple[object, ...], _Choice] = {}
+        self._positions: dict[tuple[object, ...], Positions] = {}
         self._adapter_inputs: dict[nn.Module, Tensor] = {}
         self._rows: dict[tuple[int, str, torch.device], Tensor | slice] = {}
         self._checked: set[tuple[int, str]] = set()
@@ -102,8 +92,9 @@ class Sampler:
         """Register the hooks, unless they are."""
         if self._hooks:
             return
-        roots = dict.fromkeys((self._model, unwrap(self._model)))
-        self._hooks = [m.register_forward_pre_hook(Hook(self, "_sees_model"), with_kwargs=True) for m in roots]
+        for root in dict.fromkeys((self._model, unwrap(self._model))):
+            hook = Hook(self, "_sees_model", root is self._model)
+            self._hooks.append(root.register_forward_pre_hook(hook, with_kwargs=True))
         for number, layer in enumerate(self.layers):
             if layer.attention not in self._of:
                 hook = Hook(self, "_sees_attention", number)
@@ -126,15 +117,15 @@ class Sampler:
     def clear(self) -> None:
         """Forget all tokens."""
         self.samples.clear()
-        self._choices.clear()
+        self._positions.clear()
         self._adapter_inputs.clear()
         self._masks, self._local = {}, {}
         self.passes = 0
 
-    def _sees_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _sees_model(self, outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._looks(module):
             found = masks_in(module, args, kwargs)
-            if found or module is self._model:
+            if found or outer:  # a wrapper may not know the names of its arguments, and what it wraps does
                 self._masks = found
             self._local = {}
 
@@ -187,58 +178,37 @@ class Sampler:
         """
         layer = self.layers[number]
         projection = layer.query if part == "q" else layer.key
-        choice = self._choose(_grid(given, projection), valid, given.device)
-        flat = _flat(given, projection).index_select(0, choice.index)  # [N, D_in]
+        at = self._choose(_grid(given, projection), valid, given.device)
+        flat = _flat(given, projection).index_select(0, at.index)  # [N, D_in]
         if projection.is_torch:
             outputs = self._project(projection, flat)
         else:
-            whole = result.flatten(0, -2).index_select(0, choice.index)  # [N, features]
+            whole = result.flatten(0, -2).index_select(0, at.index)  # [N, features]
             outputs = whole[:, self._columns(number, part, projection, whole.device)]
         outputs = outputs.unflatten(-1, (projection.group.num_heads, projection.width))
         inputs = [flat]
         if projection.targets[0].slice.module is not projection.output:
             modules = [target.slice.module for target in projection.targets]
             seen = [self._adapter_inputs[module] for module in modules if module in self._adapter_inputs]
-            inputs = [x.flatten(0, -2).index_select(0, choice.index) for x in seen]
+            inputs = [x.flatten(0, -2).index_select(0, at.index) for x in seen]
         norm = None
         if projection.norm is not None:
             norm = formula_of(projection.norm, outputs, projection.group.name)
         if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
             self._check(number, part, projection, flat, outputs)
         self.samples[number, part] = Sample(
-            tuple(inputs), outputs, choice.weights, choice.sequences, choice.count, norm
+            tuple(inputs), outputs, at.weights, at.sequences, at.count, norm
         )
         self.passes += 1
 
-    def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> _Choice:
-        """Spread `tokens` positions evenly over sequences and over the real tokens of each, at random offsets."""
-        batch, length = shape
-        key = (batch, length, device, None if valid is None else valid.data_ptr(), None if is_capturing() else self.step)
-        if key in self._choices:
-            return self._choices[key]
-        per = min(length, LEAST)
-        rows = max(1, min(batch, self.tokens // per))
-        count = max(1, min(length, self.tokens // rows))
-        generator = torch.Generator().manual_seed(counters.key(self.seed, self.step, "tokens") % 2**62)
-        chosen = ((torch.arange(rows) + torch.rand(rows, generator=generator)) * batch / rows).long().clamp(max=batch - 1)
-        offsets = torch.arange(count) + torch.rand(rows, count, generator=generator)  # [S, n]
-        chosen, offsets = chosen.to(device), offsets.to(device)
-        if valid is None:
-            positions = (offsets * (length / count)).long().clamp(max=length - 1)
-            weights = torch.ones(rows, count, device=device)
-        else:
-            real = valid[chosen]  # [S, T]
-            lengths = real.sum(1, keepdim=True)
-            order = real.to(torch.int8).argsort(dim=1, descending=True, stable=True)  # real tokens first
-            spread = (offsets * (lengths / count)).long()
-            ranks = torch.where(lengths >= count, spread, torch.arange(count, device=device))
-            weights = (ranks < lengths).float()
-            positions = order.gather(1, ranks.clamp(max=length - 1))
-        index = (chosen[:, None] * length + positions).flatten()
-        sequences = torch.arange(rows, device=device).repeat_interleave(count)
-        choice = _Choice(index, weights.flatten(), sequences, rows)
-        self._choices[key] = choice
-        return choice
+    def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> Positions:
+        """Positions for one call; all layers that see one batch share them."""
+        step = None if is_capturing() else self.step  # inside a CUDA graph nothing can be drawn: take the last ones
+        key = (shape, device, None if valid is None else valid.data_ptr(), step)
+        if key not in self._positions:
+            self._positions[key] = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
+            self._positions[*key[:3], None] = self._positions[key]
+        return self._positions[key]
 
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:
@@ -259,8 +229,10 @@ class Sampler:
         weight, *bias = [target.slice for target in projection.targets]
         rows = projection.rows.flatten().to(tokens.device)
         matrix = weight.parameter().detach()[rows].to(tokens.dtype)
-        offset = bias[0].parameter().detach()[bias[0].rows.flatten().to(tokens.device)].to(tokens.dtype) if bias else None
-        return F.linear(tokens, matrix, offset)
+        if not bias:
+            return F.linear(tokens, matrix)
+        numbers = bias[0].rows.flatten().to(tokens.device)
+        return F.linear(tokens, matrix, bias[0].parameter().detach()[numbers].to(tokens.dtype))
 
     def _check(self, number: int, part: str, projection: Projection, given: Tensor, outputs: Tensor) -> None:
         """On the first sample: the module does multiply its input with the weight that the force is meant for."""
@@ -269,14 +241,13 @@ class Sampler:
         weight = target.parameter().detach()
         if hasattr(weight, "placements") or target.module is not projection.output:
             return
-        matrix = weight.movedim(target.axis, 0)[projection.rows.flatten().to(weight.device)].to(given.dtype)
-        expected = given @ matrix.T
-        if bias := projection.targets[1:]:
-            expected = expected + bias[0].slice.parameter().detach()[bias[0].slice.rows[:, : projection.width].flatten().to(weight.device)].to(given.dtype)
-        elif (frozen := getattr(target.module, "bias", None)) is not None:
-            expected = expected + frozen.detach()[projection.rows.flatten().to(weight.device)].to(given.dtype)
+        rows = projection.rows.flatten().to(weight.device)
+        expected = given @ weight.movedim(target.axis, 0)[rows].to(given.dtype).T
+        bias = getattr(target.module, "bias", None)
+        if isinstance(bias, Tensor) and not projection.is_torch:
+            expected = expected + bias.detach()[rows].to(given.dtype)
         error = float((expected - outputs.flatten(1)).abs().max())
-        if error > 0.05 * float(expected.abs().max()) + 1e-6:
+        if not projection.is_torch and error > 0.05 * float(expected.abs().max()) + 1e-6:
             raise RuleError(
                 f"{projection.group.name}: {type(target.module).__name__} does more than multiply its input with "
                 f"{target.parameter_name}, so space='logits' cannot move it; choose space='sphere' for this layer"

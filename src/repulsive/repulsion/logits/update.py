@@ -1,4 +1,4 @@
-"""One optimizer step with heads that repel in their logits: scale the gradients, add the force, renew it now and then."""
+"""One optimizer step with heads that repel in their logits: gradients plus a force that is renewed now and then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured, Reference
 from repulsive.repulsion.live import is_captured
 from repulsive.repulsion.logits.force import LayerForce, layer_forces
-from repulsive.repulsion.logits.projections import LogitLayer, Projection, logit_layers
+from repulsive.repulsion.logits.projections import LogitLayer, Target, logit_layers
 from repulsive.repulsion.logits.sharing import share, world_size
 from repulsive.repulsion.logits.tokens import Sampler
 from repulsive.repulsion.logits.write import Written, add_force, gradient_norm
@@ -27,7 +27,7 @@ class Held:
     """The force on one layer as it is added to gradients until it is renewed.
 
     Args:
-        targets: parameters with what is added to their gradients.
+        query, key: parameters with what is added to their gradients.
         alpha: repulsive weight in force.
         force: what it was made from, for measurements.
     """
@@ -95,11 +95,12 @@ class LogitRepulsion:
 
     def _hold(self, layer: LogitLayer, force: LayerForce, step: int, scale: Tensor | None) -> Held:
         alpha = self.rule.weight_of(step, self.drive_norm(layer, scale), force.norm)
-        sides = [
-            [Written(target.slice, part * alpha.to(part.dtype)) for target, part in zip(side.targets, parts, strict=True)]
-            for side, parts in ((layer.query, force.query), (layer.key, force.key))
-        ]
-        return Held(*sides, alpha, _without_tensors(force))
+        return Held(
+            _weighted(layer.query.targets, force.query, alpha),
+            _weighted(layer.key.targets, force.key, alpha),
+            alpha,
+            _without_tensors(force),
+        )
 
     def drive_norm(self, layer: LogitLayer, scale: Tensor | None) -> Tensor:
         """|drive| of one layer: its q and k gradients as the optimizer receives them, without repulsion."""
@@ -124,7 +125,8 @@ class LogitRepulsion:
         if step % self.rule.every == 0:
             return {}
         return {
-            self.layers[number].name: [w.force for w in (*held.query, *held.key)] for number, held in self.held.items()
+            self.layers[number].name: [w.force for w in (*held.query, *held.key) if w.force is not None]
+            for number, held in self.held.items()
         }
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
@@ -213,6 +215,11 @@ class LogitUpdate:
             row = [torch.as_tensor(value).reshape(1) for value in (*values, force.similarity, force.largest)]
             found[group.name] = Measured(step, Measure(*row), 0)
         return found
+
+
+def _weighted(targets: Sequence[Target], forces: Sequence[Tensor], alpha: Tensor) -> list[Written]:
+    pairs = zip(targets, forces, strict=True)
+    return [Written(target.slice, force * alpha.to(force.dtype)) for target, force in pairs]
 
 
 def _without_tensors(force: LayerForce) -> LayerForce:
