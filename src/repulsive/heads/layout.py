@@ -59,6 +59,12 @@ class HeadSlice:
         parameter = self.parameter()
         return self.rows.shape[1] * parameter.numel() // parameter.shape[self.axis]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the heads are all of the parameter, one after the other."""
+        features = self.parameter().shape[self.axis]
+        return self.axis == 0 and self._steps == (0, self.rows.shape[1], 1) and self.rows.numel() == features
+
     def parameter(self) -> Tensor:
         """The parameter as it is now."""
         parameter = getattr(self.module, self.attribute, None)

@@ -19,7 +19,7 @@ from repulsive.repulsion.logits.force import LayerForce, layer_forces
 from repulsive.repulsion.logits.projections import LogitLayer, Target, logit_layers
 from repulsive.repulsion.logits.sharing import share, world_size
 from repulsive.repulsion.logits.tokens import Sampler
-from repulsive.repulsion.logits.write import Written, add_force, gradient_norm
+from repulsive.repulsion.logits.write import Writer, Written, gradient_norms
 
 
 @dataclass
@@ -57,6 +57,7 @@ class LogitRepulsion:
         tokens = -(-rule.tokens // world_size())
         self.sampler = Sampler(model, self.layers, tokens, seed)
         self.held: dict[int, Held] = {}
+        self.renewals = 0  # so that an update knows when forces are new
         self._warned = False
 
     def attach(self) -> None:
@@ -88,25 +89,27 @@ class LogitRepulsion:
         if not samples:
             self._warn_of_no_tokens()
             return
-        for number, force in layer_forces(self.layers, samples, self.rule).items():
-            self.held[number] = self._hold(self.layers[number], force, step, scale)
+        forces = layer_forces(self.layers, samples, self.rule)
+        drives = self.drive_norms(scale) if self.rule.needs_gradient_products else None
+        for number, force in forces.items():
+            layer, drive = self.layers[number], None if drives is None else drives[number]
+            alpha = self.rule.weight_of(step, drive, force.norm)
+            self.held[number] = Held(
+                _weighted(layer.query.targets, force.query, alpha),
+                _weighted(layer.key.targets, force.key, alpha),
+                alpha,
+                _without_tensors(force),
+            )
+        self.renewals += 1
         if not is_captured():
             self.sampler.clear()
 
-    def _hold(self, layer: LogitLayer, force: LayerForce, step: int, scale: Tensor | None) -> Held:
-        alpha = self.rule.weight_of(step, self.drive_norm(layer, scale), force.norm)
-        return Held(
-            _weighted(layer.query.targets, force.query, alpha),
-            _weighted(layer.key.targets, force.key, alpha),
-            alpha,
-            _without_tensors(force),
-        )
-
-    def drive_norm(self, layer: LogitLayer, scale: Tensor | None) -> Tensor:
-        """|drive| of one layer: its q and k gradients as the optimizer receives them, without repulsion."""
-        parts = [target.slice for side in (layer.query, layer.key) for target in side.targets]
-        norm = self.rule.own_share(layer.num_heads) * gradient_norm(parts)
-        return norm if scale is None else norm / scale
+    def drive_norms(self, scale: Tensor | None) -> Tensor:
+        """|drive| of every layer: its q and k gradients as the optimizer receives them, without repulsion."""
+        parts = [[t.slice for side in (layer.query, layer.key) for t in side.targets] for layer in self.layers]
+        norms = gradient_norms(parts)
+        shares = torch.tensor([self.rule.own_share(layer.num_heads) for layer in self.layers]).to(norms)
+        return shares * norms if scale is None else shares * norms / scale.to(norms)
 
     def _warn_of_no_tokens(self) -> None:
         if not self._warned:
@@ -145,6 +148,7 @@ class LogitRepulsion:
             cut = len(layer.query.targets)
             blank = LayerForce((), (), *(nothing,) * 5)
             self.held[number] = Held(written[:cut], written[cut:], nothing, blank)
+        self.renewals += 1
         self.expect(step)
 
 
@@ -156,6 +160,8 @@ class LogitUpdate:
         self.source = source
         self._names = {group.name for group in groups}
         self._noise = Reference(self.groups, seed)
+        self._writers: list[Writer] = []
+        self._renewals = -1
         self._numbers: dict[str, int] = {}
         for number, layer in enumerate(source.layers):
             self._numbers |= {layer.query.group.name: number, layer.key.group.name: number}
@@ -181,8 +187,10 @@ class LogitUpdate:
             if source.is_due(step):
                 source.renew(step, scale)
             measured = self._measure(step, scale) if measure else {}
-            for share, written in self._by_share():
-                add_force(written, share, scale)
+            if self._renewals != source.renewals:
+                self._writers, self._renewals = self._make_writers(), source.renewals
+            for writer in self._writers:
+                writer.write(scale)
             if draw_noise and rule.noise_scale(1.0):
                 self._noise.add_to_gradients(rule, rates, step=step, scale=scale)
         source.expect(step + 1)
@@ -192,8 +200,8 @@ class LogitUpdate:
         """Add a rule's noise to the parameters themselves."""
         self._noise.add_noise(rule, rates, step=step)
 
-    def _by_share(self) -> list[tuple[float, list[Written]]]:
-        """What to write, by what gradients are multiplied with: equal for layers with equally many heads."""
+    def _make_writers(self) -> list[Writer]:
+        """One for each number of heads, by which gradients are divided."""
         found: dict[float, list[Written]] = {}
         for number, layer in enumerate(self.source.layers):
             held = self.source.held.get(number)
@@ -201,19 +209,18 @@ class LogitUpdate:
                 if side.group.name in self._names:
                     share = self.source.rule.own_share(layer.num_heads)
                     found.setdefault(share, []).extend(written or [Written(t.slice, None) for t in side.targets])
-        return list(found.items())
+        return [Writer(written, share) for share, written in found.items()]
 
     def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
+        drives = self.source.drive_norms(scale)
         found: dict[str, Measured] = {}
         for group in self.groups:
             number = self._numbers[group.name]
-            held = self.source.held.get(number)
-            if held is None:
-                continue
-            force, drive = held.force, self.source.drive_norm(self.source.layers[number], scale)
-            values = (drive, held.alpha * force.norm, force.bandwidth, force.distance, held.alpha)
-            row = [torch.as_tensor(value).reshape(1) for value in (*values, force.similarity, force.largest)]
-            found[group.name] = Measured(step, Measure(*row), 0)
+            if (held := self.source.held.get(number)) is not None:
+                force = held.force
+                values = (drives[number], held.alpha * force.norm, force.bandwidth, force.distance, held.alpha)
+                measure = Measure(*(value.reshape(1) for value in (*values, force.similarity, force.largest)))
+                found[group.name] = Measured(step, measure, 0)
         return found
 
 
