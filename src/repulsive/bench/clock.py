@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -49,6 +50,28 @@ def wall(function: Callable[[], object], device: torch.device) -> float:
     function()
     synchronise(device)
     return time.perf_counter() - start
+
+
+def laps(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Seconds of functions that run one after the other, without waiting for the device in between.
+
+    The device is idle before the first. On a GPU seconds are those between events on the device: where the host is
+    ahead, a function takes what its work takes there; where the host is behind, what the host takes.
+    """
+    synchronise(device)
+    if device.type != "cuda":
+        marks = [time.perf_counter()]
+        for function in functions:
+            function()
+            marks.append(time.perf_counter())
+        return [end - start for start, end in pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(functions) + 1)]
+    events[0].record()
+    for function, event in zip(functions, events[1:], strict=True):
+        function()
+        event.record()
+    synchronise(device)
+    return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
 
 
 def median_time(function: Callable[[], object], device: torch.device, repeats: int = 30, warm_up: int = 5) -> float:

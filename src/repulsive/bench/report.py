@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import date
@@ -14,6 +13,7 @@ import torch
 
 from repulsive._version import __version__
 from repulsive.bench.growth import draw_growth, measure_growth
+from repulsive.bench.machine import machine_name
 from repulsive.bench.steps import COLLECT, VARIANTS, Options, Workload, measure_steps
 from repulsive.bench.update import measure_update
 
@@ -27,7 +27,7 @@ def run(
     the penalties, each of which needs a compilation of its own.
     """
     facts: dict[str, Any] = {
-        "machine": torch.cuda.get_device_name() if options.device == "cuda" else _processor(),
+        "machine": machine_name(options.device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "repulsive": __version__,
@@ -137,7 +137,3 @@ def write(facts: dict[str, Any], folder: Path) -> list[Path]:
         except ImportError:
             pass  # the numbers are in the JSON; the plot can be drawn where matplotlib is
     return made
-
-
-def _processor() -> str:
-    return f"{platform.processor() or platform.machine()} CPU"

@@ -1,0 +1,72 @@
+"""What a measurement ran on: the processor or GPU, threads, package versions, the date."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repulsive._version import __version__
+
+PACKAGES = ("torch", "transformers", "triton")
+
+
+def machine_name(device: str) -> str:
+    """Name of the GPU, or the architecture of the CPU."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()} CPU"
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, Python and the packages that step times depend on."""
+    found = {"repulsive": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Everything a reader needs to judge step times, as plain values for JSON."""
+    facts: dict[str, Any] = {
+        "machine": machine_name(device),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "date": date.today().isoformat(),
+    }
+    if device == "cuda":
+        facts["device_bytes"] = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return facts
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that new tensors could take; None where the system does not tell."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(kilobytes[0]) if kilobytes else None
+
+
+def process_peak_bytes() -> int | None:
+    """Most memory this process ever held; None on systems without `getrusage`."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else 1024 * peak
