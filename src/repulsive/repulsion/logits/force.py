@@ -22,17 +22,19 @@ LARGEST = 2**28  # bytes of second moments held at one time
 
 @dataclass(frozen=True)
 class LayerForce:
-    """What one layer's heads are pushed with, at a repulsive weight of 1.
+    """What is added to the gradients of one layer's heads.
 
     Args:
         query, key: a tensor [M, rows, columns] for each target of the projection, [M, rows] for a bias.
-        norm: of all of them together, a number.
+        alpha: repulsive weight in force, a number as all that follow.
+        norm: of all tensors together.
         bandwidth, distance: of the kernel, and the mean distance between two unit functions.
         similarity, largest: mean and largest cosine between two heads' logits.
     """
 
     query: tuple[Tensor, ...]
     key: tuple[Tensor, ...]
+    alpha: Tensor
     norm: Tensor
     bandwidth: Tensor
     distance: Tensor
@@ -41,11 +43,23 @@ class LayerForce:
 
 
 def layer_forces(
-    layers: Sequence[LogitLayer], samples: Mapping[tuple[int, str], Sample], rule: SVGD
+    layers: Sequence[LogitLayer],
+    samples: Mapping[tuple[int, str], Sample],
+    rule: SVGD,
+    *,
+    step: int = 0,
+    drives: Tensor | None = None,
 ) -> dict[int, LayerForce]:
     """The force on every layer that has samples of both its projections, by number of layer.
 
     Layers of one shape go through one call.
+
+    Args:
+        layers: the attention layers.
+        samples: by number of layer and part.
+        rule: with `space="logits"`.
+        step: optimizer steps taken so far, for schedules.
+        drives: |drive| of every layer [layers], for `alpha="auto"`.
     """
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number, layer in enumerate(layers):
@@ -59,7 +73,7 @@ def layer_forces(
         for start in range(0, len(members), most):
             some = members[start : start + most]
             with torch.no_grad(), _precision(first.outputs):
-                forces |= _together(some, layers, samples, rule)
+                forces |= _together(some, layers, samples, rule, step, drives)
     return forces
 
 
@@ -73,7 +87,12 @@ def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sam
 
 
 def _together(
-    members: Sequence[int], layers: Sequence[LogitLayer], samples: Mapping[tuple[int, str], Sample], rule: SVGD
+    members: Sequence[int],
+    layers: Sequence[LogitLayer],
+    samples: Mapping[tuple[int, str], Sample],
+    rule: SVGD,
+    step: int,
+    drives: Tensor | None,
 ) -> dict[int, LayerForce]:
     query, key = ([samples[number, part] for number in members] for part in ("q", "k"))
     dtype = compute_dtype(query[0].outputs)
@@ -101,15 +120,17 @@ def _together(
     on_key = _to_targets(push_k, key, [layers[number].key for number in members])
     squares = sum(f.flatten(1).square().sum(1) for f in (*on_query, *on_key))
     assert isinstance(squares, Tensor)
-    norms, distance = squares.sqrt(), mean_distance(_unit_distances(products))
-    similarity, largest = mean_and_largest(cosines(products))
+    norms, distance = squares.sqrt(), mean_distance(_unit_distances(products))  # [L]
+    alpha = rule.weight_of(step, None if drives is None else drives[list(members)].to(norms), norms)
+    query_parts, key_parts = (
+        [(f * alpha.to(f.dtype).view(-1, *[1] * (f.ndim - 1))).unbind(0) for f in side] for side in (on_query, on_key)
+    )
+    numbers = (alpha, alpha * norms, interaction.bandwidth, distance, *mean_and_largest(cosines(products)))
+    columns = zip(*(number.unbind(0) for number in numbers), strict=True)
     return {
-        number: LayerForce(
-            tuple(f[i] for f in on_query), tuple(f[i] for f in on_key), norms[i], interaction.bandwidth[i],
-            distance[i], similarity[i], largest[i],
-        )
-        for i, number in enumerate(members)
-    }  # fmt: skip
+        number: LayerForce(tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts), *row)
+        for i, (number, row) in enumerate(zip(members, columns, strict=True))
+    }
 
 
 def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Tensor:

@@ -8,6 +8,7 @@ positions are taken follows from the seed and the step alone.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
@@ -277,7 +278,7 @@ def _grid(tokens: Tensor, projection: Projection) -> tuple[int, int]:
         return 1, tokens.shape[0]
     if _is_transposed(projection):
         return tokens.shape[1], tokens.shape[0]
-    return tokens.shape[0], tokens[0, ..., 0].numel()
+    return tokens.shape[0], math.prod(tokens.shape[1:-1])
 
 
 def _flat(tokens: Tensor, projection: Projection) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,14 +28,12 @@ class Held:
 
     Args:
         query, key: parameters with what is added to their gradients.
-        alpha: repulsive weight in force.
-        force: what it was made from, for measurements.
+        measured: the numbers of the force, without its tensors.
     """
 
     query: list[Written]
     key: list[Written]
-    alpha: Tensor
-    force: LayerForce
+    measured: LayerForce
 
 
 class LogitRepulsion:
@@ -58,6 +56,7 @@ class LogitRepulsion:
         self.sampler = Sampler(model, self.layers, tokens, seed)
         self.held: dict[int, Held] = {}
         self.renewals = 0  # so that an update knows when forces are new
+        self._shares: dict[int, float] = {}  # by number of heads
         self._warned = False
 
     def attach(self) -> None:
@@ -89,17 +88,11 @@ class LogitRepulsion:
         if not samples:
             self._warn_of_no_tokens()
             return
-        forces = layer_forces(self.layers, samples, self.rule)
         drives = self.drive_norms(scale) if self.rule.needs_gradient_products else None
-        for number, force in forces.items():
-            layer, drive = self.layers[number], None if drives is None else drives[number]
-            alpha = self.rule.weight_of(step, drive, force.norm)
-            self.held[number] = Held(
-                _weighted(layer.query.targets, force.query, alpha),
-                _weighted(layer.key.targets, force.key, alpha),
-                alpha,
-                _without_tensors(force),
-            )
+        for number, force in layer_forces(self.layers, samples, self.rule, step=step, drives=drives).items():
+            layer = self.layers[number]
+            sides = (_written(layer.query.targets, force.query), _written(layer.key.targets, force.key))
+            self.held[number] = Held(*sides, replace(force, query=(), key=()))
         self.renewals += 1
         if not is_captured():
             self.sampler.clear()
@@ -108,8 +101,15 @@ class LogitRepulsion:
         """|drive| of every layer: its q and k gradients as the optimizer receives them, without repulsion."""
         parts = [[t.slice for side in (layer.query, layer.key) for t in side.targets] for layer in self.layers]
         norms = gradient_norms(parts)
-        shares = torch.tensor([self.rule.own_share(layer.num_heads) for layer in self.layers]).to(norms)
+        shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
         return shares * norms if scale is None else shares * norms / scale.to(norms)
+
+    def share(self, layer: LogitLayer) -> float:
+        """What the gradients of a layer's heads are multiplied with."""
+        heads = layer.num_heads
+        if heads not in self._shares:
+            self._shares[heads] = self.rule.own_share(heads)
+        return self._shares[heads]
 
     def _warn_of_no_tokens(self) -> None:
         if not self._warned:
@@ -146,8 +146,8 @@ class LogitRepulsion:
                 for target, tensor in zip(targets, tensors, strict=True)
             ]
             cut = len(layer.query.targets)
-            blank = LayerForce((), (), *(nothing,) * 5)
-            self.held[number] = Held(written[:cut], written[cut:], nothing, blank)
+            blank = LayerForce((), (), *(nothing,) * 6)
+            self.held[number] = Held(written[:cut], written[cut:], blank)
         self.renewals += 1
         self.expect(step)
 
@@ -207,8 +207,8 @@ class LogitUpdate:
             held = self.source.held.get(number)
             for side, written in ((layer.query, held and held.query), (layer.key, held and held.key)):
                 if side.group.name in self._names:
-                    share = self.source.rule.own_share(layer.num_heads)
-                    found.setdefault(share, []).extend(written or [Written(t.slice, None) for t in side.targets])
+                    nothing = [Written(target.slice, None) for target in side.targets]
+                    found.setdefault(self.source.share(layer), []).extend(written or nothing)
         return [Writer(written, share) for share, written in found.items()]
 
     def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
@@ -217,18 +217,12 @@ class LogitUpdate:
         for group in self.groups:
             number = self._numbers[group.name]
             if (held := self.source.held.get(number)) is not None:
-                force = held.force
-                values = (drives[number], held.alpha * force.norm, force.bandwidth, force.distance, held.alpha)
+                force = held.measured
+                values = (drives[number], force.norm, force.bandwidth, force.distance, force.alpha)
                 measure = Measure(*(value.reshape(1) for value in (*values, force.similarity, force.largest)))
                 found[group.name] = Measured(step, measure, 0)
         return found
 
 
-def _weighted(targets: Sequence[Target], forces: Sequence[Tensor], alpha: Tensor) -> list[Written]:
-    pairs = zip(targets, forces, strict=True)
-    return [Written(target.slice, force * alpha.to(force.dtype)) for target, force in pairs]
-
-
-def _without_tensors(force: LayerForce) -> LayerForce:
-    """The numbers of a force alone: its tensors are held elsewhere."""
-    return LayerForce((), (), force.norm, force.bandwidth, force.distance, force.similarity, force.largest)
+def _written(targets: Sequence[Target], forces: Sequence[Tensor]) -> list[Written]:
+    return [Written(target.slice, force) for target, force in zip(targets, forces, strict=True)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from repulsive.heads.layout import HeadSlice
 from repulsive.repulsion.sharding import gradient_of, is_sharded, local_part
 
 
-@dataclass
+@dataclass(frozen=True)
 class Written:
     """A parameter's rows and what is added to their gradient.
 
@@ -23,7 +24,15 @@ class Written:
 
     slice: HeadSlice
     force: Tensor | None
-    _local: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # on this rank: factor, force
+
+
+@dataclass(frozen=True)
+class _Change:
+    """gradient <- factor x gradient + force, for one parameter; all tensors are shaped as this rank's part of it."""
+
+    slice: HeadSlice
+    factor: Tensor | None  # None: the same number everywhere
+    force: Tensor | None
 
 
 class Writer:
@@ -36,18 +45,17 @@ class Writer:
 
     def __init__(self, written: Sequence[Written], share: float) -> None:
         self.share = share
-        self._whole: list[tuple[dict[str, Tensor], str]] = []  # parameters that are all heads, and plain tensors
-        self._forces: list[Tensor] = []
-        self._others: list[Written] = []
+        owners: dict[tuple[int, str], list[Written]] = defaultdict(list)
         for one in written:
-            parameter = one.slice.parameter()
-            registered = one.slice.module._parameters
-            plain = one.slice.attribute in registered and not is_sharded(parameter) and one.slice.is_whole
-            if plain and one.force is not None:
-                self._whole.append((registered, one.slice.attribute))  # type: ignore[arg-type]
-                self._forces.append(one.force.reshape(parameter.shape).to(parameter.dtype))
-            else:
-                self._others.append(one)
+            owners[id(one.slice.module), one.slice.attribute].append(one)
+        self._factors: dict[tuple[object, ...], Tensor] = {}  # equal ones are held once
+        changes = [self._change(members) for members in owners.values()]
+        # By what the gradient is multiplied with, and whether anything is added: each kind is one call.
+        self._kinds = [
+            [change for change in changes if (change.factor is None) == plain and (change.force is None) == empty]
+            for plain in (True, False)
+            for empty in (True, False)
+        ]
 
     def write(self, scale: Tensor | None) -> None:
         """Change today's gradients; a parameter without one is passed over.
@@ -55,54 +63,54 @@ class Writer:
         Args:
             scale: what gradients are multiplied with right now.
         """
-        today = [parameters[name].grad for parameters, name in self._whole]
-        grads, forces = [grad for grad in today if grad is not None], self._forces
-        if len(grads) < len(today):
-            forces = [force for grad, force in zip(today, forces, strict=True) if grad is not None]
-        if grads:
-            if self.share != 1:
+        for kind in self._kinds:
+            grads, changes = [], []
+            for change in kind:
+                if change.slice.parameter().grad is not None:
+                    grad = gradient_of(change.slice)
+                    grads.append(grad.to_local() if is_sharded(grad) else grad)
+                    changes.append(change)
+            if not grads:
+                continue
+            factors = [change.factor for change in changes if change.factor is not None]
+            if factors:
+                torch._foreach_mul_(grads, factors)
+            elif self.share != 1:
                 torch._foreach_mul_(grads, self.share)
-            if scale is not None:
+            forces = [change.force for change in changes if change.force is not None]
+            if forces and scale is not None:
                 forces = list(torch._foreach_mul(forces, scale.to(forces[0])))
-            torch._foreach_add_(grads, forces)
-        for one in self._others:
-            if one.slice.parameter().grad is not None:
-                self._write_rows(one, scale)
+            if forces:
+                torch._foreach_add_(grads, forces)
 
-    def _write_rows(self, one: Written, scale: Tensor | None) -> None:
-        parameter, grad = one.slice.parameter(), gradient_of(one.slice)
+    def _change(self, members: Sequence[Written]) -> _Change:
+        first = members[0].slice
+        parameter = first.parameter()
+        whole = len(members) == 1 and first.is_whole
+        force: Tensor | None = None
+        if whole and members[0].force is not None:
+            force = members[0].force.reshape(parameter.shape).to(parameter.dtype)
+        elif any(one.force is not None for one in members):
+            force = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+            for one in members:
+                if one.force is not None:
+                    one.slice.put(force, one.force.flatten(1))
+        factor = None if whole else self._factor(members, parameter)
         if is_sharded(parameter):
-            self._write_sharded(one, scale)
-            return
-        rows = one.slice.view(grad)
-        force = one.force
-        if force is not None:
-            force = force.to(grad.dtype) if scale is None else force.to(grad.dtype) * scale.to(grad.dtype)
-        if rows is not None:
-            rows.mul_(self.share)
-            if force is not None:
-                rows.add_(force)
-            return
-        heads = one.slice.take(grad) * self.share
-        one.slice.put(grad, heads if force is None else heads + force.flatten(1))
-
-    def _write_sharded(self, one: Written, scale: Tensor | None) -> None:
-        """Each rank holds the whole force, and adds the part of it whose gradient it holds."""
-        parameter, grad = one.slice.parameter(), gradient_of(one.slice)
-        assert is_sharded(parameter) and is_sharded(grad)
-        if one._local is None:
-            factor = torch.ones(parameter.shape, device=grad.device, dtype=grad.dtype)
-            whole = torch.zeros_like(factor)
-            one.slice.put(factor, torch.full_like(one.slice.take(factor), self.share))
-            if one.force is not None:
-                one.slice.put(whole, one.force.flatten(1))
             mesh, placements = parameter.device_mesh, tuple(parameter.placements)
-            one._local = (
-                local_part(factor, mesh, placements).contiguous(),
-                local_part(whole, mesh, placements).contiguous(),
-            )
-        factor, force = one._local
-        grad.to_local().mul_(factor).add_(force if scale is None else force * scale.to(force))
+            force, factor = (None if t is None else local_part(t, mesh, placements) for t in (force, factor))
+        return _Change(first, factor, force)
+
+    def _factor(self, members: Sequence[Written], parameter: Tensor) -> Tensor:
+        """The share for rows of heads, 1 for others."""
+        rows = [(one.slice.axis, tuple(one.slice.rows.flatten().tolist())) for one in members]
+        key = (*rows, parameter.shape, parameter.dtype, parameter.device)
+        if key not in self._factors:
+            factor = torch.ones(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+            for one in members:
+                one.slice.put(factor, torch.full_like(one.slice.take(factor), self.share))
+            self._factors[key] = factor
+        return self._factors[key]
 
 
 def gradient_norms(layers: Sequence[Sequence[HeadSlice]]) -> Tensor:
