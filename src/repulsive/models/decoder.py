@@ -86,13 +86,15 @@ class CausalAttention(nn.Module):
         self.k_proj = nn.Linear(config.width, shared, bias=False)
         self.v_proj = nn.Linear(config.width, shared, bias=False)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
-        self.q_norm = nn.RMSNorm(self.head_dim, EPS) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.head_dim, EPS) if config.qk_norm else nn.Identity()
+        self.q_norm = nn.RMSNorm(self.head_dim, EPS) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, EPS) if config.qk_norm else None
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        v = self._split(self.v_proj(x))  # [B, K, T, d], K key-value heads
-        q = rotate(self.q_norm(self._split(self.q_proj(x))), angles).to(v.dtype)  # [B, M, T, d]
-        k = rotate(self.k_norm(self._split(self.k_proj(x))), angles).to(v.dtype)  # [B, K, T, d]
+        q = self._split(self.q_proj(x))  # [B, M, T, d]
+        k, v = self._split(self.k_proj(x)), self._split(self.v_proj(x))  # [B, K, T, d], K key-value heads
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, angles).to(v.dtype), rotate(k, angles).to(v.dtype)
         grouped = self.num_kv_heads < self.num_heads
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # [B, M, T, d]
         if self.drop_heads and self.training:
