@@ -190,7 +190,7 @@ def test_verbs_read_its_runs(toy, whole, tmp_path, capsys):
         assert said.count("\n") == 1 and "run" in said
 
 
-@pytest.mark.parametrize("method", ["ma", "svgd", "svgd-sphere"])
+@pytest.mark.parametrize("method", ["ma", "svgd", "svgd-sphere", "logits"])
 def test_the_toy_is_learned(method, toy, tmp_path):
     """Below what guessing by frequency can reach, in 60 steps of a smaller model."""
     asked = recipe(toy, "data.steps=60", "training.epochs=1", "model.width=32", name=f"lm/toy-{method}")
@@ -206,7 +206,7 @@ def test_the_toy_is_learned(method, toy, tmp_path):
 @pytest.mark.parametrize("dataset", ["toy", "europarl", "wikipedia"])
 def test_methods_differ_in_the_method_alone(dataset):
     plain = open_recipe(f"lm/{dataset}-ma")
-    for method in ("svgd", "svgd-sphere"):
+    for method in ("svgd", "svgd-sphere", "logits"):
         other = open_recipe(f"lm/{dataset}-{method}")
         assert (other.data, other.model, other.training, other.optimizer) == (
             plain.data, plain.model, plain.training, plain.optimizer,

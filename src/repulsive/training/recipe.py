@@ -152,7 +152,7 @@ class Method:
     prior: Literal["uniform", "gaussian"] = "uniform"
     prior_std: float = 1.0
     smoothing: float = 1.0
-    space: Literal["weights", "sphere"] = "weights"
+    space: Literal["weights", "sphere", "logits"] = "weights"
     rung: Literal["regulariser", "derivative", "smoothing"] = "smoothing"
     layers: Literal["all", "first", "last"] | tuple[int, ...] = "all"
     parts: str = "qkv"
