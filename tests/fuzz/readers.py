@@ -17,9 +17,11 @@ from repulsive.data.folders import MANIFEST
 from repulsive.data.movie_reviews import fetch, read_movie_reviews
 from repulsive.data.prepare import prepare
 from repulsive.data.prepare_graphs import plan_graphs, summary
+from repulsive.data.prepare_text import plan_text
 from repulsive.data.prepared import Prepared
 from repulsive.data.prepared_graphs import PreparedGraphs
 from repulsive.data.pretrain import plan_pretrain
+from repulsive.data.text import Text, numbers
 from repulsive.training.stopping import Stopped
 from tests.data import glue_files, graph_files, parallel_files
 from tests.data.test_movie_reviews import write_archive
@@ -161,6 +163,11 @@ def read_corpus(folder: Path, out: Path) -> None:
     plan_pretrain(folder / "texts", folder / "vocab.txt", out, **settings).make(1)
 
 
+def read_text(folder: Path, out: Path) -> None:
+    settings: dict[str, Any] = {"tokenizer": "wordpiece", "vocabulary": folder / "vocab.txt", "dev": 0.2, "limit": 3}
+    plan_text(folder / "texts", out, **settings).make()
+
+
 def read_graphs(folder: Path, out: Path) -> None:
     summary(plan_graphs(folder, out, minimum=1, limit=3, **_tokenizer(folder)).make())
 
@@ -202,6 +209,9 @@ RAW = [
     *(read_glue(task) for task in GLUE),
     Subject("pretrain", write_corpus, read_corpus,
             _words("pretrain", "--vocabulary", "@vocab.txt", "--length", "16", "--dev", "0.2", source="texts"),
+            writes=True),
+    Subject("lm", write_corpus, read_text,
+            _words("lm", "--tokenizer", "wordpiece", "--vocabulary", "@vocab.txt", "--dev", "0.2", source="texts"),
             writes=True),
     _graphs("agenda tsv", graph_files.write_tsv),
     _graphs("agenda json", write_agenda_json),
@@ -255,6 +265,11 @@ def make_blocks(folder: Path) -> None:
     read_corpus(folder.parent / "raw", folder / "data")
 
 
+def make_text(folder: Path) -> None:
+    write_corpus(_fresh(folder.parent / "raw"))
+    plan_text(folder.parent / "raw" / "texts" / "a.txt", folder / "data", dev=0.2).make()
+
+
 def _fresh(folder: Path) -> Path:
     folder.mkdir()
     return folder
@@ -290,6 +305,12 @@ def use_blocks(folder: Path, out: Path) -> None:
         assert rows.shape[1] == found.length + 2
 
 
+def use_text(folder: Path, out: Path) -> None:
+    found = Text.load(folder / "data")
+    for part, tokens in found.parts.items():
+        assert int(numbers(tokens).max()) < found.vocabulary and found.tokens_per_byte(part) > 0
+
+
 def make_again(folder: Path) -> None:
     write_tsv(folder.parent / "raw")
     prepare("tsv", folder.parent / "raw", folder / "data", tokenizer="regex", jobs=1)
@@ -314,6 +335,7 @@ PREPARED = [
     *_both("prepared pairs", make_pairs, use_prepared),
     *_both("prepared graphs", make_graphs, use_graphs),
     *_both("prepared blocks", make_blocks, use_blocks),
+    *_both("prepared text", make_text, use_text),
     Subject("prepared again", make_again, prepare_again, sealed=seal_manifests),
 ]
 

@@ -95,3 +95,18 @@ def test_a_warm_up_is_multiplied_with_a_cycle():
     settings = Optimizer(lr=1.0, schedule="cycle-5", warmup=4)
     found = [rate_at(step, settings, 12, step // 3) for step in range(6)]
     assert found == pytest.approx([0.25, 0.5, 0.75, 1.0 * 0.8, 0.8, 0.8])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_may_end_above_zero(schedule):
+    settings = Optimizer(lr=2.0, schedule=schedule, warmup=10, final=0.1)
+    assert rate_at(9, settings, 110) == 2.0 and rate_at(10, settings, 110) == 2.0
+    assert rate_at(60, settings, 110) == pytest.approx(2.0 * 0.55)  # half-way between 1 and 0.1
+    assert rate_at(110, settings, 110) == pytest.approx(0.2)
+
+
+def test_an_end_that_a_schedule_does_not_have():
+    with pytest.raises(ValueError, match="does not use it"):
+        Optimizer(schedule="constant", final=0.1)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Optimizer(schedule="linear", final=1.5)

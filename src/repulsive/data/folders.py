@@ -97,6 +97,22 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     return files, manifest
 
 
+def check_digests(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compare every file of a folder with its SHA-256, without keeping any in memory.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    for name, expected in manifest["files"].items():
+        path = member(folder, name)
+        try:
+            found = digest(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); prepare it again with --force") from None
+        if found != expected:
+            raise DataError(f"{path}: damaged, its checksum differs from the manifest's; prepare it again with --force")
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a prepared folder.
 

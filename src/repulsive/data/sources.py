@@ -214,5 +214,10 @@ TASKS: dict[str, Callable[..., Source]] = {
     "reviews": _reviews,
     "movie-reviews": _movie_reviews,
 }
-ELSEWHERE = {"pretrain": "data.pretrain.plan_pretrain", "graphs": "data.prepare_graphs.plan_graphs"}
+ELSEWHERE = {
+    "pretrain": "data.pretrain.plan_pretrain",
+    "graphs": "data.prepare_graphs.plan_graphs",
+    "lm": "data.prepare_text.plan_text",
+    "lm-toy": "data.prepare_text.plan_toy",
+}
 FROM_FILES = ("yelp", "age", "snli", "tsv", "translation", "glue")  # the others are made, or fetched

@@ -12,6 +12,7 @@ from repulsive.recipes.classification import Classification, ClassificationTask
 from repulsive.recipes.electra import Pretraining, PretrainingTask
 from repulsive.recipes.glue import Glue, GlueTask
 from repulsive.recipes.graph_writing import GraphWriting, GraphWritingTask
+from repulsive.recipes.lm import LanguageModel, LanguageModelTask
 from repulsive.recipes.translation import Translation, TranslationTask
 from repulsive.training import config
 from repulsive.training.recipe import Recipe
@@ -24,6 +25,7 @@ KINDS: dict[str, tuple[type[Recipe], Any]] = {
     "electra": (Pretraining, PretrainingTask),
     "glue": (Glue, GlueTask),
     "graphs": (GraphWriting, GraphWritingTask),
+    "lm": (LanguageModel, LanguageModelTask),
 }
 
 

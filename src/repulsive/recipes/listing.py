@@ -9,7 +9,7 @@ from repulsive.recipes import find, from_tables, names
 from repulsive.training.config import read
 from repulsive.training.runs import RECIPE, RunFolder
 
-_SHOWN = ("bleu", "matthews", "spearman", "accuracy", "nll")
+_SHOWN = ("bleu", "matthews", "spearman", "accuracy", "nats_per_byte", "nll")
 
 
 def describe_recipes() -> str:

@@ -11,6 +11,7 @@ METRICS = {
     "bleu": Metric("BLEU", "higher", 2, meaning="as the paper counts it: on words"),
     "sacrebleu": Metric("sacreBLEU", "higher", 2, meaning="on text as it is written"),
     "accuracy": Metric("accuracy", "higher", 1, percent=True),
+    "nats_per_byte": Metric("nats per byte", "lower", 4, meaning="loss per byte of text, whatever the tokens are"),
     "nll": Metric("NLL", "lower", 3, meaning="negative log-likelihood of the true class, in nats"),
     "dist": Metric("Dist", "neither", 3, meaning="mean distance between what two heads make of a sentence"),
     "relative_dist": Metric("relative Dist", "neither", 3, meaning="Dist over the mean norm: the same at any scale"),

@@ -164,11 +164,11 @@ def rate_at(step: int, settings: Optimizer, total: int, epoch: int = 0) -> float
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
     after, span = max(0, step - warmup), max(1, total - warmup)
     if settings.schedule == "linear":
-        fall = max(0.0, 1 - after / span)
+        fall = max(settings.final, 1 - (1 - settings.final) * after / span)
     elif settings.schedule == "linear-throughout":
         fall = max(0.0, 1 - step / max(1, total))
     elif settings.schedule == "cosine":
-        fall = Cosine(1.0, 0.0, span)(after)
+        fall = Cosine(1.0, settings.final, span)(after)
     elif settings.schedule == "inverse-sqrt":
         fall = (max(1, warmup) / max(1, warmup, step + 1)) ** 0.5
     elif settings.schedule in CYCLES:

@@ -19,9 +19,11 @@ class Optimizer:
         weight_decay: coupled (L2) except for AdamW.
         decay: of which weights: all, or matrices alone, not biases and norms.
         bias_correction: of Adam's running means; ELECTRA and BERT were trained without.
-        schedule: of the learning rate after the warm-up; linear and cosine end at zero. "linear-throughout" falls from
-            the first step on and is multiplied with the warm-up, as ELECTRA's. "cycle-5" falls by a fifth of `lr` from
-            epoch to epoch and starts over after five, as GraphWriter's paper has it; "cycle-4" after four, as its code.
+        schedule: of the learning rate after the warm-up; linear and cosine end at `final`. "linear-throughout" falls
+            from the first step on and is multiplied with the warm-up, as ELECTRA's. "cycle-5" falls by a fifth of `lr`
+            from epoch to epoch and starts over after five, as GraphWriter's paper has it; "cycle-4" after four, as its
+            code.
+        final: share of `lr` at which linear and cosine end.
         warmup: steps in which it rises from zero.
         warmup_share: the same as a share of all steps; it counts where `warmup` is 0.
         clip: largest joint norm of all gradients; 0: none.
@@ -38,6 +40,7 @@ class Optimizer:
     schedule: Literal[
         "constant", "linear", "linear-throughout", "cosine", "inverse-sqrt", "cycle-4", "cycle-5"
     ] = "constant"  # fmt: skip
+    final: float = 0.0
     warmup: int = 0
     warmup_share: float = 0.0
     clip: float = 0.0
@@ -51,6 +54,10 @@ class Optimizer:
             raise ValueError(f"betas={list(self.betas)} must be at least 0 and below 1")
         if not self.bias_correction and self.name not in ("adam", "adamw"):
             raise ValueError(f"bias_correction=false: {self.name} has none; leave it out")
+        if not 0 <= self.final <= 1:
+            raise ValueError(f"final={self.final} must lie between 0 and 1")
+        if self.final and self.schedule not in ("linear", "cosine"):
+            raise ValueError(f"final={self.final}: the schedule {self.schedule!r} does not use it; leave it out")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share={self.warmup_share} must be at least 0 and below 1")
 
@@ -145,7 +152,7 @@ class Method:
     prior: Literal["uniform", "gaussian"] = "uniform"
     prior_std: float = 1.0
     smoothing: float = 1.0
-    space: Literal["weights", "sphere"] = "weights"
+    space: Literal["weights", "sphere", "logits"] = "weights"
     rung: Literal["regulariser", "derivative", "smoothing"] = "smoothing"
     layers: Literal["all", "first", "last"] | tuple[int, ...] = "all"
     parts: str = "qkv"

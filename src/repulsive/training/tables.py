@@ -23,7 +23,7 @@ from repulsive.training.task import Evaluation
 COLUMNS = (
     "bleu", "BLEU-1", "BLEU-2", "BLEU-3", "METEOR 1.5", "METEOR (NLTK)", "ROUGE-1", "ROUGE-2", "ROUGE-L",
     "entity coverage", "repeated clauses", "sacrebleu", "chrf", "matthews", "spearman", "pearson", "accuracy", "auc",
-    "f1", "mse", "nll", "generator_nll", "dist", "relative_dist", "overlap", "coverage",
+    "f1", "mse", "nats_per_byte", "nll", "generator_nll", "dist", "relative_dist", "overlap", "coverage",
     "ece15", "oe15", "ece100", "oe100",
 )  # fmt: skip
 COMPARED = {"accuracy": "correct", "mse": "squared_error", "nll": "nll"}  # metric -> the array it is the mean of
