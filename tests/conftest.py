@@ -5,8 +5,8 @@ import os
 # Some virtual machines report AMX and do not allow it: the first bfloat16 product kills the process. No test needs it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
 if not torch.cuda.is_available():
     # The kernels' CPU twins run under Triton's interpreter, which must be chosen before anything imports Triton.
