@@ -1,0 +1,193 @@
+"""Queries, keys and values of a model's attention layers on tokens of its own inputs.
+
+Heads are read as the projections return them: with biases and with any norm between projection and dot product,
+before rotary position embeddings. Tokens are those that reach the layer while the model runs in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.calling import call, evaluating, real_keys, real_queries
+from repulsive.diagnostics.qkv import Layer, Projection
+from repulsive.diagnostics.torch_qkv import watch_torch
+from repulsive.particles.gram import compute_dtype
+from repulsive.particles.logits import centre_keys
+
+
+@dataclass(eq=False)
+class Projected:
+    """Heads of one attention layer on sampled tokens.
+
+    Args:
+        layer: where they come from.
+        samples: part -> blocks [N, M, d], one per pass; keys are centred per sequence, padding is left out.
+        problem: why they cannot be read; "" where nothing is wrong.
+    """
+
+    layer: Layer
+    samples: dict[str, list[Tensor]] = field(default_factory=dict)
+    problem: str = ""
+
+    def part(self, name: str) -> Tensor:
+        """All sampled tokens of one part, [N, M, d]."""
+        return torch.cat(self.samples[name])
+
+    def count(self, name: str) -> int:
+        """N"""
+        return sum(len(block) for block in self.samples.get(name, ()))
+
+
+@torch.no_grad()
+def project(
+    model: nn.Module, batches: Sequence[Any], layers: Sequence[Layer], *, tokens: int = 2048, seed: int = 0
+) -> list[Projected]:
+    """Run a model on all batches and keep queries, keys and values of some tokens.
+
+    A layer that runs several times in a pass pools the tokens of its runs. Every layer keeps the same tokens.
+
+    Args:
+        model: its weights, flags and results stay as they are.
+        batches: what the model takes, each a tensor, a tuple of arguments or a mapping of keyword arguments.
+        layers: what `find_layers` returned.
+        tokens: how many to keep of each part, at most; an equal share of each batch.
+        seed: chooses the tokens.
+    """
+    found = [Projected(layer) for layer in layers]
+    for number, batch in enumerate(batches):
+        draw = _Draw(tokens, len(batches) - number, seed + number)
+        with evaluating(model), ExitStack() as stack:
+            passes = [stack.enter_context(_watched(each, batch, draw)) for each in found if not each.problem]
+            call(model, batch)
+        for seen in passes:
+            seen.end()
+    for each in found:
+        silent = [part for part in each.layer.parts if not each.problem and not each.count(part)]
+        if silent:
+            each.problem = f"the model never called its {silent[0]} projection as a module, or read only padding"
+    return found
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Choose tokens: the same ones for every layer that has as many."""
+
+    tokens: int
+    batches_left: int
+    seed: int
+
+    def share(self, kept: int) -> int:
+        """How many of this batch, if `kept` are kept already."""
+        return -(-(self.tokens - kept) // self.batches_left)
+
+    def of(self, heads: Tensor, share: int) -> Tensor:
+        """At most `share` of [N, M, d]."""
+        if len(heads) <= share:
+            return heads
+        order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(self.seed))
+        return heads[order[:share].sort().values.to(heads.device)]
+
+
+class _Pass:
+    """One forward pass through one layer: takes results of projections, gives samples."""
+
+    def __init__(self, projected: Projected, batch: Any, draw: _Draw) -> None:
+        self.projected, self.draw = projected, draw
+        where = projected.layer.where
+        keys = real_keys(batch, where)
+        self.real: Mapping[str, Tensor | None] = {"q": real_queries(batch, where), "k": keys, "v": keys}
+        self.taken: dict[str, list[Tensor]] = {}
+        self.waiting: dict[str, Tensor] = {}  # results of projections whose norm has not run yet
+        self.strange: set[str] = set()  # parts whose norm read something else than the projection's result
+
+    def take(self, part: str, heads: Tensor, real: Tensor | None) -> None:
+        """Keep some of [S, n, M, d]; `real` [S, n] is False for padding."""
+        heads = heads.detach().to(compute_dtype(heads))
+        if part == "k":
+            heads = centre_keys(heads, real)
+        rows = heads.flatten(0, 1)  # [N, M, d]
+        rows = rows if real is None else rows[real.flatten()]
+        share = self.draw.share(self.projected.count(part))
+        self.taken.setdefault(part, []).append(self.draw.of(rows, share))
+
+    def result(self, part: str, out: object) -> None:
+        """What a projection gave."""
+        projection = self.projected.layer.parts[part]
+        if not isinstance(out, Tensor) or out.shape[-1] != projection.features or out.ndim < 2:
+            self.projected.problem = f"its {part} projection does not return [..., {projection.features}]"
+            return
+        out = out.unsqueeze(0) if out.ndim == 2 else out.flatten(1, -2)  # [S, n, features]
+        real = self.real[part]
+        if real is not None and out.shape[:2] != real.shape and out.shape[1::-1] == real.shape:
+            out = out.transpose(0, 1)  # tokens first, as Longformer has them
+        heads = out[..., projection.rows.to(out.device)]  # [S, n, M, d], a copy
+        self.let_go(part)
+        if projection.norm is None:
+            self.take(part, heads, self.own(part, heads))
+        else:
+            self.waiting[part] = heads
+
+    def normed(self, part: str, before: Tensor, after: Tensor) -> None:
+        """A norm ran: if on what the projection gave, its result takes that place."""
+        heads = self.waiting.get(part)
+        if heads is None:
+            return  # it stands in front of the projection
+        for turn in (False, True):
+            if before.numel() != heads.numel() or (turn and before.ndim != 4):
+                continue
+            shown, made = (before.transpose(1, 2), after.transpose(1, 2)) if turn else (before, after)
+            if torch.equal(shown.reshape(heads.shape), heads):
+                del self.waiting[part]
+                self.take(part, made.reshape(heads.shape), self.own(part, heads))
+                return
+        self.strange.add(part)
+
+    def let_go(self, part: str) -> None:
+        """Take what waited for a norm that did not run."""
+        heads = self.waiting.pop(part, None)
+        if heads is not None and part in self.strange:
+            self.projected.problem = f"its {part} norm does not read the result of the projection"
+        elif heads is not None:
+            self.take(part, heads, self.own(part, heads))
+
+    def own(self, part: str, heads: Tensor) -> Tensor | None:
+        """The mask of this part's tokens, bool [S, n]; None where none is known or it is that of other tokens."""
+        real = self.real[part]
+        return real.to(heads.device) if real is not None and real.shape == heads.shape[:2] else None
+
+    def end(self) -> None:
+        for part in tuple(self.waiting):
+            self.let_go(part)
+        for part, blocks in self.taken.items():
+            kept = self.projected.samples.setdefault(part, [])
+            kept.append(self.draw.of(torch.cat(blocks), self.draw.share(self.projected.count(part))))
+
+
+@contextmanager
+def _watched(projected: Projected, batch: Any, draw: _Draw) -> Iterator[_Pass]:
+    seen = _Pass(projected, batch, draw)
+    with ExitStack() as stack:
+        for part, projection in projected.layer.parts.items():
+            if isinstance(projection.module, nn.MultiheadAttention):
+                watch_torch(stack, part, projection, seen.real["q"], seen.take)
+            else:
+                _hook(stack, part, projection, seen)
+        yield seen
+
+
+def _hook(stack: ExitStack, part: str, projection: Projection, seen: _Pass) -> None:
+    def after(_module: nn.Module, _args: object, out: object) -> None:
+        seen.result(part, out)
+
+    def norm(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        seen.normed(part, args[0], out)
+
+    stack.callback(projection.module.register_forward_hook(after).remove)
+    if projection.norm is not None:
+        stack.callback(projection.norm.register_forward_hook(norm).remove)
