@@ -132,11 +132,14 @@ def circuit_similarity(
             if projected.problem:
                 raise HeadLayoutError(projected.problem)
             found.logits.append(_logits(projected))
-            if "v" in projected.layer.parts:
-                own = [group for group in groups if module_of(group) == name]
-                found.ov.append(_ov(projected, _output_weight(model, own)))
         except (HeadLayoutError, RuleError) as error:
             left_out[name] = str(error)
+            continue
+        try:
+            own = [group for group in groups if module_of(group) == name]
+            found.ov.append(_ov(projected, _output_weight(model, own)))
+        except (HeadLayoutError, RuleError) as error:
+            left_out[name] = f"OV circuit: {error}"
     if not found.logits:
         reasons = "; ".join(f"{name or 'the model'}: {reason}" for name, reason in left_out.items())
         raise HeadLayoutError(f"attention logits cannot be compared: {reasons}")
@@ -149,6 +152,8 @@ def _logits(found: Projected) -> Similarity:
 
 
 def _ov(found: Projected, weight: Tensor) -> Similarity:
+    if "v" not in found.layer.parts:
+        raise HeadLayoutError("the layer has no values of its own")
     values = found.part("v")
     heads = weight.to(values.device).unflatten(-1, (-1, values.shape[-1]))  # [d_model, M, d]
     circuits = Circuits(_wide(values), _wide(heads), left_of=found.layer.serves)
