@@ -161,6 +161,23 @@ def test_torch_attention_is_projected_by_hand(batch_first):
     assert close(found.logits[0].cosine, logits) and close(found.ov[0].cosine, ov)
 
 
+def test_tokens_can_be_left_out_by_hand():
+    first = MASK.clone()
+    first[:, 0] = 0  # every sentence without its first token
+    model = shaken(build("bert, sdpa")[0])
+    name = "encoder.layer.1.attention.self"
+    weights = plain(model.get_submodule(name), ("query", "key", "value"), model.encoder.layer[1].attention.output.dense)
+    found = circuit_similarity(model, [TEXT], queries=lambda *_: MASK.bool(), keys=lambda *_: first.bool())
+    logits, ov = oracle(weights, *inputs_of(model, name, TEXT), MASK, first)
+    assert close(found.logits[1].cosine, logits) and close(found.ov[1].cosine, ov)
+    attention = shaken(nn.MultiheadAttention(WIDTH, M, batch_first=True))
+    x = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    call = {"query": x, "key": x, "value": x, "key_padding_mask": MASK == 0}
+    found = circuit_similarity(attention, [call], keys=lambda *_: first.bool())
+    packed_weights = packed(attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight)
+    assert close(found.logits[0].cosine, oracle(packed_weights, x, x, MASK, first)[0])
+
+
 def test_a_map_between_q_and_k_changes_weights_and_nothing_else():
     model = shaken(build("bert, sdpa")[0])
     before = circuit_similarity(model, [TEXT])

@@ -24,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.calling import real_keys, real_queries
 from repulsive.diagnostics.diversity import Pair
 from repulsive.diagnostics.outlets import find_outlets
 from repulsive.diagnostics.projected import Projected, project
 from repulsive.diagnostics.qkv import find_layers
+from repulsive.diagnostics.running import Real
 from repulsive.errors import DivergedError, HeadLayoutError, RuleError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.place import module_of
@@ -99,6 +101,8 @@ def circuit_similarity(
     tokens: int = TOKENS,
     seed: int = 0,
     groups: Sequence[HeadGroup] | None = None,
+    queries: Real = real_queries,
+    keys: Real = real_keys,
 ) -> Similarities:
     """Measure how alike heads are in their attention logits and OV circuits.
 
@@ -111,6 +115,9 @@ def circuit_similarity(
         tokens: how many tokens to sample, at most.
         seed: chooses the tokens.
         groups: what `find_heads` returned for all parts; None: found here.
+        queries: which query tokens of a batch count: called with the batch and "encoder", "decoder" or "cross", returns
+            bool [B, T] or None for all. The default leaves out padding.
+        keys: the same for the tokens of keys and values.
 
     Raises:
         HeadLayoutError: no layer has queries and keys that can be read; the message says why for each.
@@ -126,7 +133,9 @@ def circuit_similarity(
     groups = find_heads(model) if groups is None else groups
     layers, left_out = find_layers(model, groups)
     found = Similarities(left_out=left_out)
-    for projected in project(model, batches, layers, tokens=tokens, seed=seed):
+    for projected in project(
+        model, batches, layers, tokens=tokens, seed=seed, queries=queries, keys=keys
+    ):
         name = projected.layer.name
         try:
             if projected.problem:

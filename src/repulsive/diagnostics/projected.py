@@ -6,8 +6,8 @@ before rotary position embeddings. Tokens are those that reach the layer while t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from repulsive.diagnostics.calling import call, evaluating, real_keys, real_queries
 from repulsive.diagnostics.qkv import Layer, Projection
+from repulsive.diagnostics.running import Real
 from repulsive.diagnostics.torch_qkv import watch_torch
 from repulsive.particles.gram import compute_dtype
 from repulsive.particles.logits import centre_keys
@@ -46,7 +47,14 @@ class Projected:
 
 @torch.no_grad()
 def project(
-    model: nn.Module, batches: Sequence[Any], layers: Sequence[Layer], *, tokens: int = 2048, seed: int = 0
+    model: nn.Module,
+    batches: Sequence[Any],
+    layers: Sequence[Layer],
+    *,
+    tokens: int = 2048,
+    seed: int = 0,
+    queries: Real = real_queries,
+    keys: Real = real_keys,
 ) -> list[Projected]:
     """Run a model on all batches and keep queries, keys and values of some tokens.
 
@@ -58,12 +66,20 @@ def project(
         layers: what `find_layers` returned.
         tokens: how many to keep of each part, at most; an equal share of each batch.
         seed: chooses the tokens.
+        queries: says of a batch, and of "encoder", "decoder" or "cross", which query tokens count, bool [B, T].
+        keys: the same for keys and values.
     """
     found = [Projected(layer) for layer in layers]
     for number, batch in enumerate(batches):
         draw = _Draw(tokens, len(batches) - number, seed + number)
         with evaluating(model), ExitStack() as stack:
-            passes = [stack.enter_context(_watched(each, batch, draw)) for each in found if not each.problem]
+            passes = []
+            for each in found:
+                if not each.problem:
+                    where = each.layer.where
+                    seen = _Pass(each, draw, queries(batch, where), keys(batch, where))
+                    _watch(stack, seen)
+                    passes.append(seen)
             call(model, batch)
         for seen in passes:
             seen.end()
@@ -97,11 +113,9 @@ class _Draw:
 class _Pass:
     """One forward pass through one layer: takes results of projections, gives samples."""
 
-    def __init__(self, projected: Projected, batch: Any, draw: _Draw) -> None:
+    def __init__(self, projected: Projected, draw: _Draw, queries: Tensor | None, keys: Tensor | None) -> None:
         self.projected, self.draw = projected, draw
-        where = projected.layer.where
-        keys = real_keys(batch, where)
-        self.real: Mapping[str, Tensor | None] = {"q": real_queries(batch, where), "k": keys, "v": keys}
+        self.real: Mapping[str, Tensor | None] = {"q": queries, "k": keys, "v": keys}
         self.taken: dict[str, list[Tensor]] = {}
         self.waiting: dict[str, Tensor] = {}  # results of projections whose norm has not run yet
         self.strange: set[str] = set()  # parts whose norm read something else than the projection's result
@@ -169,16 +183,12 @@ class _Pass:
             kept.append(self.draw.of(torch.cat(blocks), self.draw.share(self.projected.count(part))))
 
 
-@contextmanager
-def _watched(projected: Projected, batch: Any, draw: _Draw) -> Iterator[_Pass]:
-    seen = _Pass(projected, batch, draw)
-    with ExitStack() as stack:
-        for part, projection in projected.layer.parts.items():
-            if isinstance(projection.module, nn.MultiheadAttention):
-                watch_torch(stack, part, projection, seen.real["q"], seen.take)
-            else:
-                _hook(stack, part, projection, seen)
-        yield seen
+def _watch(stack: ExitStack, seen: _Pass) -> None:
+    for part, projection in seen.projected.layer.parts.items():
+        if isinstance(projection.module, nn.MultiheadAttention):
+            watch_torch(stack, part, projection, seen.real[part], seen.take)
+        else:
+            _hook(stack, part, projection, seen)
 
 
 def _hook(stack: ExitStack, part: str, projection: Projection, seen: _Pass) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,35 +19,40 @@ _READS = {"q": "query", "k": "key", "v": "value"}
 
 
 def watch_torch(stack: ExitStack, part: str, projection: Projection, real: Tensor | None, take: Take) -> None:
-    """Project one part of every call by hand; padding is what the call itself masks.
+    """Project one part of every call by hand; keys that the call itself masks as padding do not count.
 
     Args:
         stack: takes the hook back.
         part: "q", "k" or "v".
         projection: of that part; its module is the attention.
-        real: which queries are not padding, for attention to other tokens, where the call does not say.
+        real: which tokens count, bool [S, n]; None: nothing is known.
         take: called with the heads.
     """
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = _FORWARD.bind(module, *args, **kwargs).arguments
-        x, padding = given[_READS[part]], given.get("key_padding_mask")
-        mask = None if padding is None else _real(padding)  # [S, n]
-        if part == "q" and given["query"] is not given["key"]:
-            mask = real
-        heads = _project(module, part, projection, x)  # [S, n, M, d], or [n, S, M, d]
-        if x.ndim == 2:
-            heads, mask = heads.unsqueeze(0), None if mask is None else mask.unsqueeze(0)
+        masks = [real]
+        if part != "q" or given["query"] is given["key"]:
+            masks.append(_unpadded(given.get("key_padding_mask")))
+        heads = _project(module, part, projection, given[_READS[part]])  # [S, n, M, d], [n, S, M, d] or [n, M, d]
+        if heads.ndim == 3:
+            heads = heads.unsqueeze(0)
         elif not module.batch_first:
             heads = heads.transpose(0, 1)
-        take(part, heads, None if mask is None or mask.shape != heads.shape[:2] else mask.to(heads.device))
+        take(part, heads, _both(masks, heads))
 
     stack.callback(projection.module.register_forward_pre_hook(before, with_kwargs=True).remove)
 
 
-def _real(padding: Tensor) -> Tensor:
+def _unpadded(padding: Tensor | None) -> Tensor | None:
     """True where a token counts: padding is True, or minus infinity."""
-    return padding == 0 if padding.is_floating_point() else ~padding
+    return None if padding is None else torch.atleast_2d(padding == 0)
+
+
+def _both(masks: Sequence[Tensor | None], heads: Tensor) -> Tensor | None:
+    """Tokens that count by every mask of the right shape, bool [S, n]; None where there is no such mask."""
+    fitting = [mask.to(heads.device) for mask in masks if mask is not None and mask.shape == heads.shape[:2]]
+    return torch.stack(fitting).all(0) if fitting else None
 
 
 def _project(module: nn.Module, part: str, projection: Projection, x: Tensor) -> Tensor:
