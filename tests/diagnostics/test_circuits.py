@@ -254,6 +254,33 @@ class NormedAfter(nn.Module):
         return self.out_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+class TokensFirst(nn.Module):
+    """Projects [T, B, D], as fairseq and Longformer do; with `padding`, of more tokens than the inputs have."""
+
+    def __init__(self, padding: int = 0) -> None:
+        super().__init__()
+        self.num_heads, self.padding = 2, padding
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        x = nn.functional.pad(x.transpose(0, 1), (0, 0, 0, 0, 0, self.padding))  # [T, B, D]
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (layer(x).unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for layer in layers)
+        return self.out_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_tokens_may_come_first():
+    model, x, mask = TokensFirst(), torch.randn(2, 5, 8), torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    found = circuit_similarity(model, [{"x": x, "attention_mask": mask}]).logits[0]
+    keys = model.k_proj(x).unflatten(-1, (2, 4)).detach()
+    q = model.q_proj(x).unflatten(-1, (2, 4)).detach()[mask.bool()].double()  # [8, 2, 4]
+    k = torch.cat([row[real.bool()] - row[real.bool()].mean(0) for row, real in zip(keys, mask, strict=True)]).double()
+    f = torch.einsum("xid,yid->ixy", q, k).flatten(1)
+    torch.testing.assert_close(found.cosine[0, 1], torch.cosine_similarity(f[0], f[1], dim=0), rtol=1e-5, atol=1e-5)
+    with pytest.raises(HeadLayoutError, match="reads 7 tokens of which the inputs' mask knows 5"):
+        circuit_similarity(TokensFirst(padding=2), [{"x": x, "attention_mask": mask}])
+
+
 def test_layers_that_cannot_be_read_are_named_with_a_reason():
     x = torch.randn(2, 5, 8)
     with pytest.raises(HeadLayoutError, match="q norm does not read the result"):

@@ -138,8 +138,11 @@ class _Pass:
             return
         out = out.unsqueeze(0) if out.ndim == 2 else out.flatten(1, -2)  # [S, n, features]
         real = self.real[part]
-        if real is not None and out.shape[:2] != real.shape and out.shape[1::-1] == real.shape:
-            out = out.transpose(0, 1)  # tokens first, as Longformer has them
+        if real is not None and out.shape[1] == len(real) != len(out):  # tokens come first
+            if len(out) != real.shape[1]:
+                self.projected.problem = f"it reads {len(out)} tokens of which the inputs' mask knows {real.shape[1]}"
+                return
+            out = out.transpose(0, 1)
         heads = out[..., projection.rows.to(out.device)]  # [S, n, M, d], a copy
         self.let_go(part)
         if projection.norm is None:

@@ -96,6 +96,8 @@ def _layer(modules: Mapping[str, nn.Module], name: str, groups: Mapping[str, Hea
         raise HeadLayoutError(f"{kind} attends along the edges of a graph, not to all tokens")
     if outside := [bias for bias in OUTSIDE if isinstance(getattr(attention, bias, None), Tensor)]:
         raise HeadLayoutError(f"{kind} adds {outside[0]} outside its projections")
+    if isinstance(getattr(attention, "logit_scale", None), Tensor):  # Swin v2
+        raise HeadLayoutError(f"{kind} compares queries and keys by cosine, which no module computes")
     parts = {part: _projection(modules, attention, group) for part, group in groups.items()}
     return Layer(name, first.where, parts, groups["q"].serves)
 
