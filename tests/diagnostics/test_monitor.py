@@ -92,6 +92,19 @@ def test_attention_without_queries_and_keys_has_no_logits_to_log():
     assert any(name.startswith("heads/outputs") for name in seen) and not any("logit" in name for name in seen)
 
 
+def test_logits_that_cannot_be_read_are_warned_of_once():
+    model, inputs = build("bert, sdpa")
+    for layer in model.encoder.layer:  # as DeBERTa has it
+        layer.attention.self.q_bias = nn.Parameter(torch.zeros(32))
+    seen = []
+    monitor = Monitor(model, lambda name, *_: seen.append(name), every=1, example=inputs, threshold=2)
+    with pytest.warns(UserWarning, match="logit_similarity is not logged: .*adds q_bias outside") as caught:
+        monitor.step()
+        monitor.step()
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert any("outputs" in name for name in seen) and not any("logit" in name for name in seen)
+
+
 def test_it_writes_to_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -124,8 +124,8 @@ def against_chance(
     Raises:
         HeadLayoutError: no layer has queries and keys that can be read.
     """
-    found = circuit_similarity(model, batches, tokens=tokens, seed=seed, groups=groups)
-    notes = [f"{name or 'the model'}: similarity is not measured: {why}" for name, why in found.left_out.items()]
+    own = circuit_similarity(model, batches, tokens=tokens, seed=seed, groups=groups)
+    notes = [f"{name or 'the model'}: similarity is not measured: {why}" for name, why in own.left_out.items()]
     step = max(1, len(batches) // TWIN_BATCHES)
     read = batches[step - 1 :: step][:TWIN_BATCHES]
     measured: list[Similarities] = []
@@ -140,8 +140,8 @@ def against_chance(
         notes.append(f"similarity has no null: {error}")
         measured = []
     return AgainstChance(
-        _compared(found.logits, [twin.logits for twin in measured]),
-        _compared(found.ov, [twin.ov for twin in measured]),
+        _compared(own.logits, [twin.logits for twin in measured]),
+        _compared(own.ov, [twin.ov for twin in measured]),
         tuple(notes),
     )
 

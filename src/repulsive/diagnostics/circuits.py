@@ -132,49 +132,47 @@ def circuit_similarity(
         raise ValueError(f"{len(batches)} batches and tokens={tokens}: need at least one of each")
     groups = find_heads(model) if groups is None else groups
     layers, left_out = find_layers(model, groups)
-    found = Similarities(left_out=left_out)
-    for projected in project(
-        model, batches, layers, tokens=tokens, seed=seed, queries=queries, keys=keys
-    ):
+    result = Similarities(left_out=left_out)
+    for projected in project(model, batches, layers, tokens=tokens, seed=seed, queries=queries, keys=keys):
         name = projected.layer.name
         try:
             if projected.problem:
                 raise HeadLayoutError(projected.problem)
-            found.logits.append(_logits(projected))
+            result.logits.append(_logits(projected))
         except (HeadLayoutError, RuleError) as error:
             left_out[name] = str(error)
             continue
         try:
             own = [group for group in groups if module_of(group) == name]
-            found.ov.append(_ov(projected, _output_weight(model, own)))
+            result.ov.append(_ov(projected, _output_weight(model, own)))
         except (HeadLayoutError, RuleError) as error:
             left_out[name] = f"OV circuit: {error}"
-    if not found.logits:
+    if not result.logits:
         reasons = "; ".join(f"{name or 'the model'}: {reason}" for name, reason in left_out.items())
         raise HeadLayoutError(f"attention logits cannot be compared: {reasons}")
-    return found
+    return result
 
 
-def _logits(found: Projected) -> Similarity:
-    circuits = Circuits(_wide(found.part("q")), _wide(found.part("k")), right_of=found.layer.serves)
-    return Similarity(found.layer.name, "logits", _cosines(circuits, found), found.count("q"))
+def _logits(tokens: Projected) -> Similarity:
+    circuits = Circuits(_wide(tokens.part("q")), _wide(tokens.part("k")), right_of=tokens.layer.serves)
+    return Similarity(tokens.layer.name, "logits", _cosines(circuits, tokens.layer.name), tokens.count("q"))
 
 
-def _ov(found: Projected, weight: Tensor) -> Similarity:
-    if "v" not in found.layer.parts:
+def _ov(tokens: Projected, weight: Tensor) -> Similarity:
+    if "v" not in tokens.layer.parts:
         raise HeadLayoutError("the layer has no values of its own")
-    values = found.part("v")
+    values = tokens.part("v")
     heads = weight.to(values.device).unflatten(-1, (-1, values.shape[-1]))  # [d_model, M, d]
-    circuits = Circuits(_wide(values), _wide(heads), left_of=found.layer.serves)
-    return Similarity(found.layer.name, "ov", _cosines(circuits, found), found.count("v"))
+    circuits = Circuits(_wide(values), _wide(heads), left_of=tokens.layer.serves)
+    return Similarity(tokens.layer.name, "ov", _cosines(circuits, tokens.layer.name), tokens.count("v"))
 
 
 @torch.no_grad()
-def _cosines(circuits: Circuits, found: Projected) -> Tensor:
+def _cosines(circuits: Circuits, name: str) -> Tensor:
     with full_precision(circuits.left.device):
         products = circuits.products()
     if not products.isfinite().all():
-        raise DivergedError(f"{found.layer.name}: projections give NaN or infinity; load an earlier checkpoint")
+        raise DivergedError(f"{name}: projections give NaN or infinity; load an earlier checkpoint")
     return cosines(products).clamp(-1, 1).double().cpu()
 
 
@@ -195,9 +193,9 @@ def _output_weight(model: nn.Module, groups: Sequence[HeadGroup]) -> Tensor:
         return weight.detach().mT
     first = next(projection.parameters())
     unit = torch.eye(width, device=first.device, dtype=first.dtype if first.is_floating_point() else torch.float32)
-    was = projection.training
+    training = projection.training
     try:
         response = projection.eval()(unit) - projection(torch.zeros_like(unit[:1]))  # [M d, d_model]
     finally:
-        projection.train(was)
+        projection.train(training)
     return response.mT

@@ -15,7 +15,7 @@ from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.circuits import circuit_similarity
 from repulsive.diagnostics.diversity import Diversity, of_weights
 from repulsive.diagnostics.outlets import find_outlets
-from repulsive.errors import SelectionError
+from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 
 Log = Callable[[str, float, int], None]
@@ -108,8 +108,13 @@ class Monitor:
     def _log_logits(self, step: int) -> None:
         if not {"q", "k"} <= {group.part for group in self._parts}:
             return  # no example, or attention without queries and keys
-        found = circuit_similarity(self.model, [self._example], groups=self._parts)
-        several = [layer for layer in found.logits if layer.num_heads > 1]
+        try:
+            layers = circuit_similarity(self.model, [self._example], groups=self._parts).logits
+        except HeadLayoutError as error:
+            self._parts = []  # it will be the same at the next measurement
+            warnings.warn(f"heads/logit_similarity is not logged: {error}", stacklevel=4)
+            return
+        several = [layer for layer in layers if layer.num_heads > 1]
         if several:
             self._log("heads/logit_similarity", statistics.fmean(layer.mean for layer in several), step)
             self._log("heads/logit_similarity_largest", max(layer.largest for layer in several), step)

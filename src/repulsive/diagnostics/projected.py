@@ -69,12 +69,12 @@ def project(
         queries: says of a batch, and of "encoder", "decoder" or "cross", which query tokens count, bool [B, T].
         keys: the same for keys and values.
     """
-    found = [Projected(layer) for layer in layers]
+    results = [Projected(layer) for layer in layers]
     for number, batch in enumerate(batches):
         draw = _Draw(tokens, len(batches) - number, seed + number)
         with evaluating(model), ExitStack() as stack:
             passes = []
-            for each in found:
+            for each in results:
                 if not each.problem:
                     where = each.layer.where
                     seen = _Pass(each, draw, queries(batch, where), keys(batch, where))
@@ -83,11 +83,11 @@ def project(
             call(model, batch)
         for seen in passes:
             seen.end()
-    for each in found:
-        silent = [part for part in each.layer.parts if not each.problem and not each.count(part)]
-        if silent:
-            each.problem = f"the model never called its {silent[0]} projection as a module, or read only padding"
-    return found
+    for each in results:
+        unread = [part for part in each.layer.parts if not each.problem and not each.count(part)]
+        if unread:
+            each.problem = f"the model never called its {unread[0]} projection as a module, or read only padding"
+    return results
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Draw:
         """How many of this batch, if `kept` are kept already."""
         return -(-(self.tokens - kept) // self.batches_left)
 
-    def of(self, heads: Tensor, share: int) -> Tensor:
+    def sample(self, heads: Tensor, share: int) -> Tensor:
         """At most `share` of [N, M, d]."""
         if len(heads) <= share:
             return heads
@@ -111,16 +111,16 @@ class _Draw:
 
 
 class _Pass:
-    """One forward pass through one layer: takes results of projections, gives samples."""
+    """One forward pass through one layer: reads results of projections and samples their tokens."""
 
     def __init__(self, projected: Projected, draw: _Draw, queries: Tensor | None, keys: Tensor | None) -> None:
         self.projected, self.draw = projected, draw
         self.real: Mapping[str, Tensor | None] = {"q": queries, "k": keys, "v": keys}
-        self.taken: dict[str, list[Tensor]] = {}
-        self.waiting: dict[str, Tensor] = {}  # results of projections whose norm has not run yet
-        self.strange: set[str] = set()  # parts whose norm read something else than the projection's result
+        self.blocks: dict[str, list[Tensor]] = {}
+        self.pending: dict[str, Tensor] = {}  # results whose norm has not run yet
+        self.unmatched_norms: set[str] = set()  # parts whose norm read something else
 
-    def take(self, part: str, heads: Tensor, real: Tensor | None) -> None:
+    def keep(self, part: str, heads: Tensor, real: Tensor | None) -> None:
         """Keep some of [S, n, M, d]; `real` [S, n] is False for padding."""
         heads = heads.detach().to(compute_dtype(heads))
         if part == "k":
@@ -128,10 +128,10 @@ class _Pass:
         rows = heads.flatten(0, 1)  # [N, M, d]
         rows = rows if real is None else rows[real.flatten()]
         share = self.draw.share(self.projected.count(part))
-        self.taken.setdefault(part, []).append(self.draw.of(rows, share))
+        self.blocks.setdefault(part, []).append(self.draw.sample(rows, share))
 
-    def result(self, part: str, out: object) -> None:
-        """What a projection gave."""
+    def projection_ran(self, part: str, out: object) -> None:
+        """Read the result of a projection."""
         projection = self.projected.layer.parts[part]
         if not isinstance(out, Tensor) or out.shape[-1] != projection.features or out.ndim < 2:
             self.projected.problem = f"its {part} projection does not return [..., {projection.features}]"
@@ -144,62 +144,63 @@ class _Pass:
                 return
             out = out.transpose(0, 1)
         heads = out[..., projection.rows.to(out.device)]  # [S, n, M, d], a copy
-        self.let_go(part)
+        self.flush(part)
         if projection.norm is None:
-            self.take(part, heads, self.own(part, heads))
+            self.keep(part, heads, self.mask_of(part, heads))
         else:
-            self.waiting[part] = heads
+            self.pending[part] = heads
 
-    def normed(self, part: str, before: Tensor, after: Tensor) -> None:
-        """A norm ran: if on what the projection gave, its result takes that place."""
-        heads = self.waiting.get(part)
+    def norm_ran(self, part: str, before: Tensor, after: Tensor) -> None:
+        """Replace the result of a projection by its norm, if that is what the norm read."""
+        heads = self.pending.get(part)
         if heads is None:
-            return  # it stands in front of the projection
-        for turn in (False, True):
-            if before.numel() != heads.numel() or (turn and before.ndim != 4):
-                continue
-            shown, made = (before.transpose(1, 2), after.transpose(1, 2)) if turn else (before, after)
-            if torch.equal(shown.reshape(heads.shape), heads):
-                del self.waiting[part]
-                self.take(part, made.reshape(heads.shape), self.own(part, heads))
+            return  # it runs before the projection
+        layouts = [(before, after)]
+        if before.ndim == 4:
+            layouts.append((before.transpose(1, 2), after.transpose(1, 2)))  # [S, M, n, d]
+        for read, made in layouts:
+            if read.numel() == heads.numel() and torch.equal(read.reshape(heads.shape), heads):
+                del self.pending[part]
+                self.keep(part, made.reshape(heads.shape), self.mask_of(part, heads))
                 return
-        self.strange.add(part)
+        self.unmatched_norms.add(part)
 
-    def let_go(self, part: str) -> None:
-        """Take what waited for a norm that did not run."""
-        heads = self.waiting.pop(part, None)
-        if heads is not None and part in self.strange:
+    def flush(self, part: str) -> None:
+        """Keep a result whose norm did not run."""
+        heads = self.pending.pop(part, None)
+        if heads is not None and part in self.unmatched_norms:
             self.projected.problem = f"its {part} norm does not read the result of the projection"
         elif heads is not None:
-            self.take(part, heads, self.own(part, heads))
+            self.keep(part, heads, self.mask_of(part, heads))
 
-    def own(self, part: str, heads: Tensor) -> Tensor | None:
+    def mask_of(self, part: str, heads: Tensor) -> Tensor | None:
         """The mask of this part's tokens, bool [S, n]; None where none is known or it is that of other tokens."""
         real = self.real[part]
         return real.to(heads.device) if real is not None and real.shape == heads.shape[:2] else None
 
     def end(self) -> None:
-        for part in tuple(self.waiting):
-            self.let_go(part)
-        for part, blocks in self.taken.items():
+        """Add the tokens of this pass to the samples."""
+        for part in tuple(self.pending):
+            self.flush(part)
+        for part, blocks in self.blocks.items():
             kept = self.projected.samples.setdefault(part, [])
-            kept.append(self.draw.of(torch.cat(blocks), self.draw.share(self.projected.count(part))))
+            kept.append(self.draw.sample(torch.cat(blocks), self.draw.share(self.projected.count(part))))
 
 
 def _watch(stack: ExitStack, seen: _Pass) -> None:
     for part, projection in seen.projected.layer.parts.items():
         if isinstance(projection.module, nn.MultiheadAttention):
-            watch_torch(stack, part, projection, seen.real[part], seen.take)
+            watch_torch(stack, part, projection, seen.real[part], seen.keep)
         else:
             _hook(stack, part, projection, seen)
 
 
 def _hook(stack: ExitStack, part: str, projection: Projection, seen: _Pass) -> None:
     def after(_module: nn.Module, _args: object, out: object) -> None:
-        seen.result(part, out)
+        seen.projection_ran(part, out)
 
     def norm(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        seen.normed(part, args[0], out)
+        seen.norm_ran(part, args[0] if args else out, out)
 
     stack.callback(projection.module.register_forward_hook(after).remove)
     if projection.norm is not None:

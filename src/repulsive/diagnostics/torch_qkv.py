@@ -13,20 +13,20 @@ from torch.nn import functional as F
 
 from repulsive.diagnostics.qkv import Projection
 
-Take = Callable[[str, Tensor, Tensor | None], None]  # part, heads [S, n, M, d], which tokens are not padding [S, n]
+Keep = Callable[[str, Tensor, Tensor | None], None]  # part, heads [S, n, M, d], which tokens are not padding [S, n]
 _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
 _READS = {"q": "query", "k": "key", "v": "value"}
 
 
-def watch_torch(stack: ExitStack, part: str, projection: Projection, real: Tensor | None, take: Take) -> None:
+def watch_torch(stack: ExitStack, part: str, projection: Projection, real: Tensor | None, keep: Keep) -> None:
     """Project one part of every call by hand; keys that the call itself masks as padding do not count.
 
     Args:
-        stack: takes the hook back.
+        stack: removes the hook when it closes.
         part: "q", "k" or "v".
         projection: of that part; its module is the attention.
         real: which tokens count, bool [S, n]; None: nothing is known.
-        take: called with the heads.
+        keep: called with the heads.
     """
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def watch_torch(stack: ExitStack, part: str, projection: Projection, real: Tenso
             heads = heads.unsqueeze(0)
         elif not module.batch_first:
             heads = heads.transpose(0, 1)
-        take(part, heads, _both(masks, heads))
+        keep(part, heads, _intersect(masks, heads))
 
     stack.callback(projection.module.register_forward_pre_hook(before, with_kwargs=True).remove)
 
@@ -49,7 +49,7 @@ def _unpadded(padding: Tensor | None) -> Tensor | None:
     return None if padding is None else torch.atleast_2d(padding == 0)
 
 
-def _both(masks: Sequence[Tensor | None], heads: Tensor) -> Tensor | None:
+def _intersect(masks: Sequence[Tensor | None], heads: Tensor) -> Tensor | None:
     """Tokens that count by every mask of the right shape, bool [S, n]; None where there is no such mask."""
     fitting = [mask.to(heads.device) for mask in masks if mask is not None and mask.shape == heads.shape[:2]]
     return torch.stack(fitting).all(0) if fitting else None

@@ -14,7 +14,7 @@ from torch import nn
 from repulsive.errors import NoTwin
 from repulsive.heads.place import unwrap
 
-_APART = 1 << 20  # from the small seeds that models are made with: an untrained model would be its own twin
+_SEED_OFFSET = 1 << 20  # models are made with small seeds; a twin with the same seed would be the model itself
 _RESETS = ("reset_parameters", "_reset_parameters")  # the second is that of torch's own Transformer
 
 
@@ -39,14 +39,14 @@ def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
     """
     inner = unwrap(model)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_APART + seed)
-        twin = _built_again(inner)
+        torch.manual_seed(_SEED_OFFSET + seed)
+        twin = _from_config(inner)
         if twin is None:
-            twin = _reset(inner)
-    return _placed_as(inner, twin).eval()
+            twin = _reset_copy(inner)
+    return _match_placement(inner, twin).eval()
 
 
-def _built_again(model: nn.Module) -> nn.Module | None:
+def _from_config(model: nn.Module) -> nn.Module | None:
     """A new model from the configuration; None where there is none, or where its weights have other shapes."""
     config = getattr(model, "config", None)
     if config is None or isinstance(config, nn.Module):
@@ -61,7 +61,7 @@ def _built_again(model: nn.Module) -> nn.Module | None:
     return twin if _shapes(twin) == _shapes(model) else None
 
 
-def _placed_as(model: nn.Module, twin: nn.Module) -> nn.Module:
+def _match_placement(model: nn.Module, twin: nn.Module) -> nn.Module:
     """Give every weight and buffer the device and dtype of its namesake."""
     theirs = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
@@ -74,16 +74,16 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _reset(model: nn.Module) -> nn.Module:
-    stuck = [
+def _reset_copy(model: nn.Module) -> nn.Module:
+    without_reset = [
         f"{name or 'the model'} ({type(module).__name__})"
         for name, module in model.named_modules()
         if next(module.parameters(recurse=False), None) is not None and _reset_of(module) is None
     ]
-    if stuck:
+    if without_reset:
         raise NoTwin(
-            f"no untrained twin: {type(model).__name__} is not built by its config alone, and {stuck[0]} has no "
-            "reset_parameters"
+            f"no untrained twin: {type(model).__name__} is not built by its config alone, and "
+            f"{without_reset[0]} has no reset_parameters"
         )
     twin = deepcopy(model).cpu()
     for module in reversed(list(twin.modules())):  # children first: a parent may set their weights in its own way

@@ -31,24 +31,24 @@ _CELLS = "cosine of two heads; opposite heads are drawn as unlike"
 Cell = Callable[[Inspection, str], str]
 
 
-def similarity_sections(found: Inspection, layer: Cell) -> str:
+def similarity_sections(inspection: Inspection, layer: Cell) -> str:
     """Both sections, or nothing where nothing was measured.
 
     Args:
-        found: the inspection.
+        inspection: the inspection.
         layer: makes the first cell of a layer's row.
     """
-    page = _section("Similarity of attention logits", _LOGITS, found.circuits.logits, found, layer)
-    return page + _section("Similarity of value-output circuits", _OV, found.circuits.ov, found, layer)
+    page = _section("Similarity of attention logits", _LOGITS, inspection.circuits.logits, inspection, layer)
+    return page + _section("Similarity of value-output circuits", _OV, inspection.circuits.ov, inspection, layer)
 
 
-def _section(title: str, lead: str, entries: Sequence[Compared], found: Inspection, layer: Cell) -> str:
+def _section(title: str, lead: str, entries: Sequence[Compared], inspection: Inspection, layer: Cell) -> str:
     if not entries:
         return ""
-    rows = "".join(_row(entry, found, layer) for entry in entries)
+    rows = "".join(_row(entry, inspection, layer) for entry in entries)
     head = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
     several = [entry.similarity for entry in entries if entry.similarity.num_heads > 1]
-    grids = [Grid(found.label(each.name), each.cosine, _CELLS) for each in several]
+    grids = [Grid(inspection.label(each.name), each.cosine, _CELLS) for each in several]
     twins = len(entries[0].mean.values)
     chance = f"<p>{_CHANCE.format(twins=twins)}</p>\n" if twins else ""
     summary = f"<p><b>{escaped(count_verdicts(entries).capitalize())}.</b></p>\n" if twins else ""
@@ -56,12 +56,12 @@ def _section(title: str, lead: str, entries: Sequence[Compared], found: Inspecti
     return f"<section><h2>{title}</h2>\n{summary}<p>{lead}</p>\n{chance}{table}{grid_rows(grids)}</section>\n"
 
 
-def _row(entry: Compared, found: Inspection, layer: Cell) -> str:
+def _row(entry: Compared, inspection: Inspection, layer: Cell) -> str:
     own, pair = entry.similarity, entry.similarity.pair
     most = "n/a" if pair is None else f"{pair.first} and {pair.second}: {number(pair.cosine, 3)}"
     cells = (number(own.mean, 3), _short(entry.verdict), _null(entry.mean),
              most, _short(entry.pair_verdict), _null(entry.largest))  # fmt: skip
-    return f"<tr>{layer(found, own.name)}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+    return f"<tr>{layer(inspection, own.name)}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
 
 
 def _short(verdict: str) -> str:
