@@ -25,6 +25,10 @@ class UnsupportedWeights(RepulsiveError, TypeError):
     """Quantised, sparse, sharded or otherwise unreadable weights or gradients."""
 
 
+class NoTwin(RepulsiveError, TypeError):
+    """A model cannot be built again with fresh weights."""
+
+
 class OptimizerError(RepulsiveError, ValueError):
     """The optimiser owns none of the heads, has no step hook, or is repulsive already."""
 

@@ -41,6 +41,12 @@ def text():
     return [{"input_ids": ids()}, {"input_ids": ids().flip(1), "attention_mask": mask}]
 
 
+def grids_of(found):
+    """How many matrices of cosines between heads a page has to draw."""
+    pairs = [d.num_heads > 1 for each in found.diversity.values() for d in each]
+    return sum(pairs) + sum(c.similarity.num_heads > 1 for c in found.circuits.logits + found.circuits.ov)
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (3, 4, 5), (3, 2, 2, 5)])
 def test_change_of_logits_is_the_kl_divergence(shape):
     make = torch.Generator().manual_seed(0)
@@ -144,8 +150,9 @@ def test_any_model_can_be_inspected(name):
     assert set(found.diversity) == {"weights", "attention", "outputs"}
     assert len(found.diversity["outputs"]) == len(found.layers) == len(found.importance)
     assert "relative change" in found.metric and (found.ablation.change > 0).any()
+    assert len(found.circuits.logits) == len(found.circuits.ov) == (0 if name == "additive" else len(found.layers))
     page = render_inspection(found, title="x")
-    assert page.count('class="overlap"') == sum(d.num_heads > 1 for each in found.diversity.values() for d in each)
+    assert page.count('class="overlap"') == grids_of(found)
 
 
 def test_without_inputs_weights_alone_are_measured_and_without_heads_it_is_an_error():
@@ -215,7 +222,7 @@ def test_a_browser_finds_nothing_to_complain_of(tmp_path):
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
     seen = open_page(path)
     assert seen.console == []
-    assert seen.dom.count('class="overlap"') == sum(d.num_heads > 1 for each in found.diversity.values() for d in each)
+    assert seen.dom.count('class="overlap"') == grids_of(found)
     assert seen.dom.count('class="alone"') == 4 and 'class="h9"' in seen.dom  # all heads of the first layer
 
 

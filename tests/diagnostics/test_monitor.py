@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.circuits import circuit_similarity
 from repulsive.diagnostics.diversity import of_weights
 from repulsive.diagnostics.monitor import Monitor
 from repulsive.errors import NoHeadsFound, SelectionError
@@ -71,12 +72,37 @@ def test_an_example_adds_attention_and_outputs():
         assert seen[f"{name}/cosine"] == pytest.approx(layer.diversity(space).mean_cosine)
         assert seen[f"{name}/effective"] == pytest.approx(layer.diversity(space).effective_heads)
     assert seen["heads/outputs/layers.1.attention/tokens"] == pytest.approx(layer.diversity("outputs").tokens)
+    logits = circuit_similarity(model, [inputs]).logits
+    assert seen["heads/logit_similarity"] == pytest.approx((logits[0].mean + logits[1].mean) / 2)
+    assert seen["heads/logit_similarity_largest"] == max(each.largest for each in logits)
     one = {}
     picked = Monitor(model, lambda n, v, _: one.update({n: v}), example=inputs, match="layers.1.*.q", attention=False)
     picked.step()
     assert set(one) == {f"heads/{of}/{what}" for what in ("cosine", "distance", "effective")
                         for of in ("weights/layers.1.attention.q", "outputs/layers.1.attention")} | {
-                            "heads/outputs/layers.1.attention/tokens"}  # fmt: skip
+                            "heads/outputs/layers.1.attention/tokens",
+                            "heads/logit_similarity", "heads/logit_similarity_largest"}  # fmt: skip
+    assert one["heads/logit_similarity"] == pytest.approx(logits[1].mean)  # of the layer that was picked
+
+
+def test_attention_without_queries_and_keys_has_no_logits_to_log():
+    model, inputs = build("additive")
+    seen = []
+    Monitor(model, lambda name, *_: seen.append(name), example=inputs, threshold=2, attention=False).step()
+    assert any(name.startswith("heads/outputs") for name in seen) and not any("logit" in name for name in seen)
+
+
+def test_logits_that_cannot_be_read_are_warned_of_once():
+    model, inputs = build("bert, sdpa")
+    for layer in model.encoder.layer:  # as DeBERTa has it
+        layer.attention.self.q_bias = nn.Parameter(torch.zeros(32))
+    seen = []
+    monitor = Monitor(model, lambda name, *_: seen.append(name), every=1, example=inputs, threshold=2)
+    with pytest.warns(UserWarning, match="logit_similarity is not logged: .*adds q_bias outside") as caught:
+        monitor.step()
+        monitor.step()
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert any("outputs" in name for name in seen) and not any("logit" in name for name in seen)
 
 
 def test_it_writes_to_tensorboard(tmp_path):

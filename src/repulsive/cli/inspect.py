@@ -30,6 +30,9 @@ def inspect(
     random: Annotated[
         bool, typer.Option("--random", help="Fill a model folder at random, not by its weights.")
     ] = False,
+    twins: Annotated[
+        int, typer.Option(min=0, help="Compare with so many untrained models of the same architecture; 0: none.")
+    ] = 3,
     most: Annotated[int, typer.Option(min=1, help="Read at most so many sentences.")] = 32,
     length: Annotated[int, typer.Option(min=2, help="Cut sentences at so many tokens.")] = 128,
     out: Annotated[Path, typer.Option(help="Folder for inspect.html and inspect.json.")] = Path("."),
@@ -48,10 +51,11 @@ def inspect(
     subject = load_subject(target, random=random)
     reading = tokenized(subject, sentences, length) if sentences else None
     batches = reading.batches if reading else [example_inputs(example, subject.model)] if example else []
-    found = inspect_heads(subject.model, batches, ablation=ablate, progress=_say)
+    found = inspect_heads(subject.model, batches, ablation=ablate, twins=twins, progress=_say)
     typer.echo(as_text(found))
     if not batches:
-        typer.echo("\nnote: weights alone; --text, --sentence or --example also measure attention, outputs, importance")
+        typer.echo("\nnote: weights alone; inputs (--text, --sentence or --example) also show how alike heads are in "
+                   "logits, attention and outputs, and how important they are")  # fmt: skip
     facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
     facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.twice else []
     page = _write(out, found, f"Heads of {target}", facts, reading.tokens if reading else [])

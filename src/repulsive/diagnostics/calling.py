@@ -25,16 +25,35 @@ def items_in(inputs: object) -> int:
 
 
 def real_queries(batch: Any, where: str) -> Tensor | None:
-    """Which tokens of a batch for a transformers model are no padding, bool [B, T]; None: nothing is known.
+    """Which tokens of a batch are not padding, bool [B, T]; None: nothing is known.
 
     Args:
-        batch: as the model takes it.
+        batch: as the model takes it; masks are known by the names that transformers and torch give them.
         where: "encoder", or "decoder" and "cross", whose queries are the decoder's tokens where it has its own.
     """
     if not isinstance(batch, Mapping):
         return None
-    own = "decoder_input_ids" in batch and where != "encoder"
-    mask = batch.get("decoder_attention_mask" if own else "attention_mask")
+    if "decoder_input_ids" in batch and where != "encoder":
+        return _mask(batch, "decoder_attention_mask")
+    return _mask(batch, "attention_mask", padding="tgt" if where != "encoder" and "tgt" in batch else "src")
+
+
+def real_keys(batch: Any, where: str) -> Tensor | None:
+    """The same for keys and values: cross-attention reads the tokens of the encoder."""
+    if where != "cross" or not isinstance(batch, Mapping):
+        return real_queries(batch, where)
+    if "encoder_hidden_states" in batch:
+        return _mask(batch, "encoder_attention_mask")
+    return real_queries(batch, "encoder")
+
+
+def _mask(batch: Mapping[str, Any], name: str, padding: str = "") -> Tensor | None:
+    """1 and True are tokens in `name`; they are padding in torch's `key_padding_mask`."""
+    mask = batch.get(name)
+    if mask is None and padding:
+        names = (f"{padding}_key_padding_mask", "key_padding_mask")
+        mask = next((batch[each] for each in names if isinstance(batch.get(each), Tensor)), None)
+        mask = None if mask is None else mask == 0  # True, or minus infinity, is padding
     return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.calling import evaluating, items_in
+from repulsive.diagnostics.chance import TWINS, AgainstChance, against_chance
 from repulsive.diagnostics.diversity import Diversity, Pair, of_weights
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.labels import short_names
@@ -37,6 +38,7 @@ class Inspection:
         maps: for the first inputs, layer's name -> attention of each head [M, T, S], padding cut off.
         notes: what could not be measured, and why.
         pruned: with `ablation`, its metric as heads go, those of the least first-order importance first.
+        circuits: similarity of attention logits and OV circuits, beside untrained twins; empty without inputs.
     """
 
     groups: list[HeadGroup]
@@ -49,6 +51,7 @@ class Inspection:
     maps: tuple[dict[str, Tensor], ...] = ()
     notes: tuple[str, ...] = ()
     pruned: Curve | None = None
+    circuits: AgainstChance = AgainstChance()
 
     def label(self, name: str) -> str:
         """A short name for a group or layer: "layer 3 q", with its place where there are several stacks."""
@@ -72,6 +75,7 @@ def inspect_heads(
     *,
     ablation: bool = False,
     shown: int = 4,
+    twins: int = TWINS,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
@@ -82,7 +86,8 @@ def inspect_heads(
         batches: inputs, each a tensor, a tuple of arguments or a mapping; none: weights alone are measured.
         ablation: also take each head away, which costs a pass over the batches for each.
         shown: of how many inputs of the first batch to keep attention maps.
-        seed: for the labels or signs that first-order importance draws.
+        twins: how many untrained twins to compare attention logits and OV circuits with; 0: none.
+        seed: for the labels or signs that first-order importance draws, for tokens that are sampled and for twins.
         progress: as in `head_ablation`.
 
     Raises:
@@ -96,13 +101,14 @@ def inspect_heads(
         groups = find_heads(model, batches[0])
     diversity = {"weights": of_weights(groups)}
     outlets, notes = _outlets(model, groups)
-    if not outlets:
-        return Inspection(groups, [], diversity, notes=tuple(notes))
     layers = [(o.name, o.layer, o.where, o.num_heads) for o in outlets]
     if not batches:
         return Inspection(groups, layers, diversity, notes=tuple(notes))
+    circuits = _circuits(model, batches, groups, twins, seed)
+    if not outlets:
+        return Inspection(groups, [], diversity, notes=(*notes, *circuits.notes), circuits=circuits)
     seen = run_heads(model, batches, outlets, shown=shown)
-    diversity, notes = diversity | seen.diversity, [*notes, *seen.notes]
+    diversity, notes = diversity | seen.diversity, [*notes, *seen.notes, *circuits.notes]
     importance = first_order_importance(model, own_loss(torch.Generator().manual_seed(seed)), batches, outlets=outlets)
     exact, metric, pruned = None, "", None
     if ablation:
@@ -111,7 +117,18 @@ def inspect_heads(
         exact, metric = head_ablation(model, own, outlets=outlets, progress=progress), own.metric
         pruned = pruning_curve(model, own, importance, outlets=outlets)
     items = sum(items_in(batch) for batch in batches)
-    return Inspection(groups, layers, diversity, importance, exact, metric, items, seen.maps, tuple(notes), pruned)
+    return Inspection(
+        groups, layers, diversity, importance, exact, metric, items, seen.maps, tuple(notes), pruned, circuits
+    )
+
+
+def _circuits(
+    model: nn.Module, batches: Sequence[Any], groups: Sequence[HeadGroup], twins: int, seed: int
+) -> AgainstChance:
+    try:
+        return against_chance(model, batches, twins=twins, seed=seed, groups=groups)
+    except HeadLayoutError as error:
+        return AgainstChance(notes=(str(error),))
 
 
 def _outlets(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[Outlet], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,9 +12,10 @@ from torch import nn
 
 from repulsive.diagnostics.calling import real_queries
 from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.circuits import circuit_similarity
 from repulsive.diagnostics.diversity import Diversity, of_weights
 from repulsive.diagnostics.outlets import find_outlets
-from repulsive.errors import SelectionError
+from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 
 Log = Callable[[str, float, int], None]
@@ -24,8 +26,9 @@ class Monitor:
 
     For every layer and space it logs `heads/<space>/<name>/cosine` and `.../distance` (means over pairs) and
     `.../effective` (effective number of heads); of outputs also `.../tokens`, the mean cosine of two tokens. Weights
-    cost one pass over the attention weights; with an example the model also runs it once, in evaluation mode and
-    without gradients, for what heads look at and what leaves them.
+    cost one pass over the attention weights; with an example the model also runs it twice, in evaluation mode and
+    without gradients: for what heads look at and what leaves them, and for `heads/logit_similarity`, the mean cosine
+    of two heads' attention logits over layers, and `heads/logit_similarity_largest`, that of the most similar pair.
 
     Args:
         model: any module with heads that `find_heads` finds.
@@ -68,7 +71,8 @@ class Monitor:
         self._log: Log = log.add_scalar if hasattr(log, "add_scalar") else log
         self._example, self._attention = example, attention
         self.groups: list[HeadGroup] = find_heads(model, match=match)
-        self._outlets = None if example is None else find_outlets(model, self._all_parts())
+        self._parts = [] if example is None else self._all_parts()
+        self._outlets = None if example is None else find_outlets(model, self._parts)
         self._warned: set[tuple[str, str]] = set()
         self._steps = 0
 
@@ -98,7 +102,22 @@ class Monitor:
             if not math.isnan(diversity.tokens):
                 self._log(f"{name}/tokens", diversity.tokens, step)
             self._warn(diversity, step)
+        self._log_logits(step)
         return found
+
+    def _log_logits(self, step: int) -> None:
+        if not {"q", "k"} <= {group.part for group in self._parts}:
+            return  # no example, or attention without queries and keys
+        try:
+            layers = circuit_similarity(self.model, [self._example], groups=self._parts).logits
+        except HeadLayoutError as error:
+            self._parts = []  # it will be the same at the next measurement
+            warnings.warn(f"heads/logit_similarity is not logged: {error}", stacklevel=4)
+            return
+        several = [layer for layer in layers if layer.num_heads > 1]
+        if several:
+            self._log("heads/logit_similarity", statistics.fmean(layer.mean for layer in several), step)
+            self._log("heads/logit_similarity_largest", max(layer.largest for layer in several), step)
 
     def _running(self) -> Iterator[Diversity]:
         if self._example is None:

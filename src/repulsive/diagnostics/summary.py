@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from repulsive.diagnostics.chance import Compared, Null
 from repulsive.diagnostics.diversity import Diversity
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.heads import describe
@@ -23,6 +25,9 @@ def as_text(found: Inspection, count: int = 5) -> str:
         count: pairs and heads listed.
     """
     blocks = [describe(found.groups)]
+    for circuit, entries in (("attention logits", found.circuits.logits), ("OV circuits", found.circuits.ov)):
+        if entries:
+            blocks.append(_circuits(circuit, entries))
     for space in SPACES:
         if space in found.diversity:
             blocks.append(_diversity(space, found.diversity[space]))
@@ -62,6 +67,10 @@ def as_json(found: Inspection) -> dict[str, Any]:
             ]
             for space, entries in found.diversity.items()
         },
+        "similarity": {
+            "logits": [_compared(each) for each in found.circuits.logits],
+            "ov": [_compared(each) for each in found.circuits.ov],
+        },
         "importance": None if found.importance is None else _nested(found.importance),
         "ablation": None
         if found.ablation is None
@@ -78,6 +87,52 @@ def as_json(found: Inspection) -> dict[str, Any]:
             "order": [list(head) for head in found.pruned.order],
         },
         "notes": list(found.notes),
+    }
+
+
+def count_verdicts(entries: Sequence[Compared]) -> str:
+    """How many layers have which verdict on their mean cosine, the most frequent first.
+
+    Example:
+        >>> count_verdicts([])
+        'no layers'
+    """
+    counted = Counter(entry.verdict for entry in entries).most_common()
+    return ", ".join(f"{verdict}: {count} of {len(entries)} layers" for verdict, count in counted) or "no layers"
+
+
+def _circuits(circuit: str, entries: Sequence[Compared]) -> str:
+    rows = []
+    for entry in entries:
+        own, pair = entry.similarity, entry.similarity.pair
+        heads = "n/a" if pair is None else f"{pair.first} and {pair.second}"
+        rows.append((own.name, _signed(own.mean), _plus_minus(entry.mean), entry.verdict,
+                     heads, _signed(own.largest), _plus_minus(entry.largest)))  # fmt: skip
+    titles = ("layer", "mean cosine", "untrained", "verdict", "most similar pair", "cosine", "untrained")
+    return _titled(f"similarity of {circuit} ({count_verdicts(entries)})", titles, rows)
+
+
+def _plus_minus(null: Null) -> str:
+    if math.isnan(null.deviation):
+        return _signed(null.mean)
+    return f"{null.mean:+.3f} +- {null.deviation:.3f}"
+
+
+def _compared(entry: Compared) -> dict[str, Any]:
+    own, pair = entry.similarity, entry.similarity.pair
+    return {
+        "name": own.name,
+        "mean_cosine": _number(own.mean),
+        "largest_cosine": _number(own.largest),
+        "largest_pair": None if pair is None else [pair.first, pair.second],
+        "verdict": entry.verdict,
+        "largest_verdict": entry.pair_verdict,
+        "untrained": {
+            "mean_cosine": [_number(value) for value in entry.mean.values],
+            "largest_cosine": [_number(value) for value in entry.largest.values],
+        },
+        "tokens": own.tokens,
+        "cosine": _nested(own.cosine),
     }
 
 

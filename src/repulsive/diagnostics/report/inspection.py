@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from repulsive.diagnostics.diversity import Diversity
 from repulsive.diagnostics.inspection import Inspection
+from repulsive.diagnostics.report.circuits import similarity_sections
 from repulsive.diagnostics.report.figures import pruning_chart, redundancy_charts
 from repulsive.diagnostics.report.frame import asset, document, header, write_whole
 from repulsive.diagnostics.report.layer_explorer import layer_explorer
@@ -68,7 +70,8 @@ def render_inspection(
         "Effective heads run from 1 (all alike) to the number of heads (none like another). Layers and heads are "
         "counted from 0."
     )
-    body = _redundancy(found) + _pairs(found) + "".join(_space(space, found) for space in _SPACES)
+    body = similarity_sections(found, _layer) + _redundancy(found) + _pairs(found)
+    body += "".join(_space(space, found) for space in _SPACES)
     notes = "".join(f"<li>{escaped(note)}</li>" for note in found.notes)
     body += f'<section><h2>Not measured</h2>\n<ul class="notes">{notes}</ul></section>\n' if notes else ""
     before, script = header(title, lead, [*facts, *_sizes(found)]) + body, asset("layers.js")
@@ -164,6 +167,12 @@ def _sizes(found: Inspection) -> list[tuple[str, str]]:
     """How many heads there are, and how many in effect."""
     sizes = [("Attention layers", str(len(found.layers))), ("Heads", str(sum(heads for *_, heads in found.layers)))]
     sizes = sizes if found.layers else []
+    known = [each for each in found.circuits.logits if each.similarity.num_heads > 1]
+    if known:
+        own = statistics.fmean(each.similarity.mean for each in known)
+        null = statistics.fmean(each.mean.mean for each in known)
+        untrained = "" if math.isnan(null) else f"; untrained {number(null, 2)}"
+        sizes.append(("Similarity of logits", f"{number(own, 2)}, mean over layers{untrained}"))
     for space, entries in found.diversity.items():
         mean, most = statistics.fmean(d.effective_heads for d in entries), max(d.num_heads for d in entries)
         sizes.append((f"Effective heads, {space}", f"{mean:.1f} of {most}, mean over layers"))

@@ -1,0 +1,338 @@
+"""Similarity of attention logits and OV circuits against loops over token pairs, and what must not change it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.circuits import Similarity, circuit_similarity
+from repulsive.errors import DivergedError, HeadLayoutError
+from tests.heads.zoo import SMALL, build, ids
+
+transformers = pytest.importorskip("transformers")
+
+M, D, WIDTH = 4, 8, 32
+MASK = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+TEXT = {"input_ids": ids(), "attention_mask": MASK}
+PAIR = {**TEXT, "decoder_input_ids": ids(5), "decoder_attention_mask": MASK[:, :5]}
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GPT2 = {"n_embd": WIDTH, "n_layer": 2, "n_head": M, "vocab_size": 64, **_IDS}
+T5 = {"d_model": WIDTH, "d_kv": D, "d_ff": 40, "num_layers": 2, "num_heads": M, "vocab_size": 64}
+
+
+@dataclass
+class Weights:
+    """Per-head weights [M, d, D], biases [M, d] and output projection [M, D, d], written out for one class."""
+
+    q: tuple[Tensor, Tensor]
+    k: tuple[Tensor, Tensor]
+    v: tuple[Tensor, Tensor]
+    o: Tensor
+    norms: tuple[Any, Any] = (None, None)
+
+
+def plain(attention: Any, names: tuple[str, str, str], out: nn.Module, kv_heads: int = M) -> Weights:
+    """A projection each, head after head; query head i reads key-value head i // (M / kv_heads)."""
+    made = []
+    for name, heads in zip(names, (M, kv_heads, kv_heads), strict=True):
+        layer = getattr(attention, name)
+        bias = torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias
+        each = [h * heads // M for h in range(M)]
+        made.append((layer.weight.view(heads, D, -1)[each], bias.to(layer.weight).view(heads, D)[each]))
+    norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
+    return Weights(*made, out.weight.view(-1, M, D).transpose(0, 1), norms)
+
+
+def packed(weight: Tensor, bias: Tensor, out: Tensor) -> Weights:
+    """All of q, then all of k, then all of v: [3 D, D]."""
+    parts = [(weight[i * WIDTH : (i + 1) * WIDTH].view(M, D, -1), bias[i * WIDTH : (i + 1) * WIDTH].view(M, D))
+             for i in range(3)]  # fmt: skip
+    return Weights(*parts, out.view(-1, M, D).transpose(0, 1))
+
+
+def interleaved(attention: Any) -> Weights:
+    """q, k and v of head 0, then of head 1, as GPT-NeoX has them."""
+    layer = attention.query_key_value
+    weight, bias = layer.weight.view(M, 3, D, -1), layer.bias.view(M, 3, D)
+    parts = [(weight[:, i], bias[:, i]) for i in range(3)]
+    return Weights(*parts, attention.dense.weight.view(-1, M, D).transpose(0, 1))
+
+
+PROJ = ("q_proj", "k_proj", "v_proj")
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": D, "attention_bias": True}
+# name -> class, configuration, inputs, the attention module, its weights, masks of queries and keys
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Tensor], str, Any, Tensor, Tensor]] = {
+    "bert": ("Bert", SMALL, TEXT, "encoder.layer.1.attention.self",
+             lambda a, m: plain(a, ("query", "key", "value"), m.encoder.layer[1].attention.output.dense), MASK, MASK),
+    "gpt2": ("GPT2", GPT2, TEXT, "h.1.attn",
+             lambda a, m: packed(a.c_attn.weight.T, a.c_attn.bias, a.c_proj.weight.T), MASK, MASK),
+    "gpt-neox": ("GPTNeoX", {**SMALL, **_IDS}, TEXT, "layers.1.attention", lambda a, m: interleaved(a), MASK, MASK),
+    "llama": ("Llama", GROUPED, TEXT, "layers.1.self_attn", lambda a, m: plain(a, PROJ, a.o_proj, 2), MASK, MASK),
+    "qwen3": ("Qwen3", {**GROUPED, **_IDS}, TEXT, "layers.1.self_attn",
+              lambda a, m: plain(a, PROJ, a.o_proj, 2), MASK, MASK),
+    "t5 cross": ("T5", T5, PAIR, "decoder.block.1.layer.1.EncDecAttention",
+                 lambda a, m: plain(a, ("q", "k", "v"), a.o), MASK[:, :5], MASK),
+    "t5 decoder": ("T5", T5, PAIR, "decoder.block.1.layer.0.SelfAttention",
+                   lambda a, m: plain(a, ("q", "k", "v"), a.o), MASK[:, :5], MASK[:, :5]),
+}  # fmt: skip
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """Random float64 parameters, biases and norms included, so that each of them matters."""
+    generator = torch.Generator().manual_seed(3)
+    model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def inputs_of(model: nn.Module, name: str, batch: Any) -> tuple[Tensor, Tensor]:
+    """Hidden states that an attention module makes queries of, and those it makes keys of, [B, T, D]."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs["hidden_states"]
+        memory = kwargs.get("key_value_states")
+        seen.append((x, x if memory is None else memory))
+
+    handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+    with torch.no_grad():
+        model(**batch)
+    handle.remove()
+    return seen[0]
+
+
+@torch.no_grad()
+def oracle(weights: Weights, x: Tensor, y: Tensor, real_x: Tensor, real_y: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines of logits and of OV circuits, one pair of tokens at a time."""
+
+    def head(part: tuple[Tensor, Tensor], token: Tensor, norm: Any = None) -> Tensor:
+        made = torch.stack([part[0][i] @ token + part[1][i] for i in range(M)])
+        return made if norm is None else norm(made)
+
+    queries = [head(weights.q, x[b, t], weights.norms[0]) for b in range(len(x)) for t in range(x.shape[1])
+               if real_x[b, t]]  # fmt: skip
+    keys, values = [], []
+    for b in range(len(y)):
+        mine = [y[b, t] for t in range(y.shape[1]) if real_y[b, t]]
+        made = [head(weights.k, token, weights.norms[1]) for token in mine]
+        keys += [key - sum(made) / len(made) for key in made]
+        values += [torch.stack([weights.o[i] @ head(weights.v, token)[i] for i in range(M)]) for token in mine]
+    logits, ov = torch.zeros(2, M, M, dtype=torch.float64)
+    for q in queries:
+        for k in keys:
+            f = torch.stack([q[i] @ k[i] for i in range(M)])
+            logits += torch.outer(f, f)
+    for g in values:
+        ov += g @ g.T
+    return tuple(p / torch.outer(p.diagonal(), p.diagonal()).sqrt() for p in (logits, ov))
+
+
+def close(found: Tensor, wanted: Tensor) -> bool:
+    return float((found - wanted).abs().max() / wanted.abs().max()) <= 1e-10
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_double_loop_over_tokens_gives_the_same_cosines(case):
+    kind, config, batch, name, weights, real_x, real_y = CASES[case]
+    torch.manual_seed(0)
+    model = shaken(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**config)))
+    found = circuit_similarity(model, [batch])
+    assert not found.left_out
+    logits, ov = oracle(weights(model.get_submodule(name), model), *inputs_of(model, name, batch), real_x, real_y)
+    assert close(next(s.cosine for s in found.logits if s.name == name), logits)
+    assert close(next(s.cosine for s in found.ov if s.name == name), ov)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_torch_attention_is_projected_by_hand(batch_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, M, 40, batch_first=batch_first)
+    model = shaken(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    x = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    given = x if batch_first else x.transpose(0, 1)
+    found = circuit_similarity(model, [{"src": given, "src_key_padding_mask": MASK == 0}])
+    attention = model.layers[0].self_attn
+    weights = packed(attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight)
+    logits, ov = oracle(weights, x, x, MASK, MASK)
+    assert close(found.logits[0].cosine, logits) and close(found.ov[0].cosine, ov)
+
+
+def test_tokens_can_be_left_out_by_hand():
+    first = MASK.clone()
+    first[:, 0] = 0  # every sentence without its first token
+    model = shaken(build("bert, sdpa")[0])
+    name = "encoder.layer.1.attention.self"
+    weights = plain(model.get_submodule(name), ("query", "key", "value"), model.encoder.layer[1].attention.output.dense)
+    found = circuit_similarity(model, [TEXT], queries=lambda *_: MASK.bool(), keys=lambda *_: first.bool())
+    logits, ov = oracle(weights, *inputs_of(model, name, TEXT), MASK, first)
+    assert close(found.logits[1].cosine, logits) and close(found.ov[1].cosine, ov)
+    attention = shaken(nn.MultiheadAttention(WIDTH, M, batch_first=True))
+    x = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    call = {"query": x, "key": x, "value": x, "key_padding_mask": MASK == 0}
+    found = circuit_similarity(attention, [call], keys=lambda *_: first.bool())
+    packed_weights = packed(attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight)
+    assert close(found.logits[0].cosine, oracle(packed_weights, x, x, MASK, first)[0])
+
+
+def test_a_map_between_q_and_k_changes_weights_and_nothing_else():
+    model = shaken(build("bert, sdpa")[0])
+    before = circuit_similarity(model, [TEXT])
+    attention = model.encoder.layer[0].attention.self
+    turn = torch.randn(D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    query, key = (layer.weight.detach()[D : 2 * D].clone() for layer in (attention.query, attention.key))
+    with torch.no_grad():  # head 1
+        for layer, matrix in ((attention.query, turn), (attention.key, torch.linalg.inv(turn).T)):
+            layer.weight[D : 2 * D] = matrix @ layer.weight[D : 2 * D]
+            layer.bias[D : 2 * D] = matrix @ layer.bias[D : 2 * D]
+    assert not torch.allclose(attention.query.weight[D : 2 * D], query, atol=0.1)
+    assert not torch.allclose(attention.key.weight[D : 2 * D], key, atol=0.1)
+    after = circuit_similarity(model, [TEXT])
+    for a, b in zip(before.logits, after.logits, strict=True):
+        torch.testing.assert_close(a.cosine, b.cosine, rtol=1e-9, atol=1e-9)
+
+
+def test_permuting_heads_permutes_the_matrix():
+    model = shaken(build("bert, sdpa")[0])
+    before = circuit_similarity(model, [TEXT])
+    order = torch.tensor([2, 0, 3, 1])
+    rows = (order[:, None] * D + torch.arange(D)).flatten()
+    attention = model.encoder.layer[0].attention
+    with torch.no_grad():
+        for layer in (attention.self.query, attention.self.key, attention.self.value):
+            layer.weight.copy_(layer.weight[rows].clone()), layer.bias.copy_(layer.bias[rows].clone())
+        attention.output.dense.weight.copy_(attention.output.dense.weight[:, rows].clone())
+    after = circuit_similarity(model, [TEXT])
+    for circuit in ("logits", "ov"):
+        a, b = getattr(before, circuit)[0].cosine, getattr(after, circuit)[0].cosine
+        torch.testing.assert_close(a[order][:, order], b)
+    torch.testing.assert_close(before.logits[1].cosine, after.logits[1].cosine)  # the model computes the same
+
+
+def test_two_pairs_of_duplicates_have_a_low_mean_and_the_largest_pair_one():
+    model = shaken(build("bert, sdpa")[0])
+    attention = model.encoder.layer[0].attention.self
+    with torch.no_grad():
+        for layer, signs in ((attention.query, (1, 1, -1, -1)), (attention.key, (1, 1, 1, 1))):
+            for tensor in (layer.weight, layer.bias):
+                tensor.copy_(torch.cat([sign * tensor[:D].clone() for sign in signs]))
+    found = circuit_similarity(model, [TEXT]).logits[0]
+    assert found.mean == pytest.approx(-1 / 3) and found.largest == pytest.approx(1)
+    assert found.pair[1:3] in ((0, 1), (2, 3)) and found.pair.cosine == found.largest
+
+
+@pytest.mark.parametrize("name", ["olmo2, sdpa", "timm"])
+def test_a_norm_behind_the_projection_counts(name):
+    model, inputs = build(name)
+    before = circuit_similarity(shaken(model), [_double(inputs)]).logits[0].cosine
+    attention = model.layers[0].self_attn if name.startswith("olmo") else model[0]
+    with torch.no_grad():
+        attention.q_norm.weight[:3] *= -5
+    after = circuit_similarity(model, [_double(inputs)]).logits[0].cosine
+    assert float((after - before).abs().max()) > 0.01
+
+
+def _double(inputs: Any) -> Any:
+    return inputs.double() if isinstance(inputs, Tensor) else inputs
+
+
+class NormedAfter(nn.Module):
+    """A query norm that reads scaled queries: what it does to the projection's result cannot be said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+        self.q_norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q_norm(2 * self.q_proj(x)), self.k_proj(x), self.v_proj(x)
+        q, k, v = (part.view(*x.shape[:2], 2, 4).transpose(1, 2) for part in (q, k, v))
+        return self.out_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class TokensFirst(nn.Module):
+    """Projects [T, B, D], as fairseq and Longformer do; with `padding`, of more tokens than the inputs have."""
+
+    def __init__(self, padding: int = 0) -> None:
+        super().__init__()
+        self.num_heads, self.padding = 2, padding
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        x = nn.functional.pad(x.transpose(0, 1), (0, 0, 0, 0, 0, self.padding))  # [T, B, D]
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (layer(x).unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for layer in layers)
+        return self.out_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_tokens_may_come_first():
+    model, x, mask = TokensFirst(), torch.randn(2, 5, 8), torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    found = circuit_similarity(model, [{"x": x, "attention_mask": mask}]).logits[0]
+    keys = model.k_proj(x).unflatten(-1, (2, 4)).detach()
+    q = model.q_proj(x).unflatten(-1, (2, 4)).detach()[mask.bool()].double()  # [8, 2, 4]
+    k = torch.cat([row[real.bool()] - row[real.bool()].mean(0) for row, real in zip(keys, mask, strict=True)]).double()
+    f = torch.einsum("xid,yid->ixy", q, k).flatten(1)
+    torch.testing.assert_close(found.cosine[0, 1], torch.cosine_similarity(f[0], f[1], dim=0), rtol=1e-5, atol=1e-5)
+    with pytest.raises(HeadLayoutError, match="reads 7 tokens of which the inputs' mask knows 5"):
+        circuit_similarity(TokensFirst(padding=2), [{"x": x, "attention_mask": mask}])
+
+
+def test_layers_that_cannot_be_read_are_named_with_a_reason():
+    x = torch.randn(2, 5, 8)
+    with pytest.raises(HeadLayoutError, match="q norm does not read the result"):
+        circuit_similarity(NormedAfter(), [x])
+    model, inputs = build("additive")
+    with pytest.raises(HeadLayoutError, match="has no queries and keys"):
+        circuit_similarity(model, [inputs])
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    both = nn.ModuleDict({"read": attention, "idle": nn.MultiheadAttention(8, 2, batch_first=True)})
+    both.forward = lambda given: both["read"](given, given, given)[0]
+    found = circuit_similarity(both, [x])
+    assert [s.name for s in found.logits] == ["read"] and "never called" in found.left_out["idle"]
+
+
+def test_tokens_are_limited_and_the_same_every_time():
+    model = build("bert, sdpa")[0]
+    batches = [TEXT, {"input_ids": ids(7).flip(0)}]
+    found = [circuit_similarity(model, batches, tokens=9, seed=seed) for seed in (0, 0, 1)]
+    assert found[0].logits[0].tokens == found[0].ov[1].tokens == 9
+    assert torch.equal(found[0].logits[1].cosine, found[1].logits[1].cosine)
+    assert not torch.equal(found[0].logits[1].cosine, found[2].logits[1].cosine)
+    assert circuit_similarity(model, batches).logits[0].tokens == 11 + 14
+    with pytest.raises(ValueError, match="at least one"):
+        circuit_similarity(model, [])
+
+
+def test_the_model_stays_as_it_is_and_nan_is_refused():
+    model = build("bert, sdpa")[0].train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    circuit_similarity(model, [TEXT])
+    assert model.training and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.key.bias[0] = torch.nan
+    with pytest.raises(DivergedError, match="earlier checkpoint"):
+        circuit_similarity(model, [TEXT])
+
+
+def test_adapters_count():
+    peft = pytest.importorskip("peft")
+    model = build("bert, sdpa")[0]
+    plain_model = circuit_similarity(model, [TEXT])
+    config = peft.LoraConfig(target_modules=["query", "attention.output.dense"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config)
+    before = circuit_similarity(adapted, [TEXT])
+    after = circuit_similarity(adapted.merge_and_unload(), [TEXT])
+    for circuit in ("logits", "ov"):
+        a, b, c = (getattr(each, circuit)[0].cosine for each in (plain_model, before, after))
+        torch.testing.assert_close(b, c, rtol=1e-4, atol=1e-4)
+        assert float((a - b).abs().max()) > 1e-3
+
+
+def test_one_head_has_no_pair():
+    alone = Similarity("layer", "logits", torch.ones(1, 1, dtype=torch.float64), 3)
+    assert alone.pair is None and alone.mean != alone.mean
