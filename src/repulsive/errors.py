@@ -1,5 +1,8 @@
 """Errors a user can meet. Each message names what was wrong, where, and what to do next."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class RepulsiveError(Exception):
     """Base of every error this package raises on purpose."""
@@ -7,6 +10,10 @@ class RepulsiveError(Exception):
 
 class RuleError(RepulsiveError, ValueError):
     """A rule, kernel, bandwidth, prior or schedule was given a value it cannot take."""
+
+
+class UnknownSetting(RuleError, TypeError):
+    """`repel` or a callback was given an argument that it does not have."""
 
 
 class SelectionError(RepulsiveError, ValueError):
@@ -55,3 +62,14 @@ class RunError(RepulsiveError, RuntimeError):
 
 class DivergedError(RepulsiveError, ArithmeticError):
     """The loss stopped being a number."""
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The part of an error message that suggests the nearest known word; empty where none is near.
+
+    Example:
+        >>> did_you_mean("shpere", ("weights", "sphere"))
+        "did you mean 'sphere'? "
+    """
+    near = get_close_matches(str(word), list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""

@@ -28,6 +28,14 @@ def released_bandwidth(points: Tensor) -> float:
     return median(squares) / math.log(m + 1)
 
 
+def released_lower_bandwidth(points: Tensor) -> float:
+    m = len(points)
+    if m == 1:
+        return 1.0
+    squares = sorted(float((points[i] - points[j]).square().sum()) for i in range(m) for j in range(m))
+    return squares[(m * m - 1) // 2] / math.log(m + 1)
+
+
 def rbf(x: Tensor, y: Tensor, h: float) -> Tensor:
     return torch.exp(-(x - y).square().sum() / h)
 
@@ -40,8 +48,16 @@ def cosine(x: Tensor, y: Tensor, h: float) -> Tensor:
     return x @ y / (x.norm() * y.norm())
 
 
-KERNELS = {"rbf": rbf, "imq": imq, "cosine": cosine}
-BANDWIDTHS = {"paper": paper_bandwidth, "released": released_bandwidth}
+def hinge(x: Tensor, y: Tensor, h: float) -> Tensor:
+    return (cosine(x, y, h) - 0.5).clamp(min=0)
+
+
+KERNELS = {"rbf": rbf, "imq": imq, "cosine": cosine, "hinge": hinge}
+BANDWIDTHS = {
+    "paper": paper_bandwidth,
+    "released": released_bandwidth,
+    "released-lower": released_lower_bandwidth,
+}
 
 
 def phi(

@@ -25,7 +25,7 @@ def expected(theta: torch.Tensor, grad: torch.Tensor, stepsize: float, **options
     shape=shapes,
     seed=st.integers(0, 2**31),
     kernel=st.sampled_from(["rbf", "imq", "cosine"]),
-    bandwidth=st.sampled_from(["paper", "released", 0.7]),
+    bandwidth=st.sampled_from(["paper", "released", "released-lower", 0.7]),
     space=st.sampled_from(["weights", "sphere"]),
     smoothing=st.sampled_from([0.0, 0.4, 1.0]),
     precision=st.sampled_from([0.0, 0.3]),

@@ -1,8 +1,9 @@
 """Particles [..., M, D] in, what the optimiser descends out. Imports nothing of ours but the errors."""
 
 from repulsive.particles.bandwidths import CollapsedHeads
-from repulsive.particles.kernels import IMQ, RBF, Cosine, Kernel
+from repulsive.particles.kernels import IMQ, RBF, Cosine, Hinge, Kernel
 from repulsive.particles.ladder import CosineLadder
+from repulsive.particles.named import RULES, RuleName, rule_by_name
 from repulsive.particles.priors import Gaussian, Uniform
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
@@ -12,6 +13,7 @@ from repulsive.particles.svgd import SVGD
 __all__ = [
     "IMQ",
     "RBF",
+    "RULES",
     "SGLD",
     "SPOS",
     "SVGD",
@@ -19,7 +21,10 @@ __all__ = [
     "Cosine",
     "CosineLadder",
     "Gaussian",
+    "Hinge",
     "Kernel",
     "Rule",
+    "RuleName",
     "Uniform",
+    "rule_by_name",
 ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from repulsive.errors import RuleError
+from repulsive.errors import RuleError, did_you_mean
 
-Bandwidth = str | float | Callable[[Tensor], Tensor]
+BandwidthName = Literal["paper", "released", "released-lower"]
+Bandwidth = BandwidthName | float | Callable[[Tensor], Tensor]
 
 # A median bandwidth never falls below (FLOOR x root mean square norm of the particles)^2: repulsion grows as
 # 1 / distance, and heads closer than this differ by little more than rounding.
@@ -48,6 +50,8 @@ def paper(d2: Tensor) -> Tensor:
 def released(d2: Tensor) -> Tensor:
     r"""$h = \mathrm{med}(d^2) / \log(M + 1)$ over the whole matrix, zero diagonal included (the authors' ELECTRA code).
 
+    An even count averages the two middle values, as TensorFlow's percentile with midpoints does.
+
     Args:
         d2: squared distances [..., M, M].
 
@@ -57,7 +61,25 @@ def released(d2: Tensor) -> Tensor:
     return _middle(d2.flatten(-2)) / math.log(d2.shape[-1] + 1)
 
 
-NAMED: dict[str, Callable[[Tensor], Tensor]] = {"paper": paper, "released": released}
+def released_lower(d2: Tensor) -> Tensor:
+    r"""$h = \mathrm{med}(d^2) / \log(M + 1)$ with torch's lower median (the authors' early PyTorch code).
+
+    `torch.median` takes the lower of the two middle values of an even count; else this is `released`.
+
+    Args:
+        d2: squared distances [..., M, M].
+
+    Returns:
+        [...]
+    """
+    return d2.flatten(-2).median(dim=-1).values / math.log(d2.shape[-1] + 1)
+
+
+NAMED: dict[str, Callable[[Tensor], Tensor]] = {
+    "paper": paper,
+    "released": released,
+    "released-lower": released_lower,
+}
 
 
 def checked(bandwidth: Bandwidth) -> Bandwidth:
@@ -70,7 +92,8 @@ def checked(bandwidth: Bandwidth) -> Bandwidth:
         return bandwidth
     if isinstance(bandwidth, str):
         if bandwidth not in NAMED:
-            raise RuleError(f"bandwidth={bandwidth!r} is unknown; choose {sorted(NAMED)}, a number or a callable")
+            hint = did_you_mean(bandwidth, NAMED)
+            raise RuleError(f"bandwidth={bandwidth!r} is unknown; {hint}choose {sorted(NAMED)}, a number or a callable")
         return bandwidth
     try:
         number = float(bandwidth)  # numpy's and torch's too

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from repulsive.errors import RuleError
+from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
 
-SPACES = ("weights", "sphere", "logits")
+KernelName = Literal["rbf", "imq", "cosine", "hinge"]
+Space = Literal["weights", "sphere", "logits"]
+SPACES: tuple[str, ...] = get_args(Space)
 # A head this much shorter than the root mean square of all is taken for zero. Where squares come from float32 sums,
 # good to 1e-7 of that mean square, the force between two such heads is off by 0.2 %, ten times shorter by 9 %.
 SHORTEST = 3e-3
@@ -140,6 +142,44 @@ class Cosine:
 
 
 @dataclass(frozen=True)
+class Hinge:
+    r"""$\kappa = \max(0, \cos(\theta_i, \theta_j) - t)$: repulsion between near-duplicates alone, along the sphere.
+
+    Heads whose cosine is at most t do not interact at all. Above t the force of head j on head i is that of `Cosine`,
+    $-(u_j - \cos_{ij} u_i) / |\theta_i|$. It has no bandwidth.
+
+    Args:
+        threshold: t, the largest cosine at which two heads are left alone.
+
+    Raises:
+        RuleError: the threshold is not between 0 and 1.
+    """
+
+    threshold: float = 0.5
+    name: str = "hinge"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold < 1:
+            raise RuleError(f"Hinge(threshold={self.threshold!r}): must be at least 0 and below 1")
+
+    def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
+        if space == "weights":
+            raise RuleError("kernel='hinge' compares directions: choose space='sphere' or space='logits'")
+        norms2 = gram.squared_norms  # [..., M]
+        zero = _are_zero(norms2)
+        inverse = torch.where(zero, 0, 1 / torch.where(zero, 1, norms2).sqrt())
+        pair = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)  # [..., M, M]
+        cosine = gram.inner * pair
+        off = 1 - torch.eye(norms2.shape[-1], dtype=norms2.dtype, device=norms2.device)
+        # Products instead of torch.where: zero times NaN is NaN, so a damaged head is not hidden.
+        near = off * (cosine > self.threshold)
+        own = (near * cosine).sum(-1) * inverse.square()
+        repulsion = torch.diag_embed(own) - near * pair
+        values = (cosine - self.threshold).clamp(min=0)
+        return Interaction(values, repulsion, torch.full_like(norms2[..., 0], torch.nan))
+
+
+@dataclass(frozen=True)
 class Differentiable:
     """Any callable kernel: `function(x, y)` on broadcastable [..., D] tensors gives [...]; autograd gives the force.
 
@@ -170,14 +210,19 @@ class Differentiable:
         return torch.stack(values, dim=-2), torch.stack(forces, dim=-2)
 
 
-NAMED: dict[str, Kernel] = {"rbf": RBF, "imq": IMQ, "cosine": Cosine()}
+NAMED: dict[str, Kernel] = {"rbf": RBF, "imq": IMQ, "cosine": Cosine(), "hinge": Hinge()}
 
 
-def resolve(kernel: str | Kernel | Callable[[Tensor, Tensor], Tensor]) -> Kernel | Differentiable:
+AnyKernel = KernelName | Kernel | Callable[[Tensor, Tensor], Tensor]
+
+
+def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
     """A kernel by name, as given, or wrapped if it is a plain callable."""
     if isinstance(kernel, str):
         if kernel not in NAMED:
-            raise RuleError(f"kernel={kernel!r} is unknown; choose one of {sorted(NAMED)} or give a callable k(x, y)")
+            hint = did_you_mean(kernel, NAMED)
+            known = sorted(NAMED)
+            raise RuleError(f"kernel={kernel!r} is unknown; {hint}choose one of {known} or give a callable k(x, y)")
         return NAMED[kernel]
     if isinstance(kernel, Differentiable | Kernel):
         return kernel
@@ -192,6 +237,6 @@ def _are_zero(norms2: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Of length 1 but for zeros, which have no direction and stay: adapters begin as zeros."""
+    """Normalise rows; keep zero rows, which have no direction: adapters begin as zeros."""
     norm = x.norm(dim=-1, keepdim=True)
     return x / torch.where(norm == 0, 1, norm)

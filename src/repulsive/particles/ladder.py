@@ -6,6 +6,7 @@ The appendix prints rung 1 with the sign that *attracts*; here signs follow what
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from torch import Tensor
 from repulsive.errors import RuleError
 from repulsive.particles.svgd import SVGD
 
-RUNGS = ("regulariser", "derivative", "smoothing")
+Rung = Literal["regulariser", "derivative", "smoothing"]
+RUNGS: tuple[str, ...] = get_args(Rung)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class CosineLadder(SVGD):
         RuleError: an unknown rung, or another kernel or space than the ladder's own.
     """
 
-    rung: str = field(default="regulariser", kw_only=True)
+    rung: Rung = field(default="regulariser", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.rung not in RUNGS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from repulsive.errors import RuleError
 
@@ -41,10 +42,11 @@ class Gaussian:
 
 
 Prior = Uniform | Gaussian
+PriorName = Literal["uniform", "gaussian"]
 NAMED: dict[str, Prior] = {"uniform": Uniform(), "gaussian": Gaussian()}
 
 
-def resolve(prior: str | Prior) -> Prior:
+def resolve(prior: PriorName | Prior) -> Prior:
     """A prior by name or as given."""
     if isinstance(prior, str):
         if prior not in NAMED:

@@ -11,7 +11,7 @@ from torch import Tensor
 from repulsive.particles import priors
 from repulsive.particles.gram import Gram
 from repulsive.particles.logits import cosines, mean_and_largest
-from repulsive.particles.priors import Prior
+from repulsive.particles.priors import Prior, PriorName
 from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
 
 
@@ -34,7 +34,7 @@ class SGLD(Rule):
 
     stepsize: float = 0.1
     temperature: float = 1.0
-    prior: str | Prior = field(default="uniform", kw_only=True)
+    prior: PriorName | Prior = field(default="uniform", kw_only=True)
 
     def __post_init__(self) -> None:
         check_number(self, "stepsize", above=0)

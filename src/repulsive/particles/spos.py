@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -11,7 +12,8 @@ from repulsive.errors import RuleError
 from repulsive.particles.rule import check_number
 from repulsive.particles.svgd import SVGD
 
-NOISES = ("langevin", "released")
+Noise = Literal["langevin", "released"]
+NOISES: tuple[str, ...] = get_args(Noise)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class SPOS(SVGD):
 
     beta: float = 1e6
     temperature: float = field(default=1.0, kw_only=True)
-    noise: str = field(default="langevin", kw_only=True)
+    noise: Noise = field(default="langevin", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

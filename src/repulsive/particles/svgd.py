@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from repulsive.errors import RuleError
+from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
-from repulsive.particles.kernels import Differentiable, Interaction, Kernel
+from repulsive.particles.kernels import AnyKernel, Differentiable, Hinge, Interaction, Space
 from repulsive.particles.logits import cosines, mean_and_largest
-from repulsive.particles.priors import Prior
+from repulsive.particles.priors import Prior, PriorName
 from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
 
 TOKENS, EVERY = 1024, 10  # with space="logits"
 
-Alpha = float | str | Callable[[int], float]
+Alpha = float | Literal["auto"] | Callable[[int], float]
+Ratio = float | Callable[[int], float]
+
+
+class Unset(float):
+    """The default of a setting, told apart from the same number given by the user."""
+
+
+RATIO = Unset(0.1)  # of alpha="auto"
 
 
 @dataclass(frozen=True)
@@ -36,14 +45,16 @@ class SVGD(Rule):
         stepsize: epsilon. Under Adam a factor on the whole direction nearly cancels.
         alpha: repulsive weight; a number, a schedule step -> number, or "auto", which sets it in every group and step
             so that |repulsion| / |drive| is `ratio`. With alpha = T the particles sample exp(-U / T).
-        kernel: "rbf", "imq", "cosine", a `Kernel`, or any differentiable callable k(x, y).
-        bandwidth: "paper", "released", a number h, or a callable from the squared distances of one group, [M, M], to h.
+        kernel: "rbf", "imq", "cosine", "hinge" (only heads with a cosine above 0.5 repel each other), a `Kernel`, or
+            any differentiable callable k(x, y).
+        bandwidth: "paper", "released", "released-lower", a number h, or a callable from the squared distances of one
+            group, [M, M], to h.
         prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
         smoothing: s; 1 as published, 0 lets every head follow its own gradient alone (over M). None: 0 for
-            `space="logits"`, which has no other, and 1 elsewhere.
+            `space="logits"` and `kernel="hinge"`, which have no other, and 1 elsewhere.
         space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone; "logits" compares
             heads by their attention logits on the layer's own tokens, and moves q and k.
-        ratio: the target of alpha="auto", a number or a schedule.
+        ratio: the target of alpha="auto", a number or a schedule; 0.1 by default. Without alpha="auto" it is an error.
         tokens: with `space="logits"`, how many tokens of a training pass logits are compared on.
         every: with `space="logits"`, optimizer steps between two computations of the force; it is reused in between.
 
@@ -58,12 +69,12 @@ class SVGD(Rule):
 
     stepsize: float = 0.1
     alpha: Alpha = 0.01
-    kernel: str | Kernel | Callable[[Tensor, Tensor], Tensor] = field(default="rbf", kw_only=True)
+    kernel: AnyKernel = field(default="rbf", kw_only=True)
     bandwidth: Bandwidth = field(default="paper", kw_only=True)
-    prior: str | Prior = field(default="uniform", kw_only=True)
+    prior: PriorName | Prior = field(default="uniform", kw_only=True)
     smoothing: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once made
-    space: str = field(default="weights", kw_only=True)
-    ratio: float | Callable[[int], float] = field(default=0.1, kw_only=True)
+    space: Space = field(default="weights", kw_only=True)
+    ratio: Ratio = field(default=RATIO, kw_only=True)
     tokens: int = field(default=TOKENS, kw_only=True, repr=False)
     every: int = field(default=EVERY, kw_only=True, repr=False)
 
@@ -80,16 +91,25 @@ class SVGD(Rule):
             check_number(self, "alpha", least=0)
         if not callable(self.ratio):
             check_number(self, "ratio", least=0)
+        if self.alpha != "auto" and not isinstance(self.ratio, Unset):
+            name, ratio = type(self).__name__, self.ratio
+            raise RuleError(f"{name}(alpha={self.alpha!r}, ratio={ratio!r}): ratio is the target of alpha='auto', and "
+                            f"has no effect without it; write {name}(alpha='auto', ratio={ratio!r})")  # fmt: skip
         object.__setattr__(self, "bandwidth", bandwidths.checked(self.bandwidth))
-        kernels.resolve(self.kernel)
         priors.resolve(self.prior)
 
     def _check_space(self) -> None:
         name = type(self).__name__
         if self.space not in kernels.SPACES:
-            raise RuleError(f"{name}(space={self.space!r}): choose one of {kernels.SPACES}")
+            hint = did_you_mean(self.space, kernels.SPACES)
+            raise RuleError(f"{name}(space={self.space!r}): {hint}choose one of {kernels.SPACES}")
         if self.smoothing is None:
-            object.__setattr__(self, "smoothing", 0.0 if self.reads_tokens else 1.0)
+            object.__setattr__(self, "smoothing", self.default_smoothing)
+        hinge = isinstance(kernels.resolve(self.kernel), Hinge)
+        if hinge and (self.space == "weights" or self.smoothing != 0):
+            raise RuleError(f"{name}(kernel='hinge', space={self.space!r}, smoothing={self.smoothing!r}): this kernel "
+                            "compares directions and averages no gradients; choose space='sphere' or 'logits', and "
+                            "smoothing=0")  # fmt: skip
         for setting, default in (("tokens", TOKENS), ("every", EVERY)):
             value = getattr(self, setting)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -104,7 +124,12 @@ class SVGD(Rule):
         if priors.resolve(self.prior).precision:
             raise RuleError(f"{name}(space='logits', prior={self.prior!r}): only a uniform prior is known there")
         if isinstance(kernels.resolve(self.kernel), Differentiable):
-            raise RuleError(f"{name}(space='logits'): choose a kernel by name, 'rbf', 'imq' or 'cosine'")
+            raise RuleError(f"{name}(space='logits'): choose a kernel by name: 'rbf', 'imq', 'cosine' or 'hinge'")
+
+    @property
+    def default_smoothing(self) -> float:
+        """What `smoothing` is if it is left out."""
+        return 0.0 if self.reads_tokens or isinstance(kernels.resolve(self.kernel), Hinge) else 1.0
 
     @property
     def reads_tokens(self) -> bool:
@@ -159,7 +184,7 @@ class SVGD(Rule):
             return torch.full_like(unit_norm, self.alpha(step) if callable(self.alpha) else self.alpha)
         if drive_norm is None:
             raise RuleError("alpha='auto' needs the gradients' inner products")
-        ratio = self.ratio(step) if callable(self.ratio) else self.ratio
+        ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
         still = unit_norm == 0  # equal heads, or one alone: no force to scale
         return torch.where(still, torch.zeros_like(unit_norm), ratio * drive_norm / torch.where(still, 1.0, unit_norm))
 
@@ -181,5 +206,5 @@ class SVGD(Rule):
         drive = smooth @ grad
         unit = (self.stepsize / theta.shape[-2]) * force
         alpha = self.weight_of(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
-        prior = priors.resolve(self.prior).precision * (smooth @ theta)  # no part of what a ratio is of
+        prior = priors.resolve(self.prior).precision * (smooth @ theta)  # excluded from the ratio
         return drive + prior - alpha[..., None, None] * unit

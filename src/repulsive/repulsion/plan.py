@@ -18,6 +18,7 @@ from torch import Tensor
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths, kernels, priors
+from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
 from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.svgd import SVGD
@@ -92,9 +93,14 @@ def _solves(rule: Rule) -> TypeGuard[SVGD]:
         isinstance(rule, SVGD)
         and type(rule).drive is SVGD.drive
         and kernels.resolve(rule.kernel) in (kernels.RBF, kernels.IMQ)
-        and not callable(rule.bandwidth)
+        and _solves_bandwidth(rule.bandwidth)
         and rule.alpha != "auto"
     )
+
+
+def _solves_bandwidth(bandwidth: Bandwidth) -> bool:
+    """A number, or one of the medians that `solve_kernel` computes."""
+    return bandwidth in ("paper", "released") if isinstance(bandwidth, str) else not callable(bandwidth)
 
 
 def _splits(slices: int, dim: int) -> int:

@@ -1,0 +1,50 @@
+"""Rules by name: the words that `repel`, the callbacks and the benchmark take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from repulsive.errors import RuleError, did_you_mean
+from repulsive.particles.rule import Rule
+from repulsive.particles.sgld import SGLD
+from repulsive.particles.spos import SPOS
+from repulsive.particles.svgd import SVGD
+
+RuleName = Literal["paper", "sphere", "svgd", "spos", "sgld", "logits"]
+
+# Each is built when it is asked for, so that one that fails stops no other.
+RULES: dict[str, Callable[[], Rule]] = {
+    "paper": lambda: SVGD(stepsize=0.1, alpha=0.01),
+    "sphere": lambda: SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
+    "svgd": lambda: SVGD(),
+    "spos": lambda: SPOS(),
+    "sgld": lambda: SGLD(),
+    "logits": lambda: SVGD(space="logits"),
+}
+
+
+def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] = RULES) -> Rule:
+    """Build the rule of that name.
+
+    | name | rule |
+    | --- | --- |
+    | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
+    | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
+    | "sphere" | `SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)`, recommended for Transformers |
+    | "logits" | `SVGD(space="logits")` |
+
+    Args:
+        name: a key of `known`.
+        known: names and what builds their rules.
+
+    Raises:
+        RuleError: the name is unknown.
+
+    Example:
+        >>> rule_by_name("paper").stepsize
+        0.1
+    """
+    if name not in known:
+        raise RuleError(f"unknown rule {name!r}; {did_you_mean(name.lower(), known)}choose from {', '.join(known)}")
+    return known[name]()

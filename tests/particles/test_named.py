@@ -1,0 +1,83 @@
+"""Rules by name, and settings that would have no effect."""
+
+import copy
+import dataclasses
+import math
+import pickle
+
+import pytest
+import torch
+
+from repulsive.errors import RuleError
+from repulsive.particles import RULES, SGLD, SPOS, SVGD, CosineLadder, rule_by_name
+from repulsive.particles.bandwidths import released, released_lower
+
+EXPECTED = {
+    "paper": SVGD(stepsize=0.1, alpha=0.01),
+    "svgd": SVGD(),
+    "spos": SPOS(),
+    "sgld": SGLD(),
+    "sphere": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
+    "logits": SVGD(space="logits"),
+}
+
+
+def test_every_name_is_the_rule_that_is_documented():
+    assert {name: rule_by_name(name) for name in RULES} == EXPECTED
+
+
+@pytest.mark.parametrize(("word", "meant"), [("shpere", "sphere"), ("SVGD", "svgd"), ("logit", "logits")])
+def test_a_misspelt_name_is_suggested(word, meant):
+    with pytest.raises(RuleError, match=f"unknown rule '{word}'; did you mean '{meant}'"):
+        rule_by_name(word)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(SVGD, {}), (SPOS, {"alpha": 0.5}), (SVGD, {"alpha": math.sqrt})])
+@pytest.mark.parametrize("ratio", [0.03, 0.1, math.sqrt])
+def test_a_ratio_without_auto_is_an_error(kind, options, ratio):
+    with pytest.raises(RuleError, match=r"ratio=.* has no effect without it; write .*alpha='auto'"):
+        kind(ratio=ratio, **options)
+    assert kind(alpha="auto", ratio=ratio).ratio == ratio
+
+
+def test_the_default_ratio_reads_as_before():
+    for rule in (SVGD(), SVGD(alpha="auto"), SPOS(), CosineLadder()):
+        assert rule.ratio == 0.1 and "ratio=0.1" in repr(rule)
+    assert SVGD(alpha="auto") == SVGD(alpha="auto", ratio=0.1)
+
+
+def test_rules_can_be_changed_copied_and_pickled():
+    assert dataclasses.replace(SVGD(), stepsize=1.0) == SVGD(1.0)
+    for copied in (copy.deepcopy(SVGD()), pickle.loads(pickle.dumps(SVGD()))):
+        assert copied == SVGD() and dataclasses.replace(copied, alpha=0.5) == SVGD(alpha=0.5)
+    assert dataclasses.replace(SVGD(alpha="auto"), alpha=0.5) == SVGD(alpha=0.5)
+
+
+@pytest.mark.parametrize("heads", [2, 3, 4, 12])
+def test_the_lower_median_is_that_of_torch(heads):
+    theta = torch.randn(5, heads, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(heads))
+    d2 = torch.cdist(theta, theta).square()
+    lower = torch.stack([torch.median(one) for one in d2]) / math.log(heads + 1)
+    assert torch.equal(released_lower(d2), lower)
+    even = heads % 2 == 0  # an even number of entries has two middle ones
+    assert bool((released_lower(d2) < released(d2)).all()) == even
+
+
+def test_two_heads_have_no_lower_median():
+    """Two of the four squared distances are zero, and so is the lower middle one: the floor of h acts."""
+    theta = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    assert released_lower(torch.cdist(theta, theta).square()) == 0
+    assert SVGD(bandwidth="released-lower").gradient(theta, torch.ones(2, 2)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "meant"),
+    [
+        (lambda: SVGD(space="shpere"), "sphere"),
+        (lambda: SVGD(kernel="cosin"), "cosine"),
+        (lambda: SVGD(bandwidth="realeased"), "released"),
+    ],
+)
+def test_misspelt_words_are_suggested(make, meant):
+    with pytest.raises(RuleError, match=f"did you mean '{meant}'"):
+        make()
