@@ -12,29 +12,35 @@ from repulsive.errors import (
     RuleError,
     SelectionError,
     StateError,
+    UnknownSetting,
     UnsupportedWeights,
 )
-from repulsive.heads import HeadGroup, describe, find_heads, heads_by_hand, verify_heads
-from repulsive.particles import SGLD, SPOS, SVGD, CosineLadder, Gaussian, Uniform
+from repulsive.heads import HeadGroup, HeadReport, HeadSlice, describe, find_heads, heads_by_hand, verify_heads
+from repulsive.particles import SGLD, SPOS, SVGD, CollapsedHeads, CosineLadder, Gaussian, Rule, Uniform
 from repulsive.repulsion import GroupReport, Handle, repel
 
 __all__ = [
     "SGLD",
     "SPOS",
     "SVGD",
+    "CollapsedHeads",
     "CosineLadder",
     "Gaussian",
     "GroupReport",
     "Handle",
     "HeadGroup",
     "HeadLayoutError",
+    "HeadReport",
+    "HeadSlice",
     "NoHeadsFound",
     "OptimizerError",
     "RepulsiveError",
+    "Rule",
     "RuleError",
     "SelectionError",
     "StateError",
     "Uniform",
+    "UnknownSetting",
     "UnsupportedWeights",
     "__version__",
     "describe",

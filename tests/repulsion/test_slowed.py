@@ -56,11 +56,11 @@ def test_what_is_told_is_so():
     "make",
     [
         lambda weights: torch.optim.AdamW(weights),
-        lambda weights: torch.optim.SGD(weights, lr=0.1),
+        lambda weights: torch.optim.AdamW(weights, weight_decay=0.1),
         lambda weights: torch.optim.RMSprop(weights),
         lambda weights: torch.optim.Adafactor(weights),  # has two of them
     ],
-    ids=["AdamW", "SGD", "RMSprop", "Adafactor"],
+    ids=["AdamW", "AdamW with decay", "RMSprop", "Adafactor"],
 )
 @pytest.mark.parametrize("rule", [SVGD(), SVGD(stepsize=0.01), SPOS(), SGLD(), None], ids=str)
 def test_nothing_is_told_of_usual_settings(make, rule, recwarn):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from repulsive.regularizers import frobenius, on_outputs
 VOCABULARY = 10_000
 LENGTH = 32
 RULE = SVGD(stepsize=0.1, alpha=0.01)
-LAYERS = {"first layer": "first", "all layers": "all"}
+LAYERS: dict[str, Literal["first", "all"]] = {"first layer": "first", "all layers": "all"}
 COLLECT = {"disagreement": "outputs", "Frobenius": "weights"}  # what a penalty looks at
 VARIANTS = ("MA", *LAYERS, "one projection at a time", *COLLECT)
 NEVER = 10**9

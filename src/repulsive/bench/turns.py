@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from repulsive.bench.clock import undisturbed
 from repulsive.metrics import student
-from repulsive.repulsion.handle import Settings
+from repulsive.repulsion.settings import Settings
 
 PERIOD = Settings().measure_every  # steps of which one measures, in a training with default settings
 PLAIN = "plain"  # the twin that all others are compared with

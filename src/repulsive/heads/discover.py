@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
@@ -15,18 +16,20 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.match import follow, kinds_of, weights_of
 from repulsive.heads.place import clean, module_of, number_layers, stack_of, unwrap, where_of
 from repulsive.heads.rows import rows_of
-from repulsive.heads.select import select
+from repulsive.heads.select import LayersName, Particle, Where, select
+
+Layout = Literal["heads", "strided"]
 
 
 def find_heads(
     model: nn.Module,
     example_inputs: object = None,
     *,
-    layout: str = "heads",
-    layers: str | Sequence[int] = "all",
+    layout: Layout = "heads",
+    layers: LayersName | Sequence[int] = "all",
     parts: str = "qkv",
-    where: str = "all",
-    particle: str = "projection",
+    where: Where = "all",
+    particle: Particle = "projection",
     match: str | Sequence[str] | None = None,
 ) -> list[HeadGroup]:
     """Find the attention heads of a model, as groups that can repel.
@@ -56,7 +59,7 @@ def find_heads(
         >>> [(g.part, g.num_heads, g.dim) for g in groups]
         [('q', 2, 32), ('k', 2, 32), ('v', 2, 32)]
     """
-    if layout not in ("heads", "strided"):
+    if layout not in get_args(Layout):
         raise SelectionError(f"layout={layout!r} is unknown; use 'heads' or 'strided'")
     inner = unwrap(model)
     groups, misses = known_heads(inner)

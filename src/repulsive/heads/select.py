@@ -6,24 +6,26 @@ import operator
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
 import torch
 
-from repulsive.errors import SelectionError
+from repulsive.errors import SelectionError, did_you_mean
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.place import module_of
 
-_WHERE = ("all", "encoder", "decoder", "cross")
-_PARTICLE = ("projection", "head")
+LayersName = Literal["all", "first", "last"]
+Where = Literal["all", "encoder", "decoder", "cross"]
+Particle = Literal["projection", "head"]
 
 
 def select(
     groups: Sequence[HeadGroup],
     *,
-    layers: str | Sequence[int] = "all",
+    layers: LayersName | Sequence[int] = "all",
     parts: str = "qkv",
-    where: str = "all",
-    particle: str = "projection",
+    where: Where = "all",
+    particle: Particle = "projection",
     match: str | Sequence[str] | None = None,
 ) -> list[HeadGroup]:
     """Groups by layer, part, place and name; arguments as in `find_heads`.
@@ -31,8 +33,8 @@ def select(
     Raises:
         SelectionError: an unknown value, a layer out of range, or nothing left.
     """
-    _one_of("where", where, _WHERE)
-    _one_of("particle", particle, _PARTICLE)
+    _one_of("where", where, get_args(Where))
+    _one_of("particle", particle, get_args(Particle))
     if not isinstance(parts, str) or not parts or set(parts) - set("qkv"):
         raise SelectionError(f"parts={parts!r} is unknown; use any of the letters q, k, v, such as 'qk'")
     chosen = _placed(groups, where)
@@ -97,13 +99,13 @@ def _placed(groups: Sequence[HeadGroup], where: str) -> list[HeadGroup]:
     return [g for g in groups if g.where == where]
 
 
-def _layered(groups: list[HeadGroup], layers: str | Sequence[int]) -> list[HeadGroup]:
+def _layered(groups: list[HeadGroup], layers: LayersName | Sequence[int]) -> list[HeadGroup]:
     depth: dict[tuple[str, str], int] = {}
     for g in groups:
         stack = (g.stack, g.where)
         depth[stack] = max(depth.get(stack, 0), g.layer + 1)
     if isinstance(layers, str):
-        _one_of("layers", layers, ("all", "first", "last"))
+        _one_of("layers", layers, get_args(LayersName))
         if layers == "all":
             return groups
         return [g for g in groups if g.layer == (0 if layers == "first" else depth[g.stack, g.where] - 1)]
@@ -119,8 +121,7 @@ def _layered(groups: list[HeadGroup], layers: str | Sequence[int]) -> list[HeadG
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        near = get_close_matches(str(value), allowed, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(value, allowed)
         raise SelectionError(f"{name}={value!r} is unknown; {hint}use one of {', '.join(map(repr, allowed))}")
 
 

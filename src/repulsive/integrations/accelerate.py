@@ -40,7 +40,7 @@ def repel_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Any, *
         accelerator: what prepares the training.
         model: the model, prepared or yet to be.
         optimizer: its optimiser, prepared or yet to be.
-        settings: the arguments of `repel`, by name.
+        settings: the arguments of `repel`, by name; `rule` may be a name, such as "sphere".
 
     Returns:
         The handle of `repel`.

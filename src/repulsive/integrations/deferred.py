@@ -10,9 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from repulsive.errors import StateError
+from repulsive.errors import OptimizerError, StateError
+from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, repel
+from repulsive.repulsion.attach import check_arguments
+from repulsive.repulsion.checks import SELECTION, resolve_rule
 from repulsive.repulsion.collapse import Collapse
 
 
@@ -24,16 +27,28 @@ class Deferred:
         settings: the other arguments of `repel`, by name.
 
     Raises:
-        TypeError: `repel` has no such argument.
+        UnknownSetting: `repel` has no such argument.
+        RuleError: the rule is unknown.
     """
 
-    def __init__(self, rule: Rule | None, settings: Mapping[str, Any]) -> None:
-        inspect.signature(repel).bind(None, None, rule, **settings)  # a misspelt name fails here, not hours later
-        self.rule = rule
+    def __init__(self, rule: Rule | RuleName | None, settings: Mapping[str, Any]) -> None:
+        check_arguments(settings)  # a misspelt name fails here, not hours later
+        self.rule = resolve_rule(rule)
         self.settings = dict(settings)
         self.handles: list[Handle] = []
         self._steps_before: list[int] = []
         self._collapse = Collapse()
+
+    @property
+    def handle(self) -> Handle | None:
+        """The handle, None before training.
+
+        Raises:
+            OptimizerError: there are several handles.
+        """
+        if len(self.handles) > 1:
+            raise OptimizerError(f"{len(self.handles)} optimizers own heads: use `handles`, which has one for each")
+        return next(iter(self.handles), None)
 
     @property
     def order(self) -> str:
@@ -69,7 +84,10 @@ class Deferred:
             raise StateError(f"the checkpoint repels with {len(saved)} optimisers, this training with {len(targets)}")
         try:
             for index, (optimizer, own) in enumerate(targets):
-                self.handles.append(repel(model, optimizer, self.rule, **{**self.settings, **own}))
+                settings = {**self.settings, **own}
+                if "groups" in own:  # selected already
+                    settings = {name: value for name, value in settings.items() if name not in SELECTION}
+                self.handles.append(repel(model, optimizer, self.rule, **settings))
                 if saved is not None:
                     self.handles[-1].load_state_dict(saved[index])
         except Exception:
@@ -84,6 +102,7 @@ class Deferred:
     def look(self, step: int, loss: float = math.nan) -> dict[str, float]:
         """Means over all groups, as last measured, to be logged; empty before the first measurement.
 
+        `repulsion_step` is the optimizer step they were measured at, which may be up to `measure_every` steps ago.
         Warns once if the model has collapsed, as far as it can be seen since this training began.
 
         Args:
@@ -94,10 +113,13 @@ class Deferred:
         columns = {
             "repulsion_ratio": [report.ratio for report in reports],
             "head_distance": [report.distance for report in reports],
+            "head_similarity": [report.similarity for report in reports],
             "drive": [report.drive for report in reports],
         }
         known = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
         means = {name: sum(values) / len(values) for name, values in known.items() if values}
+        if means:
+            means["repulsion_step"] = float(max(report.step for report in reports))
         if told := self._collapse.saw(step, loss, means.pop("drive", math.nan)):
             warnings.warn(told, stacklevel=3)
         return means

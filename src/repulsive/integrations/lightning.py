@@ -20,9 +20,11 @@ from repulsive.errors import RuleError
 from repulsive.heads import find_heads
 from repulsive.heads.layout import HeadGroup
 from repulsive.integrations.deferred import Deferred
+from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import Handle, unwrap_optimizer
+from repulsive.repulsion.checks import SELECTION
 
 try:
     from lightning.pytorch import Callback
@@ -34,30 +36,33 @@ except ImportError:
             'repulsive.integrations.lightning needs lightning: pip install "repulsive[lightning]"'
         ) from error
 
-SELECTION = ("example_inputs", "layout", "layers", "parts", "where", "particle", "match")
-
-
 class RepulsiveCallback(Callback):
     """Repels the heads of a LightningModule while it is fitted.
 
     Attaches to each optimiser that owns heads, detaches at the end and warns if no step was changed. Its state is a
     callback state of Lightning's checkpoints, so `fit(ckpt_path=...)` goes on with the same numbers. Logs
-    `repulsion_ratio` (mean |repulsion| / |drive|) and `head_distance`, as last measured, every `log_every_n_steps`.
-    Where these looks show that the model has collapsed, it warns.
+    `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance` and `head_similarity`, as last measured, and
+    `repulsion_step`, the optimizer step of that measurement, every `log_every_n_steps`. Where these values show that
+    the model has collapsed, it warns.
 
     Args:
-        rule: as in `repel`.
+        rule: as in `repel`, a name too.
         settings: any other argument of `repel`, by name: layers, parts, where, particle, order, max_norm, seed, ...
 
     Raises:
-        TypeError: `repel` has no such argument.
+        UnknownSetting: `repel` has no such argument.
         RuleError: `order="repel-clip"` under manual optimisation without `max_norm`, where Lightning does not clip.
     """
 
-    def __init__(self, rule: Rule | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
+    def __init__(self, rule: Rule | RuleName | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
         super().__init__()
         self._repulsion = Deferred(rule, settings)
         self._saved: list[dict[str, Any]] | None = None
+
+    @property
+    def handle(self) -> Handle | None:
+        """What `repel` returned; readable after training too, None before. With several optimizers use `handles`."""
+        return self._repulsion.handle
 
     @property
     def handles(self) -> list[Handle]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from repulsive.errors import RuleError
 from repulsive.integrations.deferred import Deferred
+from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import Handle
@@ -34,25 +35,31 @@ class RepulsiveCallback(TrainerCallback):
 
     Attaches when training begins, detaches when it ends, and warns if no step was changed. Its state is part of each
     checkpoint's `trainer_state.json`, so `trainer.train(resume_from_checkpoint=...)` goes on with the same numbers,
-    wherever the checkpoint lies. Logs gain `repulsion_ratio` (mean |repulsion| / |drive|) and `head_distance`, as last
-    measured. Where these logs show that the model has collapsed, it warns.
+    wherever the checkpoint lies. Logs gain `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance` and
+    `head_similarity`, as last measured, and `repulsion_step`, the optimizer step of that measurement. Where these logs
+    show that the model has collapsed, it warns.
 
     Args:
-        rule: as in `repel`.
+        rule: as in `repel`, a name too.
         settings: any other argument of `repel`, by name: layers, parts, where, particle, order, max_norm, seed, ...
 
     Raises:
-        TypeError: `repel` has no such argument.
+        UnknownSetting: `repel` has no such argument.
         RuleError: `order="repel-clip"` while the Trainer clips, or while nothing does (raised by the Trainer).
     """
 
-    def __init__(self, rule: Rule | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
+    def __init__(self, rule: Rule | RuleName | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
         self._repulsion = Deferred(rule, settings)
 
     @property
     def handle(self) -> Handle | None:
-        """What `repel` gave; readable after training too, None before."""
-        return next(iter(self._repulsion.handles), None)
+        """What `repel` returned; readable after training too, None before."""
+        return self._repulsion.handle
+
+    @property
+    def handles(self) -> list[Handle]:
+        """The same as a list, as in Lightning's callback; empty before training."""
+        return self._repulsion.handles
 
     def add_to(self, trainer: Any) -> None:
         """Join a trainer ahead of its reporters.

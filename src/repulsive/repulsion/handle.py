@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any
@@ -28,9 +28,11 @@ from repulsive.repulsion.live import Live, are_same, is_captured
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.owners import claimed_twice
 from repulsive.repulsion.passing import Snapshot, is_nested, scale_of, skips
+from repulsive.repulsion.settings import Settings
+from repulsive.repulsion.show import Overview, as_html, as_text, overview, short_rule
+from repulsive.repulsion.strength import IN_A_ROW, Strength
+from repulsive.repulsion.trained import newly_trained
 
-ORDERS = ("clip-repel", "repel-clip")
-NOISE_PLACES = ("gradient", "parameter")
 FORMAT = 1
 
 # Weak on both sides: a handle holds its optimiser, and lives as long as the optimiser's hooks do.
@@ -72,17 +74,6 @@ class GroupReport:
     skipped: int
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a handle works; see `repel` for what each one means."""
-
-    seed: int = 0
-    order: str = "clip-repel"
-    max_norm: float | None = None
-    noise_in: str = "gradient"
-    measure_every: int = 50
-
-
 class Handle:
     """A rule attached to the heads of a model and to its optimiser. Made by `repel`, removed by `remove` or `with`."""
 
@@ -93,6 +84,7 @@ class Handle:
         rule: Rule | None,
         settings: Settings,
         logits: LogitRepulsion | None = None,
+        untrained: Sequence[HeadGroup] = (),
     ) -> None:
         self.groups = groups
         self.optimizer = optimizer
@@ -104,6 +96,9 @@ class Handle:
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
         self._changes = 0  # times that gradients were changed
         self._measured: dict[str, Measured] = {}
+        self._first: dict[str, Measured] = {}  # the first measurement of each group
+        self._untrained = list(untrained)  # selected heads that the optimizer did not train when attached
+        self._strength = Strength()
         self._hooks: list[RemovableHandle] = []
         self._logits = logits  # layers, tokens and forces, for a rule that reads tokens
         self._live = Live(groups, settings.seed) if logits is None else Live(groups, settings.seed, logits.update)
@@ -226,7 +221,7 @@ class Handle:
             return
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(self.optimizer, settings.max_norm, scale)
-        self._measured |= update.run(
+        measured = update.run(
             self.rule,
             self._rates(),
             step=self.steps,
@@ -234,6 +229,8 @@ class Handle:
             measure=self.steps % settings.measure_every == 0,
             draw_noise=settings.noise_in == "gradient",
         )
+        if measured:
+            self._look_at(measured)
         if self.steps == 0:
             self._warn_of_equal_heads()
         if settings.max_norm is not None and settings.order == "repel-clip":
@@ -265,6 +262,29 @@ class Handle:
         self.steps += 1
         self._applied = self._pending = False
 
+    def _look_at(self, measured: dict[str, Measured]) -> None:
+        """Keep a measurement; warn once of heads that joined the training, and once of too strong repulsion."""
+        self._measured |= measured
+        self._first = measured | self._first
+        if is_captured():
+            return
+        if joined := newly_trained(self._untrained, self.optimizer):
+            self._untrained = []
+            warnings.warn(
+                f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "
+                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), and repel again",
+                stacklevel=7,
+            )
+        batches = {id(one.measure): one.measure for one in measured.values()}
+        if (ratio := self._strength.saw(self.steps, batches.values())) is not None:
+            auto = isinstance(self.rule, SVGD) and self.rule.alpha == "auto"
+            remedy = "a smaller ratio" if auto else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
+            warnings.warn(
+                f"step {self.steps}: repulsion is stronger than the loss. |repulsion| / |drive| was above 1 in most "
+                f"groups in {IN_A_ROW} measurements in a row (median now {ratio:.3g}). Choose {remedy}",
+                stacklevel=7,
+            )
+
     def _warn_of_equal_heads(self) -> None:
         """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""
         if not isinstance(self.rule, SVGD) or self.rule.noise_scale(1.0) or is_captured():
@@ -289,10 +309,41 @@ class Handle:
 
     def report(self) -> list[GroupReport]:
         """One line per group: |drive|, |repulsion|, their ratio, bandwidth, mean distance, as last measured."""
-        return [self._report(group) for group in self.groups]
+        return [self._report(group, self._measured) for group in self.groups]
 
-    def _report(self, group: HeadGroup) -> GroupReport:
-        measured = self._measured.get(group.name)
+    def first_report(self) -> list[GroupReport]:
+        """The same as first measured, since this handle was made."""
+        return [self._report(group, self._first) for group in self.groups]
+
+    def __repr__(self) -> str:
+        state = "attached" if self.attached else "not attached"
+        return f"<repulsive.Handle: {short_rule(self.rule)}, {len(self.groups)} groups, step {self.steps}, {state}>"
+
+    def __str__(self) -> str:
+        """Rule and step; ratio and similarity of heads at the start and now."""
+        return as_text(self._title(), self._overviews())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title(), self._overviews())
+
+    def _title(self) -> str:
+        state = "" if self.attached else ", not attached"
+        return f"{short_rule(self.rule)}, {len(self.groups)} groups of heads, step {self.steps}{state}"
+
+    def _overviews(self) -> dict[str, Overview]:
+        found = {"start": self.first_report(), "now": self.report()} if self._first else {}
+        return {
+            name: overview(
+                max(one.step for one in reports),
+                [one.ratio for one in reports],
+                [one.similarity for one in reports],
+                [one.largest for one in reports],
+            )
+            for name, reports in found.items()
+        }
+
+    def _report(self, group: HeadGroup, known: dict[str, Measured]) -> GroupReport:
+        measured = known.get(group.name)
         unknown = dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
         values = unknown if measured is None else measured.values()
         step = -1 if measured is None else measured.step

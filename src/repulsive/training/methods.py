@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repulsive import SGLD, SPOS, SVGD, Handle, repel
+from repulsive import SGLD, SPOS, SVGD, Handle, find_heads, repel
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.priors import Gaussian
 from repulsive.particles.rule import Rule
@@ -46,8 +46,10 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
 
 
 def _scheduled(method: Method, steps: int) -> dict[str, Any]:
-    """Alpha and ratio, one of them as a schedule if the recipe asks for it."""
-    found: dict[str, Any] = {"alpha": method.alpha, "ratio": method.ratio}
+    """Alpha, and ratio where alpha is "auto"; the last of them as a schedule if the recipe asks for it."""
+    found: dict[str, Any] = {"alpha": method.alpha}
+    if method.alpha == "auto":
+        found["ratio"] = method.ratio
     name = "ratio" if method.alpha == "auto" else "alpha"
     value = float(found[name])
     schedules: dict[str, Callable[[], Any]] = {
@@ -62,15 +64,16 @@ def _scheduled(method: Method, steps: int) -> dict[str, Any]:
 def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, total_steps: int) -> Handle:
     """`repel` as the recipe says; plain training gets a handle too, which clips and measures."""
     method = recipe.method
+    names = ("layers", "parts", "where", "particle", "layout")
+    selection: dict[str, Any] = {name: getattr(method, name) for name in names}
+    groups = find_heads(model, **selection)
+    if all(group.num_heads == 1 for group in groups):  # the first point of a curve over numbers of heads
+        selection = {"groups": groups}
     return repel(
         model,
         optimizer,
         make_rule(method, num_data, total_steps),
-        layers=method.layers,
-        parts=method.parts,
-        where=method.where,
-        particle=method.particle,
-        layout=method.layout,
+        **selection,
         order=method.order if recipe.optimizer.clip else "clip-repel",
         max_norm=recipe.optimizer.clip or None,
         noise_in=method.noise_in,

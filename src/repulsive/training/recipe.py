@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from repulsive.particles.bandwidths import BandwidthName
+from repulsive.particles.kernels import KernelName, Space
+from repulsive.particles.ladder import Rung
+from repulsive.particles.priors import PriorName
+
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -147,13 +152,13 @@ class Method:
     temperature: float | Literal["data"] = "data"
     noise: Literal["langevin", "released"] = "langevin"
     noise_in: Literal["gradient", "parameter"] = "gradient"
-    kernel: Literal["rbf", "imq", "cosine"] = "rbf"
-    bandwidth: float | Literal["paper", "released"] = "paper"
-    prior: Literal["uniform", "gaussian"] = "uniform"
+    kernel: KernelName = "rbf"
+    bandwidth: float | BandwidthName = "paper"
+    prior: PriorName = "uniform"
     prior_std: float = 1.0
     smoothing: float = 1.0
-    space: Literal["weights", "sphere", "logits"] = "weights"
-    rung: Literal["regulariser", "derivative", "smoothing"] = "smoothing"
+    space: Space = "weights"
+    rung: Rung = "smoothing"
     layers: Literal["all", "first", "last"] | tuple[int, ...] = "all"
     parts: str = "qkv"
     where: Literal["all", "encoder", "decoder", "cross"] = "all"

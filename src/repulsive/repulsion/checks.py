@@ -1,0 +1,176 @@
+"""Checks of the arguments of `repel`: what is unknown, out of range, or would be ignored."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from repulsive.errors import RuleError, SelectionError, UnknownSetting, did_you_mean
+from repulsive.heads.layout import HeadGroup
+from repulsive.particles.ladder import CosineLadder
+from repulsive.particles.named import RULES, rule_by_name
+from repulsive.particles.rule import Rule
+from repulsive.particles.sgld import SGLD
+from repulsive.particles.spos import SPOS
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.owners import claimed_twice
+from repulsive.repulsion.settings import NOISE_PLACES, ORDERS, Settings
+
+# How heads are selected, with the defaults of `repel`; with `groups` they are selected already.
+SELECTION: dict[str, Any] = {
+    "layers": "all",
+    "parts": "qkv",
+    "where": "all",
+    "particle": "projection",
+    "match": None,
+    "layout": "heads",
+    "example_inputs": None,
+}
+
+
+def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> None:
+    """Raise an error for arguments that `repel` does not have.
+
+    Args:
+        settings: arguments by name.
+        known: the arguments that it has.
+
+    Raises:
+        UnknownSetting: names the rule that an argument is a setting of, or the argument that was probably meant.
+    """
+    for name, value in settings.items():
+        if name in known:
+            continue
+        kinds = (SVGD, SPOS, SGLD, CosineLadder)
+        owners = [kind.__name__ for kind in kinds if name in vars(kind).get("__annotations__", {})]
+        if owners:
+            more = "alpha='auto', " if name == "ratio" else ""
+            raise UnknownSetting(
+                f"repel has no argument {name!r}: {name} is a setting of {' and '.join(owners)}: "
+                f"rule={owners[0]}({more}{name}={value!r})"
+            )
+        raise UnknownSetting(f"repel has no argument {name!r}; {did_you_mean(name, known)}it has {', '.join(known)}")
+
+
+def resolve_rule(rule: object) -> Rule | None:
+    """Return a rule as given, or build it from its name.
+
+    Raises:
+        RuleError: the name is unknown, or it is neither a rule, a name nor None.
+    """
+    if isinstance(rule, str):
+        return rule_by_name(rule)
+    if rule is None or isinstance(rule, Rule):
+        return rule
+    hint = f"; did you mean {rule.__name__}()?" if isinstance(rule, type) and issubclass(rule, Rule) else ""
+    raise RuleError(
+        f"rule={rule!r} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {', '.join(RULES)}, or None"
+    )
+
+
+def check_settings(rule: Rule | None, settings: Settings) -> Settings:
+    """Return the settings with the seed as an int.
+
+    Raises:
+        RuleError: a value is unknown or out of range, or would have no effect.
+    """
+    order, noise_in, max_norm = settings.order, settings.noise_in, settings.max_norm
+    if order not in ORDERS:
+        raise RuleError(f"order={order!r}: {did_you_mean(order, ORDERS)}choose one of {ORDERS}")
+    if noise_in not in NOISE_PLACES:
+        raise RuleError(f"noise_in={noise_in!r}: {did_you_mean(noise_in, NOISE_PLACES)}choose one of {NOISE_PLACES}")
+    if noise_in == "parameter" and isinstance(rule, SPOS) and rule.noise == "released":
+        raise RuleError("noise_in='parameter' and noise='released' exclude each other: the latter scales by gradients")
+    if max_norm is not None and not max_norm > 0:
+        raise RuleError(f"max_norm={max_norm!r}: must be positive, or None")
+    if max_norm is None and order == "repel-clip":
+        raise RuleError(
+            "order='repel-clip' without max_norm clips nothing: give max_norm=..., or leave order out and call "
+            "handle.apply() before your own clipping"
+        )
+    every = settings.measure_every
+    if not (isinstance(every, int) and every >= 1):
+        raise RuleError(f"measure_every={every!r}: must be a whole number of steps, at least 1")
+    try:
+        seed = operator.index(settings.seed)  # numpy's too, which JSON does not know
+    except TypeError:
+        raise RuleError(f"seed={settings.seed!r}: must be a whole number") from None
+    return Settings(seed, order, max_norm, noise_in, every)
+
+
+def check_given(selection: Mapping[str, object]) -> None:
+    """Refuse a selection beside `groups`, which are selected already.
+
+    Raises:
+        SelectionError: names the argument that would be ignored.
+    """
+    for name, default in SELECTION.items():
+        value = selection[name]
+        if value is not default and (type(value) is not str or value != default):
+            raise SelectionError(
+                f"{name}={value!r} would be ignored, because groups are given; "
+                f"select them with find_heads(model, {name}=...) and leave {name} out here"
+            )
+
+
+def check_apart(groups: Sequence[HeadGroup]) -> None:
+    """Check that no rows are in two groups, which would change twice in one step, and that names are unique.
+
+    Raises:
+        SelectionError: there are no groups, two share weights, or two share a name.
+    """
+    if not groups:
+        raise SelectionError("groups is empty; leave it out to select all heads")
+    if twice := claimed_twice(groups):
+        raise SelectionError(f"{twice[0]} and {twice[1]} share weights; give each weight to one group")
+    names = Counter(group.name for group in groups)
+    if again := [name for name, count in names.items() if count > 1]:
+        raise SelectionError(
+            f"{again[0]}: {names[again[0]]} groups have this name. Put the models into one, such as an "
+            "nn.ModuleDict, and find the heads of that"
+        )
+
+
+def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) -> str | None:
+    """Return a warning about groups with one head, if there are some.
+
+    Args:
+        rule: the rule.
+        groups: the groups that are trained.
+        given: the caller chose the groups, so that one head in each is meant.
+
+    Raises:
+        SelectionError: all groups that were found have one head, and the rule acts between heads.
+    """
+    alone = [group.name for group in groups if group.num_heads == 1]
+    if not alone:
+        return None
+    text = f"{len(alone)} of {len(groups)} groups have one head, which has nothing to be repelled from"
+    if len(alone) == len(groups) and isinstance(rule, SVGD) and not given:
+        raise SelectionError(
+            f"{text}: {', '.join(alone[:6])}. Use a model with more heads, or rule=None to train without repulsion; "
+            "where one head is meant, pass groups=find_heads(model)"
+        )
+    return f"{text}: {', '.join(alone[:6])}"
+
+
+def logit_groups(groups: Sequence[HeadGroup], parts: str, particle: str, layout: str) -> list[HeadGroup]:
+    """Return the q and k groups, which logits are made of; values are left alone.
+
+    Raises:
+        RuleError: the selection excludes q or k, or the model has no such heads.
+    """
+    if not {"q", "k"} <= set(parts):
+        raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
+    if particle != "projection" or layout != "heads":
+        raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
+    chosen = [group for group in groups if group.part in ("q", "k")]
+    if not chosen:
+        names = ", ".join(group.name for group in groups[:4])
+        raise RuleError(
+            f"space='logits' needs heads with q and k, and found none: {names}. Additive and graph attention have no "
+            "such logits; choose space='sphere'"
+        )
+    return chosen

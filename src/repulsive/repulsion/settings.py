@@ -1,0 +1,22 @@
+"""How a handle works: the arguments of `repel` that do not select heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Order = Literal["clip-repel", "repel-clip"]
+NoisePlace = Literal["gradient", "parameter"]
+ORDERS: tuple[str, ...] = get_args(Order)
+NOISE_PLACES: tuple[str, ...] = get_args(NoisePlace)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a handle works; see `repel` for what each one means."""
+
+    seed: int = 0
+    order: Order = "clip-repel"
+    max_norm: float | None = None
+    noise_in: NoisePlace = "gradient"
+    measure_every: int = 50

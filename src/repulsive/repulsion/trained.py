@@ -1,0 +1,65 @@
+"""Which heads an optimizer trains."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from repulsive.errors import OptimizerError, UnsupportedWeights
+from repulsive.heads.layout import HeadGroup
+from repulsive.repulsion import sharding
+
+
+def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[list[HeadGroup], list[HeadGroup]]:
+    """Split groups into those this optimizer trains and the others, which a warning names.
+
+    Raises:
+        OptimizerError: it trains none of them.
+        UnsupportedWeights: weights of a group cannot be trained at all.
+    """
+    owned = _owned(optimizer)
+    trained: list[HeadGroup] = []
+    others: list[HeadGroup] = []
+    reasons: list[str] = []
+    for group in groups:
+        if reason := _why_not(group, owned):
+            others.append(group)
+            reasons.append(f"{group.name} ({reason})")
+        else:
+            trained.append(group)
+    if not trained:
+        raise OptimizerError(
+            "this optimiser trains none of the selected heads: "
+            + "; ".join(reasons[:6])
+            + ". Make it from the parameters of this very model, with the heads unfrozen"
+        )
+    if reasons:
+        warnings.warn(
+            f"{len(reasons)} of {len(groups)} groups of heads are left out: {'; '.join(reasons[:6])}", stacklevel=3
+        )
+    return trained, others
+
+
+def newly_trained(others: Sequence[HeadGroup], optimizer: Optimizer) -> list[str]:
+    """Return the names of groups that were left out and that the optimizer trains by now."""
+    owned = _owned(optimizer)
+    return [group.name for group in others if _why_not(group, owned) is None]
+
+
+def _owned(optimizer: Optimizer) -> set[int]:
+    return {id(p) for entry in optimizer.param_groups for p in entry["params"]}
+
+
+def _why_not(group: HeadGroup, owned: set[int]) -> str | None:
+    for part in group.slices:
+        parameter = part.parameter()
+        sharding.check(part)
+        if not parameter.is_floating_point():
+            raise UnsupportedWeights(f"{part.parameter_name}: {parameter.dtype} weights cannot be trained")
+        if not parameter.requires_grad:
+            return "frozen"
+        if id(parameter) not in owned:
+            return "not in the optimiser"
+    return None
