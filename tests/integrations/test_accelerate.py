@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 pytest.importorskip("accelerate")
 from accelerate import Accelerator
 
-from repulsive import SVGD
+from repulsive import SVGD, UnknownSetting
 from repulsive.integrations.accelerate import repel_prepared
 from tests.integrations.training import RULES, encoder, labelled, weights
 
@@ -129,3 +129,10 @@ def test_apply_comes_before_the_clipping_that_unscales():
 
 def weights_of_gradients(model):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def test_rules_by_name_and_unknown_arguments():
+    assert Run("sphere").handle.rule == SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    accelerator, model = Accelerator(cpu=True), encoder()
+    with pytest.raises(UnknownSetting, match="alpha is a setting of SVGD"):
+        repel_prepared(accelerator, model, torch.optim.Adam(model.parameters()), alpha=0.1)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 pytest.importorskip("lightning")
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from repulsive import SVGD, RuleError
+from repulsive import SVGD, OptimizerError, RuleError
 from repulsive.integrations.lightning import RepulsiveCallback
 from tests.integrations.training import RULES, encoder, labelled, step_by_hand, weights
 
@@ -228,6 +228,20 @@ def test_logs_ratio_and_distance():
     assert float(trainer.callback_metrics["repulsion_ratio"]) == pytest.approx(0.2)
     distance = sum(line.distance for line in report) / len(report)
     assert float(trainer.callback_metrics["head_distance"]) == pytest.approx(distance)
+    similarity = sum(line.similarity for line in report) / len(report)
+    assert float(trainer.callback_metrics["head_similarity"]) == pytest.approx(similarity)
+    assert float(trainer.callback_metrics["repulsion_step"]) == report[0].step
+
+
+def test_a_handle_is_one_and_handles_are_several():
+    callback = RepulsiveCallback("sphere", verbose=False, layers="first")
+    assert callback.handle is None
+    make_trainer(callback).fit(Classifier(), data())
+    assert callback.handles == [callback.handle] and callback.handle.rule.ratio == 0.03
+    make_trainer(callback).fit(TwoOptimizers(), data())
+    assert len(callback.handles) == 2
+    with pytest.raises(OptimizerError, match="2 optimizers own heads: use `handles`"):
+        _ = callback.handle
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

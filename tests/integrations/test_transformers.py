@@ -188,7 +188,18 @@ def test_logs_ratio_and_distance(first, tmp_path):
     assert [entry["repulsion_ratio"] for entry in logged] == pytest.approx([0.2, 0.2])
     report = callback.handle.report()
     assert logged[-1]["head_distance"] == pytest.approx(sum(line.distance for line in report) / len(report))
+    assert logged[-1]["head_similarity"] == pytest.approx(sum(line.similarity for line in report) / len(report))
     assert ["head_distance" in entry for entry in seen if "loss" in entry] == [first, first]
+
+
+def test_logs_say_when_they_were_measured(tmp_path):
+    callback = RepulsiveCallback("paper", measure_every=3, verbose=False)
+    assert callback.handle is None and callback.handles == []
+    trainer = make_trainer(tmp_path, callback, save_strategy="no")
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["repulsion_step"] for entry in logged] == [0, 0, 0, 3, 3, 3]
+    assert callback.handles == [callback.handle] and callback.handle.rule == SVGD(stepsize=0.1, alpha=0.01)
 
 
 @pytest.mark.parametrize("dies", [5, 99])
@@ -213,6 +224,10 @@ def test_says_when_the_model_has_collapsed(dies, tmp_path):
 def test_a_misspelt_argument_fails_at_once():
     with pytest.raises(TypeError, match="layer"):
         RepulsiveCallback(layer="all")
+    with pytest.raises(RuleError, match=r"alpha is a setting of SVGD: rule=SVGD\(alpha=0.1\)"):
+        RepulsiveCallback(alpha=0.1)
+    with pytest.raises(RuleError, match="did you mean 'sphere'"):
+        RepulsiveCallback("shpere")
 
 
 def test_two_callbacks_on_layers_of_their_own_resume_each_its_own(tmp_path):

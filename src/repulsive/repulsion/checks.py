@@ -109,8 +109,9 @@ def check_given(selection: Mapping[str, object]) -> None:
     for name, default in SELECTION.items():
         value = selection[name]
         if value is not default and (type(value) is not str or value != default):
+            shown = f"{name}={value!r}" if isinstance(value, str) else name
             raise SelectionError(
-                f"{name}={value!r} would be ignored, because groups are given; "
+                f"{shown} would be ignored, because groups are given; "
                 f"select them with find_heads(model, {name}=...) and leave {name} out here"
             )
 

@@ -221,15 +221,17 @@ class Handle:
             return
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(self.optimizer, settings.max_norm, scale)
+        due = self.steps % settings.measure_every == 0
         measured = update.run(
             self.rule,
             self._rates(),
             step=self.steps,
             scale=scale,
-            measure=self.steps % settings.measure_every == 0,
+            measure=due,
             draw_noise=settings.noise_in == "gradient",
         )
-        if measured:
+        self._measured |= measured
+        if due:  # a rule may measure at every step, for itself
             self._look_at(measured)
         if self.steps == 0:
             self._warn_of_equal_heads()
@@ -263,8 +265,7 @@ class Handle:
         self._applied = self._pending = False
 
     def _look_at(self, measured: dict[str, Measured]) -> None:
-        """Keep a measurement; warn once of heads that joined the training, and once of too strong repulsion."""
-        self._measured |= measured
+        """Keep the first measurement; warn once of heads that joined the training, and of too strong repulsion."""
         self._first = measured | self._first
         if is_captured():
             return

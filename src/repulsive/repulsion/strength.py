@@ -44,7 +44,7 @@ class Strength:
             return None
         found = self._read()
         if found is None:
-            self._pending = [_on_host(one.repulsion / one.drive) for one in measures]
+            self._pending = [_on_host(values) for values in _ratios(measures)]
             found = self._read()
         self._done = found is not None
         return found
@@ -53,12 +53,23 @@ class Strength:
         """Count the pending measurement if its numbers have arrived."""
         if not self._pending or not all(event is None or event.query() for _, event in self._pending):
             return None
-        ratios = torch.cat([values.reshape(-1) for values, _ in self._pending])
+        ratios = torch.cat([values for values, _ in self._pending])
         self._pending = []
         ratios = ratios[~ratios.isnan()]
         strong = 2 * int((ratios > _ABOVE).sum()) > ratios.numel()
         self._times = self._times + 1 if strong else 0
         return float(ratios.median()) if self._times >= IN_A_ROW else None
+
+
+def _ratios(measures: Iterable[Measure]) -> list[Tensor]:
+    """|repulsion| / |drive| of all groups, one tensor per device."""
+    by_device: dict[torch.device, list[Measure]] = {}
+    for one in measures:
+        by_device.setdefault(one.drive.device, []).append(one)
+    return [
+        torch.cat([one.repulsion.reshape(-1) for one in some]) / torch.cat([one.drive.reshape(-1) for one in some])
+        for some in by_device.values()
+    ]
 
 
 def _on_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -36,7 +36,7 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
     if method.rule == "sgld":
         return SGLD(method.stepsize, temperature)
     if method.rule == "cosine":
-        return CosineLadder(method.stepsize, _scheduled(method, total_steps)["alpha"], rung=method.rung)
+        return CosineLadder(method.stepsize, **_scheduled(method, total_steps), rung=method.rung)
     settings = {name: getattr(method, name) for name in _SHARED} | _scheduled(method, total_steps)
     if method.prior == "gaussian":
         settings["prior"] = Gaussian(method.prior_std, num_data)

@@ -1,0 +1,115 @@
+"""What is printed: one line when attached, the table if asked for, and a handle at any time."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive import SGLD, SPOS, SVGD, repel
+from repulsive.repulsion.show import short_rule
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def test_one_line_on_stderr(make_model, capsys):
+    model = make_model(layers=12)
+    repel(model, adam(model), "sphere")
+    out, err = capsys.readouterr()
+    assert out == "" and err == (
+        "repulsive: Encoder, 12 attention layers x 4 heads, 36 groups, "
+        "SVGD(stepsize=0.1, alpha='auto', smoothing=0, space='sphere', ratio=0.03)\n"
+    )
+
+
+def test_a_wrapped_model_with_fewer_key_heads(capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model = torch.compile(transformers.LlamaModel(config))
+    repel(model, adam(model), None)
+    expected = "repulsive: LlamaModel, 1 attention layer x 4/2 heads, 3 groups"
+    assert re.match(expected + r"( \(\d proved\))?, no rule \(plain training, measured\)\n$", capsys.readouterr().err)
+
+
+def test_groups_that_say_how_they_are_known(make_model, capsys):
+    from repulsive import find_heads
+
+    model = make_model()
+    groups = find_heads(model)
+    for number, group in enumerate(groups):
+        object.__setattr__(group, "proof", "proved" if number < 4 else "table")
+    repel(model, adam(model), groups=groups)
+    assert "6 groups (4 proved), SVGD" in capsys.readouterr().err
+
+
+def test_the_table_and_silence(make_model, capsys):
+    model = make_model()
+    repel(model, adam(model), verbose=True, layers="first")
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == "" and len(lines) == 1 + 1 + 3 + 1
+    assert lines[0].startswith("repulsive: Encoder, 1 attention layer x 4 heads") and "3 groups" in lines[-1]
+    repel(model, adam(model), verbose=False)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (SVGD(), "SVGD(stepsize=0.1, alpha=0.01)"),
+        (SVGD(space="logits"), "SVGD(stepsize=0.1, alpha=0.01, space='logits')"),
+        (SVGD(kernel="hinge", space="sphere"), "SVGD(stepsize=0.1, alpha=0.01, kernel='hinge', space='sphere')"),
+        (SPOS(noise="released"), "SPOS(stepsize=0.1, alpha=0.01, beta=1000000.0, noise='released')"),
+        (SGLD(), "SGLD(stepsize=0.1, temperature=1.0)"),
+    ],
+)
+def test_rules_in_short(rule, text):
+    assert short_rule(rule) == text
+
+
+def test_a_printed_handle_shows_start_and_now(make_model, backward):
+    model = make_model()
+    handle = repel(model, adam(model), SVGD(alpha="auto", ratio=0.5, space="sphere", smoothing=0), measure_every=10,
+                   verbose=False)  # fmt: skip
+    assert str(handle).splitlines()[1:] == ["not measured yet"] and "not measured yet" in handle._repr_html_()
+    for index in range(41):
+        backward(model, index)
+        handle.optimizer.step()
+    title, _, start, now = str(handle).splitlines()
+    assert title == f"{short_rule(handle.rule)}, 6 groups of heads, step 41"
+    steps, ratios, similarities, largest = zip(*(line.split()[1:] for line in (start, now)), strict=True)
+    assert steps == ("0", "40") and ratios == ("0.5", "0.5")
+    reports = handle.report()
+    assert float(similarities[1]) == pytest.approx(sum(one.similarity for one in reports) / 6, abs=1e-3)
+    assert float(largest[1]) == pytest.approx(max(one.largest for one in reports), abs=1e-3)
+    assert float(similarities[1]) < float(similarities[0]) - 0.1  # that is what it was for
+    assert {one.step for one in handle.first_report()} == {0}
+    page = handle._repr_html_()
+    assert "<td>40</td>" in page and similarities[0] in page and "&#x27;sphere&#x27;" in page
+    handle.remove()
+    assert "not attached" in str(handle) and "not attached" in repr(handle)
+
+
+def test_without_repulsion_heads_do_not_part(make_model, backward):
+    """The control of the test above."""
+    model = make_model()
+    handle = repel(model, adam(model), None, measure_every=10, verbose=False)
+    for index in range(41):
+        backward(model, index)
+        handle.optimizer.step()
+    start, now = (sum(one.similarity for one in found) / 6 for found in (handle.first_report(), handle.report()))
+    assert abs(now - start) < 0.1
+
+
+def test_one_head_prints(capsys):
+    model = nn.MultiheadAttention(8, 1)
+    with pytest.warns(UserWarning, match="one head"):
+        handle = repel(model, adam(model), SGLD(), verbose=False)
+    model.in_proj_weight.grad = torch.ones_like(model.in_proj_weight)
+    handle.optimizer.step()
+    assert "nan" in str(handle)

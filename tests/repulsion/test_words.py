@@ -1,0 +1,80 @@
+"""Arguments of `repel`: rules by name, unknown arguments, and settings that would be ignored."""
+
+import pytest
+import torch
+
+from repulsive import SVGD, RuleError, SelectionError, UnknownSetting, find_heads, repel
+from repulsive.particles import RULES, rule_by_name
+from repulsive.training.methods import make_rule
+from repulsive.training.recipe import Method
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_by_name(name, make_model, backward):
+    model = make_model()
+    optimizer = adam(model)
+    handle = repel(model, optimizer, name, verbose=False)
+    assert handle.rule == rule_by_name(name)
+    backward(model)
+    optimizer.step()
+    assert handle.steps == 1
+
+
+@pytest.mark.parametrize("rule", ["shpere", SVGD, 0.1])
+def test_what_is_not_a_rule(rule, make_model):
+    with pytest.raises(RuleError, match=r"did you mean 'sphere'|did you mean SVGD\(\)|0.1 is not a rule"):
+        repel(make_model(), None, rule)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"alpha": 0.1}, "alpha is a setting of SVGD: rule=SVGD(alpha=0.1)"),
+        ({"ratio": 0.03}, "ratio is a setting of SVGD: rule=SVGD(alpha='auto', ratio=0.03)"),
+        ({"stepsize": 1.0}, "stepsize is a setting of SVGD and SGLD: rule=SVGD(stepsize=1.0)"),
+        ({"beta": 1e5}, "beta is a setting of SPOS: rule=SPOS(beta=100000.0)"),
+        ({"rung": "smoothing"}, "rung is a setting of CosineLadder: rule=CosineLadder(rung='smoothing')"),
+        ({"lyers": "all"}, "repel has no argument 'lyers'; did you mean 'layers'?"),
+    ],
+)
+def test_unknown_arguments_say_where_they_belong(options, text, make_model):
+    model = make_model()
+    optimizer = adam(model)
+    with pytest.raises(UnknownSetting) as caught:
+        repel(model, optimizer, verbose=False, **options)
+    assert text in str(caught.value)
+    assert isinstance(caught.value, TypeError) and isinstance(caught.value, RuleError)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"layers": "first"}, {"layers": [0]}, {"parts": "q"}, {"where": "encoder"}, {"particle": "head"}, {"match": "*.q"},
+     {"layout": "strided"}, {"example_inputs": torch.zeros(1, 2, 16)}],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_a_selection_beside_groups_is_refused(options, make_model):
+    model = make_model()
+    (name,) = options
+    with pytest.raises(SelectionError, match=f"^{name}.* would be ignored"):
+        repel(model, adam(model), groups=find_heads(model), verbose=False, **options)
+
+
+def test_groups_with_the_defaults_written_out(make_model):
+    model = make_model()
+    groups = find_heads(model, layers="first")
+    handle = repel(model, adam(model), "sphere", "".join(["a", "ll"]), "qkv", "all", "projection", groups=groups,
+                   verbose=False)  # fmt: skip
+    assert handle.groups == groups
+
+
+@pytest.mark.parametrize("kind", ["svgd", "spos"])
+def test_recipes_that_carry_a_ratio_without_auto_still_load(kind):
+    """Every recipe has a ratio, used or not: its table has a default."""
+    assert make_rule(Method(rule=kind, alpha=0.5, ratio=0.3), 10, 10).alpha == 0.5
+    assert make_rule(Method(rule=kind, alpha="auto", ratio=0.3), 10, 10).ratio == 0.3
+    assert make_rule(Method(rule="cosine", alpha="auto", ratio=0.3), 10, 10).ratio == 0.3

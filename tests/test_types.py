@@ -1,0 +1,63 @@
+"""Words are checked by types: mypy finds a misspelt one before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+RIGHT = """
+import torch
+from repulsive import SPOS, SVGD, CollapsedHeads, CosineLadder, HeadReport, HeadSlice, Rule, find_heads, repel
+from repulsive.particles import Hinge
+
+def use(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: Rule) -> None:
+    repel(model, optimizer, rule)
+    repel(model, optimizer, "sphere", "first", "qk", "encoder", "head", layout="strided", order="repel-clip")
+    repel(model, optimizer, rule=None, layers=[0, 1], noise_in="parameter", verbose=True)
+    find_heads(model, layers="last", where="cross")
+    SVGD(kernel="hinge", space="sphere", bandwidth="released-lower", prior="gaussian", alpha="auto", ratio=0.03)
+    SVGD(kernel=Hinge(0.7), bandwidth=2.0, alpha=lambda step: 0.1 * step)
+    SPOS(noise="released")
+    CosineLadder(rung="derivative")
+"""
+WRONG = {
+    'SVGD(space="shpere")': "space",
+    'SVGD(kernel="rfb")': "kernel",
+    'SVGD(bandwidth="median")': "bandwidth",
+    'SVGD(alpha="aut")': "alpha",
+    'SVGD(prior="flat")': "prior",
+    'SPOS(noise="white")': "noise",
+    'CosineLadder(rung="first")': "rung",
+    'repel(model, optimizer, "shpere")': "repel",
+    'repel(model, optimizer, layers="frist")': "layers",
+    'repel(model, optimizer, where="encodr")': "where",
+    'repel(model, optimizer, particle="atom")': "particle",
+    'repel(model, optimizer, layout="stride")': "layout",
+    'repel(model, optimizer, order="clip")': "order",
+    'repel(model, optimizer, noise_in="air")': "noise_in",
+    "repel(model, optimizer, alpha=0.1)": "alpha",
+    'find_heads(model, where="encodr")': "where",
+}
+
+
+@pytest.mark.slow
+def test_mypy_finds_misspelt_words(tmp_path, monkeypatch):
+    api = pytest.importorskip("mypy.api")
+    monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
+    script = tmp_path / "words.py"
+    script.write_text(RIGHT + "".join(f"    {line}\n" for line in WRONG))
+    options = ["--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), "--config-file", ""]
+    out, err, _ = api.run([*options, str(script)])
+    found = dict(line.split(": error: ") for line in out.splitlines() if ": error: " in line)
+    first = len(RIGHT.splitlines()) + 1
+    lines = {f"{script}:{first + number}": word for number, word in enumerate(WRONG.values())}
+    assert found.keys() == lines.keys(), out + err
+    assert all(word in found[line] for line, word in lines.items()), out
+
+
+def test_what_signatures_name_is_exported():
+    import repulsive
+
+    assert {"Rule", "HeadReport", "HeadSlice", "CollapsedHeads", "UnknownSetting"} <= set(repulsive.__all__)
+    assert all(hasattr(repulsive, name) for name in repulsive.__all__)
