@@ -160,6 +160,7 @@ def attach(case, model, optimizer, **options):
     options = {"groups": groups, "seed": 4, "measure_every": 7, "verbose": False, **dict(case.options), **options}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as groups that are left out
+        warnings.filterwarnings("ignore", "heads get about")  # SGD is meant: it shows errors that Adam would hide
         return repel(model, optimizer, RULES[case.rule], **options)
 
 

@@ -1,7 +1,8 @@
 """Heads + rule + optimiser: where gradients change, exactly once per real step."""
 
 from repulsive.repulsion.attach import repel, unwrap_optimizer
-from repulsive.repulsion.handle import GroupReport, Handle
+from repulsive.repulsion.handle import Handle
+from repulsive.repulsion.measurements import GroupReport
 from repulsive.repulsion.placement import head_placement
 from repulsive.repulsion.schedules import Constant, Cosine, Linear, WarmUp
 

@@ -6,7 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -18,60 +18,20 @@ from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import OptimizerError, StateError
 from repulsive.heads.layout import HeadGroup
-from repulsive.particles import bandwidths
-from repulsive.particles.bandwidths import CollapsedHeads
-from repulsive.particles.rule import Measure, Rule
-from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.blocks import Measured
+from repulsive.particles.rule import Rule
 from repulsive.repulsion.clipping import clip
-from repulsive.repulsion.live import Live, are_same, is_captured
+from repulsive.repulsion.live import Live, are_same
 from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.measurements import GroupReport, Measurements
 from repulsive.repulsion.owners import claimed_twice
 from repulsive.repulsion.passing import Snapshot, is_nested, scale_of, skips
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.show import Overview, as_html, as_text, overview, short_rule
-from repulsive.repulsion.strength import IN_A_ROW, Strength
-from repulsive.repulsion.trained import newly_trained
 
 FORMAT = 1
 
 # Weak on both sides: a handle holds its optimiser, and lives as long as the optimiser's hooks do.
 _attached: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Handle]] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class GroupReport:
-    """One group as it was last measured.
-
-    Args:
-        drive: norm of the part of the update that follows the loss.
-        repulsion: norm of the repulsive part.
-        ratio: repulsion / drive, the dial to read. Under Adam 0.03 drives heads apart in the long run; far above 1 the
-            loss no longer leads.
-        bandwidth: h of the kernel.
-        distance: mean distance between two heads.
-        alpha: repulsive weight in force.
-        similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
-        largest: the largest such cosine; a mean can hide two heads that are alike.
-        step: optimiser step of the measurement, -1 before the first.
-        skipped: steps in which the group had no gradient.
-    """
-
-    name: str
-    layer: int
-    part: str
-    where: str
-    num_heads: int
-    drive: float
-    repulsion: float
-    ratio: float
-    bandwidth: float
-    distance: float
-    alpha: float
-    similarity: float
-    largest: float
-    step: int
-    skipped: int
 
 
 class Handle:
@@ -95,10 +55,7 @@ class Handle:
         self._applied = False  # `apply` changed this step's gradients already
         self._pending = False  # gradients are changed and the optimiser has not stepped yet
         self._changes = 0  # times that gradients were changed
-        self._measured: dict[str, Measured] = {}
-        self._first: dict[str, Measured] = {}  # the first measurement of each group
-        self._untrained = list(untrained)  # selected heads that the optimizer did not train when attached
-        self._strength = Strength()
+        self._measurements = Measurements(groups, optimizer, rule, untrained)
         self._hooks: list[RemovableHandle] = []
         self._logits = logits  # layers, tokens and forces, for a rule that reads tokens
         self._live = Live(groups, settings.seed) if logits is None else Live(groups, settings.seed, logits.update)
@@ -230,11 +187,7 @@ class Handle:
             measure=due,
             draw_noise=settings.noise_in == "gradient",
         )
-        self._measured |= measured
-        if due:  # a rule may measure at every step, for itself
-            self._look_at(measured)
-        if self.steps == 0:
-            self._warn_of_equal_heads()
+        self._measurements.add(measured, self.steps, due=due)
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(self.optimizer, settings.max_norm, scale)
         self._changes += 1
@@ -264,37 +217,6 @@ class Handle:
         self.steps += 1
         self._applied = self._pending = False
 
-    def _look_at(self, measured: dict[str, Measured]) -> None:
-        """Keep the first measurement; warn once of heads that joined the training, and of too strong repulsion."""
-        self._first = measured | self._first
-        if is_captured():
-            return
-        if joined := newly_trained(self._untrained, self.optimizer):
-            self._untrained = []
-            warnings.warn(
-                f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "
-                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), and repel again",
-                stacklevel=7,
-            )
-        batches = {id(one.measure): one.measure for one in measured.values()}
-        if (ratio := self._strength.saw(self.steps, batches.values())) is not None:
-            auto = isinstance(self.rule, SVGD) and self.rule.alpha == "auto"
-            remedy = "a smaller ratio" if auto else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
-            warnings.warn(
-                f"step {self.steps}: repulsion is stronger than the loss. |repulsion| / |drive| was above 1 in most "
-                f"groups in {IN_A_ROW} measurements in a row (median now {ratio:.3g}). Choose {remedy}",
-                stacklevel=7,
-            )
-
-    def _warn_of_equal_heads(self) -> None:
-        """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""
-        if not isinstance(self.rule, SVGD) or self.rule.noise_scale(1.0) or is_captured():
-            return
-        away = {name: one for name, one in self._measured.items() if one.measure.distance.device.type != "cpu"}
-        equal = [name for name, one in away.items() if float(one.measure.distance[one.row]) == 0]
-        if equal:
-            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL}", CollapsedHeads, stacklevel=6)
-
     def _rates(self) -> dict[int, float]:
         """Learning rate by id of parameter; only noise asks for it."""
         if self.rule is None or not self.rule.noise_scale(1.0):
@@ -310,15 +232,14 @@ class Handle:
 
     def report(self) -> list[GroupReport]:
         """One line per group: |drive|, |repulsion|, their ratio, bandwidth, mean distance, as last measured."""
-        return [self._report(group, self._measured) for group in self.groups]
+        return self._measurements.report(self._live.skipped)
 
     def first_report(self) -> list[GroupReport]:
         """The same as first measured, since this handle was made."""
-        return [self._report(group, self._first) for group in self.groups]
+        return self._measurements.first_report(self._live.skipped)
 
     def __repr__(self) -> str:
-        state = "attached" if self.attached else "not attached"
-        return f"<repulsive.Handle: {short_rule(self.rule)}, {len(self.groups)} groups, step {self.steps}, {state}>"
+        return f"<repulsive.Handle: {self._title()}>"
 
     def __str__(self) -> str:
         """Rule and step; ratio and similarity of heads at the start and now."""
@@ -332,27 +253,9 @@ class Handle:
         return f"{short_rule(self.rule)}, {len(self.groups)} groups of heads, step {self.steps}{state}"
 
     def _overviews(self) -> dict[str, Overview]:
-        found = {"start": self.first_report(), "now": self.report()} if self._first else {}
-        return {
-            name: overview(
-                max(one.step for one in reports),
-                [one.ratio for one in reports],
-                [one.similarity for one in reports],
-                [one.largest for one in reports],
-            )
-            for name, reports in found.items()
-        }
-
-    def _report(self, group: HeadGroup, known: dict[str, Measured]) -> GroupReport:
-        measured = known.get(group.name)
-        unknown = dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
-        values = unknown if measured is None else measured.values()
-        step = -1 if measured is None else measured.step
-        ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
-        return GroupReport(
-            group.name, group.layer, group.part, group.where, group.num_heads,
-            ratio=ratio, step=step, skipped=self._live.skipped[group.name], **values,
-        )  # fmt: skip
+        if not self._measurements:
+            return {}
+        return {"start": overview(self.first_report()), "now": overview(self.report())}
 
     # -- saving -------------------------------------------------------------------------------------------------
 

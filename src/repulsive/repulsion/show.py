@@ -14,6 +14,7 @@ from repulsive.heads.describe import describe
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.place import unwrap
 from repulsive.particles.rule import Rule
+from repulsive.repulsion.measurements import GroupReport
 
 
 def short_rule(rule: Rule | None) -> str:
@@ -90,9 +91,14 @@ class Overview:
     largest: float
 
 
-def overview(step: int, ratios: Sequence[float], similarities: Sequence[float], largest: Sequence[float]) -> Overview:
-    """Summarise what was measured in all groups; NaN where nothing finite was."""
-    return Overview(step, _mean(ratios), _mean(similarities), max(filter(math.isfinite, largest), default=math.nan))
+def overview(reports: Sequence[GroupReport]) -> Overview:
+    """Summarise the reports of all groups; NaN where nothing finite was measured."""
+    return Overview(
+        max(one.step for one in reports),
+        _mean([one.ratio for one in reports]),
+        _mean([one.similarity for one in reports]),
+        max((one.largest for one in reports if math.isfinite(one.largest)), default=math.nan),
+    )
 
 
 def as_text(title: str, rows: Mapping[str, Overview]) -> str:

@@ -1,0 +1,152 @@
+"""What a handle has measured, and what follows from it: reports and warnings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from torch.optim import Optimizer
+
+from repulsive.heads.layout import HeadGroup
+from repulsive.particles import bandwidths
+from repulsive.particles.bandwidths import CollapsedHeads
+from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.blocks import Measured
+from repulsive.repulsion.live import is_captured
+from repulsive.repulsion.strength import IN_A_ROW, Strength
+from repulsive.repulsion.trained import newly_trained
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """One group as it was last measured.
+
+    Args:
+        drive: norm of the part of the update that follows the loss.
+        repulsion: norm of the repulsive part.
+        ratio: repulsion / drive, the dial to read. Under Adam 0.03 drives heads apart in the long run; far above 1 the
+            loss no longer leads.
+        bandwidth: h of the kernel.
+        distance: mean distance between two heads.
+        alpha: repulsive weight in force.
+        similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
+        largest: the largest such cosine; a mean can hide two heads that are alike.
+        step: optimiser step of the measurement, -1 before the first.
+        skipped: steps in which the group had no gradient.
+    """
+
+    name: str
+    layer: int
+    part: str
+    where: str
+    num_heads: int
+    drive: float
+    repulsion: float
+    ratio: float
+    bandwidth: float
+    distance: float
+    alpha: float
+    similarity: float
+    largest: float
+    step: int
+    skipped: int
+
+
+class Measurements:
+    """The first and the last measurement of each group.
+
+    Args:
+        groups: of the handle.
+        optimizer: of the handle.
+        rule: of the handle.
+        untrained: selected heads that the optimizer did not train when the handle was made.
+    """
+
+    def __init__(
+        self, groups: Sequence[HeadGroup], optimizer: Optimizer, rule: Rule | None, untrained: Sequence[HeadGroup]
+    ) -> None:
+        self._groups = groups
+        self._optimizer = optimizer
+        self._rule = rule
+        self._untrained = list(untrained)
+        self._strength = Strength()
+        self._first: dict[str, Measured] = {}
+        self._last: dict[str, Measured] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._first)
+
+    def add(self, measured: dict[str, Measured], step: int, *, due: bool) -> None:
+        """Keep a measurement, and warn of what it shows.
+
+        Args:
+            measured: by name of the group.
+            step: of the optimizer.
+            due: False where the rule measured for itself, as alpha="auto" does at every step: then nothing is read.
+        """
+        self._last |= measured
+        if not due:
+            return
+        self._first = measured | self._first
+        if is_captured():
+            return
+        self._warn_of_late_heads()
+        self._warn_of_strength(measured, step)
+        if step == 0:
+            self._warn_of_equal_heads(measured)
+
+    def report(self, skipped: Mapping[str, int]) -> list[GroupReport]:
+        """One line per group, as last measured.
+
+        Args:
+            skipped: steps without a gradient, by name of the group.
+        """
+        return [_report(group, self._last, skipped) for group in self._groups]
+
+    def first_report(self, skipped: Mapping[str, int]) -> list[GroupReport]:
+        """One line per group, as first measured."""
+        return [_report(group, self._first, skipped) for group in self._groups]
+
+    def _warn_of_late_heads(self) -> None:
+        if joined := newly_trained(self._untrained, self._optimizer):
+            self._untrained = []
+            warnings.warn(
+                f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "
+                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), and repel again",
+                stacklevel=8,
+            )
+
+    def _warn_of_strength(self, measured: dict[str, Measured], step: int) -> None:
+        batches = {id(one.measure): one.measure for one in measured.values()}
+        if (ratio := self._strength.saw(step, batches.values())) is not None:
+            auto = isinstance(self._rule, SVGD) and self._rule.alpha == "auto"
+            remedy = "a smaller ratio" if auto else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
+            warnings.warn(
+                f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive| was above 1 in most groups "
+                f"in {IN_A_ROW} measurements in a row (median now {ratio:.3g}). Choose {remedy}",
+                stacklevel=8,
+            )
+
+    def _warn_of_equal_heads(self, measured: dict[str, Measured]) -> None:
+        """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""
+        if not isinstance(self._rule, SVGD) or self._rule.noise_scale(1.0):
+            return
+        away = {name: one for name, one in measured.items() if one.measure.distance.device.type != "cpu"}
+        equal = [name for name, one in away.items() if float(one.measure.distance[one.row]) == 0]
+        if equal:
+            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL}", CollapsedHeads, stacklevel=8)
+
+
+def _report(group: HeadGroup, known: Mapping[str, Measured], skipped: Mapping[str, int]) -> GroupReport:
+    measured = known.get(group.name)
+    unknown = dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
+    values = unknown if measured is None else measured.values()
+    step = -1 if measured is None else measured.step
+    ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
+    return GroupReport(
+        group.name, group.layer, group.part, group.where, group.num_heads,
+        ratio=ratio, step=step, skipped=skipped[group.name], **values,
+    )  # fmt: skip
