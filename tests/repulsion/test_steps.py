@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from repulsive import SPOS, SVGD, repel
+from repulsive import SPOS, SVGD, find_heads, repel
 from repulsive.repulsion.handle import handles_of
 
 RULE = SVGD(alpha=0.5)
@@ -373,5 +373,6 @@ def test_max_norm_also_clips_where_no_head_has_a_gradient(make_model, backward):
 
 def test_a_head_alone_is_told_of():
     model = nn.TransformerEncoderLayer(8, 1, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="3 of 3 groups have one head, which has nothing to be repelled from"):
-        repel(model, torch.optim.SGD(model.parameters(), lr=0.1), RULE, verbose=False)
+        repel(model, optimizer, RULE, groups=find_heads(model), verbose=False)

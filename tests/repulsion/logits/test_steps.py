@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from repulsive import SPOS, SVGD, repel
+from repulsive import SPOS, SVGD, find_heads, repel
 from repulsive.errors import RuleError
 from repulsive.particles.logits import Circuits, centre_keys, cosines, mean_and_largest
 
@@ -269,7 +269,7 @@ def test_one_head_and_equal_heads_stay_finite():
     model = Decoder(heads=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with pytest.warns(UserWarning, match="one head"):
-        repel(model, optimizer, RULE, verbose=False)
+        repel(model, optimizer, RULE, groups=find_heads(model), verbose=False)
     assert torch.isfinite(train(model, optimizer)).all()
     model, optimizer, _ = made()
     with torch.no_grad():
