@@ -145,6 +145,13 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
                 pytest.skip(f"line {block.line} and what follows need {error.name}")
 
 
+def test_the_line_that_the_readme_shows_is_the_one_that_is_printed(capsys):
+    readme = ROOT / "README.md"
+    (shown,) = [block.text for block in blocks(readme.read_text(), "text") if block.text.startswith("repulsive: ")]
+    exec(python_blocks(readme)[0].text, {"__name__": "__readme__"})
+    assert capsys.readouterr().err == shown
+
+
 def test_the_readme_has_snippets_that_run():
     assert sum(block.untested is None for block in python_blocks(ROOT / "README.md")) >= 4
 

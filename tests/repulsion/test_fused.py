@@ -86,6 +86,8 @@ RULES = [
     SPOS(0.1, 1.0, 10.0),
     SPOS(0.1, 1.0, 10.0, noise="released"),
     SGLD(0.1, 0.5),
+    SVGD(alpha=1.0, bandwidth="released-lower"),
+    SVGD(alpha=1.0, kernel="hinge", space="sphere"),
 ]
 
 

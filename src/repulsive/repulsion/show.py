@@ -51,8 +51,8 @@ def attached_line(
     """
     layers = len({(group.stack, group.where, group.layer) for group in groups})
     heads = "/".join(str(count) for count in sorted({group.num_heads for group in groups}, reverse=True))
-    proofs = [getattr(group, "proof", None) for group in groups]
-    proved = f" ({proofs.count('proved')} proved)" if any(proofs) else ""
+    traced = sum(getattr(group, "proof", None) == "proved" for group in groups)
+    proved = f" ({traced} proved)" if traced else ""
     line = (
         f"repulsive: {type(unwrap(model)).__name__}, {layers} attention layer{'s' * (layers != 1)} x {heads} heads, "
         f"{len(groups)} groups{proved}, {short_rule(rule)}"
