@@ -1,6 +1,7 @@
 """Repulsion between logits inside real training loops."""
 
 import copy
+import json
 import pickle
 import warnings
 from itertools import pairwise
@@ -203,6 +204,17 @@ def test_no_tokens_are_saved():
     assert set(state) == {"format", "steps", "seed", "rule", "groups", "forces"}
 
 
+def test_callbacks_that_write_json_leave_the_forces_out():
+    from repulsive.integrations.deferred import Deferred
+
+    model, optimizer, _ = made(None)
+    deferred = Deferred(RULE, {"verbose": False})
+    deferred.begin(model, [(optimizer, {})])
+    train(model, optimizer, range(3))
+    assert "forces" in deferred.states()[0]
+    assert json.loads(json.dumps(deferred.states(tensors=False)))[0]["steps"] == 3
+
+
 def test_the_force_is_renewed_every_so_many_steps():
     model, optimizer, handle = made(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
     seen = []
@@ -211,6 +223,27 @@ def test_the_force_is_renewed_every_so_many_steps():
         seen.append(handle._logits.held[1].query[0].force.clone())
     changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
     assert changed == [False, False, True, False, False, True]
+
+
+def test_hooks_are_there_only_for_steps_that_need_tokens():
+    model, optimizer, _ = made(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
+    counts = []
+    for step in range(4):
+        counts.append(sum(len(m._forward_hooks) for m in model.modules()))
+        train(model, optimizer, range(step, step + 1))
+    assert counts == [4, 0, 0, 4]
+
+
+def test_a_schedule_that_ends_takes_the_force_away():
+    def alpha(step: int) -> float:
+        return 0.05 if step < 3 else 0.0
+
+    model, optimizer, handle = made(SVGD(alpha=alpha, space="logits", tokens=64, every=2))
+    train(model, optimizer, range(3))
+    assert handle._logits.held
+    train(model, optimizer, range(3, 8))
+    assert not handle._logits.held
+    assert sum(len(m._forward_hooks) for m in model.modules()) == 0
 
 
 def test_auto_alpha_holds_the_ratio():

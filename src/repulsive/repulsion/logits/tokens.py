@@ -77,7 +77,10 @@ class Sampler:
         self._adapter_inputs: dict[nn.Module, Tensor] = {}
         self._rows: dict[tuple[int, str, torch.device], Tensor | slice] = {}
         self._checked: set[tuple[int, str]] = set()
+        self._roots: list[RemovableHandle] = []
         self._hooks: list[RemovableHandle] = []
+        self.is_compiled = False  # a compiled model was seen to call the hooks
+        self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have one input
         self.number = next(_numbers)
         _samplers[self.number] = self
         device = self.layers[0].query.targets[0].slice.parameter().device
@@ -90,12 +93,37 @@ class Sampler:
     # -- hooks --------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Register the hooks, unless they are."""
-        if self._hooks:
+        """Start to watch the model: one hook on it always, those on its layers while a sample is wanted."""
+        if self._roots:
             return
         for root in dict.fromkeys((self._model, unwrap(self._model))):
             hook = Hook(self, "_sees_model", root is self._model)
-            self._hooks.append(root.register_forward_pre_hook(hook, with_kwargs=True))
+            self._roots.append(root.register_forward_pre_hook(hook, with_kwargs=True))
+        self.want(self.wanted)
+
+    def remove(self) -> None:
+        """Take all hooks away, and forget all tokens."""
+        self._unwatch()
+        for hook in self._roots:
+            hook.remove()
+        self._roots = []
+        self.clear()
+
+    def want(self, wanted: bool) -> None:
+        """Say whether the next training pass is to be sampled.
+
+        Hooks cost time in every pass, so they are there only while they are needed; a compiled model keeps those that
+        it was compiled with.
+        """
+        self.wanted = wanted
+        if wanted and self._roots:
+            self._watch()
+        elif not self.is_compiled:
+            self._unwatch()
+
+    def _watch(self) -> None:
+        if self._hooks:
+            return
         for number, layer in enumerate(self.layers):
             if layer.attention not in self._of:
                 hook = Hook(self, "_sees_attention", number)
@@ -108,22 +136,23 @@ class Sampler:
                         hook = Hook(self, "_sees_adapter")
                         self._hooks.append(target.slice.module.register_forward_pre_hook(hook))
 
-    def remove(self) -> None:
-        """Take the hooks away, and forget all tokens."""
+    def _unwatch(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.clear()
 
     def clear(self) -> None:
         """Forget all tokens."""
         self.samples.clear()
         self._positions.clear()
         self._adapter_inputs.clear()
+        self._given = None
         self._masks, self._local = {}, {}
         self.passes = 0
 
     def _sees_model(self, outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling() and is_capturing():
+            self._watch()  # a CUDA graph repeats what is recorded, so it has to contain the sampling
         if self._looks(module):
             found = masks_in(module, args, kwargs)
             if found or outer:  # a wrapper may not know the names of its arguments, and what it wraps does
@@ -180,7 +209,7 @@ class Sampler:
         layer = self.layers[number]
         projection = layer.query if part == "q" else layer.key
         at = self._choose(_grid(given, projection), valid, given.device)
-        flat = _flat(given, projection).index_select(0, at.index)  # [N, D_in]
+        flat = self._rows_of(given, projection, at)  # [N, D_in]
         if projection.is_torch:
             outputs = self._project(projection, flat)
         else:
@@ -210,6 +239,16 @@ class Sampler:
             self._positions[key] = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
             self._positions[*key[:3], None] = self._positions[key]
         return self._positions[key]
+
+    def _rows_of(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
+        """The sampled rows of an input, [N, D_in]."""
+        if self._given is not None:
+            last, positions, rows = self._given
+            if positions is at and last.data_ptr() == given.data_ptr() and last.shape == given.shape:
+                return rows
+        flat = _flat(given, projection).index_select(0, at.index)
+        self._given = given, at, flat
+        return flat
 
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:
@@ -297,6 +336,8 @@ def _take_tokens(
 ) -> None:
     """`Sampler.take` as an operation that a compiled model can contain: whether to sample is decided when it runs."""
     found = _samplers.get(sampler)
+    if found is not None:
+        found.is_compiled = True
     if found is not None and (found.wanted or is_capturing()):
         found.take(layer, "k" if is_key else "q", given, result, valid)
 

@@ -70,11 +70,17 @@ class LogitRepulsion:
     def expect(self, step: int) -> None:
         """Say which optimizer step comes next, so that the pass before it is sampled if a new force is due."""
         self.sampler.step = step
-        self.sampler.wanted = self.is_due(step)
+        self.sampler.want(self.is_due(step))
 
     def is_due(self, step: int) -> bool:
-        """Whether a step computes a new force."""
+        """Whether a step computes a new force. While a schedule's weight is zero, none does."""
+        if self.is_off(step):
+            return False
         return step % self.rule.every == 0 or not self.held or is_captured()
+
+    def is_off(self, step: int) -> bool:
+        """Whether a schedule has set the repulsive weight to zero."""
+        return callable(self.rule.alpha) and self.rule.alpha(step) == 0
 
     def update(self, groups: Sequence[HeadGroup], seed: int) -> LogitUpdate:
         """The update of some of the groups."""
@@ -186,6 +192,9 @@ class LogitUpdate:
         with torch.no_grad():
             if source.is_due(step):
                 source.renew(step, scale)
+            elif source.held and source.is_off(step):
+                source.held.clear()
+                source.renewals += 1
             measured = self._measure(step, scale) if measure else {}
             if self._renewals != source.renewals:
                 self._writers, self._renewals = self._make_writers(), source.renewals
