@@ -82,7 +82,7 @@ def _forces(model: nn.Module, inputs: dict[str, Tensor], tokens: int, seed: int)
 def _cosines(one: dict[int, LayerForce], other: dict[int, LayerForce]) -> list[float]:
     """Cosine of two forces, for each layer."""
     pairs = zip(one.values(), other.values(), strict=True)
-    flat = [[torch.cat([t.flatten() for t in (*force.query, *force.key)]) for force in pair] for pair in pairs]
+    flat = [[torch.cat([t.flatten() for part in force.parts for t in part]) for force in pair] for pair in pairs]
     return [float(torch.cosine_similarity(a, b, dim=0)) for a, b in flat]
 
 
@@ -135,7 +135,7 @@ def _reuse(model: nn.Module, batches, steps: int) -> list[str]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        kept.append([torch.cat([w.force.flatten() for w in (*h.query, *h.key)]) for h in source.held.values()])
+        kept.append([torch.cat([w.force.flatten() for side in h.sides for w in side]) for h in source.held.values()])
         if step % 50 == 0:
             print(f"step {step} loss {float(loss):.3f}", flush=True)
     handle.remove()

@@ -23,8 +23,8 @@ Table = dict[tuple[str, float, int], Row]  # by arm, learning rate and seed
 REFERENCE = "plain"
 MANY = 12  # arms that are worth a picture
 NOTE = (
-    "In brackets: seeds. Bold: the arm's own rate, at which it is compared. Cosines are between the logits of two heads "
-    "of a layer at the end of training: mean over pairs and layers, and mean over layers of the largest pair. Entropy is "
+    "In brackets: seeds. Bold: the arm's own rate, at which it is compared. Cosines are between logits of two heads "
+    "of a layer at the end of training: mean over pairs and layers, mean over layers of the largest pair. Entropy is "
     "that of attention, in nats."
 )
 FAVOURITES = ("repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "QK-norm", "10 % more steps")

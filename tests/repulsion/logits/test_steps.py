@@ -137,11 +137,11 @@ def test_accumulated_passes_use_the_tokens_of_the_last():
     loss_of(model, batch(7)).backward()
     loss_of(model, batch(0)).backward()
     optimizer.step()
-    forces = [w.force.clone() for w in handle._logits.held[0].query]
+    forces = [w.force.clone() for w in handle._logits.held[0].sides[0]]
     other, optimizer, handle = made()
     loss_of(other, batch(0)).backward()
     optimizer.step()
-    for one, two in zip(forces, handle._logits.held[0].query, strict=True):
+    for one, two in zip(forces, handle._logits.held[0].sides[0], strict=True):
         torch.testing.assert_close(one, two.force)
 
 
@@ -220,7 +220,7 @@ def test_the_force_is_renewed_every_so_many_steps():
     seen = []
     for step in range(7):
         train(model, optimizer, range(step, step + 1))
-        seen.append(handle._logits.held[1].query[0].force.clone())
+        seen.append(handle._logits.held[1].sides[0][0].force.clone())
     changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
     assert changed == [False, False, True, False, False, True]
 

@@ -25,15 +25,14 @@ class LayerForce:
     """What is added to the gradients of one layer's heads.
 
     Args:
-        query, key: a tensor [M, rows, columns] for each target of the projection, [M, rows] for a bias.
+        parts: for each of the layer's sides, a tensor [M, rows, columns] for each target, [M, rows] for a bias.
         alpha: repulsive weight in force, a number as all that follow.
         norm: of all tensors together.
         bandwidth, distance: of the kernel, and the mean distance between two unit functions.
         similarity, largest: mean and largest cosine between two heads' logits.
     """
 
-    query: tuple[Tensor, ...]
-    key: tuple[Tensor, ...]
+    parts: tuple[tuple[Tensor, ...], ...]
     alpha: Tensor
     norm: Tensor
     bandwidth: Tensor
@@ -116,8 +115,8 @@ def _together(
         (push_q,) = torch.autograd.grad(q, raw_q, push_q)
     if norm_k is not None:
         (push_k,) = torch.autograd.grad(k, raw_k, push_k)
-    on_query = _to_targets(push_q, query, [layers[number].query for number in members])
-    on_key = _to_targets(push_k, key, [layers[number].key for number in members])
+    on_query = to_targets(push_q, query, [layers[number].query for number in members])
+    on_key = to_targets(push_k, key, [layers[number].key for number in members])
     squares = sum(f.flatten(1).square().sum(1) for f in (*on_query, *on_key))
     assert isinstance(squares, Tensor)
     norms, distance = squares.sqrt(), mean_distance(_unit_distances(products))  # [L]
@@ -128,7 +127,7 @@ def _together(
     numbers = (alpha, alpha * norms, interaction.bandwidth, distance, *mean_and_largest(cosines(products)))
     columns = zip(*(number.unbind(0) for number in numbers), strict=True)
     return {
-        number: LayerForce(tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts), *row)
+        number: LayerForce((tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts)), *row)
         for i, (number, row) in enumerate(zip(members, columns, strict=True))
     }
 
@@ -142,7 +141,7 @@ def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Te
     return ((flat - member @ means) * weights[..., None]).view_as(keys)
 
 
-def _to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Projection]) -> list[Tensor]:
+def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Projection]) -> list[Tensor]:
     """Force on projected tokens -> on each parameter, [L, M, rows, columns] or [L, M, rows] for a bias."""
     first = projections[0]
     rows, width = first.targets[0].slice.rows.shape[1], first.width

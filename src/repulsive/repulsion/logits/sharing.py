@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from repulsive.repulsion.logits.projections import LogitLayer, Projection
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.tokens import Sample
 
 
@@ -17,7 +17,7 @@ def world_size() -> int:
 
 
 def share(
-    layers: Sequence[LogitLayer], samples: Mapping[tuple[int, str], Sample], tokens: int
+    layers: Sequence[CircuitLayer], samples: Mapping[tuple[int, str], Sample], tokens: int
 ) -> dict[tuple[int, str], Sample]:
     """Samples of all ranks, joined. Every rank has to call this; one that saw no tokens adds none.
 
@@ -32,7 +32,7 @@ def share(
     world = world_size()
     joined: dict[tuple[int, str], Sample] = {}
     for number, layer in enumerate(layers):
-        for part, projection in (("q", layer.query), ("k", layer.key)):
+        for part, projection in layer.watched.items():
             own = samples.get((number, part))
             columns = _columns(projection)
             device = projection.targets[0].slice.parameter().device

@@ -26,7 +26,9 @@ from repulsive.repulsion.live import is_captured as is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.padding import masks_in, valid_tokens
 from repulsive.repulsion.logits.positions import Positions, choose
-from repulsive.repulsion.logits.projections import LogitLayer, Projection
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection
+
+PARTS = ("q", "k", "v")
 
 _numbers = itertools.count()
 _samplers: weakref.WeakValueDictionary[int, Sampler] = weakref.WeakValueDictionary()
@@ -63,7 +65,7 @@ class Sampler:
         seed: of the positions.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[LogitLayer], tokens: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[CircuitLayer], tokens: int, seed: int) -> None:
         self.layers = list(layers)
         self.tokens, self.seed = tokens, seed
         self.step = 0
@@ -83,12 +85,12 @@ class Sampler:
         self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have one input
         self.number = next(_numbers)
         _samplers[self.number] = self
-        device = self.layers[0].query.targets[0].slice.parameter().device
+        device = self.layers[0].sides[0][1][0].slice.parameter().device
         self.written = torch.zeros((), device=device)  # what the compiled operation claims to change
         self._of: dict[nn.Module, list[tuple[int, str, Projection]]] = defaultdict(list)
         for number, layer in enumerate(self.layers):
-            self._of[layer.query.output].append((number, "q", layer.query))
-            self._of[layer.key.output].append((number, "k", layer.key))
+            for part, projection in layer.watched.items():
+                self._of[projection.output].append((number, part, projection))
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -178,12 +180,13 @@ class Sampler:
             masks = masks_in(module, args, kwargs) if projection.is_torch else self._local.get(number, {})
             shape = _grid(given, projection)
             where = self.layers[number].where
-            valid = valid_tokens(self._masks, shape, where, part)
+            role = "q" if part == "q" else "k"  # values have the tokens of keys
+            valid = valid_tokens(self._masks, shape, where, role)
             if valid is None:
-                valid = valid_tokens(masks, shape, where, part)
+                valid = valid_tokens(masks, shape, where, role)
             if torch.compiler.is_compiling():
                 torch.ops.repulsive.take_tokens(
-                    given.detach(), result.detach(), valid, self.number, number, part == "k", self.written
+                    given.detach(), result.detach(), valid, self.number, number, PARTS.index(part), self.written
                 )
             else:
                 self.take(number, part, given.detach(), result.detach(), valid)
@@ -201,13 +204,12 @@ class Sampler:
 
         Args:
             number: of the layer.
-            part: "q" or "k".
+            part: "q", "k" or "v".
             given: the projection's input [..., D_in].
             result: its result [..., features]; of `nn.MultiheadAttention` the input again.
             valid: bool [B, T], or None.
         """
-        layer = self.layers[number]
-        projection = layer.query if part == "q" else layer.key
+        projection = self.layers[number].watched[part]
         at = self._choose(_grid(given, projection), valid, given.device)
         flat = self._rows_of(given, projection, at)  # [N, D_in]
         if projection.is_torch:
@@ -253,7 +255,7 @@ class Sampler:
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:
             named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-            return named["query" if part == "q" else "key"]
+            return named[{"q": "query", "k": "key", "v": "value"}[part]]
         return args[0] if args else next(iter(kwargs.values()), None)
 
     def _columns(self, number: int, part: str, projection: Projection, device: torch.device) -> Tensor | slice:
@@ -332,15 +334,15 @@ def _is_transposed(projection: Projection) -> bool:
 
 
 def _take_tokens(
-    given: Tensor, result: Tensor, valid: Tensor | None, sampler: int, layer: int, is_key: bool, written: Tensor
+    given: Tensor, result: Tensor, valid: Tensor | None, sampler: int, layer: int, part: int, written: Tensor
 ) -> None:
     """`Sampler.take` as an operation that a compiled model can contain: whether to sample is decided when it runs."""
     found = _samplers.get(sampler)
     if found is not None:
         found.is_compiled = True
     if found is not None and (found.wanted or is_capturing()):
-        found.take(layer, "k" if is_key else "q", given, result, valid)
+        found.take(layer, PARTS[part], given, result, valid)
 
 
-_SCHEMA = "(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, bool is_key, Tensor(a!) written) -> ()"
+_SCHEMA = "(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, int part, Tensor(a!) written) -> ()"
 torch.library.custom_op("repulsive::take_tokens", _take_tokens, mutates_args=("written",), schema=_SCHEMA)

@@ -16,7 +16,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured, Reference
 from repulsive.repulsion.live import is_captured
 from repulsive.repulsion.logits.force import LayerForce, layer_forces
-from repulsive.repulsion.logits.projections import LogitLayer, Target, logit_layers
+from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
 from repulsive.repulsion.logits.sharing import share, world_size
 from repulsive.repulsion.logits.tokens import Sampler
 from repulsive.repulsion.logits.write import Writer, Written, gradient_norms
@@ -27,12 +27,11 @@ class Held:
     """The force on one layer as it is added to gradients until it is renewed.
 
     Args:
-        query, key: parameters with what is added to their gradients.
+        sides: parameters with what is added to their gradients, for each side of the layer.
         measured: the numbers of the force, without its tensors.
     """
 
-    query: list[Written]
-    key: list[Written]
+    sides: list[list[Written]]
     measured: LayerForce
 
 
@@ -96,21 +95,21 @@ class LogitRepulsion:
             return
         drives = self.drive_norms(scale) if self.rule.needs_gradient_products else None
         for number, force in layer_forces(self.layers, samples, self.rule, step=step, drives=drives).items():
-            layer = self.layers[number]
-            sides = (_written(layer.query.targets, force.query), _written(layer.key.targets, force.key))
-            self.held[number] = Held(*sides, replace(force, query=(), key=()))
+            targets = [targets for _, targets in self.layers[number].sides]
+            sides = [_written(one, part) for one, part in zip(targets, force.parts, strict=True)]
+            self.held[number] = Held(sides, replace(force, parts=()))
         self.renewals += 1
         if not is_captured():
             self.sampler.clear()
 
     def drive_norms(self, scale: Tensor | None) -> Tensor:
         """|drive| of every layer: its q and k gradients as the optimizer receives them, without repulsion."""
-        parts = [[t.slice for side in (layer.query, layer.key) for t in side.targets] for layer in self.layers]
+        parts = [[target.slice for _, targets in layer.sides for target in targets] for layer in self.layers]
         norms = gradient_norms(parts)
         shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
         return shares * norms if scale is None else shares * norms / scale.to(norms)
 
-    def share(self, layer: LogitLayer) -> float:
+    def share(self, layer: CircuitLayer) -> float:
         """What the gradients of a layer's heads are multiplied with."""
         heads = layer.num_heads
         if heads not in self._shares:
@@ -134,7 +133,7 @@ class LogitRepulsion:
         if step % self.rule.every == 0:
             return {}
         return {
-            self.layers[number].name: [w.force for w in (*held.query, *held.key) if w.force is not None]
+            self.layers[number].name: [w.force for side in held.sides for w in side if w.force is not None]
             for number, held in self.held.items()
         }
 
@@ -144,16 +143,11 @@ class LogitRepulsion:
         nothing = torch.full((), torch.nan)
         for number, layer in enumerate(self.layers):
             tensors = list(state.get(layer.name, ()))
-            targets = [*layer.query.targets, *layer.key.targets]
-            if len(tensors) != len(targets):
+            if len(tensors) != sum(len(targets) for _, targets in layer.sides):
                 continue
-            written = [
-                Written(target.slice, tensor.to(target.slice.parameter().device))
-                for target, tensor in zip(targets, tensors, strict=True)
-            ]
-            cut = len(layer.query.targets)
-            blank = LayerForce((), (), *(nothing,) * 6)
-            self.held[number] = Held(written[:cut], written[cut:], blank)
+            rest = iter(tensor.to(layer.sides[0][1][0].slice.parameter().device) for tensor in tensors)
+            sides = [[Written(target.slice, next(rest)) for target in targets] for _, targets in layer.sides]
+            self.held[number] = Held(sides, LayerForce((), *(nothing,) * 6))
         self.renewals += 1
         self.expect(step)
 
@@ -170,7 +164,7 @@ class LogitUpdate:
         self._renewals = -1
         self._numbers: dict[str, int] = {}
         for number, layer in enumerate(source.layers):
-            self._numbers |= {layer.query.group.name: number, layer.key.group.name: number}
+            self._numbers |= {group.name: number for group, _ in layer.sides}
 
     def again(self, rule: Rule | None) -> bool:
         """Never a replay: forces change."""
@@ -214,10 +208,11 @@ class LogitUpdate:
         found: dict[float, list[Written]] = {}
         for number, layer in enumerate(self.source.layers):
             held = self.source.held.get(number)
-            for side, written in ((layer.query, held and held.query), (layer.key, held and held.key)):
-                if side.group.name in self._names:
-                    nothing = [Written(target.slice, None) for target in side.targets]
-                    found.setdefault(self.source.share(layer), []).extend(written or nothing)
+            for index, (group, targets) in enumerate(layer.sides):
+                if group.name in self._names:
+                    nothing = [Written(target.slice, None) for target in targets]
+                    written = nothing if held is None else held.sides[index]
+                    found.setdefault(self.source.share(layer), []).extend(written)
         return [Writer(written, share) for share, written in found.items()]
 
     def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
