@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from repulsive import SVGD, repel
 from repulsive.models.decoder import Decoder, DecoderConfig
-from repulsive.repulsion.logits.force import LayerForce, layer_forces
+from repulsive.repulsion.logits.force import LayerForce, logit_forces
 
 REFERENCE = 8192
 COUNTS = (128, 256, 512, 1024, 2048)
@@ -71,7 +71,7 @@ def _forces(model: nn.Module, inputs: dict[str, Tensor], tokens: int, seed: int)
     model(**inputs)
     source = handle._logits
     assert source is not None
-    forces = layer_forces(source.layers, source.sampler.samples, rule)
+    forces = logit_forces(source.layers, source.sampler.samples, rule)
     optimizer.zero_grad()
     source.remove()
     for hook in handle._hooks:

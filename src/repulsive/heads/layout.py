@@ -151,7 +151,7 @@ class HeadGroup:
 
         Sharded weights are gathered: then every rank has to call this.
         """
-        return join([s.take(_whole(s.parameter().detach())) for s in self.slices]).clone()
+        return join([s.take(whole_tensor(s.parameter().detach())) for s in self.slices]).clone()
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
@@ -159,7 +159,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=-1)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor that may be spread over ranks."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full

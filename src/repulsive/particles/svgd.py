@@ -18,6 +18,7 @@ from repulsive.particles.priors import Prior
 from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
 
 TOKENS, EVERY = 1024, 10  # with space="logits"
+CIRCUITS = ("qk", "qk+ov")
 
 Alpha = float | str | Callable[[int], float]
 
@@ -44,6 +45,8 @@ class SVGD(Rule):
         space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone; "logits" compares
             heads by their attention logits on the layer's own tokens, and moves q and k.
         ratio: the target of alpha="auto", a number or a schedule.
+        circuits: with `space="logits"`, "qk" for logits alone; "qk+ov" also repels what heads write, and moves v and
+            the output projection.
         tokens: with `space="logits"`, how many tokens of a training pass logits are compared on.
         every: with `space="logits"`, optimizer steps between two computations of the force; it is reused in between.
 
@@ -64,6 +67,7 @@ class SVGD(Rule):
     smoothing: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once made
     space: str = field(default="weights", kw_only=True)
     ratio: float | Callable[[int], float] = field(default=0.1, kw_only=True)
+    circuits: str = field(default=CIRCUITS[0], kw_only=True, repr=False)
     tokens: int = field(default=TOKENS, kw_only=True, repr=False)
     every: int = field(default=EVERY, kw_only=True, repr=False)
 
@@ -96,7 +100,11 @@ class SVGD(Rule):
                 raise RuleError(f"{name}({setting}={value!r}): must be a whole number, at least 1")
             if value != default and not self.reads_tokens:
                 raise RuleError(f"{name}({setting}={value!r}): only space='logits' has this setting")
+        if self.circuits not in CIRCUITS:
+            raise RuleError(f"{name}(circuits={self.circuits!r}): choose one of {CIRCUITS}")
         if not self.reads_tokens:
+            if self.circuits != CIRCUITS[0]:
+                raise RuleError(f"{name}(circuits={self.circuits!r}): only space='logits' has this setting")
             return
         if self.smoothing != 0:
             raise RuleError(f"{name}(space='logits', smoothing={self.smoothing!r}): must be 0, as gradients of weights "

@@ -23,6 +23,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import sharding
 from repulsive.repulsion.handle import NOISE_PLACES, ORDERS, Handle, Settings
 from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.logits.values import output_groups
 from repulsive.repulsion.owners import claimed_twice
 
 _SLOWING = 1e-4  # an optimiser's eps above it is no longer small beside most gradients
@@ -110,7 +111,7 @@ def repel(
                 match=match,
             )
     if rule is not None and rule.reads_tokens:
-        groups = _logit_groups(groups, parts, particle, layout)
+        groups = _logit_groups(model, groups, rule, parts, particle, layout)
     _check_apart(groups)
     trained = _trained(list(groups), inner)
     if alone := [group.name for group in trained if group.num_heads == 1]:
@@ -131,13 +132,17 @@ def repel(
 
 
 def _logit_groups(
-    groups: Sequence[HeadGroup], parts: str, particle: str, layout: str
+    model: nn.Module, groups: Sequence[HeadGroup], rule: Rule, parts: str, particle: str, layout: str
 ) -> list[HeadGroup]:
-    """The q and k groups, which logits are made of; values are left alone."""
+    """The q and k groups, which logits are made of; values and outputs only where the rule has them, too."""
     if not {"q", "k"} <= set(parts):
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
     if particle != "projection" or layout != "heads":
         raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
+    if isinstance(rule, SVGD) and rule.circuits == "qk+ov":
+        if "v" not in parts:
+            raise RuleError(f"parts={parts!r}: circuits='qk+ov' moves v, too; leave parts out")
+        return [*groups, *output_groups(model, groups)]
     chosen = [group for group in groups if group.part in ("q", "k")]
     if not chosen:
         names = ", ".join(group.name for group in groups[:4])

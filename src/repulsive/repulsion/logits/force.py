@@ -14,7 +14,7 @@ from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.logits.projections import LogitLayer, Projection
+from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
 from repulsive.repulsion.logits.tokens import Sample
 
 LARGEST = 2**28  # bytes of second moments held at one time
@@ -41,27 +41,28 @@ class LayerForce:
     largest: Tensor
 
 
-def layer_forces(
-    layers: Sequence[LogitLayer],
+def logit_forces(
+    layers: Sequence[CircuitLayer],
     samples: Mapping[tuple[int, str], Sample],
     rule: SVGD,
     *,
     step: int = 0,
     drives: Tensor | None = None,
 ) -> dict[int, LayerForce]:
-    """The force on every layer that has samples of both its projections, by number of layer.
+    """The force between the logits of every layer that has samples of both its projections, by number of layer.
 
     Layers of one shape go through one call.
 
     Args:
-        layers: the attention layers.
+        layers: the attention layers; those of another kind are passed over.
         samples: by number of layer and part.
         rule: with `space="logits"`.
         step: optimizer steps taken so far, for schedules.
         drives: |drive| of every layer [layers], for `alpha="auto"`.
     """
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for number, layer in enumerate(layers):
+    logits = {number: layer for number, layer in enumerate(layers) if isinstance(layer, LogitLayer)}
+    for number, layer in logits.items():
         if (number, "q") in samples and (number, "k") in samples:
             alike[_shape(number, layer, samples)].append(number)
     forces: dict[int, LayerForce] = {}
@@ -72,7 +73,7 @@ def layer_forces(
         for start in range(0, len(members), most):
             some = members[start : start + most]
             with torch.no_grad(), _precision(first.outputs):
-                forces |= _together(some, layers, samples, rule, step, drives)
+                forces |= _together(some, logits, samples, rule, step, drives)
     return forces
 
 
@@ -87,7 +88,7 @@ def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sam
 
 def _together(
     members: Sequence[int],
-    layers: Sequence[LogitLayer],
+    layers: Mapping[int, LogitLayer],
     samples: Mapping[tuple[int, str], Sample],
     rule: SVGD,
     step: int,
@@ -119,7 +120,7 @@ def _together(
     on_key = to_targets(push_k, key, [layers[number].key for number in members])
     squares = sum(f.flatten(1).square().sum(1) for f in (*on_query, *on_key))
     assert isinstance(squares, Tensor)
-    norms, distance = squares.sqrt(), mean_distance(_unit_distances(products))  # [L]
+    norms, distance = squares.sqrt(), mean_distance(unit_distances(products))  # [L]
     alpha = rule.weight_of(step, None if drives is None else drives[list(members)].to(norms), norms)
     query_parts, key_parts = (
         [(f * alpha.to(f.dtype).view(-1, *[1] * (f.ndim - 1))).unbind(0) for f in side] for side in (on_query, on_key)
@@ -161,7 +162,7 @@ def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Pr
     return found
 
 
-def _unit_distances(products: Tensor) -> Tensor:
+def unit_distances(products: Tensor) -> Tensor:
     """Squared distances between unit functions [..., M, M]."""
     return (2 - 2 * cosines(products)).clamp(min=0) * (1 - torch.eye(products.shape[-1], device=products.device))
 

@@ -161,8 +161,8 @@ def _layer(name: str, parts: dict[str, HeadGroup], modules: dict[str, nn.Module]
     if widths[0] != widths[1] and width != content:
         raise RuleError(f"{query.name}: queries are {widths[0]} wide, keys {widths[1]}; their dot product is unknown")
     reads = reads_of(query, key)
-    sides = (projection_of(group, width, attention, modules) for group in (query, key))
-    return LogitLayer(name, attention, query.where, *sides, reads)
+    left, right = (projection_of(group, width, attention, modules) for group in (query, key))
+    return LogitLayer(name, attention, query.where, left, right, reads)
 
 
 def reads_of(query: HeadGroup, key: HeadGroup) -> tuple[int, ...] | None:

@@ -15,10 +15,11 @@ from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured, Reference
 from repulsive.repulsion.live import is_captured
-from repulsive.repulsion.logits.force import LayerForce, layer_forces
+from repulsive.repulsion.logits.force import LayerForce, logit_forces
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
 from repulsive.repulsion.logits.sharing import share, world_size
 from repulsive.repulsion.logits.tokens import Sampler
+from repulsive.repulsion.logits.values import ValueLayer, value_force, value_layers
 from repulsive.repulsion.logits.write import Writer, Written, gradient_norms
 
 
@@ -40,7 +41,7 @@ class LogitRepulsion:
 
     Args:
         model: the model.
-        groups: its q and k groups.
+        groups: its q and k groups; v and o as well for `circuits="qk+ov"`.
         rule: with `space="logits"`.
         seed: of the sampled positions.
 
@@ -50,7 +51,9 @@ class LogitRepulsion:
 
     def __init__(self, model: nn.Module, groups: Sequence[HeadGroup], rule: SVGD, seed: int) -> None:
         self.rule = rule
-        self.layers = logit_layers(model, groups)
+        self.layers: list[CircuitLayer] = [*logit_layers(model, [g for g in groups if g.part in ("q", "k")])]
+        if rule.circuits == "qk+ov":
+            self.layers += value_layers(model, groups)
         tokens = -(-rule.tokens // world_size())
         self.sampler = Sampler(model, self.layers, tokens, seed)
         self.held: dict[int, Held] = {}
@@ -94,7 +97,12 @@ class LogitRepulsion:
             self._warn_of_no_tokens()
             return
         drives = self.drive_norms(scale) if self.rule.needs_gradient_products else None
-        for number, force in layer_forces(self.layers, samples, self.rule, step=step, drives=drives).items():
+        forces = logit_forces(self.layers, samples, self.rule, step=step, drives=drives)
+        for number, layer in enumerate(self.layers):
+            if isinstance(layer, ValueLayer) and (number, "v") in samples:
+                drive = None if drives is None else drives[number]
+                forces[number] = value_force(layer, samples[number, "v"], self.rule, step, drive)
+        for number, force in forces.items():
             targets = [targets for _, targets in self.layers[number].sides]
             sides = [_written(one, part) for one, part in zip(targets, force.parts, strict=True)]
             self.held[number] = Held(sides, replace(force, parts=()))
