@@ -165,6 +165,17 @@ def test_resumed_it_ends_with_the_same_bits(toy, whole, tmp_path):
     tiny.assert_same(folder, whole)
 
 
+def test_between_two_forces_it_resumes_with_the_same_bits(toy, tmp_path):
+    """Step 9 of 12: the force in use is of step 0, and the next is due at step 10."""
+    settings = ["method.space=logits", "method.smoothing=0"]
+    asked = recipe(toy, *settings)
+    running.train(asked, tmp_path / "whole")
+    with pytest.raises(Stopped, match="step 9 of 12"):
+        running.train(asked, tmp_path / "stopped", tiny.At(9, tiny.signalled(signal.SIGTERM)))
+    running.train(asked, tmp_path / "stopped")
+    tiny.assert_same(tmp_path / "stopped", tmp_path / "whole")
+
+
 def test_the_result_has_nats_per_byte(whole):
     result = json.loads((whole / "result.json").read_text())
     assert result["steps"] == 12 and result["label"] == "SVGD, toy"

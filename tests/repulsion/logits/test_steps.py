@@ -200,7 +200,7 @@ def test_no_tokens_are_saved():
     train(model, optimizer, range(3))
     state = handle.state_dict()
     shapes = {tuple(t.shape) for forces in state["forces"].values() for t in forces}
-    assert shapes == {(4, 4, 16), (4, 4)}  # a weight by heads, and a bias
+    assert shapes == {(4, 4, 16), (4, 4), (6,)}  # a weight by heads, a bias, and what was measured of them
     assert set(state) == {"format", "steps", "seed", "rule", "groups", "forces"}
 
 

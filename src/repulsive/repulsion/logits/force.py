@@ -40,6 +40,11 @@ class LayerForce:
     similarity: Tensor
     largest: Tensor
 
+    @property
+    def numbers(self) -> tuple[Tensor, ...]:
+        """All but the tensors, in order."""
+        return self.alpha, self.norm, self.bandwidth, self.distance, self.similarity, self.largest
+
 
 def logit_forces(
     layers: Sequence[CircuitLayer],

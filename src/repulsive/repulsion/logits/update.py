@@ -137,25 +137,28 @@ class LogitRepulsion:
     # -- saving -------------------------------------------------------------------------------------------------
 
     def state(self, step: int) -> dict[str, list[Tensor]]:
-        """The forces in use by name of layer, where the next step would not compute new ones."""
+        """The forces in use by name of layer, where the next step would not compute new ones.
+
+        A layer has a tensor for each parameter, then one with the numbers of its force, for measurements.
+        """
         if step % self.rule.every == 0:
             return {}
-        return {
-            self.layers[number].name: [w.force for side in held.sides for w in side if w.force is not None]
-            for number, held in self.held.items()
-        }
+        found = {}
+        for number, held in self.held.items():
+            tensors = [one.force for side in held.sides for one in side if one.force is not None]
+            found[self.layers[number].name] = [*tensors, torch.stack([x.double() for x in held.measured.numbers])]
+        return found
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
         """Go on with saved forces; without them the next step computes new ones."""
         self.held = {}
-        nothing = torch.full((), torch.nan)
         for number, layer in enumerate(self.layers):
             tensors = list(state.get(layer.name, ()))
-            if len(tensors) != sum(len(targets) for _, targets in layer.sides):
+            if len(tensors) != 1 + sum(len(targets) for _, targets in layer.sides):
                 continue
             rest = iter(tensor.to(layer.sides[0][1][0].slice.parameter().device) for tensor in tensors)
             sides = [[Written(target.slice, next(rest)) for target in targets] for _, targets in layer.sides]
-            self.held[number] = Held(sides, LayerForce((), *(nothing,) * 6))
+            self.held[number] = Held(sides, LayerForce((), *next(rest).unbind(0)))
         self.renewals += 1
         self.expect(step)
 
