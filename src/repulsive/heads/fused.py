@@ -53,7 +53,6 @@ def flex_recorded(record: Record) -> Iterator[None]:
     if module is None:  # no model can have called what was never imported
         yield
         return
-    operator, debug = module.flex_attention_hop, getattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", None)
     results = 3 if hasattr(module, "AuxOutput") else 2  # the largest scores came with AuxOutput
 
     def recorded(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
@@ -62,12 +61,16 @@ def flex_recorded(record: Record) -> Iterator[None]:
         out = F.scaled_dot_product_attention(q, k, v)
         return (out, *[out.detach().sum(-1)] * (results - 1))
 
-    module.flex_attention_hop = recorded  # type: ignore[attr-defined]
-    if debug is not None:
-        module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # type: ignore[attr-defined]
+    replaced = {
+        "flex_attention_hop": recorded,
+        "_validate_device": lambda *_: None,  # refuses gradients on a CPU, which the recorded call has
+        "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
+    }
+    original = {name: getattr(module, name) for name in replaced if hasattr(module, name)}
+    for name in original:
+        setattr(module, name, replaced[name])
     try:
         yield
     finally:
-        module.flex_attention_hop = operator  # type: ignore[attr-defined]
-        if debug is not None:
-            module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = debug  # type: ignore[attr-defined]
+        for name, value in original.items():
+            setattr(module, name, value)

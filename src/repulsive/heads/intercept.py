@@ -96,7 +96,7 @@ class Intercept(TorchFunctionMode):
         if name == "_set_grad_enabled" and self._forced:
             return None  # the no_grad of a checkpoint's forward
         if name in _DESCEND and isinstance(func, types.FunctionType):
-            inner = _undispatched(func)
+            inner = undispatched(func)
             with self:
                 return inner(*args, **kwargs)
         if not torch.is_grad_enabled():
@@ -253,7 +253,7 @@ def _are_weights(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> 
     return {x.numel() for x in (*tagged, out)} == {call.weights.numel()}
 
 
-def _undispatched(func: types.FunctionType) -> Callable[..., Any]:
+def undispatched(func: types.FunctionType) -> Callable[..., Any]:
     """`func` without its own check for overrides, so that it runs here while its inner calls are still seen."""
     never = dict.fromkeys(
         ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False

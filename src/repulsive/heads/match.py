@@ -89,11 +89,13 @@ def kinds_of(module: nn.Module) -> list[str]:
 def _fitting(module: nn.Module) -> Iterator[tuple[Family, str]]:
     """Lines of the table with their proof: the class's own before those it inherits from, and signatures last."""
     known = [family for family in FAMILIES if not family.generic]
+    base = getattr(module, "base_layer", None)
+    module = base if isinstance(base, nn.Module) else module  # an adapter computes with the heads of what it adapts
     kinds = [kind for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
     for kind, name in zip(kinds, kinds_of(module), strict=True):
         for family in known:
             if any(fnmatchcase(name, pattern) for pattern in family.classes):
-                exact = kind.__module__.partition(".")[0] == family.package and _runs_as(module, kind)
+                exact = _package(kind) == family.package and _runs_as(module, kind)
                 yield family, "table" if exact else "guess"
     for family in (family for family in FAMILIES if family.generic):
         exact = any(_is_surveyed(kind, family) and _runs_as(module, kind) for kind in kinds)
@@ -103,7 +105,13 @@ def _fitting(module: nn.Module) -> Iterator[tuple[Family, str]]:
 def _runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Does the module compute what `kind` computes? A subclass or an instance with its own forward may not."""
     replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # Accelerate wraps it, and says so
-    return type(module).forward is kind.forward and not replaced
+    processor = getattr(module, "processor", None)  # diffusers computes attention in an object that users replace
+    foreign = processor is not None and _package(type(processor)) != _package(kind)
+    return type(module).forward is kind.forward and not replaced and not foreign
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _is_surveyed(kind: type[nn.Module], family: Family) -> bool:
