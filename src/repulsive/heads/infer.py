@@ -63,6 +63,7 @@ def complete(model: nn.Module, example_inputs: object, groups: Sequence[HeadGrou
     misses |= {module_of(g): f"{g.part}: {r.note}" for g, r in kept if r.status == "mixed"}
     both = sorted((pair for pair in kept if pair[1].status != "mixed"), key=lambda pair: _position(model, pair[0]))
     ordered = number_layers([g for g, _ in both], [module_of(g) for g, _ in both])
+    ordered = with_traced_pairs(model, ordered, seen.calls)  # inferred kv heads may be numbered otherwise
     reports = [report for _, report in both]
     proved = [
         replace(group, proof="proved") if report.status == "verified" else group

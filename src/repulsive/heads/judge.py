@@ -110,7 +110,7 @@ def _verdicts(
 ) -> list[_Verdict]:
     """One verdict for every role in which calls draw on this slice."""
     joined = len(group.part) > 1
-    for roles in _ROLES[group.part] if not joined else (("q", "k", "v", "any"),):
+    for other, roles in enumerate(_ROLES[group.part] if not joined else (("q", "k", "v", "any"),)):
         seen = [reach for reach in reaches if reach.role in roles and key in reach.energy]
         near = [reach for reach in seen if _related(reach.owner, module_of(group))] or seen
         verdicts = [
@@ -120,6 +120,8 @@ def _verdicts(
         ]
         if joined:  # a packed weight answers to several roles; the slice belongs to the one it fits
             verdicts = sorted(verdicts, key=lambda verdict: verdict.leak)[:1]
+        if other:  # a packed weight is also what the other parts draw on: then this part was not seen at all
+            verdicts = [verdict for verdict in verdicts if verdict.leak <= tolerance]
         if verdicts:
             return verdicts
     return []
@@ -153,7 +155,7 @@ def _verdict(
         fault = f"{s.parameter_name} has {actual} heads in the attention call, not {s.num_heads}"
     elif idle := _idle(s, reached):
         fault = f"attention does not use rows {spans(idle)} of {s.parameter_name}, which the slice claims"
-    elif order != list(range(s.num_heads)):
+    elif order != list(range(s.num_heads)) and not (sorted(order) == list(range(s.num_heads)) and (joined or serves)):
         fault = f"heads of {s.parameter_name} come in the order {order} in the attention call"
     elif serves and not joined and not _serves(head.tolist(), serves):
         fault = f"kv heads of {s.parameter_name} serve the q heads as {head.tolist()}, not as {list(serves)}"
