@@ -41,24 +41,30 @@ MEANING = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/survey"))
-    parser.add_argument("--only", nargs="*", help="packages, or parts of the names of cases")
+    parser.add_argument(
+        "--packages", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="the others are kept"
+    )
+    parser.add_argument("--only", nargs="*", help="parts of the names of models; nothing is written")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--gigabytes", type=int, default=8)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = {}
+    kept = options.out / "packages.json"
+    known = json.loads(kept.read_text()) if kept.exists() else []
+    results = {r["architecture"]: r for r in known if r["package"] not in options.packages}
     for package, module in PACKAGES.items():
-        if importlib.util.find_spec(module) is None:
+        if package not in options.packages or importlib.util.find_spec(module) is None:
             continue
         importlib.import_module(module)  # once, before any fork
         for name, case in cases_of(package).items():
-            if options.only and not any(word == package or word in name for word in options.only):
+            if options.only and not any(word in name for word in options.only):
                 continue
             result = limited(name, options.seconds, options.gigabytes, lambda name, case=case: prove(name, case))
             results[name] = result | {"package": package, "verdict": verdict(result)}
             print(f"{name:44} {results[name]['verdict']:9} {result['note'][:110]}", flush=True)
         if not options.only:
-            write(options.out, list(results.values()))  # after each package: timm takes longest
+            order = sorted(results.values(), key=lambda result: list(PACKAGES).index(result["package"]))
+            write(options.out, order)  # after each package: timm takes longest
 
 
 def cases_of(package: str) -> Cases:

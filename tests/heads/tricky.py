@@ -192,11 +192,17 @@ class TalkingHeads(nn.Module):
         super().__init__()
         self.heads, self.mix, self.to_qkv = H, mix, nn.Linear(E, 3 * H * D, bias=False)
         self.talk, self.norm = nn.Conv2d(H, H, 1, bias=False), nn.LayerNorm(H)
+        nn.init.dirac_(self.talk.weight)  # as x-transformers starts it: nothing is mixed yet
         self.reattend = nn.Parameter(torch.randn(H, H))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.to_qkv(x).chunk(3, -1))
         scores = q @ k.mT
+        if self.mix == "selective":  # the first head tells the others what to forget
+            told = scores[:, :1].relu().cumsum(-2).roll(1, -2)
+            scores = scores - told * (torch.arange(x.shape[1]) > 0).unsqueeze(-1)
+        if self.mix == "beside":
+            scores = scores + self.talk(scores)
         weights = (self.talk(scores) if self.mix == "before" else scores).softmax(-1)
         if self.mix == "after":
             weights = self.talk(weights)

@@ -121,8 +121,10 @@ class Intercept(TorchFunctionMode):
         source = self._projection(name, args, kwargs, result)
         if source is not None:
             # Weights that a matrix mixes are still attention; a projection of states a router weighted is not.
-            mixed = _are_weights(args, kwargs, result)
-            return self._pass_tag(args, kwargs, result) if mixed else self._leaf(result, *source)
+            if not _are_weights(args, kwargs, result):
+                return self._leaf(result, *source)
+            # What a learned matrix may become counts, not the identity that it may start from.
+            return self._pass_tag(args, kwargs, func(*map(_drawn_anew, args), **kwargs))
         operands = list(tensors_in((*args, *kwargs.values()))) if name in (*MATMUL, "einsum") else []
         call = _tag(args, kwargs) if len(operands) > 1 else None
         if call is not None:
@@ -251,6 +253,13 @@ def _are_weights(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> 
         return False
     tagged = [x for x in tensors_in((*args, *kwargs.values())) if hasattr(x, "_attention_call")]
     return {x.numel() for x in (*tagged, out)} == {call.weights.numel()}
+
+
+def _drawn_anew(argument: Any) -> Any:
+    """A parameter with random values in place of its own; anything else as it is."""
+    if not isinstance(argument, nn.Parameter):
+        return argument
+    return torch.randn(argument.shape, generator=torch.Generator().manual_seed(2)).to(argument)
 
 
 def undispatched(func: types.FunctionType) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.mixing import AFTER
 from repulsive.heads.pairing import head_energy, pairing_fault
 from repulsive.heads.place import clean, module_of
 from repulsive.heads.reach import PRESENT, Key, Reach, Trace, alike
@@ -72,8 +71,8 @@ def _report(
     for s in group.slices:
         key = (names.get(id(s.parameter()), s.parameter_name), s.axis)
         asked = [reach for reach in reaches if reach.role in group.part and reach.mixed and group.num_heads > 1]
-        if any(key in reach.energy and reach.mixed == AFTER for reach in asked):
-            return report(float("nan"), "mixed", AFTER)
+        if mixed := [reach.mixed for reach in asked if key in reach.energy]:
+            return report(float("nan"), "mixed", mixed[0])
         verdicts = _verdicts(group, s, key, reaches, serves, tolerance)
         if not verdicts:
             if mixer := [reach.mixed for reach in asked if _related(reach.owner, module_of(group))]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from repulsive.heads.intercept import Leaf
+from repulsive.heads.reach import alike
 
 AFTER = "the weights of several heads are mixed after the softmax (talking heads)"
+BEFORE = "the scores of a head also draw on rows of another head"
 _PRESENT = 1e-12  # share of the largest squared gradient below which a head is not reached
 
 
@@ -25,6 +28,30 @@ def mixer_before(behind: Iterable[Leaf]) -> str:
         if square and heads > 1 and leaf.tensor.ndim > 3:  # additive attention scores [B, T, M] from a matrix as well
             return f"{leaf.name} mixes heads before the softmax (talking heads)"
     return ""
+
+
+def borrows(roles: Sequence[Mapping[Any, Tensor]], everything: Mapping[Any, Tensor]) -> bool:
+    """Do the scores of some head also draw on rows that belong to another head?
+
+    Args:
+        roles: for q and for k, squared gradient [indices, rows] of one query of each head, per parameter.
+        everything: the same of all queries.
+    """
+    for key, energy in everything.items():
+        tables = [_reached(role[key]) for role in roles if key in role]
+        touched = torch.stack([_reached(energy), *tables]).any(0)  # [indices, rows]
+        for table in tables:
+            numbers = torch.tensor(alike(table))
+            owned = torch.stack([table[numbers == n].any(0) for n in range(int(numbers.max()) + 1)])  # [heads, rows]
+            if len(owned) > 1 and int(owned.sum(0).max()) == 1:  # not positions, which heads share
+                foreign = owned.any(0) & ~owned[numbers]  # [indices, rows]
+                if bool((touched & foreign).any()):
+                    return True
+    return False
+
+
+def _reached(energy: Tensor) -> Tensor:
+    return energy > _PRESENT * energy.max(1, keepdim=True).values.clamp(min=1e-300)
 
 
 def mixes_after(output: Tensor, axes: Sequence[int], weights: Tensor, heads: Sequence[int], ids: list[int]) -> bool:

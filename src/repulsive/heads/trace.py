@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.intercept import Call, Intercept, Leaf
-from repulsive.heads.mixing import AFTER, mixer_before, mixes_after
+from repulsive.heads.mixing import AFTER, BEFORE, borrows, mixer_before, mixes_after
 from repulsive.heads.norms import Hold
 from repulsive.heads.place import clean
 from repulsive.heads.reach import PRESENT, Key, Reach, Trace, gather, head_ids
@@ -92,7 +92,7 @@ def _spread_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[Reach]:
     noise = _noise(scores)
 
     def drawn(index: tuple[int, ...]) -> list[dict[Key, Tensor]]:
-        energy = [_empty(behind), _empty(behind)]
+        energy = [_empty(behind), _empty(behind), _empty(behind)]  # of one query, of its keys, of all there is
         row = _fullest(attended.unsqueeze(call.dim), heads, index, axes)
         count = int(attended.unsqueeze(call.dim)[tuple(row.get(a, 0) for a in range(scores.ndim))])
         for leaf, grad in _pull(scores, _only(noise, list(row), tuple(row.values())), behind):
@@ -101,13 +101,15 @@ def _spread_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[Reach]:
             touched = (positions > PRESENT * positions.max(0).values).sum(0)  # [features]
             local = 2 * touched <= count
             total = _per_feature(grad, leaf)
-            for part, mine in zip(energy, (local, ~local), strict=True):
+            for part, mine in zip(energy, (local, ~local), strict=False):
                 part[leaf.name, leaf.axis][leaf.rows] += torch.where(mine.cpu(), total, 0.0)
+        for leaf, grad in _pull(scores, _only(noise, heads, index), behind):
+            energy[2][leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
         return energy
 
     places = list(product(*(range(scores.shape[axis]) for axis in heads)))
-    indices, energies = gather(places, drawn)
-    mixed = mixer_before(behind)
+    indices, (*energies, everything) = gather(places, drawn)
+    mixed = mixer_before(behind) or (BEFORE if borrows(energies, everything) else "")
     if not mixed and heads and call.weights is not None:
         weights, ids = call.weights, head_ids(energies, len(places))
         if any(mixes_after(output, axes, weights, heads, ids) for output, axes in call.outputs):

@@ -24,7 +24,7 @@ def verify_heads(
 ) -> list[HeadReport]:
     """Prove on an example that each slice is one head: what leaves head i sends gradient into slice i alone.
 
-    One forward pass, or two, in evaluation mode; the model's weights, gradients, flags and random state stay as they are.
+    One or two forward passes in evaluation mode; weights, gradients, flags and random state stay as they are.
 
     Args:
         model: any module; wrappers are seen through.
