@@ -44,7 +44,7 @@ def borrows(roles: Sequence[Mapping[Any, Tensor]], everything: Mapping[Any, Tens
             numbers = torch.tensor(alike(table))
             owned = torch.stack([table[numbers == n].any(0) for n in range(int(numbers.max()) + 1)])  # [heads, rows]
             if len(owned) > 1 and int(owned.sum(0).max()) == 1:  # not positions, which heads share
-                foreign = owned.any(0) & ~owned[numbers]  # [indices, rows]
+                foreign = owned.any(0) & ~owned[numbers] & table.any(1, keepdim=True)  # [indices, rows]
                 if bool((touched & foreign).any()):
                     return True
     return False

@@ -18,7 +18,18 @@ _NAMES: dict[tuple[str, str], str] = {
         models.transformers.transformer_wan.WanAttention
     """,
     ("diffusers", "to_q/to_kv"): "models.embeddings.MochiAttentionPool",
+    ("litgpt", "qkv"): "model.CausalSelfAttention",
+    ("open_clip", "in_proj_weight"): "transformer.Attention",
     ("repulsive", "q_proj/k_proj/v_proj"): "Attention GraphAttention",
+    ("timm", "q/k/v"): "models.cait.ClassAttn models.nextvit.EfficientAttention",
+    ("timm", "qkv"): """
+        layers.attention.Attention models.beit.Attention models.convit.MHSA models.davit.WindowAttention
+        models.eva.EvaAttention models.gcvit.WindowAttentionGlobal models.hiera.MaskUnitAttention
+        models.metaformer.Attention models.mvitv2.MultiScaleAttention models.nest.Attention
+        models.swin_transformer_v2_cr.WindowMultiHeadAttention models.vision_transformer_relpos.RelPosAttention
+        models.volo.Attention
+    """,
+    ("timm", "wq/wk/wv"): "models.crossvit.CrossAttention",
     ("transformers", "Wq/Wk/Wv"): "models.ctrl.modeling_ctrl.MultiHeadAttention",
     ("transformers", "linear_q/linear_k/linear_v"): """
         FastSpeech2ConformerAttention Wav2Vec2BertSelfAttention Wav2Vec2ConformerSelfAttention
@@ -32,7 +43,7 @@ _NAMES: dict[tuple[str, str], str] = {
     """,
     ("transformers", "q_proj.linear/..."): "Gemma4AudioAttention MoshiAttention",
     ("transformers", "q_proj/k_proj/v_proj"): """
-        ASTAttention AfmoeAttention AltCLIPAttention ApertusAttention ArceeAttention AriaTextAttention Attention
+        ASTAttention AfmoeAttention AltCLIPAttention ApertusAttention ArceeAttention AriaTextAttention
         BambaAttention BeamAttention BeitAttention BigBirdPegasusDecoderAttention BioGptAttention BitNetAttention
         BlenderbotAttention BlenderbotSmallAttention CLIPAttention CLIPSegAttention CanaryCrossAttention
         CanarySelfAttention ChameleonAttention ChineseCLIPVisionAttention Cohere2Attention Cohere2MoeAttention
@@ -70,14 +81,15 @@ _NAMES: dict[tuple[str, str], str] = {
         TimesFmAttention Tipsv2TextAttention Tipsv2VisionAttention UltrabertAttention UniSpeechAttention
         UniSpeechSatAttention VaultGemmaAttention ViTMAEAttention ViTMSNAttention VideoPrismAttention VitsAttention
         VivitAttention VoxtralAttention VoxtralRealtimeAttention Wav2Vec2Attention WavLMAttention WhisperAttention
-        XGLMAttention Zamba2Attention ZambaAttention
+        XGLMAttention Zamba2Attention ZambaAttention models.fsmt.modeling_fsmt.Attention
     """,
     ("transformers", "qkv"): """
         CohereCompassVisionAttention Exaone4_5_VisionAttention Glm4vMoeVisionAttention Glm4vVisionAttention
         Glm5NextVisionAttention GlmImageVisionAttention GlmOcrVisionAttention GotOcr2VisionAttention
         HieraMaskUnitAttention Qwen2_5_VLVisionAttention Qwen3VLMoeVisionAttention Qwen3VLVisionAttention
         Qwen3_5MoeVisionAttention Qwen3_5VisionAttention Qwen4ExpVisionAttention SamHQVisionSdpaAttention
-        SamVisionSdpaAttention TimesformerSelfAttention VisionAttention VitDetAttention
+        SamVisionSdpaAttention TimesformerSelfAttention VitDetAttention
+        models.qwen2_vl.modeling_qwen2_vl.VisionAttention
     """,
     ("transformers", "query/key/value"): """
         AlignTextSelfAttention AltRobertaSelfAttention BigBirdBlockSparseAttention
