@@ -14,7 +14,7 @@ from repulsive.errors import (
     StateError,
     UnsupportedWeights,
 )
-from repulsive.heads import HeadGroup, describe, find_heads, heads_by_hand, verify_heads
+from repulsive.heads import HeadGroup, HeadReport, HeadSlice, describe, find_heads, heads_by_hand, verify_heads
 from repulsive.particles import SGLD, SPOS, SVGD, CosineLadder, Gaussian, Uniform
 from repulsive.repulsion import GroupReport, Handle, repel
 
@@ -28,6 +28,8 @@ __all__ = [
     "Handle",
     "HeadGroup",
     "HeadLayoutError",
+    "HeadReport",
+    "HeadSlice",
     "NoHeadsFound",
     "OptimizerError",
     "RepulsiveError",

@@ -16,6 +16,7 @@ from repulsive.errors import OptimizerError, RuleError, SelectionError, Unsuppor
 from repulsive.heads import describe, find_heads
 from repulsive.heads.discover import left_out
 from repulsive.heads.layout import HeadGroup
+from repulsive.heads.proof import refuse_unproved
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
@@ -42,6 +43,7 @@ def repel(
     groups: Sequence[HeadGroup] | None = None,
     layout: str = "heads",
     example_inputs: Any = None,
+    allow_unproved: bool = False,
     order: str = "clip-repel",
     max_norm: float | None = None,
     noise_in: str = "gradient",
@@ -67,6 +69,7 @@ def repel(
         groups: groups of heads from `find_heads` or made by hand, instead of the selection above.
         layout: "heads", or "strided" for the slices of the authors' released code.
         example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes inferred.
+        allow_unproved: also train heads that are a guess from names and shapes, or that the example did not prove.
         order: where clipping to `max_norm` sits: "clip-repel" or "repel-clip".
         max_norm: clip the gradients of all of the optimiser's parameters to this joint norm; None leaves it to you.
             Clipping in your own loop comes before the rule, unless you call `apply` of the handle before it.
@@ -85,7 +88,8 @@ def repel(
             rate that noise could follow.
         UnsupportedWeights: weights are quantised or sparse, or spread over ranks as partial sums.
         RuleError: `rule` is none, or `order`, `max_norm`, `noise_in`, `seed` or `measure_every` has no such value.
-        HeadLayoutError: with `example_inputs`, a slice is not the head it claims to be.
+        HeadLayoutError: heads are a guess, or with `example_inputs` a slice is not proved to be the head it claims
+            to be; unless `allow_unproved`.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -114,6 +118,8 @@ def repel(
         groups = _logit_groups(model, groups, rule, parts, particle, layout)
     _check_apart(groups)
     trained = _trained(list(groups), inner)
+    if not allow_unproved:
+        refuse_unproved(model, trained, example_inputs)
     if alone := [group.name for group in trained if group.num_heads == 1]:
         told = f"{len(alone)} of {len(trained)} groups have one head, which has nothing to be repelled from"
         warnings.warn(f"{told}: {', '.join(alone[:6])}", stacklevel=2)
