@@ -62,7 +62,7 @@ def made(rule: SVGD | None = RULE, **settings):
     torch.manual_seed(0)
     model = Decoder(**settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    handle = repel(model, optimizer, rule, verbose=False) if rule is not None else None
+    handle = repel(model, optimizer, rule, verbose=False, allow_unproved=True) if rule is not None else None
     return model, optimizer, handle
 
 
@@ -127,7 +127,7 @@ def test_compiled_models_are_sampled(order):
     model = Decoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    repel(compiled if order == "after" else model, optimizer, RULE, verbose=False)
+    repel(compiled if order == "after" else model, optimizer, RULE, verbose=False, allow_unproved=True)
     torch.testing.assert_close(train(model, optimizer, run=compiled), expected)
     torch.compiler.reset()
 
@@ -208,7 +208,7 @@ def test_callbacks_that_write_json_leave_the_forces_out():
     from repulsive.integrations.deferred import Deferred
 
     model, optimizer, _ = made(None)
-    deferred = Deferred(RULE, {"verbose": False})
+    deferred = Deferred(RULE, {"verbose": False, "allow_unproved": True})
     deferred.begin(model, [(optimizer, {})])
     train(model, optimizer, range(3))
     assert "forces" in deferred.states()[0]
@@ -274,7 +274,7 @@ def test_frozen_keys_leave_the_queries_repelled():
         layer.k_proj.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     with pytest.warns(UserWarning, match="frozen"):
-        handle = repel(model, optimizer, RULE, verbose=False)
+        handle = repel(model, optimizer, RULE, verbose=False, allow_unproved=True)
     loss_of(model, batch(0)).backward()
     before = model.layers[0].q_proj.weight.grad.clone()
     handle.apply()
@@ -302,7 +302,7 @@ def test_one_head_and_equal_heads_stay_finite():
     model = Decoder(heads=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with pytest.warns(UserWarning, match="one head"):
-        repel(model, optimizer, RULE, verbose=False)
+        repel(model, optimizer, RULE, verbose=False, allow_unproved=True)
     assert torch.isfinite(train(model, optimizer)).all()
     model, optimizer, _ = made()
     with torch.no_grad():
@@ -325,9 +325,9 @@ def test_settings_that_cannot_be():
         SVGD(space="logits", every=0)
     model, optimizer, _ = made(None)
     with pytest.raises(RuleError, match="moves q and k together"):
-        repel(model, optimizer, RULE, parts="qv")
+        repel(model, optimizer, RULE, parts="qv", allow_unproved=True)
     with pytest.raises(RuleError, match="particle"):
-        repel(model, optimizer, RULE, particle="head")
+        repel(model, optimizer, RULE, particle="head", allow_unproved=True)
 
 
 def test_additive_attention_is_refused_by_name():

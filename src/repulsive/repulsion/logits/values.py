@@ -131,4 +131,4 @@ def _outputs(value: HeadGroup, query: HeadGroup, modules: Mapping[str, nn.Module
     rows = torch.arange(heads * width).view(heads, width)
     part = HeadSlice(module, "weight", f"{path}.weight", rows, axis)
     title = f"{name}.o" if name else "o"
-    return HeadGroup(title, value.layer, "o", value.where, value.stack, value.family, (part,))
+    return HeadGroup(title, value.layer, "o", value.where, value.stack, value.family, (part,), proof=value.proof)
