@@ -15,7 +15,7 @@ from repulsive.particles.logits import Circuits, cosines, function_gram, mean_an
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
-from repulsive.repulsion.logits.tokens import Sample
+from repulsive.repulsion.logits.samples import Sample
 
 LARGEST = 2**28  # bytes of second moments held at one time
 

@@ -71,7 +71,7 @@ class LogitRepulsion:
 
     def expect(self, step: int) -> None:
         """Say which optimizer step comes next, so that the pass before it is sampled if a new force is due."""
-        self.sampler.step = step
+        self.sampler.taken.step = step
         self.sampler.want(self.is_due(step))
 
     def is_due(self, step: int) -> bool:
@@ -92,7 +92,7 @@ class LogitRepulsion:
         """Compute the force of every layer whose tokens were seen."""
         samples = dict(self.sampler.samples)
         if world_size() > 1:
-            samples = share(self.layers, samples, self.sampler.tokens)
+            samples = share(self.layers, samples, self.sampler.taken.tokens)
         if not samples:
             self._warn_of_no_tokens()
             return

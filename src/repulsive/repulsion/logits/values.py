@@ -23,7 +23,7 @@ from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.force import LayerForce, to_targets, unit_distances
 from repulsive.repulsion.logits.projections import Projection, Target, projection_of, reads_of
-from repulsive.repulsion.logits.tokens import Sample
+from repulsive.repulsion.logits.samples import Sample
 
 
 @dataclass(frozen=True, eq=False)
