@@ -166,12 +166,11 @@ def test_resumed_it_ends_with_the_same_bits(toy, whole, tmp_path):
 
 
 def test_between_two_forces_it_resumes_with_the_same_bits(toy, tmp_path):
-    """Step 9 of 12: the force in use is of step 0, and the next is due at step 10."""
-    settings = ["method.space=logits", "method.smoothing=0"]
-    asked = recipe(toy, *settings)
+    """From step 100 on a force is used twice; the one in use at step 101 is part of the checkpoint."""
+    asked = recipe(toy, "method.space=logits", "method.smoothing=0", "data.steps=52", "training.log_every=1")
     running.train(asked, tmp_path / "whole")
-    with pytest.raises(Stopped, match="step 9 of 12"):
-        running.train(asked, tmp_path / "stopped", tiny.At(9, tiny.signalled(signal.SIGTERM)))
+    with pytest.raises(Stopped, match="step 101 of 104"):
+        running.train(asked, tmp_path / "stopped", tiny.At(101, tiny.signalled(signal.SIGTERM)))
     running.train(asked, tmp_path / "stopped")
     tiny.assert_same(tmp_path / "stopped", tmp_path / "whole")
 

@@ -17,7 +17,7 @@ from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior
 from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
 
-TOKENS, EVERY = 1024, 10  # with space="logits"
+TOKENS, EVERY = 1024, "auto"  # with space="logits"
 CIRCUITS = ("qk", "qk+ov")
 
 Alpha = float | str | Callable[[int], float]
@@ -48,7 +48,8 @@ class SVGD(Rule):
         circuits: with `space="logits"`, "qk" for logits alone; "qk+ov" also repels what heads write, and moves v and
             the output projection.
         tokens: with `space="logits"`, how many tokens of a training pass logits are compared on.
-        every: with `space="logits"`, optimizer steps between two computations of the force; it is reused in between.
+        every: with `space="logits"`, optimizer steps between two computations of the force, which is reused in between;
+            "auto" computes it in every step at first, and less and less often.
 
     Raises:
         RuleError: a setting is out of range or unknown.
@@ -69,7 +70,7 @@ class SVGD(Rule):
     ratio: float | Callable[[int], float] = field(default=0.1, kw_only=True)
     circuits: str = field(default=CIRCUITS[0], kw_only=True, repr=False)
     tokens: int = field(default=TOKENS, kw_only=True, repr=False)
-    every: int = field(default=EVERY, kw_only=True, repr=False)
+    every: int | str = field(default=EVERY, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         check_number(self, "stepsize", above=0)
@@ -96,6 +97,8 @@ class SVGD(Rule):
             object.__setattr__(self, "smoothing", 0.0 if self.reads_tokens else 1.0)
         for setting, default in (("tokens", TOKENS), ("every", EVERY)):
             value = getattr(self, setting)
+            if value == default and isinstance(value, str):
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise RuleError(f"{name}({setting}={value!r}): must be a whole number, at least 1")
             if value != default and not self.reads_tokens:

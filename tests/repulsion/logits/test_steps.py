@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from repulsive import SPOS, SVGD, repel
 from repulsive.errors import RuleError
 from repulsive.particles.logits import Circuits, centre_keys, cosines, mean_and_largest
+from repulsive.repulsion.logits.renewal import is_renewed
 
 RULE = SVGD(alpha=0.05, space="logits", tokens=64, every=2)
 
@@ -223,6 +224,14 @@ def test_the_force_is_renewed_every_so_many_steps():
         seen.append(handle._logits.held[1].sides[0][0].force.clone())
     changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
     assert changed == [False, False, True, False, False, True]
+
+
+def test_auto_renews_often_at_first_and_rarely_later():
+    steps = [step for step in range(10_000) if is_renewed(step, "auto")]
+    assert steps[:101] == list(range(101))
+    assert len(steps) == 346
+    assert all(after - before <= max(1, before / 50) for before, after in pairwise(steps))
+    assert is_renewed(steps[200], "auto") and not is_renewed(steps[200] + 1, "auto")  # also when asked again, backwards
 
 
 def test_hooks_are_there_only_for_steps_that_need_tokens():

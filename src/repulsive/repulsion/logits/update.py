@@ -17,6 +17,7 @@ from repulsive.repulsion.blocks import Measured, Reference
 from repulsive.repulsion.live import is_captured
 from repulsive.repulsion.logits.force import LayerForce, logit_forces
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
+from repulsive.repulsion.logits.renewal import is_renewed
 from repulsive.repulsion.logits.sharing import share, world_size
 from repulsive.repulsion.logits.tokens import Sampler
 from repulsive.repulsion.logits.values import ValueLayer, value_force, value_layers
@@ -78,7 +79,7 @@ class LogitRepulsion:
         """Whether a step computes a new force. While a schedule's weight is zero, none does."""
         if self.is_off(step):
             return False
-        return step % self.rule.every == 0 or not self.held or is_captured()
+        return is_renewed(step, self.rule.every) or not self.held or is_captured()
 
     def is_off(self, step: int) -> bool:
         """Whether a schedule has set the repulsive weight to zero."""
@@ -141,7 +142,7 @@ class LogitRepulsion:
 
         A layer has a tensor for each parameter, then one with the numbers of its force, for measurements.
         """
-        if step % self.rule.every == 0:
+        if is_renewed(step, self.rule.every):
             return {}
         found = {}
         for number, held in self.held.items():
