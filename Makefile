@@ -48,6 +48,7 @@ nightly: $(STAMP)  ## 10,000 damaged files for every reader to refuse; ten minut
 
 survey: $(STAMP)  ## find and prove the heads of many architectures; writes results/survey
 	$(BIN)/python benchmarks/survey.py --out results/survey
+	$(BIN)/python benchmarks/survey_packages.py --out results/survey
 
 bench: $(STAMP)  ## what repulsion costs per step
 	$(BIN)/python benchmarks/overhead.py

@@ -25,7 +25,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from functools import cache
 from itertools import chain
@@ -38,8 +38,10 @@ from dummies import example_inputs, with_places
 from shrink import tiny_configs, too_large
 
 import repulsive.heads
-from repulsive.heads.infer import complete
+from repulsive.heads.infer import Completed, complete
 from repulsive.heads.known import known_heads
+from repulsive.heads.layout import HeadGroup
+from repulsive.heads.place import clean, module_of
 
 STATUSES = {
     "table": "every group known to the table and verified by the trace",
@@ -125,7 +127,9 @@ def timm_models() -> list[str]:
     return [f"timm-{min(timm.list_models(module=module), key=weight)}" for module in timm.list_modules()]
 
 
-def limited(name: str, seconds: int, gigabytes: int) -> dict[str, Any]:
+def limited(
+    name: str, seconds: int, gigabytes: int, work: Callable[[str], dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Survey one architecture in a forked process, so that nothing it does outlives it."""
     read, write_end = os.pipe()
     child = os.fork()
@@ -137,7 +141,7 @@ def limited(name: str, seconds: int, gigabytes: int) -> dict[str, Any]:
         os.dup2(devnull, 2)
         signal.alarm(seconds)
         try:
-            result = survey(name)
+            result = (work or survey)(name)
         except BaseException as error:  # whatever it is, it is this architecture's result
             result = outcome(name, "stopped" if isinstance(error, MemoryError) else "does not build", last(error))
         os.write(write_end, json.dumps(result).encode())
@@ -197,7 +201,7 @@ def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, An
         yield from ((config, {}) for config in tiny_configs(config_class))
 
 
-def examine(name: str, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+def examine(name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
     start = time.perf_counter()
     groups, misses = known_heads(model)
     completed = complete(model, inputs, groups)
@@ -223,10 +227,27 @@ def examine(name: str, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[s
         inferred=len(inferred),
         leak=max(r.leak for r in verified),
         families=sorted({g.family for g in completed.groups}),
+        classes=proved_classes(model, completed),
+        mixed=len(completed.mixed),
         unresolved=completed.misses,
-        inputs=sorted(inputs),
+        inputs=sorted(inputs) if isinstance(inputs, dict) else [],
         seconds=round(time.perf_counter() - start, 2),
     )
+
+
+def proved_classes(model: torch.nn.Module, completed: Completed) -> list[str]:
+    """List "family module.Class" of every attention module whose groups are all proved as the table has them."""
+    modules = {clean(name): module for name, module in model.named_modules()}
+    groups: dict[str, list[HeadGroup]] = {}
+    for group in completed.groups:
+        groups.setdefault(module_of(group), []).append(group)
+    mixed = {report.name.rpartition(".")[0] for report in completed.mixed}
+    return sorted({
+        f"{each[0].family} {kind.__module__}.{kind.__qualname__}"
+        for name, each in groups.items()
+        if name not in mixed and all(g.proof == "proved" and g.family != "inferred" for g in each)
+        for kind in [type(modules[name])]
+    })  # fmt: skip
 
 
 def _looks_like_attention(model: torch.nn.Module) -> bool:

@@ -83,7 +83,28 @@ STRENGTH = (
     Arm("10 % more steps", extra=0.1),
 )
 
-SETS = {"decide": DECIDE, "mechanism": MECHANISM, "strength": STRENGTH}
+_EARLY = (0.0, 0.1)
+# Asks what the first tenth of training does, and for how long a force can be used.
+EARLY = (
+    PLAIN,
+    Arm("repulsion 0.1", qk=0.1),
+    Arm("repulsion 0.1, first tenth", qk=0.1, phase=_EARLY),
+    Arm("repulsion 0.1, first fiftieth", qk=0.1, phase=(0.0, 0.02)),
+    Arm("repulsion 0.1, last half of the layers, first tenth", qk=0.1, layers="last", phase=_EARLY),
+    Arm("attraction 0.1, first tenth", qk=-0.1, phase=_EARLY),
+    Arm("wrong partner 0.1, first tenth", qk=0.1, partner="next", phase=_EARLY),
+    Arm("random force, first tenth", qk=0.1, partner="noise", phase=_EARLY),
+    Arm("q, k rate x 5, first tenth", qk_rate=5.0, rate_phase=_EARLY),
+    Arm("q, k rate x 0.2, first tenth", qk_rate=0.2, rate_phase=_EARLY),
+    Arm("repulsion 0.1, every 10", qk=0.1, every=10),
+    Arm("repulsion 0.1, every 20", qk=0.1, every=20),
+    Arm("RBF weights 0.1, every 10", qk=0.1, pairs="rbf", every=10),
+    Arm("QK-norm", norm=True),
+    Arm("QK-norm, repulsion 0.1, first tenth", norm=True, qk=0.1, phase=_EARLY),
+    Arm("10 % more steps", extra=0.1),
+)
+
+SETS = {"early": EARLY, "decide": DECIDE, "mechanism": MECHANISM, "strength": STRENGTH}
 
 
 def named(names: str) -> tuple[Arm, ...]:

@@ -70,7 +70,9 @@ class Arm:
         parts: projections that receive the force.
         layers: "all", "first" half, "last" half.
         phase: share of training in which the force acts, (from, to).
+        every: steps for which a force is used before it is computed anew.
         qk_rate, qk_decay: factors on learning rate and weight decay of q and k.
+        rate_phase: share of training in which `qk_rate` holds, (from, to).
         qk_scale: factor on the initial q and k.
         decay: weight decay.
         norm: RMSNorm on each head's q and k.
@@ -89,7 +91,9 @@ class Arm:
     parts: str = "qk"
     layers: str = "all"
     phase: tuple[float, float] = (0.0, 1.0)
+    every: int = 1
     qk_rate: float = 1.0
+    rate_phase: tuple[float, float] = (0.0, 1.0)
     qk_decay: float = 1.0
     qk_scale: float = 1.0
     decay: float = 0.1
@@ -168,6 +172,8 @@ class Wave:
         self.on_q, self.on_k = each(lambda a: "q" in a.parts), each(lambda a: "k" in a.parts)
         self.norm, self.drop = each(lambda a: a.norm), each(lambda a: a.drop)
         self.begin, self.end = each(lambda a: a.phase[0]), each(lambda a: a.phase[1])
+        self.rate_begin, self.rate_end = each(lambda a: a.rate_phase[0]), each(lambda a: a.rate_phase[1])
+        self.held: dict[str, Tensor] = {}  # forces in use
         self.rate = torch.tensor([run.rate for run in self.runs], device=self.device)
         self.qk_rate, self.qk_decay = each(lambda a: a.qk_rate), each(lambda a: a.qk_decay)
         self.decay = each(lambda a: a.decay)
@@ -309,12 +315,22 @@ class Wave:
         moved = [params[n] for n in ("wq", "wk", "wv", "wo")]
         energy, within = self._energy(*moved, sampled)
         force = dict(zip(("wq", "wk", "wv", "wo"), torch.autograd.grad(energy.sum(), moved), strict=True))
+        force = self._hold(force, number)
         self._update(
             params, grads, force, self.first, self.second, self.clock[number], s.warmup, self.total, self.rate,
             self.qk_rate, self.decay, self.qk_decay, self.ratio, self.noise, self.on_q, self.on_k, self.begin, self.end,
+            self.rate_begin, self.rate_end,
             self._random(),
         )  # fmt: skip
         return loss.detach(), within
+
+    def _hold(self, force: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+        """The forces in use: new ones for models whose turn it is, old ones for the others."""
+        if all(run.arm.every == 1 for run in self.runs):
+            return force
+        due = torch.tensor([number % run.arm.every == 0 for run in self.runs], device=self.device).view(-1, 1, 1, 1)
+        self.held = {name: torch.where(due, new, self.held.get(name, new)) for name, new in force.items()}
+        return self.held
 
     def _random(self) -> dict[str, Tensor]:
         """Random directions for arms that need them."""
@@ -327,7 +343,7 @@ class Wave:
 @torch.no_grad()
 def _adamw(
     params, grads, force, first, second, number, warmup, total, rate, qk_rate, decay, qk_decay, ratio, noise,
-    on_q, on_k, begin, end, random,
+    on_q, on_k, begin, end, rate_begin, rate_end, random,
 ) -> None:  # fmt: skip
     """Clip each model's gradient to norm 1, add the force, take an AdamW step with each model's own settings."""
     norm2 = sum(g.float().square().flatten(1).sum(1) for g in grads.values())
@@ -336,6 +352,8 @@ def _adamw(
     warm = ((number + 1) / warmup).clamp(max=1)
     scale = rate * warm * (0.1 + 0.45 * (1 + torch.cos(math.pi * progress))) * (number < total)
     active = ((progress >= begin) & (progress < end)).float()
+    faster = (progress >= rate_begin) & (progress < rate_end)
+    qk_rate = torch.where(faster, qk_rate, torch.ones_like(qk_rate))
     dims = lambda x, p: x.view(-1, *([1] * (p.ndim - 1)))  # noqa: E731
     pair = {n: force[n] for n in ("wq", "wk")}
     layer_norm = lambda d: sum(t.square().sum((-2, -1)) for t in d.values()).sqrt()  # noqa: E731  [E, L]

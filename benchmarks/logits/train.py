@@ -67,6 +67,9 @@ def _train(wave: Wave, train: Tensor, valid: Tensor, begun: float, options: argp
                 log["mean"].append([round(v, 4) for v in mean[e].tolist()])
                 log["largest"].append([round(v, 4) for v in largest[e].tolist()])
             print(f"step {step} loss {float(loss[0]):.4f} {time.perf_counter() - begun:.0f} s", flush=True)
+        if options.evaluate_every and (step + 1) % options.evaluate_every == 0:
+            for log, score in zip(logged, _evaluate(wave, valid, options.eval_batches).tolist(), strict=True):
+                log.setdefault("dev", []).append(round(score, 5))
         if step == size.steps - 1 or step == wave.steps - 1:
             scores = _evaluate(wave, valid, options.eval_batches)
             for e, run in enumerate(runs):
@@ -166,6 +169,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--bytes", type=int, default=0, help="use only the first bytes of the training text")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--eval-batches", type=int, default=16)
+    parser.add_argument("--evaluate-every", type=int, default=0, help="also log the validation loss this often")
     parser.add_argument("--limit", type=float, default=0, help="stop a wave after this many seconds")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     for name in ("steps", "batch", "heads", "width", "layers", "kv-heads"):

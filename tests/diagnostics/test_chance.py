@@ -52,7 +52,7 @@ def test_a_twin_has_the_shapes_and_scale_of_the_model_and_other_weights(name):
             assert float(theirs.std() / mine.std()) == pytest.approx(1, rel=0.3), title
             cosine = torch.cosine_similarity(mine.flatten(), theirs.flatten(), dim=0)
             assert abs(float(cosine)) < 0.2, title
-    weights = [[p for p in each.parameters() if p.ndim == 2][0] for each in (twin, again, other)]
+    weights = [next(p for p in each.parameters() if p.ndim == 2) for each in (twin, again, other)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 

@@ -99,8 +99,7 @@ def test_logits_that_cannot_be_read_are_warned_of_once():
     seen = []
     monitor = Monitor(model, lambda name, *_: seen.append(name), every=1, example=inputs, threshold=2)
     with pytest.warns(UserWarning, match="logit_similarity is not logged: .*adds q_bias outside") as caught:
-        monitor.step()
-        monitor.step()
+        [monitor.step() for _ in range(2)]
     assert len(caught) == 1 and caught[0].filename == __file__
     assert any("outputs" in name for name in seen) and not any("logit" in name for name in seen)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from repulsive.errors import HeadLayoutError
-from repulsive.heads import discover, find_heads, rows
+from repulsive.heads import by_hand, discover, find_heads, rows
 from repulsive.heads.rows import rows_of
 from tests.heads.zoo import build
 
@@ -39,7 +39,7 @@ def test_every_feature_belongs_to_one_head_of_one_part(layout: str, dim: int, co
 
 
 def test_examples_in_docstrings_run() -> None:
-    for module in (rows, discover):
+    for module in (rows, discover, by_hand):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0

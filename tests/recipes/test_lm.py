@@ -165,6 +165,16 @@ def test_resumed_it_ends_with_the_same_bits(toy, whole, tmp_path):
     tiny.assert_same(folder, whole)
 
 
+def test_between_two_forces_it_resumes_with_the_same_bits(toy, tmp_path):
+    """From step 100 on a force is used twice; the one in use at step 101 is part of the checkpoint."""
+    asked = recipe(toy, "method.space=logits", "method.smoothing=0", "data.steps=52", "training.log_every=1")
+    running.train(asked, tmp_path / "whole")
+    with pytest.raises(Stopped, match="step 101 of 104"):
+        running.train(asked, tmp_path / "stopped", tiny.At(101, tiny.signalled(signal.SIGTERM)))
+    running.train(asked, tmp_path / "stopped")
+    tiny.assert_same(tmp_path / "stopped", tmp_path / "whole")
+
+
 def test_the_result_has_nats_per_byte(whole):
     result = json.loads((whole / "result.json").read_text())
     assert result["steps"] == 12 and result["label"] == "SVGD, toy"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Inspection:
     maps: tuple[dict[str, Tensor], ...] = ()
     notes: tuple[str, ...] = ()
     pruned: Curve | None = None
-    circuits: AgainstChance = AgainstChance()
+    circuits: AgainstChance = field(default_factory=AgainstChance)
 
     def label(self, name: str) -> str:
         """A short name for a group or layer: "layer 3 q", with its place where there are several stacks."""

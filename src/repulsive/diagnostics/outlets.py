@@ -17,17 +17,8 @@ from torch.nn import functional as F
 
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.families import FAMILIES
-from repulsive.heads.match import follow
+from repulsive.heads.outputs import output_projection
 from repulsive.heads.place import clean, module_of, unwrap
-
-# Output projections of classes that the family table leaves open; the first that is as wide as the heads is taken.
-USUAL = (
-    "out_proj", "o_proj", "proj", "c_proj", "to_out", "to_out.0", "out", "o", "wo", "Wo", "w_o", "W_o", "dense",
-    "../output.dense", "../dense", "output.dense", "out_lin", "linear_out", "output_layer", "final_linear", "fc_out",
-    "fc", "attention_out", "output_proj", "projection_layer", "projection_out", "proj_out", "projection",
-    "attention_output", "output", "../output", "post.linear",
-)  # fmt: skip
 
 Change = Callable[["Outlet", Tensor], Tensor | None]
 
@@ -116,37 +107,18 @@ def _outlet(modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGr
         return Outlet(*place, attention, "result", 0)
     if out is None and hasattr(attention, "register_propagate_forward_hook"):
         return Outlet(*place, attention, "graph", head_dim)
-    table = [f.out for f in FAMILIES if f.name == first.family and f.out]
-    tried = [out] if out is not None else [_absolute(name, path) for path in (*table, *USUAL)]
-    for path in tried:
-        projection = modules.get(path) or follow(attention, path.removeprefix(f"{name}."))
-        width = _width(projection)
-        if isinstance(projection, nn.Module) and width and width == heads * (head_dim or width // heads):
-            kind = "torch" if isinstance(attention, nn.MultiheadAttention) else "projection"
-            hooked = attention if kind == "torch" else projection
-            return Outlet(*place, hooked, kind, width // heads, path)
+    found = output_projection(modules, name, first.family, heads, head_dim, out)
+    if found is not None:
+        path, projection, width = found
+        kind = "torch" if isinstance(attention, nn.MultiheadAttention) else "projection"
+        hooked = attention if kind == "torch" else projection
+        return Outlet(*place, hooked, kind, width // heads, path)
     wanted = f"{heads} heads of {head_dim}" if head_dim else f"{heads} heads"
     what = f"{out!r} is no projection" if out is not None else "no output projection found"
     raise HeadLayoutError(
         f"{name or type(attention).__name__} ({first.family}): {what} that takes {wanted}; "
         f'name it: find_outlets(model, out={{"{name}": "dotted.name.of.its.output.projection"}})'
     )
-
-
-def _absolute(name: str, path: str) -> str:
-    parent = name.rpartition(".")[0] if path.startswith("../") else name
-    return ".".join(part for part in (parent, path.removeprefix("../")) if part)
-
-
-def _width(projection: object) -> int | None:
-    """How many features a projection takes, or None if it is none."""
-    taken = getattr(projection, "in_features", None)
-    weight = getattr(projection, "weight", None)
-    if isinstance(taken, int):
-        return taken
-    if isinstance(weight, Tensor) and weight.ndim == 2:
-        return weight.shape[0 if type(projection).__name__ == "Conv1D" else 1]
-    return None
 
 
 def _hook(stack: ExitStack, outlet: Outlet, change: Change) -> None:

@@ -1,7 +1,8 @@
 """Attention heads of a model: find them, prove them, choose among them."""
 
+from repulsive.heads.by_hand import heads_by_hand
 from repulsive.heads.describe import describe
-from repulsive.heads.discover import find_heads, heads_by_hand
+from repulsive.heads.discover import find_heads
 from repulsive.heads.judge import HeadReport
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.verify import verify_heads

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from repulsive.heads.layout import HeadGroup
 
-_TITLES = ("layer", "where", "part", "heads", "dim per head", "parameter", "family")
+_TITLES = ("layer", "where", "part", "heads", "dim per head", "parameter", "family", "proof")
 
 
 def describe(groups: Sequence[HeadGroup]) -> str:
@@ -27,6 +27,7 @@ def describe(groups: Sequence[HeadGroup]) -> str:
             str(g.dim),
             " + ".join(dict.fromkeys(s.parameter_name for s in g.slices)),
             g.family,
+            g.proof,
         )
         for g in groups
     ]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
-from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError
+from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads.families import FAMILIES
 from repulsive.heads.infer import Completed, complete, refuse_wrong
-from repulsive.heads.known import dotted, known_heads
+from repulsive.heads.known import known_heads
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.match import follow, kinds_of, weights_of
-from repulsive.heads.place import clean, module_of, number_layers, stack_of, unwrap, where_of
-from repulsive.heads.rows import rows_of
+from repulsive.heads.match import kinds_of
+from repulsive.heads.place import clean, module_of, unwrap
 from repulsive.heads.select import LayersName, Particle, Where, select
 
 Layout = Literal["heads", "strided"]
@@ -37,7 +37,8 @@ def find_heads(
     Args:
         model: any module; data-parallel and compile wrappers are seen through.
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. With it one forward pass
-            proves every slice and finds heads in classes the family table does not know.
+            proves every slice and finds heads in classes the family table does not know. Without it heads of a class
+            that is not in the table are a guess from names and shapes: `proof` of each group says which it is.
         layout: "heads", or "strided": feature c in particle c mod M, as one public release has it, for comparison.
         layers: "all", "first" or "last" of each stack, or a list of indices.
         parts: any of the letters q, k, v.
@@ -67,9 +68,12 @@ def find_heads(
     if example_inputs is not None:
         completed = complete(inner, example_inputs, groups)
         misses = {name: reason for name, reason in misses.items() if name not in completed.modules} | completed.misses
+        if completed.mixed:
+            listed = [f"{report.name} ({report.note})" for report in completed.mixed]
+            warnings.warn(f"these are not heads and are left out: {', '.join(listed[:6])}", stacklevel=2)
         if completed.untraced:
             warnings.warn(
-                "these heads come from the family table and the example did not reach them: "
+                "these heads come from names and shapes, and the example did not reach them: "
                 + ", ".join(completed.untraced),
                 stacklevel=2,
             )
@@ -85,50 +89,6 @@ def find_heads(
     return select(chosen, particle=particle)
 
 
-def heads_by_hand(model: nn.Module, heads: Mapping[str, tuple[str, int] | tuple[str, Tensor]]) -> list[HeadGroup]:
-    """Name the heads of an attention class that is neither in the table nor traceable.
-
-    Args:
-        model: the model.
-        heads: projection's dotted name -> (part, number of heads), or (layout, number of heads) for a packed
-            projection, or (part, rows) with an int64 table [heads, features].
-
-    Returns:
-        One group per part of each projection, in the order given.
-
-    Raises:
-        HeadLayoutError: no projection has that name, or it does not divide into that many heads.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 6))
-        >>> [g.name for g in heads_by_hand(model, {"0": ("qkv head dim", 1)})]
-        ['q', 'k', 'v']
-    """
-    inner = unwrap(model)
-    groups: list[HeadGroup] = []
-    for path, (layout, count) in heads.items():
-        if follow(inner, path) is None:
-            raise HeadLayoutError(f"{path!r} is neither a projection nor a parameter of the model")
-        weights = weights_of(inner, path)
-        spelt = layout if " " in layout else f"{layout} head dim"
-        for part in ("q", "k", "v"):
-            slices = []
-            for weight in weights:
-                table = {layout: count} if isinstance(count, Tensor) else rows_of(spelt, weight.features, count)
-                if part in table:
-                    slices.append(HeadSlice(weight.module, weight.attribute, weight.path, table[part], weight.axis))
-            if slices:
-                parent = path.rpartition(".")[0]
-                name = dotted(clean(parent), part)
-                if any(g.name == name for g in groups):
-                    name = dotted(clean(path), part)
-                place = where_of(inner, parent)
-                groups.append(HeadGroup(name, 0, part, place, stack_of(path), "by hand", tuple(slices)))
-    if not groups:
-        raise NoHeadsFound("heads_by_hand: no part named; use ('q', number of heads) or a layout with q, k or v in it")
-    return number_layers(groups, [module_of(g) for g in groups])
-
-
 def _strided(group: HeadGroup) -> HeadGroup:
     """The same projections sliced as feature c -> particle c mod M."""
     slices = []
@@ -136,9 +96,7 @@ def _strided(group: HeadGroup) -> HeadGroup:
         features = s.rows.flatten().sort().values  # [M * R]
         rows = features.view(-1, s.num_heads).T.contiguous()  # [M, R]
         slices.append(HeadSlice(s.module, s.attribute, s.parameter_name, rows, s.axis))
-    return HeadGroup(
-        group.name, group.layer, group.part, group.where, group.stack, group.family, tuple(slices), group.serves
-    )
+    return replace(group, slices=tuple(slices), proof="guess" if group.proof == "guess" else "given")
 
 
 def left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> dict[str, str]:

@@ -17,6 +17,7 @@ block with q and key-value heads in one without.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 HEADS = (
     "num_heads",
@@ -39,6 +40,7 @@ KV_HEADS = (
     "n_kv_heads",
     "n_kv_head",
     "kv_heads",
+    "kv_n_heads",
     "config.num_key_value_heads",
     "config.num_kv_heads",
     "config.n_kv_heads",
@@ -71,6 +73,7 @@ class Family:
         kv_heads: the same for key-value heads; where none is set, shapes decide.
         where: "encoder" or "decoder" where neither the path nor the module says which.
         out: attribute path of the output projection; "../" starts from the parent module.
+        package: top-level package that defines the classes. A class of that name elsewhere is only a guess.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Family:
     kv_heads: tuple[str, ...] = KV_HEADS
     where: str | None = None
     out: str | None = None
+    package: str = ""
 
     @property
     def generic(self) -> bool:
@@ -90,93 +94,110 @@ def _apart(q: str, k: str, v: str) -> tuple[tuple[str, str], ...]:
     return ((q, "q head dim"), (k, "k head dim"), (v, "v head dim"))
 
 
+_transformers = partial(Family, package="transformers")
+_geometric = partial(Family, package="torch_geometric", heads=("heads",))
+
 _PROJ = _apart("q_proj", "k_proj", "v_proj")
 _BERT = _apart("query", "key", "value")
+_TO = _apart("to_q", "to_k", "to_v")
 
 # The first line that fits wins: exact classes, then signatures that any class may have.
 FAMILIES: tuple[Family, ...] = (
     # torch
-    Family("torch", ("MultiheadAttention",), (("in_proj_weight", "qkv head dim"),), out="out_proj"),
+    Family("torch", ("MultiheadAttention",), (("in_proj_weight", "qkv head dim"),), out="out_proj", package="torch"),
     Family(
         "torch-separate",
         ("MultiheadAttention",),
         _apart("q_proj_weight", "k_proj_weight", "v_proj_weight"),
         out="out_proj",
+        package="torch",
     ),
     # additive attention, A = softmax(W2 tanh(W1 H)): a head is a row of W2
-    Family("additive", ("AdditiveAttention",), (("score", "v head dim"),), heads=("heads", "num_heads")),
-    # graphs
-    Family("gat", ("GATConv", "FusedGATConv"), (("lin", "v head dim"),), heads=("heads",)),
-    Family("gat", ("GATConv", "FusedGATConv"), (("lin_src", "v head dim"),), heads=("heads",)),
-    Family("gatv2", ("GATv2Conv",), (("lin_l", "v head dim"),), heads=("heads",)),
-    Family("transformer-conv", ("TransformerConv",), _apart("lin_query", "lin_key", "lin_value"), heads=("heads",)),
-    # encoders
     Family(
+        "additive",
+        ("AdditiveAttention",),
+        (("score", "v head dim"),),
+        heads=("heads", "num_heads"),
+        package="repulsive",
+    ),
+    # graphs
+    _geometric("gat", ("GATConv", "FusedGATConv"), (("lin", "v head dim"),)),
+    _geometric("gat", ("GATConv", "FusedGATConv"), (("lin_src", "v head dim"),)),
+    _geometric("gatv2", ("GATv2Conv",), (("lin_l", "v head dim"),)),
+    _geometric("transformer-conv", ("TransformerConv",), _apart("lin_query", "lin_key", "lin_value")),
+    # encoders
+    _transformers(
         "bert",
         ("Bert*Attention", "Roberta*Attention", "Electra*Attention", "XLMRoberta*Attention", "Camembert*Attention"),
         _BERT,
         where="encoder",
         out="../output.dense",
     ),
-    Family("albert", ("AlbertAttention",), _BERT, where="encoder", out="dense"),
-    Family(
+    _transformers("albert", ("AlbertAttention",), _BERT, where="encoder", out="dense"),
+    _transformers(
         "distilbert",
         ("DistilBertSelfAttention", "MultiHeadSelfAttention"),
         _apart("q_lin", "k_lin", "v_lin"),
         where="encoder",
         out="out_lin",
     ),
-    Family("deberta", ("DisentangledSelfAttention",), (("in_proj", "head qkv dim"),), where="encoder"),
-    Family("vit", ("ViTAttention",), _PROJ, where="encoder", out="o_proj"),
-    Family("vit", ("ViTSelfAttention",), _BERT, where="encoder", out="../output.dense"),
-    Family("modernbert", ("ModernBertAttention",), (("Wqkv", "qkv head dim"),), where="encoder", out="Wo"),
+    _transformers("deberta", ("DisentangledSelfAttention",), (("in_proj", "head qkv dim"),), where="encoder"),
+    _transformers("vit", ("ViTAttention",), _PROJ, where="encoder", out="o_proj"),
+    _transformers("vit", ("ViTSelfAttention",), _BERT, where="encoder", out="../output.dense"),
+    _transformers("modernbert", ("ModernBertAttention",), (("Wqkv", "qkv head dim"),), where="encoder", out="Wo"),
     # encoder-decoders
-    Family("t5", ("*T5Attention", "UMT5Attention"), _apart("q", "k", "v"), heads=("n_heads",), out="o"),
-    Family("bart", ("BartAttention", "MarianAttention", "MBartAttention", "PegasusAttention"), _PROJ, out="out_proj"),
+    _transformers("t5", ("*T5Attention", "UMT5Attention"), _apart("q", "k", "v"), heads=("n_heads",), out="o"),
+    _transformers(
+        "bart", ("BartAttention", "MarianAttention", "MBartAttention", "PegasusAttention"), _PROJ, out="out_proj"
+    ),
     # decoders; GPT-2's cross-attention is told by its own q projection, so it comes first
-    Family(
+    _transformers(
         "gpt2-cross",
         ("GPT2Attention", "ImageGPTAttention", "DecisionTransformerGPT2Attention"),
         (("q_attn", "q head dim"), ("c_attn", "kv head dim")),
         where="cross",
         out="c_proj",
     ),
-    Family(
+    _transformers(
         "gpt2",
         ("GPT2Attention", "ImageGPTAttention", "DecisionTransformerGPT2Attention", "OpenAIGPT*Attention"),
         (("c_attn", "qkv head dim"),),
         where="decoder",
         out="c_proj",
     ),
-    Family("openai-gpt", ("Attention",), (("c_attn", "qkv head dim"),), heads=("n_head",), where="decoder"),
-    Family("gpt-bigcode", ("GPTBigCodeAttention",), (("c_attn", "group q+k+v dim"),), where="decoder", out="c_proj"),
-    Family(
+    _transformers("openai-gpt", ("Attention",), (("c_attn", "qkv head dim"),), heads=("n_head",), where="decoder"),
+    _transformers(
+        "gpt-bigcode", ("GPTBigCodeAttention",), (("c_attn", "group q+k+v dim"),), where="decoder", out="c_proj"
+    ),
+    _transformers(
         "gpt-neox",
         ("GPTNeoX*Attention", "BloomAttention", "PersimmonAttention"),
         (("query_key_value", "head qkv dim"),),
         where="decoder",
         out="dense",
     ),
-    Family("falcon", ("FalconAttention",), (("query_key_value", "group q+k+v dim"),), where="decoder", out="dense"),
-    Family("codegen", ("CodeGenAttention",), (("qkv_proj", "4 qvk head dim"),), where="decoder", out="out_proj"),
-    Family(
+    _transformers(
+        "falcon", ("FalconAttention",), (("query_key_value", "group q+k+v dim"),), where="decoder", out="dense"
+    ),
+    _transformers("codegen", ("CodeGenAttention",), (("qkv_proj", "4 qvk head dim"),), where="decoder", out="out_proj"),
+    _transformers(
         "phi3",
         ("Phi3Attention", "Phi4MultimodalAttention"),
         (("qkv_proj", "q head dim | kv head dim"),),
         where="decoder",
         out="o_proj",
     ),
-    Family("dbrx", ("DbrxAttention",), (("Wqkv", "q head dim | kv head dim"),), where="decoder", out="out_proj"),
-    Family("mpt", ("MptAttention",), (("Wqkv", "qkv head dim"),), where="decoder", out="out_proj"),
-    Family("bark", ("BarkSelfAttention",), (("att_proj", "qkv head dim"),), where="decoder", out="out_proj"),
-    Family(
+    _transformers("dbrx", ("DbrxAttention",), (("Wqkv", "q head dim | kv head dim"),), where="decoder", out="out_proj"),
+    _transformers("mpt", ("MptAttention",), (("Wqkv", "qkv head dim"),), where="decoder", out="out_proj"),
+    _transformers("bark", ("BarkSelfAttention",), (("att_proj", "qkv head dim"),), where="decoder", out="out_proj"),
+    _transformers(
         "gated-q",
         ("Qwen3NextAttention", "Qwen3_5*Attention"),
         (("q_proj", "head qg dim"), ("k_proj", "k head dim"), ("v_proj", "v head dim")),
         where="decoder",
         out="o_proj",
     ),
-    Family(
+    _transformers(
         "llama",
         ("Llama*Attention", "Mistral*Attention", "Mixtral*Attention", "Qwen2*Attention", "Qwen3*Attention"),
         _PROJ,
@@ -191,18 +212,30 @@ FAMILIES: tuple[Family, ...] = (
         _apart("linear_query", "linear_keys", "linear_values"),
         heads=("head_count",),
         out="final_linear",
+        package="onmt",
     ),
-    Family("joeynmt", ("MultiHeadedAttention",), _apart("q_layer", "k_layer", "v_layer"), out="output_layer"),
-    # signatures
+    Family(
+        "joeynmt",
+        ("MultiHeadedAttention",),
+        _apart("q_layer", "k_layer", "v_layer"),
+        out="output_layer",
+        package="joeynmt",
+    ),
+    # signatures: guesses from names and shapes, unless `surveyed` lists the class
     Family("q_proj/k_proj/v_proj", ("*",), _PROJ),
     Family("q_proj.linear/...", ("*",), _apart("q_proj.linear", "k_proj.linear", "v_proj.linear")),
     Family("query/key/value", ("*",), _BERT),
     Family("projection_query/...", ("*",), _apart("projection_query", "projection_key", "projection_value")),
     Family("q/k/v", ("*",), _apart("q", "k", "v")),
-    Family("to_q/to_k/to_v", ("*",), _apart("to_q", "to_k", "to_v")),
+    Family("to_q/... + add_q_proj/...", ("*",), (*_TO, *_apart("add_q_proj", "add_k_proj", "add_v_proj"))),
+    Family("to_q/... + add_k_proj/...", ("*",), (*_TO, ("add_k_proj", "k head dim"), ("add_v_proj", "v head dim"))),
+    Family("to_q/to_k/to_v", ("*",), _TO),
     Family("to_q/to_kv", ("*",), (("to_q", "q head dim"), ("to_kv", "kv head dim"))),
     Family("to_qkv", ("*",), (("to_qkv", "qkv head dim"),)),
     Family("qkv", ("*",), (("qkv", "qkv head dim"),), out="proj"),
+    Family("qkv_proj", ("*",), (("qkv_proj", "qkv head dim"),), out="o_proj"),
+    Family("in_proj_weight", ("*",), (("in_proj_weight", "qkv head dim"),), out="out_proj"),
+    Family("c_q/c_k/c_v", ("*",), _apart("c_q", "c_k", "c_v"), where="decoder", out="c_proj"),
     Family("c_attn", ("*",), (("c_attn", "qkv head dim"),), where="decoder", out="c_proj"),
     Family("Wqkv", ("*",), (("Wqkv", "qkv head dim"),)),
     Family("q_lin/k_lin/v_lin", ("*",), _apart("q_lin", "k_lin", "v_lin")),

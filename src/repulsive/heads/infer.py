@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads.families import NO_HEADS
-from repulsive.heads.judge import HeadReport, alike, judge
+from repulsive.heads.judge import HeadReport, judge
 from repulsive.heads.known import dotted
 from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.pairing import with_traced_pairs
 from repulsive.heads.place import clean, module_of, number_layers, stack_of, where_of
-from repulsive.heads.trace import PRESENT, Key, Reach, trace
+from repulsive.heads.reach import PRESENT, Key, Reach, Trace, alike
+from repulsive.heads.trace import trace_enough
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Completed:
     groups: list[HeadGroup]
     reports: list[HeadReport]
     misses: dict[str, str]
+    mixed: list[HeadReport]  # of groups that were left out, because something mixes their heads
 
     @property
     def untraced(self) -> list[str]:
@@ -47,18 +50,32 @@ class _Found:
 
 def complete(model: nn.Module, example_inputs: object, groups: Sequence[HeadGroup]) -> Completed:
     """Prove the table's groups on an example and infer what it does not know or gets wrong."""
-    calls = trace(model, example_inputs)
-    reports = judge(model, groups, calls)
+    seen = trace_enough(model, example_inputs, lambda seen: settled(judge(model, groups, seen), seen))
+    groups = with_traced_pairs(model, _without_halves(model, groups, seen), seen.calls)
+    reports = judge(model, groups, seen)
     pairs = list(zip(groups, reports, strict=True))
-    inferred, misses = infer(model, calls, [g for g, r in pairs if r.status != "wrong"])
+    inferred, misses = infer(model, seen, [g for g, r in pairs if r.status not in ("wrong", "mixed")])
     better = {(id(p), g.part) for g in inferred for p in g.parameters()}
     kept = [
         (g, r) for g, r in pairs if r.status != "wrong" or not any((id(p), g.part) in better for p in g.parameters())
     ]
-    kept += zip(inferred, judge(model, inferred, calls), strict=True)
-    both = sorted(kept, key=lambda pair: _position(model, pair[0]))
+    kept += zip(inferred, judge(model, inferred, seen), strict=True)
+    misses |= {module_of(g): f"{g.part}: {r.note}" for g, r in kept if r.status == "mixed"}
+    both = sorted((pair for pair in kept if pair[1].status != "mixed"), key=lambda pair: _position(model, pair[0]))
     ordered = number_layers([g for g, _ in both], [module_of(g) for g, _ in both])
-    return Completed(ordered, [r for _, r in both], misses)
+    ordered = with_traced_pairs(model, ordered, seen.calls)  # inferred kv heads may be numbered otherwise
+    reports = [report for _, report in both]
+    proved = [
+        replace(group, proof="proved") if report.status == "verified" else group
+        for group, report in zip(ordered, reports, strict=True)
+    ]
+    return Completed(proved, reports, misses, [r for _, r in kept if r.status == "mixed"])
+
+
+def settled(reports: Sequence[HeadReport], seen: Trace) -> bool:
+    """Has a trace of fewer samples shown all there is to see?"""
+    asked = {reach.role for call in seen.calls for reach in call if reach.energy}
+    return {"q", "k"} <= asked and all(report.status != "untraced" for report in reports)
 
 
 def refuse_wrong(reports: Iterable[HeadReport]) -> None:
@@ -68,16 +85,14 @@ def refuse_wrong(reports: Iterable[HeadReport]) -> None:
         HeadLayoutError: with what the slice claims, where the gradient went and what to do.
     """
     for report in reports:
-        if report.status == "wrong":
+        if report.status in ("wrong", "mixed"):
             raise HeadLayoutError(
                 f"{report.name}: {report.note}. The slice is not one head. Leave the layout to find_heads(model, "
                 "example_inputs), give the right rows to heads_by_hand, or leave this part out"
             )
 
 
-def infer(
-    model: nn.Module, calls: Sequence[Sequence[Reach]], known: Sequence[HeadGroup]
-) -> tuple[list[HeadGroup], dict[str, str]]:
+def infer(model: nn.Module, seen: Trace, known: Sequence[HeadGroup]) -> tuple[list[HeadGroup], dict[str, str]]:
     """Groups for projections that no known group claims, and {module: why not} for calls that stay unresolved."""
     taken = {(id(p), part) for g in known for p in g.parameters() for part in g.part}
     claimed = {_claim(part.parameter(), part.rows) for g in known for part in g.slices}
@@ -85,7 +100,7 @@ def infer(
     owners = {clean(name): (m, name) for name, m in model.named_modules()}
     groups: dict[str, HeadGroup] = {}
     misses: dict[str, str] = {}
-    for call in calls:
+    for call in seen.calls:
         if excluded := _excluded(call[0].owner, owners):
             misses.setdefault(*excluded)
             continue
@@ -98,8 +113,8 @@ def infer(
             if any((id(parameters[x.key[0]]), part) in taken for x in each):
                 continue  # this part of this call is known; what else feeds it (frozen base, positions) stays out
             each = _trained([x for x in each if _wanted(x, module)])
-            if any(_mixes_heads(x, parameters[x.key[0]]) for x in each):
-                misses.setdefault(module, f"{each[0].key[0]} mixes heads before the softmax (talking heads)")
+            if mixed := next((reach.mixed for reach in call if reach.role == part and reach.mixed), ""):
+                misses.setdefault(module, f"{part}: {mixed}")
                 continue
             claims = {_claim(parameters[x.key[0]], x.rows) for x in each}
             if not each or claims <= claimed:  # of weights that q and k share, one group is enough
@@ -116,11 +131,30 @@ def infer(
                 name = dotted(each[0].key[0].rpartition(".")[0], part)
             place = where_of(model, owners[module][1])
             serves = each[0].serves if part == "q" else None
-            groups[name] = HeadGroup(name, 0, part, place, stack_of(module), "inferred", slices, serves)
-    for report in judge(model, list(groups.values()), calls):  # another call may contradict what one call showed
+            groups[name] = HeadGroup(name, 0, part, place, stack_of(module), "inferred", slices, serves, "proved")
+    for report in judge(model, list(groups.values()), seen):  # another call may contradict what one call showed
         if report.status == "wrong":
             misses[module_of(groups.pop(report.name))] = report.note
     return list(groups.values()), misses
+
+
+def _without_halves(model: nn.Module, groups: Sequence[HeadGroup], seen: Trace) -> list[HeadGroup]:
+    """The groups less those of joint attention that claim one of its streams: the trace has both.
+
+    Values of a call that come from several projections (of text and of pictures, say) make heads of all of them.
+    Queries and keys may draw on more without that, on positions for instance, which belong to no head here.
+    """
+    names = {id(p): clean(name) for name, p in model.named_parameters()}
+    halves: set[tuple[str, str]] = set()  # (parameter, part)
+    for call in seen.calls:
+        parts, _ = _parts(call)
+        if len(_trained(parts.get("v", []))) > 1:
+            claimed = {(part, names.get(id(s.parameter()))) for g in groups for s in g.slices for part in g.part}
+            for part, each in parts.items():
+                wanted = {x.key[0] for x in _trained(each) if x.rows.shape[0] > 1}
+                known = {name for name in wanted if (part, name) in claimed}
+                halves |= {(name, part) for name in known} if known != wanted else set()
+    return [g for g in groups if not any((names.get(id(p)), g.part) in halves for p in g.parameters())]
 
 
 def _claim(parameter: Tensor, rows: Tensor) -> tuple[int, tuple[int, ...]]:
@@ -225,12 +259,6 @@ def _excluded(path: str, owners: Mapping[str, tuple[nn.Module, str]]) -> tuple[s
         if reason:
             return name, reason
     return None
-
-
-def _mixes_heads(found: _Found, parameter: Tensor) -> bool:
-    """M numbers in, M out, one for each head: a mix of heads' scores, whose rows are no heads themselves."""
-    heads, features = found.rows.shape
-    return features == 1 and parameter.ndim == 2 and tuple(parameter.shape) == (heads, heads)
 
 
 def _trained(found: list[_Found]) -> list[_Found]:

@@ -6,7 +6,8 @@ Gradients then run from a head to the nearest projection and no further, whateve
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from repulsive.heads.fused import dot_product_operands, varlen
 from repulsive.heads.norms import NORMS, STATISTICS, constant_norm, constant_statistic
 from repulsive.heads.projections import MATMUL, tensors_in, value_axes, weights_in
 
@@ -52,7 +54,9 @@ class Call:
         operands: q, k and v where the call names them (scaled dot-product attention).
         scores: what entered the softmax, where it does not; `dim` is the softmax's axis, `attended` [..] how many
             entries of each row have weight.
+        weights: what left the softmax, a leaf, to see which heads' weights an output draws on.
         outputs: (what left the heads, its axes that may count heads).
+        graph: message passing, which does not tell q, k and v apart.
     """
 
     owner: str
@@ -60,6 +64,7 @@ class Call:
     scores: Tensor | None = None
     dim: int = -1
     attended: Tensor | None = None
+    weights: Tensor | None = None
     outputs: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
     graph: bool = False
 
@@ -76,6 +81,9 @@ class Intercept(TorchFunctionMode):
         self.leaves: dict[int, Leaf] = {}
         self.calls: list[Call] = []
         self.modules: list[str] = []  # the modules being run, outermost first
+        self.hidden: dict[str, str] = {}  # module -> why attention in it was not followed
+        self._opaque: list[str] = []  # autograd functions being run as they are
+        self._forced = 0  # forwards of autograd functions being run as plain code
         self._storages: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in parameters:
             self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
@@ -85,30 +93,38 @@ class Intercept(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "_set_grad_enabled" and self._forced:
+            return None  # the no_grad of a checkpoint's forward
         if name in _DESCEND and isinstance(func, types.FunctionType):
-            inner = _undispatched(func)
+            inner = undispatched(func)
             with self:
                 return inner(*args, **kwargs)
         if not torch.is_grad_enabled():
+            if name in ("softmax", "scaled_dot_product_attention", "_varlen_attn"):
+                inside = f"the autograd function {self._opaque[-1]}" if self._opaque else "torch.no_grad"
+                self.hidden.setdefault(self._owner(), f"attention runs inside {inside}, out of the trace's sight")
             return func(*args, **kwargs)
         if name == "softmax":
             return self._softmax(func, args, kwargs)
         if name == "scaled_dot_product_attention":
-            names = ("query", "key", "value")
-            given = dict(zip(names, args, strict=False)) | kwargs
-            self.calls.append(Call(self._owner(), {part[0]: given[part] for part in names}))
+            self.record(*dot_product_operands(args, kwargs))
             return func(*args, **kwargs)
+        if name == "_varlen_attn":
+            return varlen(args, self.record)
         if name in NORMS:
-            return constant_norm(func, name, args, kwargs)
+            return self._pass_tag(args, kwargs, constant_norm(func, name, args, kwargs))
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return self._pass_tag(args, kwargs, result)
         if name in STATISTICS:
             return constant_statistic(name, args, kwargs, result)
-        cut = self._cut(name, args, kwargs, result)
-        if cut is not None:
-            # A mix of heads after the softmax is still attention; a projection of states a router weighted is not.
-            return self._pass_tag(args, kwargs, cut) if cut.ndim > 3 else cut
+        source = self._projection(name, args, kwargs, result)
+        if source is not None:
+            # Weights that a matrix mixes are still attention; a projection of states a router weighted is not.
+            if not _are_weights(args, kwargs, result):
+                return self._leaf(result, *source)
+            # What a learned matrix may become counts, not the identity that it may start from.
+            return self._pass_tag(args, kwargs, func(*map(_drawn_anew, args), **kwargs))
         operands = list(tensors_in((*args, *kwargs.values()))) if name in (*MATMUL, "einsum") else []
         call = _tag(args, kwargs) if len(operands) > 1 else None
         if call is not None:
@@ -116,6 +132,47 @@ class Intercept(TorchFunctionMode):
             call.outputs.append((result, value_axes(name, args, result, left)))
             return result
         return self._pass_tag(args, kwargs, result)
+
+    def record(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Note an attention call whose operands are [.., heads, tokens, features]."""
+        self.calls.append(Call(self._owner(), {"q": q, "k": k, "v": v}))
+
+    def mark(self) -> tuple[int, int, tuple[str, ...]]:
+        """Where the record stands now."""
+        return len(self.calls), len(self.leaves), tuple(self.modules)
+
+    def has_recorded_since(self, mark: tuple[int, int, tuple[str, ...]]) -> bool:
+        """Has a projection or an attention call been seen since `mark`?"""
+        return self.mark()[:2] != mark[:2]
+
+    def rewind(self, mark: tuple[int, int, tuple[str, ...]]) -> None:
+        """Forget what was recorded since `mark`."""
+        calls, leaves, modules = mark
+        del self.calls[calls:]
+        for key in list(self.leaves)[leaves:]:
+            del self.leaves[key]
+        self.modules[:] = modules
+
+    @contextmanager
+    def with_gradients(self) -> Iterator[None]:
+        """Ignore `torch.no_grad` in this block."""
+        self._forced += 1
+        try:
+            yield
+        finally:
+            self._forced -= 1
+
+    @contextmanager
+    def inside_opaque(self, name: str) -> Iterator[None]:
+        """Run an autograd function whose inside is not traced; it is named where attention stays hidden."""
+        self.hidden.setdefault(self._owner(), f"the trace cannot look into the autograd function {name}")
+        forced, self._forced = self._forced, 0
+        self._opaque.append(name)
+        try:
+            yield
+        finally:
+            self._opaque.pop()
+            self._forced = forced
 
     def graph_output(self, output: Tensor) -> None:
         """Note what leaves the heads of a graph convolution, [nodes, heads, channels]."""
@@ -133,19 +190,23 @@ class Intercept(TorchFunctionMode):
             return out
         dim %= scores.ndim
         out = out.detach()
+        weights = out.clone().requires_grad_()
         seen = out.amax(dim) > out.amin(dim)  # a row that is masked throughout comes out uniform
         attended = (out > 0).sum(dim) * (seen if seen.any() else 1)
-        call = Call(self._owner(), scores=scores, dim=dim, attended=attended)
+        call = Call(self._owner(), scores=scores, dim=dim, attended=attended, weights=weights)
         self.calls.append(call)
+        out = weights.clone()  # models write into attention weights in place, which a leaf forbids
         out._attention_call = call  # type: ignore[attr-defined]
         return out
 
-    def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
-        """The output as a fresh leaf if this is a projection by a parameter, else None."""
+    def _projection(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> tuple[tuple[nn.Parameter, str, int, Tensor], int, tuple[int, ...]] | None:
+        """Source, feature axis and inner axes if this is a projection by a parameter, else None."""
         for weight, weight_axis, feature_axis, inner in weights_in(name, args, kwargs, out):
             source = self._locate(weight, weight_axis)
             if source is not None and out.shape[feature_axis] == weight.shape[weight_axis]:
-                return self._leaf(out, source, feature_axis, inner)
+                return source, feature_axis, inner
         return None
 
     def _leaf(
@@ -155,6 +216,7 @@ class Intercept(TorchFunctionMode):
         feature_axis: int,
         inner: tuple[int, ...],
     ) -> Tensor:
+        """The output of a projection as a fresh leaf, where gradients end."""
         leaf = out.detach().clone()
         if not leaf.any():  # a zero-initialised adapter would hide its partner in the dot product
             leaf += torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf)
@@ -184,7 +246,23 @@ class Intercept(TorchFunctionMode):
         return result
 
 
-def _undispatched(func: types.FunctionType) -> Callable[..., Any]:
+def _are_weights(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> bool:
+    """Is `out`, a projection of attention weights, still attention weights?"""
+    call = _tag(args, kwargs)
+    if call is None or call.weights is None or out.ndim < 4:
+        return False
+    tagged = [x for x in tensors_in((*args, *kwargs.values())) if hasattr(x, "_attention_call")]
+    return {x.numel() for x in (*tagged, out)} == {call.weights.numel()}
+
+
+def _drawn_anew(argument: Any) -> Any:
+    """A parameter with random values in place of its own; anything else as it is."""
+    if not isinstance(argument, nn.Parameter):
+        return argument
+    return torch.randn(argument.shape, generator=torch.Generator().manual_seed(2)).to(argument)
+
+
+def undispatched(func: types.FunctionType) -> Callable[..., Any]:
     """`func` without its own check for overrides, so that it runs here while its inner calls are still seen."""
     never = dict.fromkeys(
         ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False

@@ -41,7 +41,9 @@ def known_heads(model: nn.Module) -> tuple[list[HeadGroup], dict[str, str]]:
             seen.add(key)
             serves = found.serves if part == "q" else None
             title = dotted(clean(name), part)
-            groups.append(HeadGroup(title, 0, part, place, stack_of(name), found.family.name, slices, serves))
+            groups.append(
+                HeadGroup(title, 0, part, place, stack_of(name), found.family.name, slices, serves, found.proof)
+            )
             modules.append(clean(name))
     return number_layers(groups, modules), misses
 

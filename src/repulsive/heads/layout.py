@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError, UnsupportedWeights
 
+PROOFS = ("guess", "table", "given", "proved")  # from the weakest to the strongest
+
 
 @dataclass(frozen=True, eq=False)
 class HeadSlice:
@@ -117,6 +119,8 @@ class HeadGroup:
         family: the line of the family table that matched, or "inferred".
         slices: one per parameter; each has the same number of heads.
         serves: for q in a layer with fewer key-value heads than query heads, the kv head of each q head; else None.
+        proof: how the rows are known: "proved" (traced by autograd on an example), "table" (an exact class of the
+            family table), "given" (named by the caller) or "guess" (names and shapes only). `repel` refuses a guess.
     """
 
     name: str
@@ -127,8 +131,11 @@ class HeadGroup:
     family: str
     slices: tuple[HeadSlice, ...]
     serves: tuple[int, ...] | None = None
+    proof: str = "given"
 
     def __post_init__(self) -> None:
+        if self.proof not in PROOFS:
+            raise HeadLayoutError(f"{self.name}: proof={self.proof!r} is unknown; use one of {', '.join(PROOFS)}")
         if len({s.num_heads for s in self.slices}) != 1:
             counts = ", ".join(f"{s.parameter_name}: {s.num_heads}" for s in self.slices)
             raise HeadLayoutError(f"{self.name}: slices disagree on the number of heads ({counts})")
@@ -151,7 +158,7 @@ class HeadGroup:
 
         Sharded weights are gathered: then every rank has to call this.
         """
-        return join([s.take(_whole(s.parameter().detach())) for s in self.slices]).clone()
+        return join([s.take(whole_tensor(s.parameter().detach())) for s in self.slices]).clone()
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
@@ -159,7 +166,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=-1)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor that may be spread over ranks."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -13,6 +13,7 @@ from repulsive.errors import HeadLayoutError, UnsupportedWeights
 from repulsive.heads.families import FAMILIES, HEAD_DIM, NO_HEADS, Family
 from repulsive.heads.place import INNER
 from repulsive.heads.rows import rows_of
+from repulsive.heads.surveyed import SURVEYED
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class Match:
         family: the line of the table.
         parts: part -> (weight, int64 rows [heads, features]); several weights where several adapters are active.
         serves: the kv head of each q head where there are fewer kv heads, else None.
+        proof: "table" for an exact class of the table, "guess" where only names and shapes match.
     """
 
     family: Family
     parts: dict[str, list[tuple[Weight, Tensor]]]
     serves: tuple[int, ...] | None
+    proof: str
 
 
 def match(module: nn.Module) -> tuple[Match | None, str]:
@@ -62,7 +65,7 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
     reason = next((NO_HEADS[kind] for kind in kinds if kind in NO_HEADS), "")
     if reason:
         return None, reason
-    for family in _fitting(kinds):
+    for family, proof in _fitting(module):
         targets = [follow(module, path) for path, _ in family.projections]
         if not all(_is_projection(target, family) for target in targets):
             continue
@@ -71,7 +74,7 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
             reason = reason or f"has {family.name} but no number of heads ({', '.join(family.heads[:4])}, ...)"
             continue
         try:
-            return _spell(module, family, heads), ""
+            return _spell(module, family, heads, proof), ""
         except HeadLayoutError as error:
             reason = reason or str(error)
     return None, reason
@@ -83,12 +86,39 @@ def kinds_of(module: nn.Module) -> list[str]:
     return [name.removeprefix("Parametrized") for name in names]  # as torch's parametrisations rename a class
 
 
-def _fitting(kinds: Sequence[str]) -> Iterator[Family]:
-    """Lines of the table by name: the class's own before those it inherits from, and signatures last."""
+def _fitting(module: nn.Module) -> Iterator[tuple[Family, str]]:
+    """Lines of the table with their proof: the class's own before those it inherits from, and signatures last."""
     known = [family for family in FAMILIES if not family.generic]
-    for kind in kinds:
-        yield from (family for family in known if any(fnmatchcase(kind, pattern) for pattern in family.classes))
-    yield from (family for family in FAMILIES if family.generic)
+    base = getattr(module, "base_layer", None)
+    module = base if isinstance(base, nn.Module) else module  # an adapter computes with the heads of what it adapts
+    kinds = [kind for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
+    for kind, name in zip(kinds, kinds_of(module), strict=True):
+        for family in known:
+            if any(fnmatchcase(name, pattern) for pattern in family.classes):
+                exact = _package(kind) == family.package and _runs_as(module, kind)
+                yield family, "table" if exact else "guess"
+    for family in (family for family in FAMILIES if family.generic):
+        exact = any(_is_surveyed(kind, family) and _runs_as(module, kind) for kind in kinds)
+        yield family, "table" if exact else "guess"
+
+
+def _runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Does the module compute what `kind` computes? A subclass or an instance with its own forward may not."""
+    replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # Accelerate wraps it, and says so
+    processor = getattr(module, "processor", None)  # diffusers computes attention in an object that users replace
+    foreign = processor is not None and _package(type(processor)) != _package(kind)
+    return type(module).forward is kind.forward and not replaced and not foreign
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_surveyed(kind: type[nn.Module], family: Family) -> bool:
+    """Was this class, in its own package, built, run and proved with this signature?"""
+    package, _, path = kind.__module__.partition(".")
+    names = SURVEYED.get((package, family.name), ())
+    return kind.__name__ in names or f"{path}.{kind.__name__}" in names
 
 
 def weights_of(module: nn.Module, path: str) -> list[Weight]:
@@ -117,7 +147,7 @@ def follow(module: nn.Module, path: str) -> object:
     return target
 
 
-def _spell(module: nn.Module, family: Family, heads: int) -> Match:
+def _spell(module: nn.Module, family: Family, heads: int, proof: str) -> Match:
     weights = [weights_of(module, path) for path, _ in family.projections]
     features = [ws[0].features for ws in weights]
     kv_heads = _kv_heads(module, family, heads, features)
@@ -131,7 +161,7 @@ def _spell(module: nn.Module, family: Family, heads: int) -> Match:
     if family.generic:
         _check_widths(module, family, heads, parts)
     serves = tuple(h * kv_heads // heads for h in range(heads)) if kv_heads != heads else None
-    return Match(family, parts, serves)
+    return Match(family, parts, serves, proof)
 
 
 def _kv_heads(module: nn.Module, family: Family, heads: int, features: list[int]) -> int:
@@ -152,9 +182,7 @@ def _kv_heads(module: nn.Module, family: Family, heads: int, features: list[int]
     return kv_heads
 
 
-def _check_widths(
-    module: nn.Module, family: Family, heads: int, parts: dict[str, list[tuple[Weight, Tensor]]]
-) -> None:
+def _check_widths(module: nn.Module, family: Family, heads: int, parts: dict[str, list[tuple[Weight, Tensor]]]) -> None:
     """A signature is only a guess: shapes must give the head width that is declared, and what the output takes."""
     width = parts["q"][0][1].shape[1]
     if width == 1 and _number(module, tuple(name for name in family.heads if name != "h")) is None:

@@ -12,6 +12,8 @@ from repulsive.heads.layout import HeadGroup
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_SENSES = ("vision", "visual", "audio", "speech", "acoustic")  # towers that encode what is not text
+_TEXT = ("language", "text")
 _CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_attn", "context_attn")
 
 
@@ -42,10 +44,14 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
         return "cross"
     if getattr(module, "is_decoder", False) is True:
         return "decoder"
-    for component in reversed([*own.lower().split("."), type(module).__name__.lower()]):
+    components = [type(module).__name__.lower(), *reversed(own.lower().split("."))]  # from the inside out
+    for component in components:
         for side in ("decoder", "encoder"):
             if side in component:
                 return side
+    senses = next((word for word in components if any(mark in word for mark in (*_SENSES, *_TEXT))), "")
+    if senses and not any(mark in senses for mark in _TEXT):
+        return "encoder"
     if default in ("encoder", "decoder", "cross"):
         return default
     return "decoder" if getattr(module, "is_causal", False) is True else "encoder"

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 
 from repulsive.errors import SelectionError, did_you_mean
-from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.layout import PROOFS, HeadGroup, HeadSlice
 from repulsive.heads.place import module_of
 
 LayersName = Literal["all", "first", "last"]
@@ -74,7 +74,8 @@ def _joined(module: str, groups: list[HeadGroup]) -> HeadGroup:
     first = groups[0]
     part = "".join(group.part for group in groups)
     name = module or part
-    return HeadGroup(name, first.layer, part, first.where, first.stack, first.family, tuple(slices))
+    proof = min((group.proof for group in groups), key=PROOFS.index)
+    return HeadGroup(name, first.layer, part, first.where, first.stack, first.family, tuple(slices), proof=proof)
 
 
 def _served(s: HeadSlice, group: HeadGroup, kv_heads: int) -> HeadSlice:

@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
 from repulsive.heads.intercept import Call, Intercept, Leaf
+from repulsive.heads.mixing import AFTER, BEFORE, borrows, mixer_before, mixes_after
 from repulsive.heads.norms import Hold
 from repulsive.heads.place import clean
-
-Key = tuple[str, int]  # a parameter's dotted name and the axis that counts its output features
-PRESENT = 1e-12  # share of the largest squared gradient below which a feature is not reached
-
-
-@dataclass(frozen=True, eq=False)
-class Reach:
-    """What one role (q, k, v) of one attention call draws from the projections behind it.
-
-    Args:
-        role: "q", "k" or "v"; "any" where a call does not tell them apart (graph convolutions).
-        owner: dotted name of the module that made the call.
-        energy: per parameter, squared gradient [indices, rows], float64; an index is one head of the call, or one
-            (sample, head) pair where the model merges them.
-        held: widths of the norms whose statistics were held constant on the way.
-    """
-
-    role: str
-    owner: str
-    energy: dict[Key, Tensor]
-    held: frozenset[int]
+from repulsive.heads.reach import PRESENT, Key, Reach, Trace, gather, head_ids
+from repulsive.heads.running import run, shortened
 
 
-def trace(model: nn.Module, example_inputs: object) -> list[list[Reach]]:
+def trace(model: nn.Module, example_inputs: object) -> Trace:
     """Run one forward pass and follow every head back to its projections.
 
     Args:
         model: the unwrapped model. Its parameters, gradients, training flags and random state stay as they are.
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
-
-    Returns:
-        For each attention call, in order, the reach of its roles. With a single token q and k get no gradient.
     """
-    args, kwargs = _arguments(example_inputs)
-    parameters = [(clean(name), p) for name, p in model.named_parameters()]
-    watch = Intercept(parameters)
+    watch = Intercept([(clean(name), p) for name, p in model.named_parameters()])
     with torch.inference_mode(False), torch.enable_grad():
-        with _evaluating(model), _named(model, watch), _eager(model), watch:
-            model(*args, **kwargs)
+        run(model, example_inputs, watch)
         reaches = [_reaches(call, watch.leaves) for call in watch.calls]
-    return [found for found in reaches if found]
+    return Trace([found for found in reaches if found], watch.hidden)
+
+
+def trace_enough(model: nn.Module, example_inputs: object, settled: Callable[[Trace], bool]) -> Trace:
+    """Trace the first samples of an example, and all of it where the model refuses fewer or that leaves questions.
+
+    Args:
+        model: as in `trace`.
+        example_inputs: as in `trace`.
+        settled: whether a trace answers what it was made for.
+    """
+    few = shortened(example_inputs)
+    if few is not None:
+        try:
+            seen = trace(model, few)
+        except Exception:  # a mask with other axes, or a model of a fixed number of samples
+            seen = None
+        if seen is not None and settled(seen):
+            return seen
+    return trace(model, example_inputs)
 
 
 def _reaches(call: Call, leaves: Mapping[int, Leaf]) -> list[Reach]:
@@ -73,12 +66,17 @@ def _spread(role: str, owner: str, out: Tensor, axes: Sequence[int], leaves: Map
     if not behind:
         return []
     heads = [axis for axis in axes if _splits(out, axis, behind)]
-    energy = _empty(behind, heads, out)
     noise = _noise(out)
-    for i, index in enumerate(_indices(out, heads)):
+
+    def drawn(index: tuple[int, ...]) -> list[dict[Key, Tensor]]:
+        energy = _empty(behind)
         for leaf, grad in _pull(out, _only(noise, heads, index), behind):
-            energy[leaf.name, leaf.axis][i, leaf.rows] += _per_feature(grad, leaf)
-    return [Reach(role, owner, _nonzero(energy), held)]
+            energy[leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+        return [energy]
+
+    places = list(product(*(range(out.shape[axis]) for axis in heads)))
+    indices, (energy,) = gather(places, drawn)
+    return [Reach(role, owner, energy, held, "", indices, len(places))]
 
 
 def _spread_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[Reach]:
@@ -91,9 +89,10 @@ def _spread_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[Reach]:
         return []
     axes = [axis for axis in range(scores.ndim) if axis != call.dim]
     heads = [axis for axis in axes if _splits(scores, axis, behind)]
-    energy = {role: _empty(behind, heads, scores) for role in "qk"}
     noise = _noise(scores)
-    for i, index in enumerate(_indices(scores, heads)):
+
+    def drawn(index: tuple[int, ...]) -> list[dict[Key, Tensor]]:
+        energy = [_empty(behind), _empty(behind), _empty(behind)]  # of one query, of its keys, of all there is
         row = _fullest(attended.unsqueeze(call.dim), heads, index, axes)
         count = int(attended.unsqueeze(call.dim)[tuple(row.get(a, 0) for a in range(scores.ndim))])
         for leaf, grad in _pull(scores, _only(noise, list(row), tuple(row.values())), behind):
@@ -102,9 +101,23 @@ def _spread_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[Reach]:
             touched = (positions > PRESENT * positions.max(0).values).sum(0)  # [features]
             local = 2 * touched <= count
             total = _per_feature(grad, leaf)
-            for role, mine in (("q", local), ("k", ~local)):
-                energy[role][leaf.name, leaf.axis][i, leaf.rows] += torch.where(mine.cpu(), total, 0.0)
-    return [Reach(role, call.owner, _nonzero(energy[role]), held) for role in "qk"]
+            for part, mine in zip(energy, (local, ~local), strict=False):
+                part[leaf.name, leaf.axis][leaf.rows] += torch.where(mine.cpu(), total, 0.0)
+        for leaf, grad in _pull(scores, _only(noise, heads, index), behind):
+            energy[2][leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+        return energy
+
+    places = list(product(*(range(scores.shape[axis]) for axis in heads)))
+    indices, (*energies, everything) = gather(places, drawn)
+    mixed = mixer_before(behind) or (BEFORE if borrows(energies, everything) else "")
+    if not mixed and heads and call.weights is not None:
+        weights, ids = call.weights, head_ids(energies, len(places))
+        if any(mixes_after(output, axes, weights, heads, ids) for output, axes in call.outputs):
+            mixed = AFTER
+    return [
+        Reach(role, call.owner, energy, held, mixed, indices, len(places))
+        for role, energy in zip("qk", energies, strict=True)
+    ]
 
 
 def _behind(out: Tensor, leaves: Mapping[int, Leaf]) -> tuple[list[Leaf], frozenset[int]]:
@@ -158,19 +171,8 @@ def _per_feature(grad: Tensor, leaf: Leaf) -> Tensor:
     return grad.double().movedim(leaf.feature_axis, -1).flatten(0, -2).square().sum(0).cpu()  # [features]
 
 
-def _empty(leaves: list[Leaf], heads: list[int], out: Tensor) -> dict[Key, Tensor]:
-    count = len(list(_indices(out, heads)))
-    return {
-        (x.name, x.axis): torch.zeros(count, x.parameter.shape[x.axis], dtype=torch.float64) for x in leaves
-    }  # [indices, rows]
-
-
-def _nonzero(energy: dict[Key, Tensor]) -> dict[Key, Tensor]:
-    return {key: e for key, e in energy.items() if e.any()}
-
-
-def _indices(out: Tensor, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    return product(*(range(out.shape[axis]) for axis in axes))
+def _empty(leaves: list[Leaf]) -> dict[Key, Tensor]:
+    return {(x.name, x.axis): torch.zeros(x.parameter.shape[x.axis], dtype=torch.float64) for x in leaves}  # [rows]
 
 
 def _only(noise: Tensor, axes: Sequence[int], index: Sequence[int]) -> Tensor:
@@ -197,59 +199,3 @@ def _fullest(attended: Tensor, heads: list[int], index: tuple[int, ...], axes: l
 
 def _noise(out: Tensor) -> Tensor:
     return torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
-
-
-def _arguments(example: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    if isinstance(example, Mapping):
-        return (), {str(key): value for key, value in example.items()}
-    return (tuple(example), {}) if isinstance(example, list | tuple) else ((example,), {})
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with _forked(model):
-            yield
-    finally:
-        for module, flag in training:
-            module.training = flag
-
-
-@contextmanager
-def _forked(model: nn.Module) -> Iterator[None]:
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[d.index or 0 for d in devices]):
-        yield
-
-
-@contextmanager
-def _named(model: nn.Module, watch: Intercept) -> Iterator[None]:
-    """Keep `watch.modules` the list of modules being run."""
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            title = clean(name)
-
-            def enter(_module: nn.Module, _args: object, title: str = title) -> None:
-                watch.modules.append(title)
-
-            def leave(_module: nn.Module, _args: object, _out: object) -> None:
-                watch.modules.pop()
-
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave).remove)
-            register = getattr(module, "register_propagate_forward_hook", None)
-            if register is not None:
-                hooks.callback(register(lambda _m, _i, out: watch.graph_output(out)).remove)
-        yield
-
-
-@contextmanager
-def _eager(model: nn.Module) -> Iterator[None]:
-    """Compiled submodules run as written."""
-    if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        yield

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
-from repulsive.heads.infer import infer, refuse_wrong
+from repulsive.heads.infer import infer, refuse_wrong, settled
 from repulsive.heads.judge import HeadReport, judge
 from repulsive.heads.known import known_heads
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.place import unwrap
-from repulsive.heads.trace import trace
+from repulsive.heads.trace import trace_enough
 
 
 def verify_heads(
@@ -24,7 +24,7 @@ def verify_heads(
 ) -> list[HeadReport]:
     """Prove on an example that each slice is one head: what leaves head i sends gradient into slice i alone.
 
-    One forward pass in evaluation mode; the model's weights, gradients, flags and random state stay as they are.
+    One or two forward passes in evaluation mode; weights, gradients, flags and random state stay as they are.
 
     Args:
         model: any module; wrappers are seen through.
@@ -36,19 +36,22 @@ def verify_heads(
         One report per group. "untraced" means that no attention call of the example reached the group.
 
     Raises:
-        HeadLayoutError: a slice is not one head, or no group could be traced.
+        HeadLayoutError: a slice is not one head, heads are mixed with each other, query and key-value heads are
+            paired wrongly, or no group could be traced.
         NoHeadsFound: there is nothing to verify.
     """
     inner = unwrap(model)
-    calls = trace(inner, example_inputs)
     if groups is None:
         known = known_heads(inner)[0]
-        groups = [*known, *infer(inner, calls, known)[0]]
+        seen = trace_enough(inner, example_inputs, lambda seen: settled(judge(inner, known, seen), seen))
+        groups = [*known, *infer(inner, seen, known)[0]]
+    else:
+        seen = trace_enough(inner, example_inputs, lambda seen: settled(judge(inner, groups, seen), seen))
     if not groups:
         raise NoHeadsFound(
             f"no heads to verify in {type(inner).__name__}; give an example of several tokens, or use heads_by_hand"
         )
-    reports = judge(inner, groups, calls, tolerance)
+    reports = judge(inner, groups, seen, tolerance)
     refuse_wrong(reports)
     if all(report.status == "untraced" for report in reports):
         raise HeadLayoutError(

@@ -95,9 +95,14 @@ class Deferred:
             raise
         self._steps_before = [handle.steps for handle in self.handles]
 
-    def states(self) -> list[dict[str, Any]]:
-        """What a checkpoint must hold; plain numbers and strings."""
-        return [handle.state_dict() for handle in self.handles]
+    def states(self, *, tensors: bool = True) -> list[dict[str, Any]]:
+        """What a checkpoint must hold.
+
+        Args:
+            tensors: False leaves out what JSON cannot hold: forces between logits, which a resumed run computes anew.
+        """
+        states = [handle.state_dict() for handle in self.handles]
+        return states if tensors else [{k: v for k, v in state.items() if k != "forces"} for state in states]
 
     def look(self, step: int, loss: float = math.nan) -> dict[str, float]:
         """Means over all groups, as last measured, to be logged; empty before the first measurement.

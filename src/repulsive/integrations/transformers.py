@@ -82,11 +82,11 @@ class RepulsiveCallback(TrainerCallback):
         self._key = f"{STATE_KEY}_{begun.index(self)}" if begun.index(self) else STATE_KEY
         saved = state.stateful_callbacks.get(self._key)
         self._repulsion.begin(kwargs["model"], [(kwargs["optimizer"], {})], saved, resumed=state.global_step > 0)
-        state.stateful_callbacks[self._key] = self._repulsion.states()
+        state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # At every step, because `on_save` comes when the checkpoint is written already.
-        state.stateful_callbacks[self._key] = self._repulsion.states()
+        state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or "loss" not in logs:

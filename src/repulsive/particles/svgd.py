@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
 from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
 
-TOKENS, EVERY = 1024, 10  # with space="logits"
+TOKENS, EVERY = 1024, "auto"  # with space="logits"
+CircuitsName = Literal["qk", "qk+ov"]
+CIRCUITS: tuple[str, ...] = get_args(CircuitsName)
 
 Alpha = float | Literal["auto"] | Callable[[int], float]
 Ratio = float | Callable[[int], float]
@@ -55,8 +57,11 @@ class SVGD(Rule):
         space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone; "logits" compares
             heads by their attention logits on the layer's own tokens, and moves q and k.
         ratio: the target of alpha="auto", a number or a schedule; 0.1 by default. Without alpha="auto" it is an error.
+        circuits: with `space="logits"`, "qk" for logits alone; "qk+ov" also repels what heads write, and moves v and
+            the output projection.
         tokens: with `space="logits"`, how many tokens of a training pass logits are compared on.
-        every: with `space="logits"`, optimizer steps between two computations of the force; it is reused in between.
+        every: with `space="logits"`, optimizer steps between two computations of the force, which is reused in between;
+            "auto" computes it in every step at first, and less and less often.
 
     Raises:
         RuleError: a setting is out of range or unknown.
@@ -75,8 +80,9 @@ class SVGD(Rule):
     smoothing: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once made
     space: Space = field(default="weights", kw_only=True)
     ratio: Ratio = field(default=RATIO, kw_only=True)
+    circuits: CircuitsName = field(default="qk", kw_only=True, repr=False)
     tokens: int = field(default=TOKENS, kw_only=True, repr=False)
-    every: int = field(default=EVERY, kw_only=True, repr=False)
+    every: int | Literal["auto"] = field(default="auto", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         check_number(self, "stepsize", above=0)
@@ -112,11 +118,17 @@ class SVGD(Rule):
                             "smoothing=0")  # fmt: skip
         for setting, default in (("tokens", TOKENS), ("every", EVERY)):
             value = getattr(self, setting)
+            if value == default and isinstance(value, str):
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise RuleError(f"{name}({setting}={value!r}): must be a whole number, at least 1")
             if value != default and not self.reads_tokens:
                 raise RuleError(f"{name}({setting}={value!r}): only space='logits' has this setting")
+        if self.circuits not in CIRCUITS:
+            raise RuleError(f"{name}(circuits={self.circuits!r}): choose one of {CIRCUITS}")
         if not self.reads_tokens:
+            if self.circuits != CIRCUITS[0]:
+                raise RuleError(f"{name}(circuits={self.circuits!r}): only space='logits' has this setting")
             return
         if self.smoothing != 0:
             raise RuleError(f"{name}(space='logits', smoothing={self.smoothing!r}): must be 0, as gradients of weights "

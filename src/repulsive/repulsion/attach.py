@@ -16,6 +16,7 @@ from repulsive.errors import OptimizerError
 from repulsive.heads import find_heads
 from repulsive.heads.discover import Layout, left_out
 from repulsive.heads.layout import HeadGroup
+from repulsive.heads.proof import refuse_unproved
 from repulsive.heads.select import LayersName, Particle, Where
 from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
@@ -41,6 +42,7 @@ def repel(
     groups: Sequence[HeadGroup] | None = None,
     layout: Layout = "heads",
     example_inputs: Any = None,
+    allow_unproved: bool = False,
     order: Order = "clip-repel",
     max_norm: float | None = None,
     noise_in: NoisePlace = "gradient",
@@ -69,6 +71,7 @@ def repel(
         match: pattern or patterns on group names, such as "*.layer.0.*".
         layout: "heads", or "strided" for the slices of the authors' released code.
         example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes inferred.
+        allow_unproved: also train heads that are a guess from names and shapes, or that the example did not prove.
         groups: groups of heads from `find_heads` or made by hand, instead of the selection above.
 
             **What happens in a step**:
@@ -93,7 +96,8 @@ def repel(
         UnsupportedWeights: weights are quantised or sparse, or spread over ranks as partial sums.
         RuleError: `rule` is not a rule, or `order`, `max_norm`, `noise_in`, `seed` or `measure_every` is out of range.
         UnknownSetting: an argument is unknown, such as a setting of a rule.
-        HeadLayoutError: with `example_inputs`, a slice is not the head it claims to be.
+        HeadLayoutError: heads are a guess, or with `example_inputs` a slice is not proved to be the head it claims
+            to be; unless `allow_unproved`.
 
     Warns:
         UserWarning: some groups are not trained or have one head; the optimizer does not make up for smaller gradients
@@ -125,9 +129,11 @@ def repel(
     else:
         checks.check_given(selection)
     if chosen is not None and chosen.reads_tokens:
-        groups = checks.logit_groups(groups, parts, particle, layout)
+        groups = checks.logit_groups(model, groups, chosen, parts, particle, layout)
     checks.check_apart(groups)
     trained, others = split_trained(groups, inner)
+    if not allow_unproved:
+        refuse_unproved(model, trained, example_inputs)
     if alone := checks.single_heads(chosen, trained, given):
         warnings.warn(alone, stacklevel=2)
     for warning in shrinking.warnings_about(chosen, trained, inner):

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from repulsive.errors import RuleError, SelectionError, UnknownSetting, did_you_mean
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.ladder import CosineLadder
@@ -15,6 +17,7 @@ from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.logits.values import output_groups
 from repulsive.repulsion.owners import claimed_twice
 from repulsive.repulsion.settings import NOISE_PLACES, ORDERS, Settings
 
@@ -157,8 +160,10 @@ def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) ->
     return f"{text}: {', '.join(alone[:6])}"
 
 
-def logit_groups(groups: Sequence[HeadGroup], parts: str, particle: str, layout: str) -> list[HeadGroup]:
-    """Return the q and k groups, which logits are made of; values are left alone.
+def logit_groups(
+    model: nn.Module, groups: Sequence[HeadGroup], rule: Rule, parts: str, particle: str, layout: str
+) -> list[HeadGroup]:
+    """Return the q and k groups, which logits are made of; values and outputs only where the rule has them, too.
 
     Raises:
         RuleError: the selection excludes q or k, or the model has no such heads.
@@ -167,6 +172,10 @@ def logit_groups(groups: Sequence[HeadGroup], parts: str, particle: str, layout:
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
     if particle != "projection" or layout != "heads":
         raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
+    if isinstance(rule, SVGD) and rule.circuits == "qk+ov":
+        if "v" not in parts:
+            raise RuleError(f"parts={parts!r}: circuits='qk+ov' moves v, too; leave parts out")
+        return [*groups, *output_groups(model, groups)]
     chosen = [group for group in groups if group.part in ("q", "k")]
     if not chosen:
         names = ", ".join(group.name for group in groups[:4])

@@ -160,4 +160,4 @@ def are_same(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
 
 def is_captured() -> bool:
     """Whether a graph of somebody's is being recorded."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -6,7 +6,7 @@ import torch
 from repulsive import SVGD, repel
 from repulsive.particles import CosineLadder
 from tests.repulsion.logits.models import CASES, Case
-from tests.repulsion.logits.oracle import expected_gradients
+from tests.repulsion.logits.oracle import energy, expected_gradients
 
 ALL = 10_000  # more tokens than a batch has, so that each is taken
 
@@ -33,6 +33,62 @@ def test_cosine_ladder_is_the_mean_cosine() -> None:
     rule = CosineLadder(stepsize=1.0, alpha=0.5, rung="regulariser", space="logits", tokens=ALL)
     for one, other in zip(_received(case, rule), _expected(case, "cosine", 0.5 / 3), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+def test_value_output_circuits_are_those_of_the_double_loop(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    value, out, parts = VALUES[name](case)
+    heads = len(case.reads)
+    rule = SVGD(stepsize=0.3, alpha=0.7, kernel="cosine", space="logits", circuits="qk+ov", tokens=ALL)
+    _received(case, rule)
+    seen: list[torch.Tensor] = []
+    hook = case.query_module.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    case.call()
+    hook.remove()
+    valid = torch.ones(seen[0].shape[:2], dtype=torch.bool) if case.valid_q is None else case.valid_q
+    v, w = value(seen[0])[valid], out()  # [N, K, d], [D, M, d]
+    vectors = [torch.stack([w[:, i] @ x[case.reads[i]] for x in v]).flatten() for i in range(heads)]
+    energy_of = 0.3 * 0.7 / heads * energy(vectors, "cosine")
+    expected = torch.autograd.grad(energy_of, parts)
+    for parameter, other in zip(parts, expected, strict=True):
+        rows = other != 0  # of a packed weight, q and k have forces of their own
+        assert rows.any()
+        torch.testing.assert_close(parameter.grad[rows], other[rows], rtol=1e-9, atol=1e-15)
+
+
+def _bert_values(case: Case):
+    output = case.model.encoder.layer[1].attention.output.dense
+    value = case.attention.value
+    with torch.no_grad():
+        value.bias.normal_()
+    return (
+        lambda x: value(x).unflatten(-1, (3, 4)),
+        lambda: output.weight.unflatten(1, (3, 4)),
+        [value.weight, value.bias, output.weight],
+    )
+
+
+def _llama_values(case: Case):
+    a = case.attention
+    return (
+        lambda x: a.v_proj(x).unflatten(-1, (2, 4)),
+        lambda: a.o_proj.weight.unflatten(1, (4, 4)),
+        [a.v_proj.weight, a.o_proj.weight],
+    )
+
+
+def _gpt2_values(case: Case):
+    a = case.attention
+    return (
+        lambda x: a.c_attn(x)[..., 24:].unflatten(-1, (3, 4)),
+        lambda: a.c_proj.weight.T.unflatten(1, (3, 4)),
+        [a.c_attn.weight, a.c_proj.weight],
+    )
+
+
+VALUES = {"bert": _bert_values, "llama": _llama_values, "gpt2": _gpt2_values}
 
 
 def test_values_keep_their_gradients() -> None:

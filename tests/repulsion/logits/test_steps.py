@@ -1,6 +1,7 @@
 """Repulsion between logits inside real training loops."""
 
 import copy
+import json
 import pickle
 import warnings
 from itertools import pairwise
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from repulsive import SPOS, SVGD, find_heads, repel
 from repulsive.errors import RuleError
 from repulsive.particles.logits import Circuits, centre_keys, cosines, mean_and_largest
+from repulsive.repulsion.logits.renewal import is_renewed
 
 RULE = SVGD(alpha=0.05, space="logits", tokens=64, every=2)
 
@@ -61,7 +63,7 @@ def made(rule: SVGD | None = RULE, **settings):
     torch.manual_seed(0)
     model = Decoder(**settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    handle = repel(model, optimizer, rule, verbose=False) if rule is not None else None
+    handle = repel(model, optimizer, rule, verbose=False, allow_unproved=True) if rule is not None else None
     return model, optimizer, handle
 
 
@@ -126,7 +128,7 @@ def test_compiled_models_are_sampled(order):
     model = Decoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    repel(compiled if order == "after" else model, optimizer, RULE, verbose=False)
+    repel(compiled if order == "after" else model, optimizer, RULE, verbose=False, allow_unproved=True)
     torch.testing.assert_close(train(model, optimizer, run=compiled), expected)
     torch.compiler.reset()
 
@@ -136,11 +138,11 @@ def test_accumulated_passes_use_the_tokens_of_the_last():
     loss_of(model, batch(7)).backward()
     loss_of(model, batch(0)).backward()
     optimizer.step()
-    forces = [w.force.clone() for w in handle._logits.held[0].query]
+    forces = [w.force.clone() for w in handle._logits.held[0].sides[0]]
     other, optimizer, handle = made()
     loss_of(other, batch(0)).backward()
     optimizer.step()
-    for one, two in zip(forces, handle._logits.held[0].query, strict=True):
+    for one, two in zip(forces, handle._logits.held[0].sides[0], strict=True):
         torch.testing.assert_close(one, two.force)
 
 
@@ -199,8 +201,19 @@ def test_no_tokens_are_saved():
     train(model, optimizer, range(3))
     state = handle.state_dict()
     shapes = {tuple(t.shape) for forces in state["forces"].values() for t in forces}
-    assert shapes == {(4, 4, 16), (4, 4)}  # a weight by heads, and a bias
+    assert shapes == {(4, 4, 16), (4, 4), (6,)}  # a weight by heads, a bias, and what was measured of them
     assert set(state) == {"format", "steps", "seed", "rule", "groups", "forces"}
+
+
+def test_callbacks_that_write_json_leave_the_forces_out():
+    from repulsive.integrations.deferred import Deferred
+
+    model, optimizer, _ = made(None)
+    deferred = Deferred(RULE, {"verbose": False, "allow_unproved": True})
+    deferred.begin(model, [(optimizer, {})])
+    train(model, optimizer, range(3))
+    assert "forces" in deferred.states()[0]
+    assert json.loads(json.dumps(deferred.states(tensors=False)))[0]["steps"] == 3
 
 
 def test_the_force_is_renewed_every_so_many_steps():
@@ -208,9 +221,38 @@ def test_the_force_is_renewed_every_so_many_steps():
     seen = []
     for step in range(7):
         train(model, optimizer, range(step, step + 1))
-        seen.append(handle._logits.held[1].query[0].force.clone())
+        seen.append(handle._logits.held[1].sides[0][0].force.clone())
     changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
     assert changed == [False, False, True, False, False, True]
+
+
+def test_auto_renews_often_at_first_and_rarely_later():
+    steps = [step for step in range(10_000) if is_renewed(step, "auto")]
+    assert steps[:101] == list(range(101))
+    assert len(steps) == 346
+    assert all(after - before <= max(1, before / 50) for before, after in pairwise(steps))
+    assert is_renewed(steps[200], "auto") and not is_renewed(steps[200] + 1, "auto")  # also when asked again, backwards
+
+
+def test_hooks_are_there_only_for_steps_that_need_tokens():
+    model, optimizer, _ = made(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
+    counts = []
+    for step in range(4):
+        counts.append(sum(len(m._forward_hooks) for m in model.modules()))
+        train(model, optimizer, range(step, step + 1))
+    assert counts == [4, 0, 0, 4]
+
+
+def test_a_schedule_that_ends_takes_the_force_away():
+    def alpha(step: int) -> float:
+        return 0.05 if step < 3 else 0.0
+
+    model, optimizer, handle = made(SVGD(alpha=alpha, space="logits", tokens=64, every=2))
+    train(model, optimizer, range(3))
+    assert handle._logits.held
+    train(model, optimizer, range(3, 8))
+    assert not handle._logits.held
+    assert sum(len(m._forward_hooks) for m in model.modules()) == 0
 
 
 def test_auto_alpha_holds_the_ratio():
@@ -241,7 +283,7 @@ def test_frozen_keys_leave_the_queries_repelled():
         layer.k_proj.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     with pytest.warns(UserWarning, match="frozen"):
-        handle = repel(model, optimizer, RULE, verbose=False)
+        handle = repel(model, optimizer, RULE, verbose=False, allow_unproved=True)
     loss_of(model, batch(0)).backward()
     before = model.layers[0].q_proj.weight.grad.clone()
     handle.apply()
@@ -269,7 +311,7 @@ def test_one_head_and_equal_heads_stay_finite():
     model = Decoder(heads=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with pytest.warns(UserWarning, match="one head"):
-        repel(model, optimizer, RULE, groups=find_heads(model), verbose=False)
+        repel(model, optimizer, RULE, groups=find_heads(model), verbose=False, allow_unproved=True)
     assert torch.isfinite(train(model, optimizer)).all()
     model, optimizer, _ = made()
     with torch.no_grad():
@@ -292,9 +334,9 @@ def test_settings_that_cannot_be():
         SVGD(space="logits", every=0)
     model, optimizer, _ = made(None)
     with pytest.raises(RuleError, match="moves q and k together"):
-        repel(model, optimizer, RULE, parts="qv")
+        repel(model, optimizer, RULE, parts="qv", allow_unproved=True)
     with pytest.raises(RuleError, match="particle"):
-        repel(model, optimizer, RULE, particle="head")
+        repel(model, optimizer, RULE, particle="head", allow_unproved=True)
 
 
 def test_additive_attention_is_refused_by_name():

@@ -14,8 +14,8 @@ from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.logits.projections import LogitLayer, Projection
-from repulsive.repulsion.logits.tokens import Sample
+from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
+from repulsive.repulsion.logits.samples import Sample
 
 LARGEST = 2**28  # bytes of second moments held at one time
 
@@ -25,15 +25,14 @@ class LayerForce:
     """What is added to the gradients of one layer's heads.
 
     Args:
-        query, key: a tensor [M, rows, columns] for each target of the projection, [M, rows] for a bias.
+        parts: for each of the layer's sides, a tensor [M, rows, columns] for each target, [M, rows] for a bias.
         alpha: repulsive weight in force, a number as all that follow.
         norm: of all tensors together.
         bandwidth, distance: of the kernel, and the mean distance between two unit functions.
         similarity, largest: mean and largest cosine between two heads' logits.
     """
 
-    query: tuple[Tensor, ...]
-    key: tuple[Tensor, ...]
+    parts: tuple[tuple[Tensor, ...], ...]
     alpha: Tensor
     norm: Tensor
     bandwidth: Tensor
@@ -41,28 +40,34 @@ class LayerForce:
     similarity: Tensor
     largest: Tensor
 
+    @property
+    def numbers(self) -> tuple[Tensor, ...]:
+        """All but the tensors, in order."""
+        return self.alpha, self.norm, self.bandwidth, self.distance, self.similarity, self.largest
 
-def layer_forces(
-    layers: Sequence[LogitLayer],
+
+def logit_forces(
+    layers: Sequence[CircuitLayer],
     samples: Mapping[tuple[int, str], Sample],
     rule: SVGD,
     *,
     step: int = 0,
     drives: Tensor | None = None,
 ) -> dict[int, LayerForce]:
-    """The force on every layer that has samples of both its projections, by number of layer.
+    """The force between the logits of every layer that has samples of both its projections, by number of layer.
 
     Layers of one shape go through one call.
 
     Args:
-        layers: the attention layers.
+        layers: the attention layers; those of another kind are passed over.
         samples: by number of layer and part.
         rule: with `space="logits"`.
         step: optimizer steps taken so far, for schedules.
         drives: |drive| of every layer [layers], for `alpha="auto"`.
     """
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for number, layer in enumerate(layers):
+    logits = {number: layer for number, layer in enumerate(layers) if isinstance(layer, LogitLayer)}
+    for number, layer in logits.items():
         if (number, "q") in samples and (number, "k") in samples:
             alike[_shape(number, layer, samples)].append(number)
     forces: dict[int, LayerForce] = {}
@@ -73,7 +78,7 @@ def layer_forces(
         for start in range(0, len(members), most):
             some = members[start : start + most]
             with torch.no_grad(), _precision(first.outputs):
-                forces |= _together(some, layers, samples, rule, step, drives)
+                forces |= _together(some, logits, samples, rule, step, drives)
     return forces
 
 
@@ -88,7 +93,7 @@ def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sam
 
 def _together(
     members: Sequence[int],
-    layers: Sequence[LogitLayer],
+    layers: Mapping[int, LogitLayer],
     samples: Mapping[tuple[int, str], Sample],
     rule: SVGD,
     step: int,
@@ -116,11 +121,11 @@ def _together(
         (push_q,) = torch.autograd.grad(q, raw_q, push_q)
     if norm_k is not None:
         (push_k,) = torch.autograd.grad(k, raw_k, push_k)
-    on_query = _to_targets(push_q, query, [layers[number].query for number in members])
-    on_key = _to_targets(push_k, key, [layers[number].key for number in members])
+    on_query = to_targets(push_q, query, [layers[number].query for number in members])
+    on_key = to_targets(push_k, key, [layers[number].key for number in members])
     squares = sum(f.flatten(1).square().sum(1) for f in (*on_query, *on_key))
     assert isinstance(squares, Tensor)
-    norms, distance = squares.sqrt(), mean_distance(_unit_distances(products))  # [L]
+    norms, distance = squares.sqrt(), mean_distance(unit_distances(products))  # [L]
     alpha = rule.weight_of(step, None if drives is None else drives[list(members)].to(norms), norms)
     query_parts, key_parts = (
         [(f * alpha.to(f.dtype).view(-1, *[1] * (f.ndim - 1))).unbind(0) for f in side] for side in (on_query, on_key)
@@ -128,7 +133,7 @@ def _together(
     numbers = (alpha, alpha * norms, interaction.bandwidth, distance, *mean_and_largest(cosines(products)))
     columns = zip(*(number.unbind(0) for number in numbers), strict=True)
     return {
-        number: LayerForce(tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts), *row)
+        number: LayerForce((tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts)), *row)
         for i, (number, row) in enumerate(zip(members, columns, strict=True))
     }
 
@@ -142,7 +147,7 @@ def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Te
     return ((flat - member @ means) * weights[..., None]).view_as(keys)
 
 
-def _to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Projection]) -> list[Tensor]:
+def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Projection]) -> list[Tensor]:
     """Force on projected tokens -> on each parameter, [L, M, rows, columns] or [L, M, rows] for a bias."""
     first = projections[0]
     rows, width = first.targets[0].slice.rows.shape[1], first.width
@@ -162,7 +167,7 @@ def _to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[P
     return found
 
 
-def _unit_distances(products: Tensor) -> Tensor:
+def unit_distances(products: Tensor) -> Tensor:
     """Squared distances between unit functions [..., M, M]."""
     return (2 - 2 * cosines(products)).clamp(min=0) * (1 - torch.eye(products.shape[-1], device=products.device))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -86,6 +87,38 @@ class LogitLayer:
     def num_heads(self) -> int:
         return self.query.group.num_heads
 
+    @property
+    def watched(self) -> dict[str, Projection]:
+        """Projections whose tokens are sampled, by part."""
+        return {"q": self.query, "k": self.key}
+
+    @property
+    def sides(self) -> tuple[tuple[HeadGroup, tuple[Target, ...]], ...]:
+        """What receives the force: groups and their parameters."""
+        return (self.query.group, self.query.targets), (self.key.group, self.key.targets)
+
+
+class CircuitLayer(Protocol):
+    """One kind of particle of one attention layer: `LogitLayer`, or `ValueLayer` for values and outputs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def attention(self) -> nn.Module: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def watched(self) -> dict[str, Projection]: ...
+
+    @property
+    def sides(self) -> tuple[tuple[HeadGroup, tuple[Target, ...]], ...]: ...
+
 
 def logit_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[LogitLayer]:
     """Pair the q and k groups of every attention layer.
@@ -127,14 +160,13 @@ def _layer(name: str, parts: dict[str, HeadGroup], modules: dict[str, nn.Module]
     content = getattr(attention, "qk_nope_head_dim", None)  # latent attention: the rest of q is for positions
     if widths[0] != widths[1] and width != content:
         raise RuleError(f"{query.name}: queries are {widths[0]} wide, keys {widths[1]}; their dot product is unknown")
-    reads = _reads(query, key)
-    return LogitLayer(
-        name, attention, query.where, _projection(query, width, attention, modules),
-        _projection(key, width, attention, modules), reads,
-    )  # fmt: skip
+    reads = reads_of(query, key)
+    left, right = (projection_of(group, width, attention, modules) for group in (query, key))
+    return LogitLayer(name, attention, query.where, left, right, reads)
 
 
-def _reads(query: HeadGroup, key: HeadGroup) -> tuple[int, ...] | None:
+def reads_of(query: HeadGroup, key: HeadGroup) -> tuple[int, ...] | None:
+    """The key-value head that each query head reads; None where there are equally many."""
     if query.num_heads == key.num_heads:
         return None
     if query.serves is not None:
@@ -145,7 +177,18 @@ def _reads(query: HeadGroup, key: HeadGroup) -> tuple[int, ...] | None:
     return tuple(head // shared for head in range(query.num_heads))
 
 
-def _projection(group: HeadGroup, width: int, attention: nn.Module, modules: dict[str, nn.Module]) -> Projection:
+def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: dict[str, nn.Module]) -> Projection:
+    """How the tokens of one group of heads are projected, and which parameters do it.
+
+    Args:
+        group: heads of one part.
+        width: features of a head that count.
+        attention: the attention module.
+        modules: all modules of the model by dotted name.
+
+    Raises:
+        RuleError: the projection is not one matrix that acts on tokens.
+    """
     norm = _norm(group, attention)
     part = group.slices[0]
     if len(part.parameter().shape) != 2:
@@ -195,7 +238,7 @@ def _adapter(part: HeadSlice) -> str:
 
 
 def _norm(group: HeadGroup, attention: nn.Module) -> nn.Module | None:
-    for name, child in attention.named_children():
+    for name, child in attention.named_children() if group.part in _NORMS else ():
         if _NORMS[group.part].match(name) and not isinstance(child, nn.Identity):
             return child
     return None

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from repulsive.repulsion.logits.projections import LogitLayer, Projection
-from repulsive.repulsion.logits.tokens import Sample
+from repulsive.repulsion.logits.norms import NormFormula, formula_of
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection
+from repulsive.repulsion.logits.samples import Sample
 
 
 def world_size() -> int:
@@ -17,7 +18,7 @@ def world_size() -> int:
 
 
 def share(
-    layers: Sequence[LogitLayer], samples: Mapping[tuple[int, str], Sample], tokens: int
+    layers: Sequence[CircuitLayer], samples: Mapping[tuple[int, str], Sample], tokens: int
 ) -> dict[tuple[int, str], Sample]:
     """Samples of all ranks, joined. Every rank has to call this; one that saw no tokens adds none.
 
@@ -32,7 +33,7 @@ def share(
     world = world_size()
     joined: dict[tuple[int, str], Sample] = {}
     for number, layer in enumerate(layers):
-        for part, projection in (("q", layer.query), ("k", layer.key)):
+        for part, projection in layer.watched.items():
             own = samples.get((number, part))
             columns = _columns(projection)
             device = projection.targets[0].slice.parameter().device
@@ -51,9 +52,19 @@ def share(
                 weights[:, 0],
                 sequences[:, 0].long() + offset,
                 world * tokens,
-                own.norm if own is not None else None,
+                _norm(projection, own),
             )
     return joined
+
+
+def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
+    """The norm of q or k, which is the same on every rank; one that saw no tokens reads it on made-up ones."""
+    if own is not None or projection.norm is None:
+        return None if own is None else own.norm
+    parameter = projection.targets[0].slice.parameter()
+    shape = (8, projection.group.num_heads, projection.width)
+    made_up = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(parameter)
+    return formula_of(projection.norm, made_up, projection.group.name)
 
 
 def _columns(projection: Projection) -> list[int]:

@@ -15,10 +15,12 @@ from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.blocks import Measured, Reference
 from repulsive.repulsion.live import is_captured
-from repulsive.repulsion.logits.force import LayerForce, layer_forces
-from repulsive.repulsion.logits.projections import LogitLayer, Target, logit_layers
+from repulsive.repulsion.logits.force import LayerForce, logit_forces
+from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
+from repulsive.repulsion.logits.renewal import is_renewed
 from repulsive.repulsion.logits.sharing import share, world_size
 from repulsive.repulsion.logits.tokens import Sampler
+from repulsive.repulsion.logits.values import ValueLayer, value_force, value_layers
 from repulsive.repulsion.logits.write import Writer, Written, gradient_norms
 
 
@@ -27,12 +29,11 @@ class Held:
     """The force on one layer as it is added to gradients until it is renewed.
 
     Args:
-        query, key: parameters with what is added to their gradients.
+        sides: parameters with what is added to their gradients, for each side of the layer.
         measured: the numbers of the force, without its tensors.
     """
 
-    query: list[Written]
-    key: list[Written]
+    sides: list[list[Written]]
     measured: LayerForce
 
 
@@ -41,7 +42,7 @@ class LogitRepulsion:
 
     Args:
         model: the model.
-        groups: its q and k groups.
+        groups: its q and k groups; v and o as well for `circuits="qk+ov"`.
         rule: with `space="logits"`.
         seed: of the sampled positions.
 
@@ -51,7 +52,9 @@ class LogitRepulsion:
 
     def __init__(self, model: nn.Module, groups: Sequence[HeadGroup], rule: SVGD, seed: int) -> None:
         self.rule = rule
-        self.layers = logit_layers(model, groups)
+        self.layers: list[CircuitLayer] = [*logit_layers(model, [g for g in groups if g.part in ("q", "k")])]
+        if rule.circuits == "qk+ov":
+            self.layers += value_layers(model, groups)
         tokens = -(-rule.tokens // world_size())
         self.sampler = Sampler(model, self.layers, tokens, seed)
         self.held: dict[int, Held] = {}
@@ -69,12 +72,18 @@ class LogitRepulsion:
 
     def expect(self, step: int) -> None:
         """Say which optimizer step comes next, so that the pass before it is sampled if a new force is due."""
-        self.sampler.step = step
-        self.sampler.wanted = self.is_due(step)
+        self.sampler.taken.step = step
+        self.sampler.want(self.is_due(step))
 
     def is_due(self, step: int) -> bool:
-        """Whether a step computes a new force."""
-        return step % self.rule.every == 0 or not self.held or is_captured()
+        """Whether a step computes a new force. While a schedule's weight is zero, none does."""
+        if self.is_off(step):
+            return False
+        return is_renewed(step, self.rule.every) or not self.held or is_captured()
+
+    def is_off(self, step: int) -> bool:
+        """Whether a schedule has set the repulsive weight to zero."""
+        return callable(self.rule.alpha) and self.rule.alpha(step) == 0
 
     def update(self, groups: Sequence[HeadGroup], seed: int) -> LogitUpdate:
         """The update of some of the groups."""
@@ -84,27 +93,32 @@ class LogitRepulsion:
         """Compute the force of every layer whose tokens were seen."""
         samples = dict(self.sampler.samples)
         if world_size() > 1:
-            samples = share(self.layers, samples, self.sampler.tokens)
+            samples = share(self.layers, samples, self.sampler.taken.tokens)
         if not samples:
             self._warn_of_no_tokens()
             return
         drives = self.drive_norms(scale) if self.rule.needs_gradient_products else None
-        for number, force in layer_forces(self.layers, samples, self.rule, step=step, drives=drives).items():
-            layer = self.layers[number]
-            sides = (_written(layer.query.targets, force.query), _written(layer.key.targets, force.key))
-            self.held[number] = Held(*sides, replace(force, query=(), key=()))
+        forces = logit_forces(self.layers, samples, self.rule, step=step, drives=drives)
+        for number, layer in enumerate(self.layers):
+            if isinstance(layer, ValueLayer) and (number, "v") in samples:
+                drive = None if drives is None else drives[number]
+                forces[number] = value_force(layer, samples[number, "v"], self.rule, step, drive)
+        for number, force in forces.items():
+            targets = [targets for _, targets in self.layers[number].sides]
+            sides = [_written(one, part) for one, part in zip(targets, force.parts, strict=True)]
+            self.held[number] = Held(sides, replace(force, parts=()))
         self.renewals += 1
         if not is_captured():
             self.sampler.clear()
 
     def drive_norms(self, scale: Tensor | None) -> Tensor:
         """|drive| of every layer: its q and k gradients as the optimizer receives them, without repulsion."""
-        parts = [[t.slice for side in (layer.query, layer.key) for t in side.targets] for layer in self.layers]
+        parts = [[target.slice for _, targets in layer.sides for target in targets] for layer in self.layers]
         norms = gradient_norms(parts)
         shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
         return shares * norms if scale is None else shares * norms / scale.to(norms)
 
-    def share(self, layer: LogitLayer) -> float:
+    def share(self, layer: CircuitLayer) -> float:
         """What the gradients of a layer's heads are multiplied with."""
         heads = layer.num_heads
         if heads not in self._shares:
@@ -124,30 +138,28 @@ class LogitRepulsion:
     # -- saving -------------------------------------------------------------------------------------------------
 
     def state(self, step: int) -> dict[str, list[Tensor]]:
-        """The forces in use by name of layer, where the next step would not compute new ones."""
-        if step % self.rule.every == 0:
+        """The forces in use by name of layer, where the next step would not compute new ones.
+
+        A layer has a tensor for each parameter, then one with the numbers of its force, for measurements.
+        """
+        if is_renewed(step, self.rule.every):
             return {}
-        return {
-            self.layers[number].name: [w.force for w in (*held.query, *held.key) if w.force is not None]
-            for number, held in self.held.items()
-        }
+        found = {}
+        for number, held in self.held.items():
+            tensors = [one.force for side in held.sides for one in side if one.force is not None]
+            found[self.layers[number].name] = [*tensors, torch.stack([x.double() for x in held.measured.numbers])]
+        return found
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
         """Go on with saved forces; without them the next step computes new ones."""
         self.held = {}
-        nothing = torch.full((), torch.nan)
         for number, layer in enumerate(self.layers):
             tensors = list(state.get(layer.name, ()))
-            targets = [*layer.query.targets, *layer.key.targets]
-            if len(tensors) != len(targets):
+            if len(tensors) != 1 + sum(len(targets) for _, targets in layer.sides):
                 continue
-            written = [
-                Written(target.slice, tensor.to(target.slice.parameter().device))
-                for target, tensor in zip(targets, tensors, strict=True)
-            ]
-            cut = len(layer.query.targets)
-            blank = LayerForce((), (), *(nothing,) * 6)
-            self.held[number] = Held(written[:cut], written[cut:], blank)
+            rest = iter(tensor.to(layer.sides[0][1][0].slice.parameter().device) for tensor in tensors)
+            sides = [[Written(target.slice, next(rest)) for target in targets] for _, targets in layer.sides]
+            self.held[number] = Held(sides, LayerForce((), *next(rest).unbind(0)))
         self.renewals += 1
         self.expect(step)
 
@@ -164,7 +176,7 @@ class LogitUpdate:
         self._renewals = -1
         self._numbers: dict[str, int] = {}
         for number, layer in enumerate(source.layers):
-            self._numbers |= {layer.query.group.name: number, layer.key.group.name: number}
+            self._numbers |= {group.name: number for group, _ in layer.sides}
 
     def again(self, rule: Rule | None) -> bool:
         """Never a replay: forces change."""
@@ -186,6 +198,9 @@ class LogitUpdate:
         with torch.no_grad():
             if source.is_due(step):
                 source.renew(step, scale)
+            elif source.held and source.is_off(step):
+                source.held.clear()
+                source.renewals += 1
             measured = self._measure(step, scale) if measure else {}
             if self._renewals != source.renewals:
                 self._writers, self._renewals = self._make_writers(), source.renewals
@@ -205,10 +220,11 @@ class LogitUpdate:
         found: dict[float, list[Written]] = {}
         for number, layer in enumerate(self.source.layers):
             held = self.source.held.get(number)
-            for side, written in ((layer.query, held and held.query), (layer.key, held and held.key)):
-                if side.group.name in self._names:
-                    nothing = [Written(target.slice, None) for target in side.targets]
-                    found.setdefault(self.source.share(layer), []).extend(written or nothing)
+            for index, (group, targets) in enumerate(layer.sides):
+                if group.name in self._names:
+                    nothing = [Written(target.slice, None) for target in targets]
+                    written = nothing if held is None else held.sides[index]
+                    found.setdefault(self.source.share(layer), []).extend(written)
         return [Writer(written, share) for share, written in found.items()]
 
     def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:

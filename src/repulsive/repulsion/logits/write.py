@@ -33,6 +33,16 @@ class _Change:
     slice: HeadSlice
     factor: Tensor | None  # None: the same number everywhere
     force: Tensor | None
+    registry: dict[str, Tensor] | None  # where its module keeps it, if it is a plain tensor there: quick to look up
+
+    def gradient(self) -> Tensor | None:
+        """Today's gradient, as much of it as lies on this rank."""
+        if self.registry is not None:
+            return self.registry[self.slice.attribute].grad
+        if self.slice.parameter().grad is None:
+            return None
+        grad = gradient_of(self.slice)
+        return grad.to_local() if is_sharded(grad) else grad
 
 
 class Writer:
@@ -64,14 +74,13 @@ class Writer:
             scale: what gradients are multiplied with right now.
         """
         for kind in self._kinds:
-            grads, changes = [], []
-            for change in kind:
-                if change.slice.parameter().grad is not None:
-                    grad = gradient_of(change.slice)
-                    grads.append(grad.to_local() if is_sharded(grad) else grad)
-                    changes.append(change)
+            today = [change.gradient() for change in kind]
+            grads = [grad for grad in today if grad is not None]
             if not grads:
                 continue
+            changes = kind
+            if len(grads) < len(kind):
+                changes = [change for change, grad in zip(kind, today, strict=True) if grad is not None]
             factors = [change.factor for change in changes if change.factor is not None]
             if factors:
                 torch._foreach_mul_(grads, factors)
@@ -99,7 +108,9 @@ class Writer:
         if is_sharded(parameter):
             mesh, placements = parameter.device_mesh, tuple(parameter.placements)
             force, factor = (None if t is None else local_part(t, mesh, placements) for t in (force, factor))
-        return _Change(first, factor, force)
+        kept: dict[str, Tensor] = first.module._parameters  # type: ignore[assignment]
+        plain = first.attribute in kept and not is_sharded(parameter)
+        return _Change(first, factor, force, kept if plain else None)
 
     def _factor(self, members: Sequence[Written], parameter: Tensor) -> Tensor:
         """The share for rows of heads, 1 for others."""

@@ -1,0 +1,165 @@
+"""Small models of other packages, each with an example: what `survey_packages.py` surveys.
+
+A package that is not installed has no cases. Sizes are given by name, to whatever class takes an argument of that name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+Case = tuple[nn.Module, Any]
+Cases = dict[str, Callable[[], Case]]
+PACKAGES = {
+    "diffusers": "diffusers", "vit-pytorch": "vit_pytorch", "x-transformers": "x_transformers",
+    "open_clip_torch": "open_clip", "litgpt": "litgpt", "timm": "timm",
+}  # fmt: skip
+
+VIT_SIZES: dict[str, Any] = {
+    "image_size": 32, "img_size": 32, "patch_size": 8, "num_classes": 3, "dim": 32, "depth": 2, "heads": 4,
+    "mlp_dim": 32,
+    "dim_head": 8, "cls_depth": 1, "max_tokens_per_depth": (8, 6), "seq_len": 32, "image_patch_size": 8, "frames": 4,
+    "frame_patch_size": 2, "freq_patch_size": 8, "num_residual_streams": 2, "mlp_mult": 2, "num_hierarchies": 2,
+    "block_repeats": (1, 1), "max_frames": 4, "ndim": 2, "input_shape": (32, 32), "pre_loop_depth": 1,
+    "post_loop_depth": 1,
+    "num_looped_blocks": 1, "loop_depth": 2, "highres_patch_size": 8, "cross_attn_heads": 4, "cross_attn_dim_head": 8,
+}  # fmt: skip
+VIT_OWN: dict[str, dict[str, Any]] = {  # what a file of vit-pytorch wants otherwise
+    "cross_vit": {"sm_dim": 24, "lg_dim": 32, "image_size": 48, "sm_enc_heads": 4, "lg_enc_heads": 4,
+    "lg_enc_depth": 1, "depth": 1},
+    "crossformer": {"dim": (32, 32, 64, 64), "depth": (1, 1, 1, 1), "global_window_size": (2, 2, 1, 1),
+    "local_window_size": 2},
+    "max_vit": {"depth": (1, 1), "window_size": 2, "dim_conv_stem": 16},
+    "max_vit_with_registers": {"depth": (1, 1), "window_size": 2, "dim_conv_stem": 16},
+    "mobile_vit": {"dims": (16, 24, 32), "channels": (8, 8, 16, 16, 24, 24, 32, 32, 48, 48, 64), "image_size": (64,
+    64), "patch_size": (2, 2)},
+    "pit": {"depth": (1, 1), "heads": 4},
+    "levit": {"dim": (32, 48, 64), "depth": 1, "heads": (2, 3, 4), "image_size": 64},
+    "regionvit": {"dim": (32, 32, 64, 64), "depth": (1, 1, 1, 1), "window_size": 2},
+    "scalable_vit": {"depth": (1, 1, 1, 1), "heads": (2, 2, 2, 2), "reduction_factor": (4, 2, 1, 1),
+    "window_size": (2, 2, None, None)},
+    "sep_vit": {"depth": (1, 1), "heads": (2, 4), "window_size": 2},
+    "cct": {"num_layers": 2, "num_heads": 4, "mlp_ratio": 2.0, "embedding_dim": 32},
+    "nest": {"patch_size": 4},
+}  # fmt: skip
+
+
+def _named(kind: Callable[..., nn.Module], sizes: dict[str, Any]) -> nn.Module:
+    """The class, with those of the sizes that it has arguments for."""
+    takes = inspect.signature(kind).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
+    return kind(**{name: value for name, value in sizes.items() if takes_any or name in takes})
+
+
+def vit_pytorch() -> Cases:
+    """The last class of each file."""
+    package = importlib.import_module("vit_pytorch")
+    cases: Cases = {}
+    for module in pkgutil.iter_modules(package.__path__):
+
+        def build(name: str = module.name) -> Case:
+            file = importlib.import_module(f"vit_pytorch.{name}")
+            kinds = [x for x in vars(file).values() if inspect.isclass(x) and x.__module__ == file.__name__]
+            sizes = VIT_SIZES | VIT_OWN.get(name, {}) if name != "cct" else VIT_OWN[name] | {"img_size": 32}
+            model = _named([kind for kind in kinds if issubclass(kind, nn.Module)][-1], sizes)
+            side = sizes.get("image_size", 32)
+            shape: tuple[int, ...] = (side, side) if isinstance(side, int) else side
+            if "1d" in name:
+                shape = (32,)
+            elif "3d" in name or "vivit" in name:
+                shape = (4, 32, 32)
+            return model, (torch.randn(2, 3, *shape),)
+
+        cases[f"vit_pytorch.{module.name}"] = build
+    return cases
+
+
+X_SWITCHES: dict[str, dict[str, Any]] = {
+    "plain": {}, "rotary": {"rotary_pos_emb": True}, "flash": {"attn_flash": True}, "alibi": {"alibi_pos_bias": True},
+    "one kv head": {"attn_one_kv_head": True}, "two kv heads": {"attn_kv_heads": 2}, "qk norm": {"attn_qk_norm": True},
+    "talking heads before": {"attn_pre_talking_heads": True}, "talking heads after": {"attn_post_talking_heads": True},
+    "sigmoid": {"attn_sigmoid": True}, "head scale": {"attn_head_scale": True},
+    "value gate": {"attn_gate_values": True},
+    "sparse top-k": {"attn_sparse_topk": 2}, "memory kv": {"attn_num_mem_kv": 3}, "t5 bias": {"rel_pos_bias": True},
+    "shared kv": {"attn_shared_kv": True}, "cope": {"attn_use_cope": True}, "laser": {"attn_laser": True},
+    "selective": {"attn_selective": True}, "value residual": {"add_value_residual": True},
+}  # fmt: skip
+
+
+def x_transformers() -> Cases:
+    """One decoder per switch of its attention."""
+
+    def build(switches: dict[str, Any]) -> Case:
+        x = importlib.import_module("x_transformers")
+        layers = x.Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, **switches)
+        return x.TransformerWrapper(num_tokens=50, max_seq_len=16, attn_layers=layers), (torch.randint(0, 50, (2, 9)),)
+
+    return {f"x_transformers, {name}": partial(build, switches) for name, switches in X_SWITCHES.items()}
+
+
+def open_clip() -> Cases:
+    """Towers with each of its attention classes."""
+    vision = {"image_size": 32, "layers": 2, "width": 32, "head_width": 8, "patch_size": 8}
+    text = {"context_length": 12, "vocab_size": 60, "width": 32, "heads": 4, "layers": 2}
+    variants: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+        "plain": ({}, {}, "CLIP"), "CoCa": ({"output_tokens": True}, {"embed_cls": True, "output_tokens": True},
+        "CoCa"),
+        "attentional pool": ({"attentional_pool": True, "attn_pooler_heads": 4, "attn_pooler_queries": 4}, {}, "CLIP"),
+        "scaled cosine": ({"block_type": "custom", "scaled_cosine_attn": True}, {}, "CLIP"),
+        "custom block": ({"block_type": "custom"}, {}, "CLIP"), "qk norm": ({"block_type": "custom",
+        "qk_norm": True}, {}, "CLIP"),
+    }  # fmt: skip
+
+    def build(name: str) -> Case:
+        clip = importlib.import_module("open_clip.model")
+        more_vision, more_text, kind = variants[name]
+        if kind == "CoCa":
+            coca = importlib.import_module("open_clip.coca_model").CoCa
+            decoder = {
+                "context_length": 12,
+                "vocab_size": 60,
+                "width": 32,
+                "heads": 4,
+                "layers": 2,
+                "attn_pooler_heads": 4,
+            }
+            model = coca(
+                32, decoder, text | more_text, vision | {"attentional_pool": True, "attn_pooler_heads": 4} | more_vision
+            )
+        else:
+            known = inspect.signature(clip.CLIPVisionCfg).parameters
+            model = clip.CLIP(32, {k: v for k, v in (vision | more_vision).items() if k in known}, text | more_text)
+        return model, {"image": torch.randn(2, 3, 32, 32), "text": torch.randint(1, 60, (2, 12))}
+
+    return {f"open_clip, {name}": partial(build, name) for name in variants}
+
+
+def litgpt() -> Cases:
+    """One small model per way to share key-value heads."""
+    base = {
+        "n_layer": 2,
+        "n_head": 4,
+        "n_embd": 32,
+        "block_size": 16,
+        "padded_vocab_size": 60,
+        "vocab_size": 60,
+        "intermediate_size": 48,
+    }
+    variants: dict[str, dict[str, Any]] = {
+        "all kv heads": {}, "two kv heads": {"n_query_groups": 2}, "one kv head": {"n_query_groups": 1},
+        "qk norm": {"norm_qk": True}, "parallel": {"parallel_residual": True, "shared_attention_norm": True},
+        "Llama MLP": {"mlp_class_name": "LLaMAMLP", "norm_class_name": "RMSNorm", "bias": False},
+    }  # fmt: skip
+
+    def build(more: dict[str, Any]) -> Case:
+        package = importlib.import_module("litgpt")
+        return package.GPT(package.Config(**base, **more)), (torch.randint(0, 60, (2, 9)),)
+
+    return {f"litgpt, {name}": partial(build, more) for name, more in variants.items()}

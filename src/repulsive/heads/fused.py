@@ -1,0 +1,76 @@
+"""Attention calls that name q, k and v: scaled dot-product, FlexAttention and variable-length attention."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Record = Callable[[Tensor, Tensor, Tensor], None]
+_FLEX = "torch.nn.attention.flex_attention"
+
+
+def repeat_for_queries(q: Tensor, *kv: Tensor) -> list[Tensor]:
+    """Key-value heads [.., H_kv, S, d] repeated for the query heads they serve, as grouped attention calls do."""
+    heads = q.shape[-3]
+    return [x if x.shape[-3] in (1, heads) else x.repeat_interleave(heads // x.shape[-3], -3) for x in kv]
+
+
+def dot_product_operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of `scaled_dot_product_attention`, key-value heads repeated."""
+    given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    if q.ndim > 2 and k.ndim == q.ndim:
+        k, v = repeat_for_queries(q, k, v)
+    return q, k, v
+
+
+def varlen(args: tuple[Any, ...], record: Record) -> tuple[Tensor, Tensor, Tensor]:
+    """`varlen_attn` on any device: q [T, H, d] and k, v [S, H_kv, d] with cumulative lengths of their sequences.
+
+    Returns:
+        What the operator returns: the output [T, H, d], and log-sum-exp and random state, here without meaning.
+    """
+    q, k, v = (x.transpose(0, 1) for x in args[:3])  # [H, T, d]
+    k, v = repeat_for_queries(q, k, v)
+    record(q, k, v)
+    ends_q, ends_k = args[3], args[4] if args[4] is not None else args[3]
+    of_q = torch.searchsorted(ends_q, torch.arange(q.shape[1]).to(ends_q), right=True)  # [T]
+    of_k = torch.searchsorted(ends_k, torch.arange(k.shape[1]).to(ends_k), right=True)  # [S]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=of_q[:, None] == of_k[None])
+    return out.transpose(0, 1), out.detach().sum(-1), out.new_zeros(2)
+
+
+@contextmanager
+def flex_recorded(record: Record) -> Iterator[None]:
+    """Record the operands of every `flex_attention` call, compiled or not; the score and mask functions are not run."""
+    module = sys.modules.get(_FLEX)
+    if module is None:  # no model can have called what was never imported
+        yield
+        return
+    results = 3 if hasattr(module, "AuxOutput") else 2  # the largest scores came with AuxOutput
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
+        k, v = repeat_for_queries(q, k, v)
+        record(q, k, v)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return (out, *[out.detach().sum(-1)] * (results - 1))
+
+    replaced = {
+        "flex_attention_hop": recorded,
+        "_validate_device": lambda *_: None,  # refuses gradients on a CPU, which the recorded call has
+        "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
+    }
+    original = {name: getattr(module, name) for name in replaced if hasattr(module, name)}
+    for name in original:
+        setattr(module, name, replaced[name])
+    try:
+        yield
+    finally:
+        for name, value in original.items():
+            setattr(module, name, value)

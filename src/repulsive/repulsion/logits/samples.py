@@ -1,0 +1,175 @@
+"""Samples of the tokens that projections see, one for each projection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.errors import RuleError
+from repulsive.repulsion.live import is_captured as is_capturing
+from repulsive.repulsion.logits.norms import NormFormula, formula_of
+from repulsive.repulsion.logits.positions import Positions, choose
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Tokens that one projection saw.
+
+    Args:
+        inputs: what each weight of the projection was multiplied with, [N, D_in] each.
+        outputs: the projected tokens [N, M, d], before any norm.
+        weights: 1 for a token that counts, 0 for padding, [N].
+        sequences: which sequence a token belongs to, int64 [N].
+        count: how many sequences there are.
+        norm: of q or k, as it was during the forward pass.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: Tensor
+    weights: Tensor
+    sequences: Tensor
+    count: int
+    norm: NormFormula | None = None
+
+
+class Samples:
+    """The newest sample of every projection, by number of layer and part.
+
+    Args:
+        layers: attention layers.
+        tokens: how many tokens of a pass to keep.
+        seed: of the positions.
+    """
+
+    def __init__(self, layers: Sequence[CircuitLayer], tokens: int, seed: int) -> None:
+        self.layers, self.tokens, self.seed = list(layers), tokens, seed
+        self.step = 0  # optimizer step that the next pass belongs to
+        self.found: dict[tuple[int, str], Sample] = {}
+        self.adapter_inputs: dict[nn.Module, Tensor] = {}  # what the last pass gave to the rows of adapters
+        self._positions: dict[tuple[object, ...], Positions] = {}
+        self._columns_of: dict[tuple[int, str, torch.device], Tensor | slice] = {}
+        self._checked: set[tuple[int, str]] = set()
+        self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have one input
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self.found.clear()
+        self.adapter_inputs.clear()
+        self._positions.clear()
+        self._given = None
+
+    @torch.no_grad()
+    def take(self, number: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
+        """Keep tokens of one call of one projection.
+
+        Args:
+            number: of the layer.
+            part: "q", "k" or "v".
+            given: the projection's input [..., D_in].
+            result: its result [..., features]; of `nn.MultiheadAttention` the input again.
+            valid: bool [B, T], or None.
+        """
+        projection = self.layers[number].watched[part]
+        at = self._choose(grid_of(given, projection), valid, given.device)
+        flat = self._rows_of(given, projection, at)  # [N, D_in]
+        if projection.is_torch:
+            outputs = self._project(projection, flat)
+        else:
+            whole = result.flatten(0, -2).index_select(0, at.index)  # [N, features]
+            outputs = whole[:, self._columns(number, part, projection, whole.device)]
+        outputs = outputs.unflatten(-1, (projection.group.num_heads, projection.width))
+        inputs = [flat]
+        if projection.targets[0].slice.module is not projection.output:
+            modules = [target.slice.module for target in projection.targets]
+            seen = [self.adapter_inputs[module] for module in modules if module in self.adapter_inputs]
+            inputs = [x.flatten(0, -2).index_select(0, at.index) for x in seen]
+        norm = None
+        if projection.norm is not None:
+            norm = formula_of(projection.norm, outputs, projection.group.name)
+        if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
+            self._check(number, part, projection, flat, outputs)
+        self.found[number, part] = Sample(
+            tuple(inputs), outputs, at.weights, at.sequences, at.count, norm
+        )
+
+    def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> Positions:
+        """Positions for one call; all layers that see one batch share them."""
+        step = None if is_capturing() else self.step  # inside a CUDA graph nothing can be drawn: take the last ones
+        key = (shape, device, None if valid is None else valid.data_ptr(), step)
+        if key not in self._positions:
+            self._positions[key] = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
+            self._positions[*key[:3], None] = self._positions[key]
+        return self._positions[key]
+
+    def _rows_of(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
+        """The sampled rows of an input, [N, D_in]."""
+        if self._given is not None:
+            last, positions, rows = self._given
+            if positions is at and last.data_ptr() == given.data_ptr() and last.shape == given.shape:
+                return rows
+        flat = _flat(given, projection).index_select(0, at.index)
+        self._given = given, at, flat
+        return flat
+
+    def _columns(self, number: int, part: str, projection: Projection, device: torch.device) -> Tensor | slice:
+        key = (number, part, device)
+        if key not in self._columns_of:
+            rows = projection.rows.flatten()
+            first = int(rows[0])
+            straight = torch.equal(rows, torch.arange(first, first + len(rows)))
+            self._columns_of[key] = slice(first, first + len(rows)) if straight else rows.to(device)
+        return self._columns_of[key]
+
+    def _project(self, projection: Projection, tokens: Tensor) -> Tensor:
+        weight, *bias = [target.slice for target in projection.targets]
+        rows = projection.rows.flatten().to(tokens.device)
+        matrix = weight.parameter().detach()[rows].to(tokens.dtype)
+        if not bias:
+            return F.linear(tokens, matrix)
+        numbers = bias[0].rows.flatten().to(tokens.device)
+        return F.linear(tokens, matrix, bias[0].parameter().detach()[numbers].to(tokens.dtype))
+
+    def _check(self, number: int, part: str, projection: Projection, given: Tensor, outputs: Tensor) -> None:
+        """On the first sample: the module does multiply its input with the weight that the force is meant for."""
+        self._checked.add((number, part))
+        target = projection.targets[0].slice
+        weight = target.parameter().detach()
+        if hasattr(weight, "placements") or target.module is not projection.output:
+            return
+        rows = projection.rows.flatten().to(weight.device)
+        expected = given @ weight.movedim(target.axis, 0)[rows].to(given.dtype).T
+        bias = getattr(target.module, "bias", None)
+        if isinstance(bias, Tensor) and not projection.is_torch:
+            expected = expected + bias.detach()[rows].to(given.dtype)
+        error = float((expected - outputs.flatten(1)).abs().max())
+        if not projection.is_torch and error > 0.05 * float(expected.abs().max()) + 1e-6:
+            raise RuleError(
+                f"{projection.group.name}: {type(target.module).__name__} does more than multiply its input with "
+                f"{target.parameter_name}, so space='logits' cannot move it; choose space='sphere' for this layer"
+            )
+
+
+def grid_of(tokens: Tensor, projection: Projection) -> tuple[int, int]:
+    """(B, T): sequences, and tokens of each."""
+    if tokens.ndim == 2:
+        return 1, tokens.shape[0]
+    if _is_transposed(projection):
+        return tokens.shape[1], tokens.shape[0]
+    return tokens.shape[0], math.prod(tokens.shape[1:-1])
+
+
+def _flat(tokens: Tensor, projection: Projection) -> Tensor:
+    """[B T, D], sequence after sequence."""
+    if tokens.ndim == 3 and _is_transposed(projection):
+        tokens = tokens.transpose(0, 1)
+    return tokens.flatten(0, -2)
+
+
+def _is_transposed(projection: Projection) -> bool:
+    return isinstance(projection.output, nn.MultiheadAttention) and not projection.output.batch_first

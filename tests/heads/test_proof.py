@@ -1,0 +1,192 @@
+"""Proof or refusal: what each group says of itself, and what `repel` refuses to train."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import repulsive
+from repulsive import HeadGroup, HeadLayoutError, find_heads, heads_by_hand, repel, verify_heads
+from repulsive.heads.rows import rows_of
+from repulsive.models.transformer import Transformer, TransformerConfig
+from tests.heads.tricky import (
+    D,
+    E,
+    FeatureFirst,
+    GemmaStyle,
+    H,
+    InProjection,
+    JointAttention,
+    KernelAttention,
+    MosaicAttention,
+    NanochatAttention,
+    UNetAttention,
+)  # fmt: skip
+from tests.heads.zoo import CausalSelfAttention, TimmAttention, build
+
+X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0))
+
+
+def _repel(model: nn.Module, **options: Any) -> list[HeadGroup]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return list(repel(model, optimizer, verbose=False, **options).groups)
+
+
+def _rows(groups: list[HeadGroup]) -> dict[str, list[list[int]]]:
+    return {g.part: g.slices[0].rows.tolist() for g in groups}
+
+
+def test_each_group_says_how_it_is_known() -> None:
+    known, guessed = nn.MultiheadAttention(8, 2, batch_first=True), TimmAttention()
+    assert {g.proof for g in find_heads(known)} == {"table"}
+    assert {g.proof for g in find_heads(guessed)} == {"guess"}
+    assert {g.proof for g in find_heads(guessed, torch.randn(2, 5, 24))} == {"proved"}
+    assert {g.proof for g in heads_by_hand(guessed, {"qkv": ("qkv head dim", 3)})} == {"given"}
+    assert {g.proof for g in find_heads(guessed, layout="strided")} == {"guess"}
+    assert {g.proof for g in find_heads(known, particle="head")} == {"table"}
+    assert repulsive.HeadReport is not None and repulsive.HeadSlice is not None
+
+
+def test_an_unknown_word_for_a_proof_is_refused() -> None:
+    group = find_heads(nn.MultiheadAttention(8, 2))[0]
+    with pytest.raises(HeadLayoutError, match="proof='sure' is unknown"):
+        HeadGroup("a.q", 0, "q", "encoder", "", "by hand", group.slices, proof="sure")
+
+
+def test_repel_refuses_a_guess_and_says_how_to_prove_it() -> None:
+    model = nn.Sequential(TimmAttention(), TimmAttention())
+    with pytest.raises(HeadLayoutError) as caught:
+        _repel(model)
+    message = str(caught.value)
+    assert "6 groups of heads are a guess" in message and "0.q (signature qkv)" in message
+    assert "example_inputs=" in message and "allow_unproved=True" in message
+    assert {g.proof for g in _repel(model, allow_unproved=True)} == {"guess"}
+    model = nn.Sequential(TimmAttention(), TimmAttention())
+    assert {g.proof for g in _repel(model, example_inputs=torch.randn(2, 5, 24))} == {"proved"}
+
+
+def test_a_refusal_changes_nothing() -> None:
+    model = CausalSelfAttention()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(HeadLayoutError):
+        repel(model, optimizer, verbose=False)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_known_class_with_a_forward_of_its_own_is_a_guess() -> None:
+    class Rotated(nn.MultiheadAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    class Renamed(nn.MultiheadAttention):
+        """As its parent."""
+
+    patched = nn.MultiheadAttention(8, 2)
+    patched.forward = lambda *args: args[0]  # type: ignore[method-assign]
+    assert [{g.proof for g in find_heads(m)} for m in (Renamed(8, 2), Rotated(8, 2), patched)] == [
+        {"table"}, {"guess"}, {"guess"},
+    ]  # fmt: skip
+
+
+def test_a_class_that_has_only_the_name_of_a_known_one_is_a_guess() -> None:
+    class Attention(CausalSelfAttention):
+        """transformers has a class of this name, with `c_attn` and `n_head`."""
+
+    assert {(g.family, g.proof) for g in find_heads(Attention())} == {("openai-gpt", "guess")}
+
+
+def test_classes_that_a_survey_has_proved_are_in_the_table() -> None:
+    pytest.importorskip("transformers")
+    assert {(g.family, g.proof) for g in find_heads(build("olmo2, sdpa")[0])} == {("q_proj/k_proj/v_proj", "table")}
+    own = Transformer(TransformerConfig.small(10))
+    assert {g.proof for g in find_heads(own)} == {"table"}
+
+
+def test_a_processor_of_ones_own_is_not_what_was_surveyed() -> None:
+    model = Transformer(TransformerConfig.small(10))
+    for module in model.modules():
+        module.processor = object()  # type: ignore[assignment]
+    assert {g.proof for g in find_heads(model)} == {"guess"}
+
+
+def test_an_example_that_misses_a_group_does_not_prove_it() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x, x, x)[0]
+
+    x = torch.randn(2, 5, 8)
+    with pytest.warns(UserWarning, match="did not reach"), pytest.raises(HeadLayoutError, match="proves 3 of 6") as e:
+        _repel(Half(), example_inputs=x)
+    assert "unused.q (no attention call of the example reached unused.in_proj_weight)" in str(e.value)
+    with pytest.warns(UserWarning, match="did not reach"):
+        assert len(_repel(Half(), example_inputs=x, match="used*")) == 3
+    with pytest.warns(UserWarning, match="did not reach"):
+        assert len(_repel(Half(), example_inputs=x, allow_unproved=True)) == 6
+    assert len(_repel(Half())) == 6  # torch's own class is in the table
+
+
+@pytest.mark.parametrize("hide", ["own", "reentrant", "not reentrant"])
+def test_attention_behind_a_checkpoint_is_traced(hide: str) -> None:
+    model = UNetAttention(hide)
+    truth = {part: rows.tolist() for part, rows in rows_of("head qkv dim", 3 * H * D, H).items()}
+    assert _rows(find_heads(model)) != truth  # the guess of the name is wrong
+    with pytest.raises(HeadLayoutError, match="guess"):
+        _repel(model)
+    groups = _repel(model, example_inputs=X)
+    assert _rows(groups) == truth and {g.proof for g in groups} == {"proved"}
+    with pytest.raises(HeadLayoutError, match="misses"):
+        verify_heads(model, X, heads_by_hand(model, {"qkv": ("qkv head dim", H)}))
+
+
+def test_an_autograd_function_that_hides_attention_is_named() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(HeadLayoutError, match="cannot look into the autograd function Opaque"):
+            _repel(KernelAttention(), example_inputs=X)
+    assert torch.autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"  # as it was
+
+
+TRUTH = {
+    FeatureFirst: rows_of("qkv dim head", 3 * H * D, H),
+    MosaicAttention: rows_of("q head dim | kv head dim", (H + 4) * D, H, 2),
+    InProjection: rows_of("qkv head dim", 3 * H * D, H),
+    GemmaStyle: rows_of("q head dim | kv head dim", (H + 2) * D, H, 1),
+    NanochatAttention: {p: rows_of(f"{p} head dim", n * D, n)[p] for p, n in (("q", H), ("k", 2), ("v", 2))},
+}
+
+
+@pytest.mark.parametrize("kind", TRUTH, ids=lambda kind: kind.__name__)
+def test_a_guess_is_proved_or_replaced(kind: type[nn.Module]) -> None:
+    model = kind()
+    assert {g.proof for g in find_heads(model)} == {"guess"}  # found without an example, but not to be trained
+    groups = _repel(model, example_inputs=X)
+    assert _rows(groups) == {part: rows.tolist() for part, rows in TRUTH[kind].items()}
+    assert {g.proof for g in groups} == {"proved"}
+
+
+def test_both_streams_of_joint_attention_are_heads() -> None:
+    for example in (None, (X, X[:, :3])):
+        groups = {g.part: g for g in find_heads(JointAttention(), example)}
+        for part, group in groups.items():
+            assert {s.parameter_name for s in group.slices} == {f"to_{part}.weight", f"add_{part}_proj.weight"}
+            assert (group.num_heads, group.dim) == (H, 2 * D * E)
+    model = JointAttention()
+    half = heads_by_hand(model, {f"to_{p}": (p, H) for p in "qkv"})
+    assert {r.status for r in verify_heads(model, (X, X[:, :3]), half)} == {"verified"}  # each row is where it says
+
+
+def test_packed_grouped_heads_by_hand() -> None:
+    model = GemmaStyle()
+    named = heads_by_hand(model, {"qkv_proj": ("q head dim | kv head dim", H, 1)})
+    assert {r.status for r in verify_heads(model, X, named)} == {"verified"}
+    assert named[0].serves == (0,) * H
+    with pytest.raises(HeadLayoutError, match="4 query heads do not share 3 key-value heads evenly"):
+        heads_by_hand(model, {"qkv_proj": ("q head dim | kv head dim", H, 3)})
