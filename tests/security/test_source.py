@@ -29,7 +29,7 @@ from repulsive.training.checkpoint import Checkpoints, load
 from tests.data.test_prepared import small
 from tests.diagnostics.sample import sample_content
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TREES = ("src", "benchmarks", "examples")
 FORBIDDEN_CALLS = {
     "eval": "runs text as code",

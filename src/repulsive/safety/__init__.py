@@ -1,0 +1,1 @@
+"""What protects the user from files, names and processes that are not trustworthy. One place for each."""
