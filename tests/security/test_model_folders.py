@@ -1,19 +1,19 @@
-"""Model folders made by somebody else: nothing is downloaded, no code of theirs runs, no size is too large to refuse."""
+"""Model folders made by somebody else: nothing is downloaded, no code of theirs runs, sizes have limits."""
 
 import json
 import sys
 
 import pytest
 
-transformers = pytest.importorskip("transformers")
-
 from repulsive.cli.app import run
 from repulsive.cli.subject import _class_of
 from repulsive.errors import ConfigError, DataError
 from repulsive.models import electra
-from repulsive.models.folder_config import offline
 from repulsive.models.fine_tuned import load_encoder, make_encoder
+from repulsive.models.folder_config import offline
 from repulsive.safety.limits import PARAMETERS
+
+transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_no_connection_is_made_while_a_folder_is_read():
 def test_code_of_a_folder_does_not_run(folder, capsys):
     (folder / "trap.py").write_text("import sys\nsys.modules['caught'] = sys\nraise SystemExit(7)\n")
     names = ("AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoTokenizer")
-    change(folder, auto_map={name: "trap.Trap" for name in names})
+    change(folder, auto_map=dict.fromkeys(names, "trap.Trap"))
     assert run(["heads", str(folder)]) == 0
     load_encoder(folder)
     assert "caught" not in sys.modules

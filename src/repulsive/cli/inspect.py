@@ -79,10 +79,11 @@ def _write(out: Path, found: Inspection, title: str, facts: list[tuple[str, str]
 
     from repulsive.diagnostics.report.inspection import write_inspection
     from repulsive.diagnostics.summary import as_json
+    from repulsive.safety.files import write_whole
 
     try:
         page = write_inspection(out / "inspect.html", found, title=title, facts=facts, tokens=tokens)
-        (out / "inspect.json").write_text(json.dumps(as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+        write_whole(out / "inspect.json", json.dumps(as_json(found), indent=1, allow_nan=False).encode())
     except OSError as error:
         raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another") from None
     return page

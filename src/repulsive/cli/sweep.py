@@ -53,7 +53,7 @@ def sweep(
             lambda found: plan([recipe], [*fixed, *found], seeds=seeds, out=folder / "runs", device=device),
             lambda specs: train_many(specs, make_task, jobs),
             task.select_by,
-            storage or f"sqlite:///{(folder / 'optuna.db').resolve()}",
+            storage or sweeps.storage_in(folder),
             checksums=task.checksums,
             place=f"{socket.gethostname()}:{folder.resolve()}",
             on_trial=lambda trial: typer.echo(f"{' '.join(trial.changes)}: {told(trial.value)}"),

@@ -4,8 +4,8 @@
     with offline():
         model = with_attention(config, lambda name: AutoModel.from_config(config, attn_implementation=name))
 
-`_attn_implementation` in a `config.json` may name a repository of kernels, which the package transformers would download
-and import. So the implementation is always named by the caller, and a name with a slash is refused.
+`_attn_implementation` in a `config.json` may name a repository of kernels, which transformers downloads and imports. So
+the implementation is always named by the caller, and a name with a slash is refused.
 """
 
 from __future__ import annotations

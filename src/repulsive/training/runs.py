@@ -19,7 +19,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +31,7 @@ from torch import Tensor
 from repulsive._version import __version__
 from repulsive.errors import RunError
 from repulsive.repulsion.collapse import Collapse
+from repulsive.safety.files import locked, open_append, refuse_link
 from repulsive.training.checkpoint import Checkpoints
 from repulsive.training.config import as_tables
 from repulsive.training.files import read_json, told, write_bytes, write_json, write_text
@@ -186,18 +187,16 @@ class RunFolder:
         Raises:
             RunError: another process is training here.
         """
-        import fcntl
-
-        with told(self.path):
+        with told(self.path), ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / LOCK, "w")  # noqa: SIM115  closed below
-        with file:
+            for folder in (self.checkpoints.folder, self.best.folder, self.path / BOARD):
+                refuse_link(folder)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self.path / LOCK))
             except BlockingIOError:
                 raise RunError(f"{self.path}: another process is training here") from None
-            except OSError as error:
-                raise RunError(f"{self.path}: cannot be locked ({error.strerror}); choose another --out") from None
+            held = stack.pop_all()
+        with held:
             yield
 
     def rewind(self, step: int) -> None:
@@ -209,8 +208,8 @@ class RunFolder:
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`, and the same for TensorBoard."""
         path = self.path / METRICS
-        with told(path), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        with told(path), open_append(path) as file:
+            file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
         if self._board is None:
             self._open_board(step)
         if self._board:
@@ -220,7 +219,7 @@ class RunFolder:
 
     def sync(self) -> None:
         """Make the lines written so far last through a power cut, as the checkpoint that follows will."""
-        with told(self.path / METRICS), open(self.path / METRICS, "a") as file:
+        with told(self.path / METRICS), open_append(self.path / METRICS) as file:
             os.fsync(file.fileno())
 
     def finish(self, result: Mapping[str, Any], items: Mapping[str, Mapping[str, Tensor]]) -> None:

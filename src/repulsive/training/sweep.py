@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError, RunError
+from repulsive.safety.files import refuse_link
 from repulsive.training.config import as_tables, parse_value
+from repulsive.training.files import told, write_text
 from repulsive.training.launch import Spec
 from repulsive.training.runs import RunFolder
 
+DATABASE = "optuna.db"
 _COMMA = re.compile(r",(?![^\[]*\])")  # but those inside brackets
 Stage = Mapping[str, Sequence[str]]  # key -> values, as they are written in a recipe
 Train = Callable[[Sequence[Spec]], None]
@@ -138,6 +141,17 @@ def best(trials: Sequence[Trial]) -> Trial:
     return max((trial for trial in trials if trial.stage == last), key=lambda trial: trial.value)
 
 
+def storage_in(folder: Path) -> str:
+    """The SQLite storage of a sweep's folder.
+
+    Raises:
+        RunError: its file is a link, which SQLite would follow.
+    """
+    with told(folder):
+        refuse_link(folder / DATABASE)
+    return f"sqlite:///{(folder / DATABASE).resolve()}"
+
+
 def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) -> None:
     """A recipe that extends `parent` by the chosen settings."""
     tables: dict[str, list[str]] = {}
@@ -150,7 +164,7 @@ def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) 
     for table, entries in tables.items():
         lines += ["", f"[{table}]", *entries]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def _study(name: str, storage: str) -> Any:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import TextIOWrapper
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Protocol, TextIO
 import torch
 
 from repulsive.errors import RepulsiveError
+from repulsive.safety.files import open_append
 from repulsive.training.stopping import Stopped
 
 DONE, STOPPED = "done", "stopped"
@@ -159,7 +161,8 @@ def _work(job: Job, train: Train) -> str:
     """Do a job and say how it ended; what it prints goes into its folder."""
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        with open(job.folder / LOG, "a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
+        log = open_append(job.folder / LOG)
+        with TextIOWrapper(log, encoding="utf-8", errors="replace") as file, redirect_stdout(file), redirect_stderr(file):
             return _logged(job, train, file)
     except OSError as error:
         return f"{job.folder / LOG}: cannot be written ({error.strerror})"
