@@ -27,8 +27,7 @@ from repulsive.diagnostics.report.paper import check_matplotlib, write_figures
 from repulsive.errors import ConfigError
 from repulsive.metrics import translation as metrics
 from repulsive.training import tables
-from repulsive.training.files import write_json
-from repulsive.training.runs import RESULT, RunFolder
+from repulsive.training.runs import RunFolder
 from repulsive.training.task import Evaluation
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def add_texts(study: Translation) -> None:
     if pieces.tokenizer == "none":  # nobody knows how the texts were written
         return
     for run in lacking:
-        write_json(run.path / RESULT, scored(run, pieces, references))
+        run.add_scores(scored(run, pieces, references))
 
 
 def scored(run: RunFolder, pieces: Pieces, references: Mapping[str, Mapping[str, list[str]]]) -> dict[str, Any]:

@@ -161,8 +161,8 @@ def _work(job: Job, train: Train) -> str:
     """Do a job and say how it ended; what it prints goes into its folder."""
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        log = open_append(job.folder / LOG)
-        with TextIOWrapper(log, encoding="utf-8", errors="replace") as file, redirect_stdout(file), redirect_stderr(file):
+        log = TextIOWrapper(open_append(job.folder / LOG), encoding="utf-8", errors="replace")
+        with log as file, redirect_stdout(file), redirect_stderr(file):
             return _logged(job, train, file)
     except OSError as error:
         return f"{job.folder / LOG}: cannot be written ({error.strerror})"
