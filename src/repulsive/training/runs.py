@@ -32,6 +32,7 @@ from repulsive._version import __version__
 from repulsive.errors import RunError
 from repulsive.repulsion.collapse import Collapse
 from repulsive.safety.files import locked, open_append, refuse_link
+from repulsive.safety.secrets import redact_word
 from repulsive.training import seals
 from repulsive.training.checkpoint import Checkpoints
 from repulsive.training.config import as_tables
@@ -185,7 +186,8 @@ class RunFolder:
         elif not same:
             changed = ", ".join(_changes(known, tables)[:4])
             raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
-        now = {"at": _now(), "command": shlex.join(sys.argv), "device": device, "versions": versions()}
+        command = shlex.join(map(redact_word, sys.argv))
+        now = {"at": _now(), "command": command, "device": device, "versions": versions()}
         if not facts:
             facts = {"started": now, "resumed": [], "seed": recipe.seed, "data": dict(checksums)}
         elif facts.get("data") != dict(checksums):
