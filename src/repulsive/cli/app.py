@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -20,6 +19,7 @@ from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
 from repulsive.cli.report import report
 from repulsive.cli.reproduce import reproduce
+from repulsive.cli.say import complain, warnings_as_lines
 from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
 from repulsive.cli.translate import translate
@@ -81,7 +81,8 @@ def run(arguments: list[str]) -> int:
         ended it: 130 after Ctrl-C, 143 after SIGTERM.
     """
     try:
-        code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
+        with warnings_as_lines():
+            code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
     except RepulsiveError as error:
         return _complain(str(error))
     except Stopped as stopped:
@@ -107,7 +108,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _complain(message: str, code: int = 2) -> int:
-    line = " ".join(message.split())
     if os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun starts a command many times: one on each machine speaks
-        print(f"repulsive: {line}", file=sys.stderr)
+        complain(message)
     return code

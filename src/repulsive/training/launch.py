@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 
 from repulsive.errors import ConfigError, RunError
+from repulsive.safety.terminal import one_line
 from repulsive.training.loop import Loop
 from repulsive.training.overview import Overview
 from repulsive.training.recipe import Recipe
@@ -152,7 +153,9 @@ def _one(spec: Spec, file: TextIO, make_task: MakeTask) -> None:
 def _warnings_as_lines(file: TextIO | None) -> Iterator[None]:
     """One line for a warning, without the code it came from; None is stderr, whatever that is by then."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"repulsive: {message}", file=file or sys.stderr)
+        warnings.showwarning = lambda message, *_: print(
+            f"repulsive: {one_line(str(message))}", file=file or sys.stderr
+        )
         yield
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from repulsive.errors import RunError
 from repulsive.metrics.compare import Comparison, compare, compare_totals
+from repulsive.safety.markdown import escaped
 from repulsive.training.runs import RECIPE, RunFolder
 from repulsive.training.scores import COMPARED, TOTALLED, same_items
 from repulsive.training.task import Evaluation
@@ -167,10 +168,10 @@ def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in found:
         cells = [str(row.cells[name]) if name in row.cells else "" for name in shown]
-        lines.append("| " + " | ".join([row.label, str(len(row.seeds)), *cells]) + " |")
-    notes = [f"- **{told}**" for row in found for told in row.warnings]
+        lines.append("| " + " | ".join([escaped(row.label), str(len(row.seeds)), *cells]) + " |")
+    notes = [f"- **{escaped(told)}**" for row in found for told in row.warnings]
     notes += [
-        f"- {row.label} against {found[0].label}, {metric}: {comparison}"
+        f"- {escaped(row.label)} against {escaped(found[0].label)}, {metric}: {comparison}"
         for row in found
         for metric, comparison in row.against.items()
     ]

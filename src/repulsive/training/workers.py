@@ -21,6 +21,7 @@ import torch
 
 from repulsive.errors import RepulsiveError
 from repulsive.safety.files import open_append
+from repulsive.safety.terminal import printable
 from repulsive.training.stopping import Stopped
 
 DONE, STOPPED = "done", "stopped"
@@ -176,10 +177,10 @@ def _logged(job: Job, train: Train, file: TextIO) -> str:
     try:
         train(job, file)
     except Stopped as stopped:
-        print(stopped, file=file)
+        print(printable(str(stopped)), file=file)
         return STOPPED
     except RepulsiveError as error:
-        print(error, file=file)
+        print(printable(str(error)), file=file)
         return " ".join(str(error).split())
     except Exception as error:
         traceback.print_exc(file=file)
