@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -21,6 +19,7 @@ import torch
 
 from repulsive.errors import RepulsiveError
 from repulsive.safety.files import open_append
+from repulsive.safety.parents import watch_parent
 from repulsive.safety.terminal import printable
 from repulsive.training.stopping import Stopped
 
@@ -143,19 +142,13 @@ def _held_back(number: int) -> Iterator[None]:
 
 def _serve(pipe: Connection, train: Train, parent: int) -> None:
     """What a worker does: jobs, until none comes or the parent is gone."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    watch_parent(parent)
     while True:
         try:
             job = pipe.recv()
         except EOFError:
             return
         pipe.send(_work(job, train))
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def _work(job: Job, train: Train) -> str:
