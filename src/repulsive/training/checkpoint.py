@@ -36,8 +36,13 @@ class Checkpoints:
     folder: Path
     keep: int = 2
 
-    def save(self, step: int, state: dict[str, Any]) -> Path:
+    def save(self, step: int, state: dict[str, Any], spare: int = 0) -> Path:
         """Write `state`, a tree of tensors and plain values.
+
+        Args:
+            step: how far the training is.
+            state: what to write.
+            spare: how many stay beyond `keep`.
 
         Raises:
             CheckpointError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -62,9 +67,13 @@ class Checkpoints:
         found = self.found()
         here = found.index(final)
         # Later ones are damaged, or the training would have gone on from them: they must not crowd out good ones.
-        for old in (*found[:here], *found[here + self.keep :]):
+        for old in (*found[:here], *found[here + self.keep + spare :]):
             shutil.rmtree(old, ignore_errors=True)
         return final
+
+    def drop(self, step: int) -> None:
+        """Remove the checkpoint of a step, where there are others, or where it is not needed any more."""
+        shutil.rmtree(self.folder / f"step-{step:09d}", ignore_errors=True)
 
     def found(self) -> list[Path]:
         """All checkpoints, newest first."""
