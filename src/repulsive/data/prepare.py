@@ -83,6 +83,8 @@ def _run(made: Plan, jobs: int | None, tell: Progress) -> Prepared:
         return parallel.run(made, jobs, tell)
     tell("reading", 0, 0)
     raw = made.source.read()
+    if raw.classes and len(set(raw.parts["train"].labels)) < 2:
+        raise DataError(f"{made.task}: all training texts are of one class; a classifier needs at least two")
     words, cut = _words(raw, settings, jobs, tell)
     tell("numbering", 0, 0)
     train = (sentence for side in words["train"] for sentence in side)
