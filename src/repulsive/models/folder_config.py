@@ -83,7 +83,7 @@ def check_size(config: Any, make: Callable[[str], Any], where: object) -> None:
 def offline() -> Iterator[None]:
     """Keep the package huggingface_hub, which fetches for transformers, from every connection within a block."""
     try:
-        constants = importlib.import_module("huggingface_hub.constants")
+        constants: Any = importlib.import_module("huggingface_hub.constants")
     except ImportError:
         yield
         return
