@@ -1,5 +1,6 @@
 """`prepare`, killed at the worst moments or started twice: no worker is left, and no prepared folder is lost."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -97,6 +98,18 @@ def test_a_claim_may_be_made_again_by_its_holder(tmp_path):
     with claimed(tmp_path / "toy"), claimed(tmp_path / "toy"):
         write_folder(tmp_path / "toy", {"a": b"1"}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+def test_a_disk_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+    import fcntl
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match="has no locks"):
+        write_folder(tmp_path / "toy", {"a": b"1"}, {})
+    assert read_folder(tmp_path / "toy")[0] == {"a": b"1"}
 
 
 class Killed(BaseException):

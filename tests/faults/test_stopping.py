@@ -64,7 +64,7 @@ def test_a_signal_during_the_last_evaluation_is_answered(data, tmp_path, part):
     assert resumed.folder.checkpoints.found() == []
 
 
-def test_other_threads_and_processes_are_told(data, tmp_path):
+def test_other_threads_and_processes_are_told(data, tmp_path, monkeypatch):
     stop = tiny.At(10, tiny.signalled(signal.SIGTERM))
     with pytest.raises(Stopped):
         tiny.train(data, tmp_path, "training.log_every=5", watcher=stop)
@@ -72,12 +72,9 @@ def test_other_threads_and_processes_are_told(data, tmp_path):
     state = json.loads((path / "state.json").read_text())
     assert state["parallel"] == {"threads": torch.get_num_threads(), "processes": 1}
     before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        with pytest.warns(UserWarning, match=rf"trained with {before} threads, now {before + 1}; the result will not"):
-            tiny.train(data, tmp_path, "training.log_every=5")
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
+    with pytest.warns(UserWarning, match=rf"trained with {before} threads, now {before + 1}; the result will not"):
+        tiny.train(data, tmp_path, "training.log_every=5")
 
 
 def test_generators_of_tasks_are_seeded_and_kept():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 from repulsive.errors import DataError
 from repulsive.safety.files import locked, sync_folder
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # of some network file systems
 _CLAIMED: set[Path] = set()  # by this process
 
 
@@ -37,7 +40,9 @@ def claimed(folder: Path) -> Iterator[None]:
                 f"{folder}: another process is preparing it; wait until it has ended, or choose another --out"
             ) from None
         except OSError as error:
-            raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from None
+            if error.errno not in _NO_LOCKS:
+                raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from None
+            warnings.warn(f"{folder}: its disk has no locks; let no other process prepare it meanwhile", stacklevel=3)
         _CLAIMED.add(place)
         stack.callback(_CLAIMED.discard, place)
         _bring_back(place)
