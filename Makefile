@@ -43,8 +43,8 @@ test-fast: $(STAMP)  ## the quick tests alone
 slow: $(STAMP)  ## the slow tests alone
 	$(PYTEST) -m "slow and not survey and not nightly"
 
-nightly: $(STAMP)  ## 10,000 damaged files for every reader to refuse; ten minutes
-	$(PYTEST) -m nightly tests/fuzz
+nightly: $(STAMP)  ## 10,000 damaged files, and a fault at every file operation; half an hour
+	$(PYTEST) -m nightly tests/fuzz tests/security tests/faults
 
 survey: $(STAMP)  ## find and prove the heads of many architectures; writes results/survey
 	$(BIN)/python benchmarks/survey.py --out results/survey

@@ -18,8 +18,7 @@ from repulsive.metrics.meteor import NLTK, OFFICIAL, official_program
 from repulsive.metrics.student import interval
 from repulsive.recipes.graph_writing import texts_of
 from repulsive.training import tables
-from repulsive.training.files import write_json
-from repulsive.training.runs import RESULT, RunFolder
+from repulsive.training.runs import RunFolder
 from repulsive.training.task import Evaluation
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def add_scores(study: Graphs, runs: Sequence[RunFolder]) -> None:
         return
     data = PreparedGraphs.load(study.data)
     for run in lacking:
-        write_json(run.path / RESULT, scored(run, data))
+        run.add_scores(scored(run, data))
 
 
 def scored(run: RunFolder, data: PreparedGraphs) -> dict[str, Any]:

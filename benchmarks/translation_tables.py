@@ -27,8 +27,7 @@ from repulsive.diagnostics.report.paper import check_matplotlib, write_figures
 from repulsive.errors import ConfigError
 from repulsive.metrics import translation as metrics
 from repulsive.training import tables
-from repulsive.training.files import write_json
-from repulsive.training.runs import RESULT, RunFolder
+from repulsive.training.runs import RunFolder
 from repulsive.training.task import Evaluation
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _tuned(study: Translation, method: str) -> dict[str, Any]:
 def final(study: Translation, done: Sequence[Done], results: Path) -> None:
     """Every method, on the test set and the further ones."""
     first = next(iter(done[0].runs.values())).result or {}
-    parts = [name for name, found in first.items() if isinstance(found, dict) and name not in ("dev", "notes")]
+    parts = [name for name, found in first.items() if isinstance(found, dict) and name not in ("dev", "notes", "sha256")]
     _write(study, done, results / study.task, parts)
 
 
@@ -193,7 +192,7 @@ def add_texts(study: Translation) -> None:
     if pieces.tokenizer == "none":  # nobody knows how the texts were written
         return
     for run in lacking:
-        write_json(run.path / RESULT, scored(run, pieces, references))
+        run.add_scores(scored(run, pieces, references))
 
 
 def scored(run: RunFolder, pieces: Pieces, references: Mapping[str, Mapping[str, list[str]]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 FOLDERS = ("src", "tests", "docs", "examples", "benchmarks")
 BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md",
-          "Makefile", "constraints.txt", "mkdocs.yml")  # fmt: skip
+          "SECURITY.md", "Makefile", "constraints.txt", "mkdocs.yml")  # fmt: skip
 SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
 
 

@@ -3,6 +3,7 @@
 `repel(model, optimizer)` turns the training of any attention model into particle-optimisation sampling over its heads.
 """
 
+from repulsive import safety as _safety  # noqa: F401  first, so that Ctrl-C is answered while torch is imported
 from repulsive._version import __version__
 from repulsive.errors import (
     HeadLayoutError,

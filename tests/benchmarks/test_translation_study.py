@@ -11,6 +11,7 @@ from repulsive.models.transformer import Transformer, TransformerConfig
 from repulsive.training import methods
 from repulsive.training.files import write_json
 from repulsive.training.runs import RunFolder
+from repulsive.training.seals import resealed
 from tests.recipes import digits
 from tests.scripts import benchmark
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
@@ -190,7 +191,7 @@ def check_added_texts(script, folder):
             for name, part in result.items()
             if isinstance(part, dict)
         }
-        write_json(path, result | less)
+        write_json(path, resealed(result | less))
     call(script, folder, *FEW, "--stage", "tables")
     for path, result in known.items():
         again = json.loads(path.read_text())

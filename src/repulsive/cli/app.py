@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -20,6 +19,7 @@ from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
 from repulsive.cli.report import report
 from repulsive.cli.reproduce import reproduce
+from repulsive.cli.say import complain, warnings_as_lines
 from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
 from repulsive.cli.translate import translate
@@ -29,6 +29,8 @@ from repulsive.training.stopping import Stopped
 # Package -> the extra it comes with, for those whose absence no verb tells of itself.
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
 EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report"}
+
+_MEMORY = "out of memory; use smaller batches, fewer --jobs or less data, or a machine with more memory"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
@@ -80,8 +82,11 @@ def run(arguments: list[str]) -> int:
         0; 2 after one line on stderr where the user can put it right; 128 and the number of the signal where one
         ended it: 130 after Ctrl-C, 143 after SIGTERM.
     """
+    if (number := next((i for i, word in enumerate(arguments, 1) if not _is_text(word)), 0)) > 0:
+        return _complain(f"word {number} of the command line is not UTF-8 ({arguments[number - 1]!a}); rename the file")
     try:
-        code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
+        with warnings_as_lines():
+            code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
     except RepulsiveError as error:
         return _complain(str(error))
     except Stopped as stopped:
@@ -94,9 +99,13 @@ def run(arguments: list[str]) -> int:
             raise
         remedy = f"install it with: pip install 'repulsive[{EXTRAS[package]}]'"
         return _complain(f"this needs the package {package}; {remedy}")
+    except MemoryError:
+        return _complain(_MEMORY)
     except OSError as error:  # a full disk, a folder that is a file, a place that is not ours
         return _complain(f"{error.filename or 'output'}: {error.strerror}" if error.strerror else str(error))
     except Exception as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):  # how torch runs out of memory
+            return _complain(_MEMORY)
         # Click's usage errors: Typer has its own copy of Click in some versions, so they are known by their method.
         if not hasattr(error, "format_message"):
             raise
@@ -106,8 +115,15 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _complain(message: str, code: int = 2) -> int:
-    line = " ".join(message.split())
     if os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun starts a command many times: one on each machine speaks
-        print(f"repulsive: {line}", file=sys.stderr)
+        complain(message)
     return code

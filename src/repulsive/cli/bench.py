@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def bench(
     model: Annotated[
@@ -95,11 +97,11 @@ def _bench_model(
         path.touch()  # before minutes are spent on what cannot be written
     rounds, steps, warm_up = (rounds or 30, steps or 10, 2) if device == "cuda" else (rounds or 6, steps or 2, 1)
     options = CostOptions(model, tuple(rules), device, rounds, steps, warm_up, compiled=compiled, **sizes)
-    facts = measure_model(options, progress=typer.echo)
+    facts = measure_model(options, progress=say)
     print_costs(facts, Console())
     if path is not None:
         path.write_text(json.dumps(facts, indent=2) + "\n")
-        typer.echo(f"written to {path}")
+        say(f"written to {path}")
 
 
 def _bench_small(
@@ -124,6 +126,6 @@ def _bench_small(
         out.mkdir(parents=True, exist_ok=True)  # before minutes are spent on what cannot be written
     rounds = rounds or (300 if device == "cuda" else 12)
     options = Options(device, sizes, tuple(variant or VARIANTS), compiled, rounds)
-    typer.echo(as_table(run(options, growth=growth, out=out, progress=typer.echo)))
+    say(as_table(run(options, growth=growth, out=out, progress=say)))
     if out is not None:
-        typer.echo(f"written to {out}")
+        say(f"written to {out}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 REVIEWS = (
     "Generated reviews speak of several aspects; the stars follow from all of them, and one counts three times. "
     "Whoever looks at one place knows little."
@@ -33,5 +35,5 @@ def demo(
     else:
         prepared = prepare(data, out / "downloads", folder / "data", tokenizer="regex")
     found = Demo(prepared, REVIEWS if data == "reviews" else MOVIES, data, folder, seeds, tuple(changes or []))
-    text, page = found.run(jobs, typer.echo)
-    typer.echo(f"\n{text}\n\nheads side by side: {page}")
+    text, page = found.run(jobs, say)
+    say(f"\n{text}\n\nheads side by side: {page}")

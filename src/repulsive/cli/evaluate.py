@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: one, or one with seeds.")],
@@ -31,7 +33,7 @@ def evaluate(
         from repulsive.recipes.predicting import predict as write
 
         for path in write(runs[0], predict, data, device):
-            typer.echo(str(path))
+            say(str(path))
         return
     found = score(runs, part, data, device)
-    typer.echo(to_json(found) if as_json else as_markdown(found))
+    say(to_json(found) if as_json else as_markdown(found))

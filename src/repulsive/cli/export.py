@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run of pre-training that has ended.")],
@@ -16,4 +18,4 @@ def export(
     from repulsive.recipes.export import export as write
 
     for folder in write(run, out):
-        typer.echo(str(folder))
+        say(str(folder))

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def heads(
     target: Annotated[
@@ -20,4 +22,4 @@ def heads(
     from repulsive.cli.target import load_model
     from repulsive.heads import describe, find_heads
 
-    typer.echo(describe(find_heads(load_model(target))))
+    say(describe(find_heads(load_model(target))))

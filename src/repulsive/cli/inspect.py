@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from repulsive.cli.say import say
 from repulsive.errors import RunError
 
 if TYPE_CHECKING:
@@ -52,19 +53,19 @@ def inspect(
     reading = tokenized(subject, sentences, length) if sentences else None
     batches = reading.batches if reading else [example_inputs(example, subject.model)] if example else []
     found = inspect_heads(subject.model, batches, ablation=ablate, twins=twins, progress=_say)
-    typer.echo(as_text(found))
+    say(as_text(found))
     if not batches:
-        typer.echo("\nnote: weights alone; inputs (--text, --sentence or --example) also show how alike heads are in "
+        say("\nnote: weights alone; inputs (--text, --sentence or --example) also show how alike heads are in "
                    "logits, attention and outputs, and how important they are")  # fmt: skip
     facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
     facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.twice else []
     page = _write(out, found, f"Heads of {target}", facts, reading.tokens if reading else [])
-    typer.echo(f"\nwritten to {page}")
+    say(f"\nwritten to {page}")
 
 
 def _say(done: int, of: int) -> None:
     if done == of or done % max(1, of // 10) == 0:
-        typer.echo(f"ablated {done} of {of} heads", err=True)
+        say(f"ablated {done} of {of} heads", err=True)
 
 
 def _check_place(out: Path) -> None:
@@ -79,10 +80,11 @@ def _write(out: Path, found: Inspection, title: str, facts: list[tuple[str, str]
 
     from repulsive.diagnostics.report.inspection import write_inspection
     from repulsive.diagnostics.summary import as_json
+    from repulsive.safety.files import write_whole
 
     try:
         page = write_inspection(out / "inspect.html", found, title=title, facts=facts, tokens=tokens)
-        (out / "inspect.json").write_text(json.dumps(as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+        write_whole(out / "inspect.json", json.dumps(as_json(found), indent=1, allow_nan=False).encode())
     except OSError as error:
         raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another") from None
     return page

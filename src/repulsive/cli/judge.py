@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 judge = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -15,7 +17,7 @@ judge = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def _root(context: typer.Context) -> None:
     """Have people compare the texts of two systems without knowing which is which."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        say(context.get_help())
 
 
 @judge.command()
@@ -34,12 +36,12 @@ def make(
     made = write(first, second, out, count=count, seed=seed, title=title or TITLE)
     for path, lost in ((first, made.only_first), (second, made.only_second)):
         if lost:
-            typer.echo(f"{lost} {'id is' if lost == 1 else 'ids are'} in {path} alone and left out", err=True)
+            say(f"{lost} {'id is' if lost == 1 else 'ids are'} in {path} alone and left out", err=True)
     if made.equal:
-        typer.echo(f"{made.equal} of the pairs shown have two equal texts", err=True)
-    typer.echo(f"{made.shown} of {made.pairs} pairs, {made.systems[0]} against {made.systems[1]}")
-    typer.echo(f"written to {made.page}: send it to the judges")
-    typer.echo(f"written to {made.key}: keep it to yourself until all have answered")
+        say(f"{made.equal} of the pairs shown have two equal texts", err=True)
+    say(f"{made.shown} of {made.pairs} pairs, {made.systems[0]} against {made.systems[1]}")
+    say(f"written to {made.page}: send it to the judges")
+    say(f"written to {made.key}: keep it to yourself until all have answered")
 
 
 @judge.command()
@@ -58,4 +60,4 @@ def tally(
     opened = read_key(key)
     answers = [path for path in files if realpath(path) != realpath(key)]  # `*.json` finds the key too
     found = count(opened, read_all(answers, opened))
-    typer.echo(to_json(found) if as_json else as_markdown(found))
+    say(to_json(found) if as_json else as_markdown(found))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def ls(
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
@@ -15,7 +17,7 @@ def ls(
     """List built-in recipes and the runs in a folder, with how far they are."""
     from repulsive.recipes.listing import describe_recipes, describe_runs
 
-    typer.echo(describe_recipes())
+    say(describe_recipes())
     if not recipes:
-        typer.echo("")
-        typer.echo(describe_runs(out))
+        say("")
+        say(describe_runs(out))

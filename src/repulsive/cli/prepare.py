@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from repulsive.cli.say import say
+from repulsive.safety.terminal import one_line
+
 if TYPE_CHECKING:
     from repulsive.data.prepared import Prepared
 
@@ -125,11 +128,11 @@ def prepare(
     )  # fmt: skip
     found = None if force else made.already()
     if found is not None:
-        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        say(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
         return
     with _shown() as progress:
         found = run(made, jobs, progress)
-    typer.echo(f"{task} -> {out}\n{summary(found)}")
+    say(f"{task} -> {out}\n{summary(found)}")
 
 
 def _pretrain(data: Path | None, out: Path, jobs: int | None, force: bool, **options: Any) -> None:
@@ -146,11 +149,11 @@ def _pretrain(data: Path | None, out: Path, jobs: int | None, force: bool, **opt
         raise DataError(f"task 'pretrain' needs {missing}")
     made = pretrain.plan_pretrain(data, options.pop("vocabulary"), out, **options)
     if not force and made.already() is not None:
-        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        say(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
         return
     with _shown() as progress:
         found = made.make(jobs, progress)
-    typer.echo(f"pretrain -> {out}\n{pretrain.summary(found)}")
+    say(f"pretrain -> {out}\n{pretrain.summary(found)}")
 
 
 def _text(task: str, data: Path | None, out: Path, force: bool, **options: Any) -> None:
@@ -173,11 +176,11 @@ def _text(task: str, data: Path | None, out: Path, force: bool, **options: Any) 
         assert data is not None
         made = prepare_text.plan_text(data, out, **options)
     if not force and made.already() is not None:
-        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        say(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
         return
     with _shown() as progress:
         found = made.make(progress)
-    typer.echo(f"{task} -> {out}\n{prepare_text.summary(found)}")
+    say(f"{task} -> {out}\n{prepare_text.summary(found)}")
 
 
 def _graphs(data: Path | None, out: Path, force: bool, **settings: Any) -> None:
@@ -189,11 +192,11 @@ def _graphs(data: Path | None, out: Path, force: bool, **settings: Any) -> None:
         raise DataError(f"task 'graphs' needs the folder of its files: give --data, or set {VARIABLE}")
     made = prepare_graphs.plan_graphs(data, out, **settings)
     if not force and made.already() is not None:
-        typer.echo(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
+        say(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")
         return
     with _shown() as progress:
         found = made.make(progress)
-    typer.echo(f"graphs -> {out}\n{prepare_graphs.summary(found)}")
+    say(f"graphs -> {out}\n{prepare_graphs.summary(found)}")
 
 
 def default_data(task: str) -> Path | None:
@@ -265,13 +268,15 @@ def _shown() -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar, warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: console.print(f"repulsive: {message}", markup=False, soft_wrap=True)
+        warnings.showwarning = lambda message, *_: console.print(
+            f"repulsive: {one_line(str(message))}", markup=False, soft_wrap=True
+        )
 
         def show(what: str, done: int, total: int) -> None:
-            if not bar.tasks or bar.tasks[0].description != what:
+            if not bar.tasks or bar.tasks[0].description != one_line(what):
                 for old in bar.task_ids:  # a bar cannot forget its total
                     bar.remove_task(old)
-                bar.add_task(what, total=total or None)
+                bar.add_task(one_line(what), total=total or None)
             bar.update(bar.task_ids[0], completed=done)
 
         yield show

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: one, or one with seeds.")],
@@ -30,5 +32,5 @@ def report(
 
     check_device(device)
     options = Options(part=part, most=most, foreign=foreign, heads=heads, bleu=bleu, device=device, title=title)
-    for path in write(runs, out, figures, options, lambda line: typer.echo(line, err=True)):
-        typer.echo(f"written to {path}")
+    for path in write(runs, out, figures, options, lambda line: say(line, err=True)):
+        say(f"written to {path}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def reproduce(
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="table1, heads, ...; or all.")] = None,
@@ -48,11 +50,11 @@ def reproduce(
     options = command.quick(options) if quick else options
     names = [word for word in words if not word.endswith(".json")]
     if not names:
-        typer.echo(command.listing(options))
+        say(command.listing(options))
         return
-    reports, failed = command.reproduce(find(names), options, lambda line: typer.echo(line, err=True))
-    typer.echo(command.told(reports))
-    typer.echo(f"\nwritten to {out}")
+    reports, failed = command.reproduce(find(names), options, lambda line: say(line, err=True))
+    say(command.told(reports))
+    say(f"\nwritten to {out}")
     if failed:
         raise RunError(f"{len(failed)} runs failed, and the same command tries them again; the first: {failed[0]}")
 

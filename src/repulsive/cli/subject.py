@@ -14,7 +14,8 @@ from torch import nn
 from repulsive.cli.target import TargetError, _brief, _import, load_model
 from repulsive.diagnostics.calling import call, evaluating
 from repulsive.diagnostics.prune import PRUNED, load_pruned
-from repulsive.errors import DataError
+from repulsive.errors import ConfigError, DataError
+from repulsive.models.folder_config import check_size, offline, read_config, with_attention
 
 BATCH = 8  # sentences: enough to keep a CPU busy, few enough for a small memory
 
@@ -60,24 +61,37 @@ def load_subject(target: str, *, random: bool = False) -> Subject:
         raise TargetError("a config.json needs transformers: pip install 'repulsive[transformers]'") from None
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), **local)
+        config = read_config(folder)
+    except ConfigError:
+        raise
     except Exception as error:
         raise TargetError(f"cannot read {str(folder / 'config.json')!r}: {_brief(error)}") from error
     kind = _class_of(transformers, config)
     saved = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     info: dict[str, Any] = {}
+
+    def build(name: str) -> Any:
+        config._attn_implementation = name
+        return kind.from_config(config, attn_implementation=name) if kind is transformers.AutoModel else kind(config)
+
     try:
+        check_size(config, build, folder / "config.json")
         if random:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                model = kind.from_config(config) if kind is transformers.AutoModel else kind(config)
+                model = with_attention(config, build)
         elif (folder / PRUNED).is_file():
-            model = load_pruned(kind(config), folder)
+            model = load_pruned(with_attention(config, build), folder)
         elif saved:
-            model, info = kind.from_pretrained(str(folder), output_loading_info=True, **local)
+            model, info = with_attention(
+                config,
+                lambda name: kind.from_pretrained(
+                    str(folder), output_loading_info=True, attn_implementation=name, **local
+                ),
+            )
         else:
             raise TargetError(f"{str(folder)!r} has a config.json but no weights; --random fills the model at random")
-    except TargetError:
+    except (TargetError, ConfigError):
         raise
     except Exception as error:
         raise TargetError(f"cannot load the model of {str(folder)!r}: {_brief(error)}") from error
@@ -137,6 +151,9 @@ def tokenized(subject: Subject, sentences: Sequence[str], length: int) -> Readin
         part = ordered[start : start + size]
         made = tokenizer(part, return_tensors="pt", padding=size > 1, truncation=True, max_length=most)
         batch = {name: value for name, value in made.items() if name in taken}
+        if "input_ids" not in batch:
+            wanted = model.main_input_name if isinstance(model.main_input_name, str) else "other inputs"
+            raise DataError(f"{type(model).__name__} reads {wanted}, not text; give it inputs with --example")
         _check_ids(model, batch["input_ids"])
         mask = made.get("attention_mask", torch.ones_like(batch["input_ids"]))
         tokens += [
@@ -176,8 +193,10 @@ def example_inputs(name: str, model: nn.Module) -> Any:
 
 def _class_of(transformers: Any, config: Any) -> Any:
     """The class that wrote the folder, so that no part of it is left out or made up."""
-    names = getattr(config, "architectures", None) or []
-    return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), transformers.AutoModel)
+    names = getattr(config, "architectures", None)
+    known = [getattr(transformers, name, None) for name in names or [] if isinstance(name, str)]
+    models = [kind for kind in known if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)]
+    return models[0] if models else transformers.AutoModel
 
 
 def _tokenizer(transformers: Any, folder: Path, local: dict[str, bool]) -> Any:
@@ -185,7 +204,8 @@ def _tokenizer(transformers: Any, folder: Path, local: dict[str, bool]) -> Any:
     if not any((folder / name).is_file() for name in known):
         return None
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), **local)
+        with offline():
+            return transformers.AutoTokenizer.from_pretrained(str(folder), **local)
     except Exception as error:
         raise TargetError(f"cannot read the tokenizer of {str(folder)!r}: {_brief(error)}") from error
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def sweep(
     recipe: Annotated[str, typer.Argument(help="TOML file, or a name from `repulsive ls`.")],
@@ -53,14 +55,14 @@ def sweep(
             lambda found: plan([recipe], [*fixed, *found], seeds=seeds, out=folder / "runs", device=device),
             lambda specs: train_many(specs, make_task, jobs),
             task.select_by,
-            storage or f"sqlite:///{(folder / 'optuna.db').resolve()}",
+            storage or sweeps.storage_in(folder),
             checksums=task.checksums,
             place=f"{socket.gethostname()}:{folder.resolve()}",
-            on_trial=lambda trial: typer.echo(f"{' '.join(trial.changes)}: {told(trial.value)}"),
+            on_trial=lambda trial: say(f"{' '.join(trial.changes)}: {told(trial.value)}"),
         )
     chosen = sweeps.best(trials)
     parent = recipe if not recipe.endswith(".toml") else str(Path(recipe).resolve())
     path = folder / "best.toml"
     comment = f"Chosen of {len(trials)} by {task.select_by} on the development set: {chosen.value:.4f}"
     sweeps.write_recipe(path, parent, [*fixed, *chosen.changes], comment)
-    typer.echo(f"best: {' '.join(chosen.changes)}, dev {task.select_by} {chosen.value:.4f}; written to {path}")
+    say(f"best: {' '.join(chosen.changes)}, dev {task.select_by} {chosen.value:.4f}; written to {path}")

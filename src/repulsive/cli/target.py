@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from repulsive.errors import RepulsiveError
+from repulsive.errors import ConfigError, RepulsiveError
+from repulsive.models.folder_config import read_config, with_attention
 
 
 class TargetError(RepulsiveError, ValueError):
@@ -52,19 +53,27 @@ def _from_folder(folder: Path) -> nn.Module:
     if not (folder / "config.json").is_file():
         raise TargetError(f"folder {str(folder)!r} has no config.json; point at the folder that holds it")
     try:
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoModel
     except ImportError:
         raise TargetError("a config.json needs transformers: pip install 'repulsive[transformers]'") from None
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        config = read_config(folder)
+    except ConfigError:
+        raise
     except Exception as error:
         raise TargetError(f"cannot read {str(folder / 'config.json')!r}: {_brief(error)}") from error
+
+    def build() -> nn.Module:
+        return with_attention(
+            config, lambda name: AutoModel.from_config(config, trust_remote_code=False, attn_implementation=name)
+        )
+
     try:
         with torch.device("meta"):  # shapes are enough, whatever the size of the model
-            return AutoModel.from_config(config, trust_remote_code=False)
+            return build()
     except Exception:  # some architectures compute with tensors while they are built: give them real ones
         try:
-            return AutoModel.from_config(config, trust_remote_code=False)
+            return build()
         except Exception as error:
             raise TargetError(f"cannot build the model of {str(folder)!r}: {_brief(error)}") from error
 

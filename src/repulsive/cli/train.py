@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from repulsive.cli.say import say
+
 
 def train(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="TOML files, or names that `ls` lists.")],
@@ -29,12 +31,12 @@ def train(
     if len(specs) == 1:
         train_here(specs[0], make_task, quiet)
         if speaks():
-            typer.echo(as_markdown(rows([specs[0].folder])))
+            say(as_markdown(rows([specs[0].folder])))
         return
     live = not quiet and sys.stderr.isatty()
-    tell = None if quiet or live else lambda spec, how: typer.echo(f"{spec.folder}: {how}", err=True)
+    tell = None if quiet or live else lambda spec, how: say(f"{spec.folder}: {how}", err=True)
     try:
         train_many(specs, make_task, jobs, tell, show=live)
     finally:  # a run that failed or was stopped hides none of those that ended
         if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
-            typer.echo(as_markdown(rows(folders)))
+            say(as_markdown(rows(folders)))

@@ -11,6 +11,9 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from repulsive.cli.say import complain
+from repulsive.safety.terminal import printable
+
 
 def translate(
     run: Annotated[Path, typer.Argument(help="Folder of a run of translation that has ended.")],
@@ -28,12 +31,13 @@ def translate(
     model, pieces, search = open_translator(run, device, beam=beam, lenpen=lenpen, nbest=nbest)
     out = sys.stdout.buffer  # UTF-8, whatever the locale
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"repulsive: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: complain(message)
+        shown = printable if out.isatty() else str  # a file gets what was translated, to the letter
         found = translate_lines(model, pieces, _lines(sys.stdin.buffer), search, nbest=nbest, at_once=batch)
         try:
             for number, best in enumerate(found, 1):
                 rows = (text if nbest == 1 else f"{number}\t{score:.4f}\t{text}" for text, score in best)
-                out.write("".join(f"{row}\n" for row in rows).encode())
+                out.write("".join(f"{shown(row)}\n" for row in rows).encode("utf-8", "replace"))
                 if number % batch == 0:
                     out.flush()
             out.flush()

@@ -201,7 +201,7 @@ def _opened(path: Path, member: str | None) -> Iterator[BinaryIO]:
             with open_bytes(path) as file:
                 yield file
             return
-        with tarfile.open(path, "r|*") as archive:
+        with open_bytes(path) as file, tarfile.open(fileobj=file, mode="r|") as archive:
             for item in archive:
                 if item.isfile() and item.name.rsplit("/", 1)[-1] == member:
                     content = archive.extractfile(item)

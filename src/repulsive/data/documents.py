@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from repulsive.data.lines import BadLines, open_bytes, read_lines
 from repulsive.errors import DataError
+from repulsive.safety.limits import Unpacked, counted
 
 Document = list[str]  # paragraphs that are not empty
 ENDINGS = (".txt", ".xz", ".gz", ".tar", ".tgz")
@@ -60,8 +61,9 @@ def read_documents(path: Path, limit: int = 20) -> Iterator[Document]:
     """
     with BadLines(path, limit) as bad:
         if _is_archive(path):
-            with _whole(path), open_bytes(path) as file:
-                yield from _texts(file, path.name, bad)
+            unpacked = Unpacked(path, path.stat().st_size)
+            with _whole(path), open_bytes(path, unpacked) as file:
+                yield from _texts(file, path.name, bad, unpacked)
         else:
             yield from _paragraphs(path, bad)
 
@@ -78,7 +80,7 @@ def _paragraphs(path: Path, bad: BadLines) -> Iterator[Document]:
         yield document
 
 
-def _texts(file: IO[bytes], name: str, bad: BadLines, depth: int = 2) -> Iterator[Document]:
+def _texts(file: IO[bytes], name: str, bad: BadLines, unpacked: Unpacked, depth: int = 2) -> Iterator[Document]:
     """Every text of a tar, and of the tars in it, read as a stream: nothing is unpacked."""
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
@@ -89,7 +91,7 @@ def _texts(file: IO[bytes], name: str, bad: BadLines, depth: int = 2) -> Iterato
                 if document := _document(inner.read(_LARGEST), f"{name}: {member.name}", bad):
                     yield document
             elif member.name.endswith((".xz", ".gz", ".tar")) and depth > 1:
-                yield from _texts(_unpacked(inner), f"{name}: {member.name}", bad, depth - 1)
+                yield from _texts(_unpacked(inner, unpacked), f"{name}: {member.name}", bad, unpacked, depth - 1)
 
 
 def _document(raw: bytes, name: str, bad: BadLines) -> Document:
@@ -101,11 +103,11 @@ def _document(raw: bytes, name: str, bad: BadLines) -> Document:
     return [line for part in text.split("\n") if (line := part.strip())]
 
 
-def _unpacked(file: IO[bytes]) -> Any:
+def _unpacked(file: IO[bytes], unpacked: Unpacked) -> Any:
     start = file.peek(6)  # type: ignore[attr-defined]
     if start.startswith(b"\xfd7zXZ\x00"):
-        return lzma.open(file, "rb")
-    return gzip.open(file, "rb") if start.startswith(b"\x1f\x8b") else file
+        return counted(lambda: lzma.open(file, "rb"), unpacked)
+    return counted(lambda: gzip.open(file, "rb"), unpacked) if start.startswith(b"\x1f\x8b") else file
 
 
 def _is_archive(path: Path) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from repulsive.data.claims import claimed, clean, recover
 from repulsive.errors import DataError, RepulsiveError
+from repulsive.safety.files import sync_file, sync_folder, write_synced
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -33,7 +34,7 @@ def write_folder(folder: Path, files: dict[str, bytes], manifest: dict[str, Any]
     """
     with filling(folder, manifest, tuple(files)) as aside:
         for name, data in files.items():
-            (aside / name).write_bytes(data)
+            write_synced(aside / name, data)
 
 
 @contextmanager
@@ -48,21 +49,30 @@ def filling(folder: Path, manifest: dict[str, Any], order: Sequence[str] = ()) -
     Raises:
         DataError: the folder holds something else, or cannot be written.
     """
-    check_replaceable(folder)
-    folder = Path(os.path.realpath(folder))  # what a link leads to is replaced, and the link stays
+    with claimed(folder):
+        check_replaceable(folder)
+        with _filling(Path(os.path.realpath(folder)), manifest, order) as aside:  # a link stays, its target is replaced
+            yield aside
+
+
+@contextmanager
+def _filling(folder: Path, manifest: dict[str, Any], order: Sequence[str]) -> Iterator[Path]:
     aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _clean(folder)
+        clean(folder)
         aside.mkdir()
         yield aside
         written = sorted(path.name for path in aside.iterdir())
         sums = {name: digest(aside / name) for name in dict.fromkeys([*order, *written])}
         listed = json.dumps(manifest | {"format": FORMAT, "files": sums}, indent=1).encode()
-        (aside / MANIFEST).write_bytes(listed)
+        for name in written:
+            sync_file(aside / name)
+        write_synced(aside / MANIFEST, listed)
+        sync_folder(aside)
         if folder.exists():
-            os.rename(folder, old)
+            os.rename(folder, old)  # whoever is killed after this leaves no folder: `recover` brings it back
         os.rename(aside, folder)
+        sync_folder(folder.parent)
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from None
     finally:
@@ -120,6 +130,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         DataError: there is none, it is damaged, of another format, or names files elsewhere.
     """
     path = folder / MANIFEST
+    recover(folder)
     try:
         manifest = json.loads(path.read_bytes())
         found, _ = manifest["format"], manifest["files"].items()
@@ -177,11 +188,3 @@ def check_replaceable(folder: Path) -> None:
             raise DataError(f"{folder}: holds something else than a prepared task; choose another folder")
     elif folder.exists():
         raise DataError(f"{folder}: a file, where a folder is to be; choose another name")
-
-
-def _clean(folder: Path) -> None:
-    """Remove what killed processes left behind."""
-    left = re.compile(rf"\.{re.escape(folder.name)}\.\d+\.(new|old)")
-    for path in folder.parent.iterdir():
-        if left.fullmatch(path.name):
-            shutil.rmtree(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
 from repulsive.errors import DataError
+from repulsive.safety.limits import Unpacked, counted
 
 _SHOWN = 3  # bad lines quoted in a message
 _LONGEST = 1 << 26  # bytes of one line: more is no text, or a file made to fill the memory
@@ -137,14 +139,23 @@ def first_line(path: str | Path) -> str:
     raise DataError(f"{path}: empty file")
 
 
-def open_bytes(path: str | Path) -> BinaryIO:
-    """Open a plain, gzip or xz file for reading bytes."""
+def open_bytes(path: str | Path, unpacked: Unpacked | None = None) -> BinaryIO:
+    """Open a plain, gzip or xz file for reading bytes.
+
+    Args:
+        path: the file.
+        unpacked: counts what a compressed file unpacks to; a count of its own by default.
+
+    Raises:
+        DataError: in reading, a compressed file unpacks to more than the limit; see `safety.limits`.
+    """
     with open(path, "rb") as file:
         start = file.read(6)
+    unpacked = unpacked or Unpacked(path, os.path.getsize(path))
     if start.startswith(b"\x1f\x8b"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return cast(BinaryIO, counted(lambda: gzip.open(path, "rb"), unpacked))
     if start == b"\xfd7zXZ\x00":
-        return cast(BinaryIO, lzma.open(path, "rb"))
+        return cast(BinaryIO, counted(lambda: lzma.open(path, "rb"), unpacked))
     return open(path, "rb")
 
 

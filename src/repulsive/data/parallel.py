@@ -34,7 +34,7 @@ NAMES = {
     "test": ("test", "test_2016_flickr", "test2016"),
 }
 # No names for a further test set: a prepared folder has files of these names, or a result entries.
-TAKEN = (*PARTS, "vectors", "label", "best_step", "steps", "seconds", "averaged", "notes")
+TAKEN = (*PARTS, "vectors", "label", "best_step", "steps", "seconds", "averaged", "notes", "sha256")
 REFERENCES = "references.json"
 DEFAULTS = {"source": "de", "target": "en", "ratio": 9.0}  # the ratio is that of Moses' own script
 PIECES = 10_000  # in the vocabulary, where nothing else is asked for

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.data import parallel, prepare_glue
+from repulsive.data.claims import recover
 from repulsive.data.folders import check_replaceable, read_manifest, understood
 from repulsive.data.prepared import Prepared
 from repulsive.data.raw import Source, sums_of
@@ -104,6 +105,7 @@ def is_made(out: Path, task: str, asked: dict[str, Any], sums: dict[str, str]) -
     Raises:
         DataError: it was made otherwise, or is something else.
     """
+    recover(out)
     check_replaceable(out)
     if not out.is_dir() or not any(out.iterdir()):
         return False

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from repulsive.data import parallel, prepare_glue
+from repulsive.data.claims import claimed
 from repulsive.data.folders import check_replaceable
 from repulsive.data.glove import read_glove
 from repulsive.data.pieces import tokenizer_name
@@ -65,10 +66,15 @@ def run(made: Plan, jobs: int | None = None, progress: Progress | None = None) -
         progress: told what is done, how far, and of how many.
 
     Raises:
-        DataError: a file is damaged, or the folder cannot be written.
+        DataError: a file is damaged, the folder cannot be written, or another process is preparing it.
     """
-    settings, tell = made.settings, progress or _silent
-    check_replaceable(made.out)
+    with claimed(made.out):
+        check_replaceable(made.out)
+        return _run(made, jobs, progress or _silent)
+
+
+def _run(made: Plan, jobs: int | None, tell: Progress) -> Prepared:
+    settings = made.settings
     if made.task == "glue":
         return prepare_glue.run(made, tell)
     if settings.tokenizer is not None:
@@ -77,6 +83,8 @@ def run(made: Plan, jobs: int | None = None, progress: Progress | None = None) -
         return parallel.run(made, jobs, tell)
     tell("reading", 0, 0)
     raw = made.source.read()
+    if raw.classes and len(set(raw.parts["train"].labels)) < 2:
+        raise DataError(f"{made.task}: all training texts are of one class; a classifier needs at least two")
     words, cut = _words(raw, settings, jobs, tell)
     tell("numbering", 0, 0)
     train = (sentence for side in words["train"] for sentence in side)

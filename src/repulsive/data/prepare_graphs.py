@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from repulsive.data.claims import claimed
 from repulsive.data.folders import check_replaceable
 from repulsive.data.graph_files import GraphFiles, find_graphs
 from repulsive.data.graphs import Graph, Graphs, mention_share
@@ -74,8 +75,11 @@ class GraphsPlan:
         Raises:
             DataError: a file is damaged, or the folder cannot be written.
         """
-        tell: Progress = progress or (lambda what, done, total: None)
-        check_replaceable(self.out)
+        with claimed(self.out):
+            check_replaceable(self.out)
+            return self._make(progress or (lambda what, done, total: None))
+
+    def _make(self, tell: Progress) -> PreparedGraphs:
         asked, name = self.settings, self.settings.tokenizer
         split = str.split if name is None else tokenizer(name, lowercase=asked.lowercase)
         tell("reading", 0, 0)

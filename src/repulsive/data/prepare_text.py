@@ -90,7 +90,7 @@ class TextPlan:
                     raise DataError(f"{self.name}: {_too_little(part) if sizes else 'no text'}")
             packed = {part: np.concatenate(tokens[part]) for part in PARTS}
             for part in PARTS:
-                np.save(aside / f"{part}.npy", packed[part])
+                np.save(aside / f"{part}.npy", packed[part], allow_pickle=False)
             if self.pieces is not None:
                 (aside / VOCABULARY).write_bytes(self.pieces.as_bytes())
                 unknown = self.pieces.index[UNKNOWN]

@@ -33,6 +33,7 @@ from repulsive.data.raw import sums_of
 from repulsive.data.tokenizing import Progress, interrupts_held
 from repulsive.data.wordpiece import WordPieces
 from repulsive.errors import DataError
+from repulsive.safety.parents import watch_parent
 
 LENGTH = 128
 DEV = 0.005
@@ -161,7 +162,7 @@ class PretrainPlan:
         if jobs < 2 or sum(path.stat().st_size for path in self.files) < _FEW:
             yield from ((part, self.packer(part, number, some)) for part, number, some in self._chunks())
             return
-        pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_start, initargs=(self.packer,))
+        pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_start, initargs=(os.getpid(), self.packer))
         running: deque[tuple[str, Future[tuple[np.ndarray, Counter[str]]]]] = deque()
         try:
             for part, number, some in self._chunks():
@@ -243,10 +244,11 @@ def summary(blocks: Blocks) -> str:
     return "\n".join([*lines, f"blocks of {blocks.length}, vocabulary of {len(blocks.pieces.pieces):,} pieces"])
 
 
-def _start(packer: Packer) -> None:
+def _start(parent: int, packer: Packer) -> None:
     global _packer
     import signal
 
+    watch_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # of this process alone: there is one for every processor
     _packer = packer

@@ -13,6 +13,7 @@ from functools import partial
 
 from repulsive.data.tokens import Tokenizer, tokenizer
 from repulsive.errors import DataError
+from repulsive.safety.parents import watch_parent
 
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many (0: not known)
 _CHUNK = 250  # texts sent to a process at a time; few, so that Ctrl-C need not wait long
@@ -69,7 +70,7 @@ def _pooled(
     chunks: Iterable[Sequence[str]], jobs: int, name: str, lowercase: bool, longest: int | None
 ) -> Iterator[list[_Words]]:
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, spawn, initializer=_start, initargs=(name, lowercase))
+    pool = ProcessPoolExecutor(jobs, spawn, initializer=_start, initargs=(os.getpid(), name, lowercase))
     try:
         with interrupts_held():
             results = pool.map(partial(_in_worker, longest), chunks)
@@ -99,8 +100,9 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(name: str, lowercase: bool) -> None:
+def _start(parent: int, name: str, lowercase: bool) -> None:
     global _split
+    watch_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _split = tokenizer(name, lowercase=lowercase)
 

@@ -15,6 +15,7 @@ from repulsive.judge.answers import Answers
 from repulsive.judge.criteria import CRITERIA
 from repulsive.judge.key import Key
 from repulsive.judge.votes import LOSE, TIE, WIN, Share, Verdict, verdict
+from repulsive.safety.markdown import escaped
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def votes_on(criterion: str, key: Key, judges: Sequence[Answers]) -> Tensor:
 
 def as_markdown(found: Tally) -> str:
     """The table, and in words what its numbers are."""
-    first, second = found.systems
+    first, second = map(escaped, found.systems)
     judges = len(found.judges)
-    by = f"{_many(judges, 'judge')} ({', '.join(found.judges)})"
+    by = f"{_many(judges, 'judge')} ({', '.join(map(escaped, found.judges))})"
     lines = [
         f"**{first}** against {second}: {by}, {_many(found.items, 'item')}",
         "",

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.errors import DataError
+from repulsive.errors import ConfigError, DataError
+from repulsive.models.folder_config import offline, read_config
 
 GENERATOR = "generator"  # folder beside a discriminator's files
 _POSITIONS = 512
@@ -299,8 +300,12 @@ def _opened(kind: Any, folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder}: no config.json; name a folder that save_pretrained or `repulsive export` wrote")
     try:
-        with quietly():
-            return kind.from_pretrained(folder, local_files_only=True, attn_implementation="sdpa", dtype=torch.float32)
+        read_config(folder)  # refuses names of code to download, and sizes beyond the limit
+        local = {"local_files_only": True, "trust_remote_code": False}
+        with quietly(), offline():
+            return kind.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32, **local)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"{folder}: cannot be opened as {kind.__name__} ({reason})") from None

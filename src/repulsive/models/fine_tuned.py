@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError
+from repulsive.models.folder_config import check_size, read_config, with_attention
 
 Head = Literal["linear", "dense"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -118,9 +119,13 @@ def load_encoder(folder: str | Path, dropout: float = 0.1) -> nn.Module:
         raise ConfigError(f"{folder}: has no config.json that can be read; it is no folder of a model") from None
     if family not in FAMILIES:
         raise ConfigError(f"{folder}: holds a model of type {family!r}; known are {', '.join(FAMILIES)}")
-    auto = _transformers().AutoConfig
+    _transformers()
     try:
-        model = _made(auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False), dropout)
+        config = read_config(folder)
+        check_size(config, lambda name: _transformers().AutoModel.from_config(config, attn_implementation=name), folder)
+        model = _made(config, dropout)
+    except ConfigError:
+        raise
     except Exception as error:  # whatever transformers makes of sizes that cannot be
         raise ConfigError(f"{folder}: its config.json makes no model ({_brief(error)})") from None
     fill_encoder(model, _weights(folder), str(folder))
@@ -194,7 +199,8 @@ def _made(config: Any, dropout: float) -> nn.Module:
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
     config.dtype = "float32"
     own = {"add_pooling_layer": False} if config.model_type == "bert" else {}
-    model: nn.Module = _transformers().AutoModel.from_config(config, **own)
+    auto = _transformers().AutoModel
+    model: nn.Module = with_attention(config, lambda name: auto.from_config(config, attn_implementation=name, **own))
     return model.float()
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from repulsive.data.batches import Batch, Buckets
 from repulsive.data.prepared import Part, Prepared
-from repulsive.errors import ConfigError
+from repulsive.errors import ConfigError, DataError
 from repulsive.metrics import classification as metrics
 from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig, SentenceClassifier
 from repulsive.regularizers import frobenius
@@ -101,6 +101,9 @@ class ClassificationTask:
     def __init__(self, recipe: Classification) -> None:
         self.recipe = recipe
         self.data = Prepared.load(recipe.data.folder)
+        if len(self.data.classes) < 2 or len(self.data.parts["train"].labels.unique()) < 2:
+            told = "all training texts are of one class; a classifier needs at least two"
+            raise DataError(f"{recipe.data.folder}: {told}")
         width, vectors = recipe.model.embedding, self.data.vectors
         if vectors is not None and width not in (0, vectors.shape[1]):
             raise ConfigError(

@@ -13,7 +13,8 @@ from repulsive.metrics.compare import Comparison, compare
 from repulsive.recipes.results import SURE
 from repulsive.reproduce.published import Claim
 from repulsive.training.runs import RunFolder
-from repulsive.training.tables import COMPARED, TOTALLED, table
+from repulsive.training.scores import COMPARED, TOTALLED
+from repulsive.training.tables import table
 from repulsive.training.task import Evaluation
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested on the same data"

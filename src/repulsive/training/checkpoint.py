@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import CheckpointError
+from repulsive.safety.files import refuse_link, sync_folder, write_synced
 from repulsive.training.trees import pack, unpack
 
 MANIFEST = "manifest.json"
@@ -35,8 +36,13 @@ class Checkpoints:
     folder: Path
     keep: int = 2
 
-    def save(self, step: int, state: dict[str, Any]) -> Path:
+    def save(self, step: int, state: dict[str, Any], spare: int = 0) -> Path:
         """Write `state`, a tree of tensors and plain values.
+
+        Args:
+            step: how far the training is.
+            state: what to write.
+            spare: how many stay beyond `keep`.
 
         Raises:
             CheckpointError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -44,13 +50,14 @@ class Checkpoints:
         final = self.folder / f"step-{step:09d}"
         aside = self.folder / f".step-{step:09d}-{os.getpid()}"
         try:
+            refuse_link(self.folder)
             self._clean()
             aside.mkdir(parents=True)
             self._write(aside, step, state)
             if final.exists():
                 shutil.rmtree(final)
             os.rename(aside, final)
-            _sync(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             before = "the checkpoint before it is whole" if self.found() else "there was none before it"
@@ -60,9 +67,13 @@ class Checkpoints:
         found = self.found()
         here = found.index(final)
         # Later ones are damaged, or the training would have gone on from them: they must not crowd out good ones.
-        for old in (*found[:here], *found[here + self.keep :]):
+        for old in (*found[:here], *found[here + self.keep + spare :]):
             shutil.rmtree(old, ignore_errors=True)
         return final
+
+    def drop(self, step: int) -> None:
+        """Remove the checkpoint of a step, where there are others, or where it is not needed any more."""
+        shutil.rmtree(self.folder / f"step-{step:09d}", ignore_errors=True)
 
     def found(self) -> list[Path]:
         """All checkpoints, newest first."""
@@ -97,7 +108,7 @@ class Checkpoints:
         listed = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
         manifest = {"format": FORMAT, "step": step, "sha256": listed}
         write_synced(folder / MANIFEST, json.dumps(manifest).encode())
-        _sync(folder)
+        sync_folder(folder)
 
     def _clean(self) -> None:
         """Remove what killed processes left behind."""
@@ -147,25 +158,3 @@ def _inside(path: Path, name: str) -> Path:
     if file.is_symlink() and os.path.dirname(os.path.realpath(file)) != os.path.realpath(path):
         raise CheckpointError(f"{path}: {name} is a link that leads out of its folder; put the file itself there")
     return file
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file so that it lasts through a power cut; else a new name may be left on an empty file."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename or a new name last through a power cut, where the file system can sync folders."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from repulsive.errors import RunError
-from repulsive.training.checkpoint import write_synced
+from repulsive.safety.files import write_whole
 
 
 def read_json(path: Path) -> Any:
@@ -38,15 +37,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Whole or not at all: written aside, then renamed."""
-    aside = path.with_name(f".{path.name}.aside-{os.getpid()}")
+    """Replace a file, whole or not at all; see `safety.files`."""
     with told(path):
-        try:
-            write_synced(aside, data)
-            os.replace(aside, path)
-        except OSError:
-            aside.unlink(missing_ok=True)
-            raise
+        write_whole(path, data)
 
 
 @contextmanager

@@ -18,8 +18,10 @@ from typing import Any, TextIO
 import torch
 
 from repulsive.errors import ConfigError, RunError
+from repulsive.safety.terminal import one_line
 from repulsive.training.loop import Loop
 from repulsive.training.overview import Overview
+from repulsive.training.processes import TIMEOUT, lost_process
 from repulsive.training.recipe import Recipe
 from repulsive.training.runs import RunFolder
 from repulsive.training.stopping import Stopped, listening
@@ -75,6 +77,15 @@ def _train(spec: Spec, task: Task, watcher: Watcher, file: TextIO | None = None)
             return Loop(task, spec.recipe, folder, watcher, spec.device).run()
     except torch.OutOfMemoryError:
         raise RunError(f"{spec.folder}: out of memory on the device; lower --jobs or training.batch") from None
+    except MemoryError:
+        raise RunError(f"{spec.folder}: out of memory; lower --jobs or training.batch") from None
+    except RuntimeError as error:
+        if not lost_process(error):
+            raise
+        raise RunError(
+            f"{spec.folder}: another process of this training died or did not answer in time ({TIMEOUT} sets how long "
+            "to wait, in seconds); run the same command to go on from the last checkpoint"
+        ) from None
     finally:
         watcher.close()
         folder.close()
@@ -152,7 +163,9 @@ def _one(spec: Spec, file: TextIO, make_task: MakeTask) -> None:
 def _warnings_as_lines(file: TextIO | None) -> Iterator[None]:
     """One line for a warning, without the code it came from; None is stderr, whatever that is by then."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"repulsive: {message}", file=file or sys.stderr)
+        warnings.showwarning = lambda message, *_: print(
+            f"repulsive: {one_line(str(message))}", file=file or sys.stderr
+        )
         yield
 
 

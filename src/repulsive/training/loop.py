@@ -28,9 +28,10 @@ from repulsive.training.recipe import Recipe
 from repulsive.training.runs import RunFolder
 from repulsive.training.stopping import Request, Stopped, listening
 from repulsive.training.task import Evaluation, Inputs, Task
-from repulsive.training.trees import check_moments, check_weights, random_state, restore_random_state
+from repulsive.training.trees import check_moments, check_weights, random_state, restore_random_state, seed_everything
 from repulsive.training.watch import Watcher
 
+_GO_ON = "the same command goes on from there"
 PARTS = ("dev", "test")  # what the end is evaluated on, unless a task has more
 
 
@@ -89,10 +90,14 @@ class Loop:
             self._resume()
             self.watcher.started(self.step, self.total, self._per_epoch)
             self._train()
-            return self._finish()
+            if self._saved_step != self.step:
+                self._save(spare=1)  # the evaluation may take long: whatever ends it, no step is lost
+            with self._request.at_once(f"stopped before the last evaluation, after step {self.step}; {_GO_ON}"):
+                result = self._evaluated()
+            return self._finish(*result)
 
     def _build(self) -> None:
-        torch.manual_seed(self.recipe.seed)
+        seed_everything(self.recipe.seed)
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if self.recipe.training.tf32 else "highest")
             torch.backends.cudnn.allow_tf32 = self.recipe.training.tf32
@@ -107,7 +112,7 @@ class Loop:
         repelled = part(self.bare) if part is not None else self.bare
         self.handle = methods.attach(repelled, self.optimizer, self.recipe, self.task.num_data, self.total)
         self._heads = HeadLog(self.handle)
-        torch.manual_seed(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
+        seed_everything(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
         self.meter = Meter(self.device)
         self._gradients: Any = self._eager
         if self.recipe.training.capture and self.device.type == "cuda" and self.processes.alone:
@@ -139,8 +144,7 @@ class Loop:
                 if (number := self._stopping()) and self.step < self.total:
                     if self._saved_step != self.step:
                         self._save()
-                    where = f"step {self.step} of {self.total}"
-                    raise Stopped(f"stopped at {where}; the same command goes on from there", number)
+                    raise Stopped(f"stopped at step {self.step} of {self.total}; {_GO_ON}", number)
 
     def _learn(self, batch: Any) -> None:
         self._rate = methods.rate_at(self.step, self.recipe.optimizer, self.total, self.step // self._per_epoch)
@@ -249,7 +253,8 @@ class Loop:
         if self.processes.main:
             self.watcher.saw(kind, self.step, values)
 
-    def _finish(self) -> dict[str, Any]:
+    def _evaluated(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Evaluation]]:
+        """The result, the weights it belongs to, and the answers on every part."""
         best = self.best
         assert best is not None, "the last step is looked at"
         if averaged := self.average.count:
@@ -268,10 +273,13 @@ class Loop:
             result["averaged"] = averaged
         if notes := found["test"].notes:
             result["notes"] = notes
+        return result, best, found
 
+    def _finish(self, result: dict[str, Any], best: dict[str, Any], found: dict[str, Evaluation]) -> dict[str, Any]:
         def write() -> None:
             self.folder.best.save(best["step"], {"model": best["weights"]})
             self.folder.finish(result, {part: evaluation.items for part, evaluation in found.items()})
+            self.folder.checkpoints.drop(self.total)  # it had a purpose until there was a result
 
         self.processes.together(write)
         self.watcher.finished(result)
@@ -287,7 +295,7 @@ class Loop:
             return False  # processes have to agree, which they do where they log
         return bool(self.processes.most(time.monotonic() - self._saved_at >= training.save_seconds))
 
-    def _save(self) -> None:
+    def _save(self, spare: int = 0) -> None:
         self._check_all()
         now = time.monotonic()
         everyones = self.processes.gather(random_state())
@@ -299,6 +307,7 @@ class Loop:
                 "handle": self.handle.state_dict(),
                 "heads": self._heads.values(),
                 "random": everyones,
+                "parallel": self.processes.parallel,
                 "meter": self.meter.state,
                 "progress": {"step": self.step, "epoch": self.epoch, "position": self.position},
                 "best": self.best,
@@ -306,7 +315,7 @@ class Loop:
                 "seconds": self.seconds + now - self._began,
             }
             self.folder.sync()
-            self.folder.checkpoints.save(self.step, state)
+            self.folder.checkpoints.save(self.step, state, spare)
 
         self.processes.together(write)
         self._saved_at, self._saved_step = now, self.step
@@ -344,6 +353,9 @@ class Loop:
             self.average.load_state_dict(state["average"], self.device)
         if len(state["random"]) == self.processes.count:
             restore_random_state(state["random"][self.processes.index])
+        self._saved_step = self.step
+        if self.device.type == "cpu":
+            self.processes.compare(state.get("parallel"), self.folder.path)
 
     def _stopping(self) -> int:
         """The signal that came to any process; 0 if none did, or if this is no step at which they ask each other."""

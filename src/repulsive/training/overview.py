@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from repulsive.safety.terminal import one_line
 from repulsive.training.recipe import Recipe
 from repulsive.training.runs import METRICS
 from repulsive.training.watch import as_time
@@ -123,9 +124,10 @@ class Overview:
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
         at_work_first = sorted(self._runs.items(), key=lambda item: item[1].state != "training")
         for folder, run in at_work_first[:_MOST]:
-            name = escape(str(folder.relative_to(self._above)))
+            name = escape(one_line(str(folder.relative_to(self._above))))
             loss = "" if run.loss is None else f"{run.loss:.4f}"
-            table.add_row(name, f"{run.epoch:.2f} / {run.epochs}", loss, run.dev, run.left or escape(run.state))
+            dev, left = escape(one_line(run.dev)), run.left or escape(one_line(run.state))
+            table.add_row(name, f"{run.epoch:.2f} / {run.epochs}", loss, dev, left)
         ended = sum(run.state not in ("waiting", "training") for run in self._runs.values())
         table.caption = f"{ended} of {len(self._runs)} runs have ended"
         return table

@@ -6,7 +6,7 @@ metrics.jsonl       one line per look: training loss, development set, heads
 tensorboard/        the same for TensorBoard
 checkpoints/        what a resumed training needs; see `checkpoint`
 best/               once the training has ended: weights that did best on the development set
-result.json         and what came out
+result.json         and what came out, with the SHA-256 of the answers and of metrics.jsonl
 diverged.txt        or why nothing can come out: its loss, or a weight, was no finite number
 test.safetensors    answers on the test set, item by item (and `dev.safetensors`, and one for each further test set)
 """
@@ -19,7 +19,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,16 +31,21 @@ from torch import Tensor
 from repulsive._version import __version__
 from repulsive.errors import RunError
 from repulsive.repulsion.collapse import Collapse
+from repulsive.safety.files import locked, open_append, refuse_link
+from repulsive.safety.secrets import redact_word
+from repulsive.training import seals
 from repulsive.training.checkpoint import Checkpoints
 from repulsive.training.config import as_tables
 from repulsive.training.files import read_json, told, write_bytes, write_json, write_text
 from repulsive.training.recipe import Recipe
+from repulsive.training.scores import check_scores
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
 DIVERGED = "diverged.txt"
 BOARD = "tensorboard"
 _RECIPE_KINDS = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
 _FACT_KINDS = {"started": dict, "resumed": list, "data": dict}
+_NO_PARTS = ("notes", seals.SHA256)  # tables of a result that are not about a part
 _PACKAGES = ("torch", "accelerate", "safetensors", "triton", "numpy")
 
 
@@ -57,6 +62,8 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.best = Checkpoints(path / "best", 1)
         self._board: Any = None
+        self._verified: set[str] = set()  # parts whose scores were compared with their answers
+        self._warned: set[Path] = set()
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -98,9 +105,16 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What came out; None while the training has not ended."""
+        """What came out; None while the training has not ended.
+
+        Raises:
+            RunError: the file is damaged, or was changed after the training wrote it.
+        """
         found = read_json(self.path / RESULT)
-        return _checked(found, {"seconds": int | float}, self.path / RESULT) if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            return None
+        seals.check_result(found, self.path / RESULT)
+        return _checked(found, {"seconds": int | float}, self.path / RESULT)
 
     @property
     def diverged(self) -> bool:
@@ -121,11 +135,18 @@ class RunFolder:
         return f"{first}run the command that trained it"
 
     def lines(self) -> list[dict[str, Any]]:
-        """All of `metrics.jsonl`; half a line at its end, from a killed process, is left out."""
+        """All of `metrics.jsonl`; half a line at its end, from a killed process, is left out.
+
+        Raises:
+            RunError: it was changed after the training ended.
+        """
+        path = self.path / METRICS
         try:
-            text = (self.path / METRICS).read_text(encoding="utf-8", errors="replace")
+            data = path.read_bytes()
         except OSError:
             return []
+        seals.check_file(self.result, path, data)
+        text = data.decode("utf-8", errors="replace")
         found = []
         for line in text.split("\n"):
             try:
@@ -165,7 +186,8 @@ class RunFolder:
         elif not same:
             changed = ", ".join(_changes(known, tables)[:4])
             raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
-        now = {"at": _now(), "command": shlex.join(sys.argv), "device": device, "versions": versions()}
+        command = shlex.join(map(redact_word, sys.argv))
+        now = {"at": _now(), "command": command, "device": device, "versions": versions()}
         if not facts:
             facts = {"started": now, "resumed": [], "seed": recipe.seed, "data": dict(checksums)}
         elif facts.get("data") != dict(checksums):
@@ -186,18 +208,16 @@ class RunFolder:
         Raises:
             RunError: another process is training here.
         """
-        import fcntl
-
-        with told(self.path):
+        with told(self.path), ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / LOCK, "w")  # noqa: SIM115  closed below
-        with file:
+            for folder in (self.checkpoints.folder, self.best.folder, self.path / BOARD):
+                refuse_link(folder)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self.path / LOCK))
             except BlockingIOError:
                 raise RunError(f"{self.path}: another process is training here") from None
-            except OSError as error:
-                raise RunError(f"{self.path}: cannot be locked ({error.strerror}); choose another --out") from None
+            held = stack.pop_all()
+        with held:
             yield
 
     def rewind(self, step: int) -> None:
@@ -209,8 +229,8 @@ class RunFolder:
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`, and the same for TensorBoard."""
         path = self.path / METRICS
-        with told(path), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        with told(path), open_append(path) as file:
+            file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
         if self._board is None:
             self._open_board(step)
         if self._board:
@@ -220,18 +240,26 @@ class RunFolder:
 
     def sync(self) -> None:
         """Make the lines written so far last through a power cut, as the checkpoint that follows will."""
-        with told(self.path / METRICS), open(self.path / METRICS, "a") as file:
+        with told(self.path / METRICS), open_append(self.path / METRICS) as file:
             os.fsync(file.fileno())
 
     def finish(self, result: Mapping[str, Any], items: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write answers item by item, then the result: whoever finds it finds the answers too."""
         from safetensors.torch import save
 
+        sums = {}
         for part, tensors in items.items():
             data = save({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
             write_bytes(self.path / f"{part}.safetensors", data)
-        write_json(self.path / RESULT, dict(result))
+            sums[f"{part}.safetensors"] = seals.digest(data)
+        if (self.path / METRICS).is_file():
+            sums[METRICS] = seals.digest((self.path / METRICS).read_bytes())
+        write_json(self.path / RESULT, seals.sealed(result, sums))
         self.close()
+
+    def add_scores(self, result: Mapping[str, Any]) -> None:
+        """Write a result to which scores were added after the training."""
+        write_json(self.path / RESULT, seals.resealed(result))
 
     def give_up(self, why: str) -> None:
         """Write that the training diverged."""
@@ -241,27 +269,41 @@ class RunFolder:
         """What came out on a part.
 
         Raises:
-            RunError: the run was not evaluated on it.
+            RunError: the run was not evaluated on it, or its answers give other numbers.
         """
-        tables = {name: x for name, x in (self.result or {}).items() if isinstance(x, dict) and name != "notes"}
+        tables = {name: x for name, x in (self.result or {}).items() if isinstance(x, dict) and name not in _NO_PARTS}
         if part not in tables:
             known = ", ".join(tables) or "nothing yet"
             raise RunError(f"{self.path}: was not evaluated on part {part!r}; it was on {known}")
         found: dict[str, float] = tables[part]
         if not all(map(_is_number, found.values())):
             raise RunError(f"{self.path / RESULT}: has something else than numbers for part {part!r}; it is damaged")
+        if part not in self._verified and (self.path / f"{part}.safetensors").is_file():
+            check_scores(found, self.items(part), self.path / f"{part}.safetensors")
+            self._verified.add(part)
         return found
 
     def items(self, part: str) -> dict[str, Tensor]:
-        """What `finish` wrote for a part."""
+        """What `finish` wrote for a part.
+
+        Raises:
+            RunError: there is no such file, or it is damaged or was changed after the training wrote it.
+        """
         from safetensors.torch import load
 
         path = self.path / f"{part}.safetensors"
         if not path.is_file():
             raise RunError(f"{self.path}: has no answers on {part} yet; {self.remedy}")
         try:
-            return load(path.read_bytes())
-        except Exception as error:  # of safetensors, whose errors are plain exceptions, or of the disk
+            data = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read ({error.strerror}); {self.remedy}") from None
+        if not seals.check_file(self.result, path, data) and path not in self._warned:
+            self._warned.add(path)
+            seals.warn_unsealed(path)
+        try:
+            return load(data)
+        except Exception as error:  # of safetensors, whose errors are plain exceptions
             raise RunError(f"{path}: cannot be read ({error}); {self.remedy}") from None
 
     def close(self) -> None:

@@ -37,17 +37,39 @@ class Request:
     def __init__(self) -> None:
         self.number: int | None = None
         self._at = 0.0
+        self._message: str | None = None
 
     def note(self, number: int, frame: object = None) -> None:
         """Remember a signal; a second Ctrl-C ends everything at once.
 
         Raises:
             KeyboardInterrupt: it is the second.
+            Stopped: within `at_once`.
         """
         if self.number is None:
             self.number, self._at = number, time.monotonic()
+            if self._message is not None:
+                raise Stopped(self._message, number)
         elif number == signal.SIGINT and not self._passed_on():
             raise KeyboardInterrupt
+
+    @contextmanager
+    def at_once(self, message: str) -> Iterator[None]:
+        """Answer a signal at once within a block: everything is saved, and there is no later moment to wait for.
+
+        Args:
+            message: how far the training is.
+
+        Raises:
+            Stopped: a signal comes, or came before.
+        """
+        if self.number is not None:
+            raise Stopped(message, self.number)
+        self._message = message
+        try:
+            yield
+        finally:
+            self._message = None
 
     def _passed_on(self) -> bool:
         """A terminal sends Ctrl-C to torchrun and to its workers, and torchrun sends it to its workers again."""

@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError, RunError
+from repulsive.safety.files import refuse_link
+from repulsive.safety.secrets import redact, redact_word
 from repulsive.training.config import as_tables, parse_value
+from repulsive.training.files import told, write_text
 from repulsive.training.launch import Spec
 from repulsive.training.runs import RunFolder
 
+DATABASE = "optuna.db"
 _COMMA = re.compile(r",(?![^\[]*\])")  # but those inside brackets
 Stage = Mapping[str, Sequence[str]]  # key -> values, as they are written in a recipe
 Train = Callable[[Sequence[Spec]], None]
@@ -100,7 +104,8 @@ def sweep(
         on_trial: told of every trial as it ends.
 
     Returns:
-        All trials, those of earlier calls included; the last stage's best is `best(trials)`.
+        All trials, those of earlier calls included, stage by stage in the order of the grid; the last stage's best is
+        `best(trials)`.
 
     Raises:
         ConfigError: Optuna is not installed, or the storage cannot be opened.
@@ -123,6 +128,8 @@ def sweep(
                     on_trial(Trial((*chosen, *_changes(trial.params)), value, number))
         _check_all_ended(study)
         ended = [t for t in study.get_trials(deepcopy=False) if t.value is not None]
+        points = _points(stage)  # trial numbers depend on what was killed when; the order of the grid does not
+        ended.sort(key=lambda t: (points.index(t.params) if t.params in points else len(points), t.number))
         trials = [Trial((*chosen, *_changes(t.params)), float(t.value or 0), number) for t in ended]
         found += trials
         top = best(trials)
@@ -133,9 +140,20 @@ def sweep(
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The best trial of the last stage; of equal ones the first."""
+    """The best trial of the last stage; of equal ones the first, which `sweep` returns in the order of the grid."""
     last = max(trial.stage for trial in trials)
     return max((trial for trial in trials if trial.stage == last), key=lambda trial: trial.value)
+
+
+def storage_in(folder: Path) -> str:
+    """The SQLite storage of a sweep's folder.
+
+    Raises:
+        RunError: its file is a link, which SQLite would follow.
+    """
+    with told(folder):
+        refuse_link(folder / DATABASE)
+    return f"sqlite:///{(folder / DATABASE).resolve()}"
 
 
 def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) -> None:
@@ -150,7 +168,7 @@ def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) 
     for table, entries in tables.items():
         lines += ["", f"[{table}]", *entries]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def _study(name: str, storage: str) -> Any:
@@ -162,7 +180,8 @@ def _study(name: str, storage: str) -> Any:
     try:
         return optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
     except Exception as error:  # SQLAlchemy's, whichever database it is
-        raise ConfigError(f"storage {storage!r} cannot be opened: {str(error).splitlines()[0]}") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0].replace(storage, "it")
+        raise ConfigError(f"storage {redact_word(storage)!r} cannot be opened: {redact(why)}") from None
 
 
 def _digest(stage: Stage, specs: Sequence[Spec], checksums: Mapping[str, str]) -> str:
@@ -172,11 +191,16 @@ def _digest(stage: Stage, specs: Sequence[Spec], checksums: Mapping[str, str]) -
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def _points(stage: Stage) -> list[dict[str, str]]:
+    """The points of a grid, in its order."""
+    return [dict(zip(stage, values, strict=True)) for values in itertools.product(*stage.values())]
+
+
 def _enqueue(study: Any, stage: Stage, place: str) -> None:
     """Put every point of the grid into the queue that is not there yet, and those again whose process died here."""
     from optuna.trial import TrialState
 
-    points = [dict(zip(stage, values, strict=True)) for values in itertools.product(*stage.values())]
+    points = _points(stage)
     for trial in study.get_trials(deepcopy=False):
         if trial.state == TrialState.RUNNING and trial.user_attrs.get("place") == place:
             study.tell(trial.number, state=TrialState.FAIL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from repulsive.errors import RunError
 from repulsive.metrics.compare import Comparison, compare, compare_totals
-from repulsive.metrics.glue import f1_of, matthews_of, pearson_of
-from repulsive.metrics.translation import bleu_of
+from repulsive.safety.markdown import escaped
 from repulsive.training.runs import RECIPE, RunFolder
+from repulsive.training.scores import COMPARED, TOTALLED, same_items
 from repulsive.training.task import Evaluation
 
 COLUMNS = (
@@ -26,14 +26,6 @@ COLUMNS = (
     "f1", "mse", "nats_per_byte", "nll", "generator_nll", "dist", "relative_dist", "overlap", "coverage",
     "ece15", "oe15", "ece100", "oe100",
 )  # fmt: skip
-COMPARED = {"accuracy": "correct", "mse": "squared_error", "nll": "nll"}  # metric -> the array it is the mean of
-# These are the mean of nothing, but functions of sums over items: metric -> what is summed, and the function.
-TOTALLED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "bleu": ("bleu_statistics", bleu_of),
-    "matthews": ("counts", matthews_of),
-    "pearson": ("moments", pearson_of),
-    "f1": ("counts", f1_of),
-}
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,8 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
     metrics = [evaluation.metrics for evaluation in answers.values()]
     names = [name for name in metrics[0] if all(name in found for found in metrics)]
     cells = {name: cell([float(found[name]) for found in metrics]) for name in names}
-    shared = sorted(seed for seed in answers.keys() & baseline.keys() if _alike(answers[seed], baseline[seed]))
+    both_have = answers.keys() & baseline.keys()
+    shared = sorted(seed for seed in both_have if same_items(answers[seed].items, baseline[seed].items))
     against = {}
     if answers is not baseline and shared:
         over = "both" if len(shared) > 1 else "items"
@@ -157,15 +150,6 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
                 continue
             against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
     return Row(label, folder, tuple(answers), cells, against)
-
-
-def _alike(a: Evaluation, b: Evaluation) -> bool:
-    """Whether the items are the same, as far as their number and their labels tell."""
-    both = [name for name in COMPARED.values() if name in a.items and name in b.items]
-    if not both or any(a.items[name].shape != b.items[name].shape for name in both):
-        return False
-    labels = [evaluation.items.get("labels") for evaluation in (a, b)]
-    return labels[0] is None or labels[1] is None or torch.equal(labels[0].cpu(), labels[1].cpu())
 
 
 def cell(values: Sequence[float]) -> Cell:
@@ -184,10 +168,10 @@ def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in found:
         cells = [str(row.cells[name]) if name in row.cells else "" for name in shown]
-        lines.append("| " + " | ".join([row.label, str(len(row.seeds)), *cells]) + " |")
-    notes = [f"- **{told}**" for row in found for told in row.warnings]
+        lines.append("| " + " | ".join([escaped(row.label), str(len(row.seeds)), *cells]) + " |")
+    notes = [f"- **{escaped(told)}**" for row in found for told in row.warnings]
     notes += [
-        f"- {row.label} against {found[0].label}, {metric}: {comparison}"
+        f"- {escaped(row.label)} against {escaped(found[0].label)}, {metric}: {comparison}"
         for row in found
         for metric, comparison in row.against.items()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,11 +82,31 @@ def check_weights(weights: Mapping[str, Tensor], model: Mapping[str, Tensor]) ->
         raise ValueError("the best weights are not those of the model")
 
 
+def seed_everything(seed: int) -> None:
+    """Seed torch's generators, and Python's and NumPy's, which tasks of others may draw from."""
+    import random
+
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := _numpy()) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def _numpy() -> Any:
+    try:
+        return importlib.import_module("numpy")
+    except ImportError:
+        return None
+
+
 def random_state() -> dict[str, Any]:
-    """The state of every generator a training draws from: Python's, torch's, each GPU's."""
+    """The state of every generator a training draws from: Python's, NumPy's, torch's, each GPU's."""
     import random
 
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := _numpy()) is not None:
+        name, keys, *rest = numpy.random.get_state()
+        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), *rest)
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
@@ -97,6 +118,9 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
+    if "numpy" in state and (numpy := _numpy()) is not None:
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
     if "cuda" in state and torch.cuda.is_available():
         for device, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):  # there may have been more then
             torch.cuda.set_rng_state(saved, device)

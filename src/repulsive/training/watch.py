@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from repulsive.safety.terminal import one_line, printable
+
 
 class Watcher:
     """Told what happens in a run; this one keeps silent."""
@@ -60,7 +62,7 @@ class Log(Watcher):
 
     def _print(self, line: str) -> None:
         self._printed = time.monotonic()
-        print(line, file=self._file, flush=True)
+        print(printable(line), file=self._file, flush=True)
 
 
 class Live(Watcher):
@@ -69,12 +71,13 @@ class Live(Watcher):
     def __init__(self, columns: Sequence[str], title: str = "") -> None:
         from rich.console import Console, Group
         from rich.live import Live as RichLive
+        from rich.markup import escape
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Table
 
         self._columns = list(columns)
         self._loss = self._ratio = float("nan")
-        self._table = Table(title=title or None, box=None, header_style="bold")
+        self._table = Table(title=escape(one_line(title)) or None, box=None, header_style="bold")
         for name in ("epoch", "loss", *(f"dev {name}" for name in self._columns), "repulsion / drive"):
             self._table.add_column(name, justify="right")
         self._progress = Progress(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import TextIOWrapper
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,6 +18,9 @@ from typing import Any, Protocol, TextIO
 import torch
 
 from repulsive.errors import RepulsiveError
+from repulsive.safety.files import open_append
+from repulsive.safety.parents import watch_parent
+from repulsive.safety.terminal import printable
 from repulsive.training.stopping import Stopped
 
 DONE, STOPPED = "done", "stopped"
@@ -140,7 +142,7 @@ def _held_back(number: int) -> Iterator[None]:
 
 def _serve(pipe: Connection, train: Train, parent: int) -> None:
     """What a worker does: jobs, until none comes or the parent is gone."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    watch_parent(parent)
     while True:
         try:
             job = pipe.recv()
@@ -149,17 +151,12 @@ def _serve(pipe: Connection, train: Train, parent: int) -> None:
         pipe.send(_work(job, train))
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
 def _work(job: Job, train: Train) -> str:
     """Do a job and say how it ended; what it prints goes into its folder."""
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        with open(job.folder / LOG, "a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
+        log = TextIOWrapper(open_append(job.folder / LOG), encoding="utf-8", errors="replace")
+        with log as file, redirect_stdout(file), redirect_stderr(file):
             return _logged(job, train, file)
     except OSError as error:
         return f"{job.folder / LOG}: cannot be written ({error.strerror})"
@@ -173,10 +170,10 @@ def _logged(job: Job, train: Train, file: TextIO) -> str:
     try:
         train(job, file)
     except Stopped as stopped:
-        print(stopped, file=file)
+        print(printable(str(stopped)), file=file)
         return STOPPED
     except RepulsiveError as error:
-        print(error, file=file)
+        print(printable(str(error)), file=file)
         return " ".join(str(error).split())
     except Exception as error:
         traceback.print_exc(file=file)

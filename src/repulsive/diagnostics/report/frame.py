@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from repulsive.diagnostics.report.text import escaped
+from repulsive.safety import files as safe
 
 
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
@@ -51,12 +51,7 @@ def write_whole(path: str | Path, page: str) -> Path:
     """Write a page aside and rename it: whoever opens `path` meanwhile sees the old page or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        aside.write_text(page, encoding="utf-8", newline="\n")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    safe.write_whole(path, page.encode())
     return path
 
 

@@ -29,7 +29,7 @@ from repulsive.training.checkpoint import Checkpoints, load
 from tests.data.test_prepared import small
 from tests.diagnostics.sample import sample_content
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TREES = ("src", "benchmarks", "examples")
 FORBIDDEN_CALLS = {
     "eval": "runs text as code",
@@ -41,8 +41,6 @@ FORBIDDEN_CALLS = {
     "subprocess.getoutput": "runs a shell",
     "subprocess.getstatusoutput": "runs a shell",
     "torch.save": "writes a pickle; use safetensors",
-    "numpy.save": "may write a pickle",
-    "np.save": "may write a pickle",
     "np.savez": "may write a pickle",
     "tempfile.mktemp": "somebody else may make the file first",
     "ssl._create_unverified_context": "trusts any server",
@@ -87,7 +85,7 @@ def faults_of_call(where: str, call: ast.Call) -> list[str]:
         found.append(f"{name} of a text that is put together; give a list of words")
     if name == "torch.load" and constant(given.get("weights_only")) is not True:
         found.append("torch.load without weights_only=True runs what a file says")
-    if name in ("np.load", "numpy.load") and constant(given.get("allow_pickle")) is not False:
+    if name in ("np.load", "numpy.load", "np.save", "numpy.save") and constant(given.get("allow_pickle")) is not False:
         found.append(f"{name} without allow_pickle=False")
     if "trust_remote_code" in given and constant(given["trust_remote_code"]) is not False:
         found.append("trust_remote_code must be False")
@@ -129,7 +127,7 @@ def test_no_source_file_does_what_is_forbidden():
         "eval('1')", "exec(x)", "import pickle", "from yaml import load", "subprocess.run(x, shell=True)",
         "subprocess.run(x, shell=y)", "subprocess.run(f'ls {x}')", "os.system('ls')", "torch.load(x)",
         "torch.load(x, weights_only=False)", "torch.save(x, y)", "np.load(x)", "np.load(x, allow_pickle=True)",
-        "archive.extractall(x)", "archive.extract(x, filter='tar')", "shutil.unpack_archive(x)",
+        "np.save(x, y)", "archive.extractall(x)", "archive.extract(x, filter='tar')", "shutil.unpack_archive(x)",
         "AutoModel.from_pretrained(x, trust_remote_code=True)", "importlib.import_module(x)",
     ],
 )  # fmt: skip

@@ -1,0 +1,120 @@
+"""Results that somebody changed: numbers are believed only where checksums and answers agree with them."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from repulsive.cli.app import run
+from repulsive.errors import RunError
+from repulsive.training import seals
+from repulsive.training.runs import RunFolder
+from repulsive.training.scores import recomputed
+from repulsive.training.tables import rows
+from tests.training import tiny
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    place = tmp_path_factory.mktemp("forged")
+    return tiny.train(tiny.make_data(place / "prepared"), place / "run").path
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def change(path, action):
+    value = json.loads(path.read_text())
+    action(value)
+    path.write_text(json.dumps(value))
+
+
+def all_right(folder):
+    """The same run with every answer on the test set marked as right."""
+    items = load((folder / "test.safetensors").read_bytes())
+    items["correct"] = torch.ones_like(items["correct"])
+    (folder / "test.safetensors").write_bytes(save(items))
+
+
+def test_an_honest_run_is_read(copy, recwarn):
+    (row,) = rows([copy])
+    assert row.cells["accuracy"].mean == RunFolder(copy).metrics("test")["accuracy"]
+    sums = RunFolder(copy).result["sha256"]
+    assert set(sums) == {"result", "dev.safetensors", "test.safetensors", "metrics.jsonl"}
+    assert not [warning for warning in recwarn if "checksum" in str(warning.message)]
+
+
+@pytest.mark.parametrize("part", ["test", "dev"])
+def test_changed_answers_are_refused(copy, part):
+    path = copy / f"{part}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(RunError, match=rf"{part}\.safetensors: was changed after the training wrote it"):
+        rows([copy], part)
+
+
+def test_changed_numbers_are_refused(copy, capsys):
+    change(copy / "result.json", lambda result: result["test"].update(accuracy=1.0))
+    with pytest.raises(RunError, match=r"result\.json: was changed"):
+        rows([copy])
+    assert run(["evaluate", str(copy)]) == 2
+    told = capsys.readouterr().err
+    assert "was changed" in told and told.count("\n") == 1
+
+
+def test_changed_curves_are_refused(copy):
+    text = (copy / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text(text.replace('"loss": ', '"loss": 1', 1))
+    with pytest.raises(RunError, match=r"metrics\.jsonl: was changed"):
+        RunFolder(copy).lines()
+
+
+def test_checksums_that_are_made_to_fit_do_not_hide_other_numbers(copy):
+    """Whoever forges the numbers and their checksum still has answers that say otherwise."""
+    result = json.loads((copy / "result.json").read_text())
+    result["test"]["accuracy"] = 1.0
+    (copy / "result.json").write_text(json.dumps(seals.resealed(result)))
+    with pytest.raises(RunError, match=r"but result\.json says 1; one of the two was changed"):
+        rows([copy])
+    all_right(copy)
+    files = {"test.safetensors": seals.digest((copy / "test.safetensors").read_bytes())}
+    del result["sha256"]
+    (copy / "result.json").write_text(json.dumps(seals.sealed(result, files)))
+    with pytest.raises(RunError, match="against its own logits and labels"):
+        rows([copy])
+
+
+def test_folders_of_earlier_versions_are_read_with_a_warning(copy):
+    change(copy / "result.json", lambda result: result.pop("sha256"))
+    with pytest.warns(UserWarning, match="has no checksum"):
+        (row,) = rows([copy])
+    assert row.cells["accuracy"].mean > 0
+    all_right(copy)
+    refused = pytest.raises(RunError, match="one of the two was changed")
+    with pytest.warns(UserWarning, match="has no checksum"), refused:
+        rows([copy])
+
+
+@pytest.mark.parametrize("sums", [5, [], {"result": 3}, {}, "x"])
+def test_damaged_checksums_are_refused(copy, sums):
+    change(copy / "result.json", lambda result: result.update(sha256=sums))
+    with pytest.raises(RunError, match="was changed"):
+        _ = RunFolder(copy).result
+
+
+def test_scores_may_be_added_later(copy):
+    folder = RunFolder(copy)
+    result = folder.result
+    result["test"]["sacrebleu"] = 3.0
+    folder.add_scores(result)
+    assert RunFolder(copy).metrics("test")["sacrebleu"] == 3.0
+
+
+def test_metrics_recomputed_by_hand():
+    items = {"correct": torch.tensor([True, False]), "nll": torch.tensor([1.0, 3.0])}
+    assert recomputed(items) == {"accuracy": 0.5, "nll": 2.0}

@@ -1,0 +1,124 @@
+"""Data, recipes and names with escape sequences: a terminal shows them and does not obey, and Markdown is no markup."""
+
+import ast
+import io
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from repulsive.cli.app import run
+from repulsive.judge.answers import Answers
+from repulsive.judge.key import Key
+from repulsive.judge.tally import as_markdown, tally
+from repulsive.safety.markdown import escaped
+from repulsive.safety.terminal import one_line, printable
+from repulsive.training.launch import _warnings_as_lines
+from repulsive.training.tables import Cell, Row
+from repulsive.training.tables import as_markdown as as_table
+from repulsive.training.watch import Log
+from tests.training import tiny
+
+CLI = Path(__file__).resolve().parents[2] / "src" / "repulsive" / "cli"
+TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal
+CLEAR = "\x1b[2J\x9b31m"
+BIDI = "\u202egnp.exe\u2066"
+NASTY = f"a{TITLE}{CLEAR}{BIDI}\x00\x08\u2028\ud800b"
+ACTING = "\x1b\x07\x9b\u202e\u2066\x00\x08\u2028\ud800"
+
+
+def clean(text):
+    return not set(text) & set(ACTING)
+
+
+def test_signs_that_act_are_shown_as_numbers():
+    assert clean(printable(NASTY)) and clean(one_line(NASTY + "\r\n" + NASTY))
+    assert printable("\x1b[1m\u202e\U000e0001") == "\\x1b[1m\\u202e\\U000e0001"
+    assert "\n" not in one_line("a\nb\r\nc") and printable("a\n\tb") == "a\n\tb"
+
+
+@pytest.mark.parametrize("text", ["Größe 3 % ± 0,1", "日本語", "naïve — “x”", "👩\u200d🚀", "\u0915\u094d\u200d\u0937"])
+def test_ordinary_text_stays(text):
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CLI.glob("*.py")))
+def test_verbs_print_in_one_place(name):
+    if name in ("say.py", "__init__.py"):
+        return
+    for node in ast.walk(ast.parse((CLI / name).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            allowed = "context.get_help" in ast.unparse(node) or "__version__" in ast.unparse(node)
+            assert allowed or called not in ("print", "typer.echo", "typer.secho"), f"{name}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "words", [["train", NASTY], ["heads", NASTY], ["ls", "--out", "x\x1b[2J"], [NASTY], ["--" + NASTY]]
+)
+def test_mistakes_on_the_command_line_do_not_reach_the_terminal(capsys, words):
+    words = [word.replace("\ud800", "").replace("\x00", "") for word in words]
+    run(words)
+    told = capsys.readouterr()
+    assert clean(told.out) and clean(told.err)
+
+
+def test_a_recipe_with_escape_sequences(tmp_path, capsys):
+    path = tmp_path / "x.toml"
+    path.write_text('task = "classification"\nlabel = "\\u001b]0;owned\\u0007"\n"\\u001b[2J" = 3\n')
+    assert run(["train", str(path)]) == 2
+    assert clean(capsys.readouterr().err)
+
+
+def test_a_label_with_escape_sequences(tmp_path, capsys):
+    data = tiny.make_data(tmp_path / "prepared")
+    text = tiny.toml(data).read_text().replace('label = "tiny"', 'label = "\\u001b[2J | **bold** \\u202e"')
+    tiny.toml(data).write_text(text)
+    assert run([*tiny.words(data, tmp_path / "out", "training.epochs=1"), "--quiet"]) == 0
+    assert run(["ls", "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    assert clean(told.out) and clean(told.err) and "\\x1b" in told.out and r"\| \*\*bold\*\*" in told.out
+
+
+def test_data_with_escape_sequences(tmp_path, capsys):
+    (tmp_path / "train.tsv").write_text("".join(f"\x1b]0;owned\x07{i % 2}\ta good text {i}\n" for i in range(30)))
+    for part in ("dev", "test"):
+        (tmp_path / f"{part}.tsv").write_text((tmp_path / "train.tsv").read_text())
+    words = ["prepare", "tsv", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tokenizer", "regex"]
+    assert run([*words, "--no-header", "--label", "0", "--text", "1"]) in (0, 2)
+    told = capsys.readouterr()
+    assert clean(told.out) and clean(told.err) and "x1b" in told.out + told.err
+
+
+def test_warnings_and_logs_are_clean(capsys):
+    with _warnings_as_lines(None):
+        warnings.warn(NASTY.replace("\ud800", ""), stacklevel=1)
+    assert clean(capsys.readouterr().err)
+    file = io.StringIO()
+    Log(file, [f"x{CLEAR}"]).finished({"test": {f"x{CLEAR}": 1.0}, "best_step": 1})
+    assert clean(file.getvalue())
+
+
+JUDGE = "**Ann** | <img src=x onerror=alert(1)> [x](javascript:1) `y` https://evil.example\n\n# big"
+
+
+def test_names_of_judges_are_no_markup():
+    key = Key(page="p", title="t", salt="", seal="s", seed=0, systems=("A|*x*", "<b>B"), ids=["1"], sides=["left"])
+    found = tally(key, [Answers(JUDGE, {1: {"overall": "left"}})], resamples=10)
+    text = as_markdown(found)
+    head = text.splitlines()[0]
+    assert json.dumps(JUDGE)[1:9] not in text and r"\*\*Ann\*\* \| \<img" in head
+    assert r"\[x\]" in head and r"https\://" in head and "\\`y\\`" in head and r"A\|\*x\*" in head
+    assert len({line.count("|") - line.count("\\|") for line in text.splitlines()[2:5]}) == 1
+
+
+def test_labels_of_a_table_are_no_markup(tmp_path):
+    rows = [Row(label, tmp_path, (0,), {"accuracy": Cell(1.0, float("nan"))}, {}) for label in ("MA", "a | b\n| c")]
+    lines = as_table(rows).splitlines()
+    assert len(lines) == 4 and lines[-1] == r"| a \| b \| c | 1 | 1.0000 |"
+
+
+@pytest.mark.parametrize("text", ["MA + SVGD", "svgd_small (3)", "1.5 %", "Müller-Lüdenscheidt", "a & b", "seed-0: x"])
+def test_ordinary_names_stay(text):
+    assert escaped(text) == text
