@@ -33,7 +33,8 @@ def released_lower_bandwidth(points: Tensor) -> float:
     if m == 1:
         return 1.0
     squares = sorted(float((points[i] - points[j]).square().sum()) for i in range(m) for j in range(m))
-    return squares[(m * m - 1) // 2] / math.log(m + 1)
+    floor = 1e-8 * float(points.square().sum(-1).mean())  # of two heads the lower median is zero
+    return max(squares[(m * m - 1) // 2] / math.log(m + 1), floor)
 
 
 def rbf(x: Tensor, y: Tensor, h: float) -> Tensor:
