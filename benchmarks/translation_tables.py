@@ -91,7 +91,8 @@ def _tuned(study: Translation, method: str) -> dict[str, Any]:
 def final(study: Translation, done: Sequence[Done], results: Path) -> None:
     """Every method, on the test set and the further ones."""
     first = next(iter(done[0].runs.values())).result or {}
-    parts = [name for name, found in first.items() if isinstance(found, dict) and name not in ("dev", "notes", "sha256")]
+    others = ("dev", "notes", "sha256")
+    parts = [name for name, found in first.items() if isinstance(found, dict) and name not in others]
     _write(study, done, results / study.task, parts)
 
 
