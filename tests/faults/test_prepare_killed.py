@@ -54,7 +54,7 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path, number):
     script = tmp_path / "working.py"
     script.write_text(WORKING)
