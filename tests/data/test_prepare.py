@@ -155,6 +155,8 @@ def test_snli_in_both_forms_and_tokenised_in_part(tmp_path):
     keys = ("gold_label", "sentence1", "sentence2")
     plain = [("neutral", 'A man isn\'t "here", is he?', "He's by the T-shirt stand."), ("-", "No.", "Yes.")]
     split = [("neutral", "A man is n't `` here '' , is he ?", "He 's by the T-shirt stand .")]
+    plain.append(("contradiction", "No.", "Yes."))  # a second class, without which there is nothing to learn
+    split.append(("contradiction", "No .", "Yes ."))
     for part in PARTS:
         objects = [json.dumps(dict(zip(keys, row, strict=True))) for row in plain]
         write(tmp_path / "json" / f"snli_1.0_{part}.jsonl", *objects)
@@ -167,8 +169,8 @@ def test_snli_in_both_forms_and_tokenised_in_part(tmp_path):
         for side in (0, 1):
             assert words(found, "dev", side) == words(found, "train", side)
         assert words(found, "dev")[0] == ["a", "man", "is", "n't", '"', "here", '"', ",", "is", "he", "?"]
-        assert found.manifest["unlabelled"]["train"] == 1 and found.parts["train"].labels.tolist() == [1]
-        assert found.parts["dev"].lengths.tolist() == [11]
+        assert found.manifest["unlabelled"]["train"] == 1 and found.parts["train"].labels.tolist() == [1, 2]
+        assert found.parts["dev"].lengths.tolist() == [11, 2]
 
 
 def test_generated_reviews_keep_their_evidence(tmp_path):

@@ -20,7 +20,7 @@ _NAMES: dict[tuple[str, str], str] = {
     ("diffusers", "to_q/to_kv"): "models.embeddings.MochiAttentionPool",
     ("litgpt", "qkv"): "model.CausalSelfAttention",
     ("open_clip", "in_proj_weight"): "transformer.Attention",
-    ("repulsive", "q_proj/k_proj/v_proj"): "Attention CausalAttention GraphAttention",
+    ("repulsive", "q_proj/k_proj/v_proj"): "Attention CausalAttention GraphAttention PygAttention",
     ("timm", "q/k/v"): "models.cait.ClassAttn models.nextvit.EfficientAttention",
     ("timm", "qkv"): """
         layers.attention.Attention models.beit.Attention models.convit.MHSA models.davit.WindowAttention
