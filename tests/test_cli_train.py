@@ -205,6 +205,7 @@ def test_at_a_terminal_there_is_a_bar_and_a_table(data, tmp_path):
     assert out.decode().startswith("| method | seeds |")
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_with_a_table(data, tmp_path):
     """Two recipes, two seeds; one recipe diverges: the others end, the table has them, the exit code is 2."""
     wild = tmp_path / "wild.toml"

@@ -61,6 +61,7 @@ def test_a_busy_host_is_seen_through():
     assert found.low <= 1.005 <= found.high and found.high - found.low > 0.01
 
 
+@pytest.mark.slow
 def test_the_whole_benchmark(toy, tmp_path):
     options = steps.Options(tokens=(64, 128), rounds=2)
     facts = report.run(options, progress=lambda line: None)

@@ -82,6 +82,7 @@ def test_tables_of_some_data_leave_those_of_others(script, tmp_path):
     assert {"webnlg", "agenda"} < set(tuned) and tuned["webnlg"]["gw"]["points"] == 6
 
 
+@pytest.mark.slow
 def test_every_stage_runs_to_its_table(script, folder, capsys, no_java):
     call(script, folder, *FEW, "--stage", "tune", "--limit", "0")
     assert not results(folder) and "2 left" in capsys.readouterr().out  # two points of the baseline

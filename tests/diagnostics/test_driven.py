@@ -94,7 +94,7 @@ def test_everything_can_be_reached_and_is_named(browser, path):
         assert levels[0] == 1 and levels.count(1) == 1
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_page_fits_and_text_can_be_read(browser, path, dark, width):
     with driven_page(browser, path, dark=dark, width=width) as (page, said):
@@ -117,7 +117,7 @@ def test_the_page_fits_and_text_can_be_read(browser, path, dark, width):
         assert said == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 @pytest.mark.parametrize("view", ["overall", "heads", "head"])
 def test_axe_finds_nothing_wrong(browser, path, dark, view):
     assert violations(browser, path, f"view={view}", dark=dark, width=1280 if dark else 360) == []

@@ -227,7 +227,7 @@ def test_a_browser_finds_nothing_to_complain_of(tmp_path):
 
 
 @needs_driver
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 def test_the_page_can_be_read_on_a_phone_and_axe_finds_nothing_wrong(tmp_path, dark):
     found = inspect_heads(masked_lm(), text(), ablation=True)
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])

@@ -21,6 +21,7 @@ def test_it_is_kept_small_and_without_pictures():
         assert not any("/" in line and ".py" in line for o in cell["outputs"] for line in o["text"])  # no paths
 
 
+@pytest.mark.slow
 def test_it_runs_and_repulsion_spreads_the_heads(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")

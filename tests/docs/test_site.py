@@ -98,7 +98,7 @@ def test_formulas_are_drawn_by_the_browser_alone(site):
 
 @needs_driver
 @pytest.mark.parametrize("name", ["index.html", "api/index.html", "how-it-works.html"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 def test_pages_render_from_disk_without_a_word_on_the_console(browser, site, name, dark):
     with driven_page(browser, site / name, dark=dark) as (page, said):
         page.wait_for_selector("article h1")
@@ -110,7 +110,7 @@ def test_pages_render_from_disk_without_a_word_on_the_console(browser, site, nam
 
 @needs_driver
 @pytest.mark.parametrize("name", ["index.html", "choosing.html"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 def test_pages_can_be_read_by_all(browser, site, name, dark):
     wrong = violations(browser, site / name, dark=dark)
     # The theme gives every button that copies code a landmark of its own.

@@ -7,6 +7,7 @@ import pytest
 from tests.scripts import run_example
 
 
+@pytest.mark.slow
 def test_trainer_llama(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -17,13 +18,14 @@ def test_trainer_llama(tmp_path):
     assert after["repulsive"] < after["plain"] - 0.1
 
 
+@pytest.mark.slow
 def test_lightning_classifier(tmp_path):
     pytest.importorskip("lightning")
     printed = run_example("lightning_classifier.py", tmp_path, "--epochs", "2")
     assert re.findall(r"(\d+) steps with repulsion", printed) == ["16", "32"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_accelerate_encoder(processes, tmp_path):
     """Of two processes the first prints."""
     pytest.importorskip("accelerate")

@@ -105,6 +105,7 @@ def test_the_report_shows_layers_side_by_side(place):
 
 
 @needs_browser
+@pytest.mark.slow
 def test_the_page_opens_and_the_figures_are_there(place, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(place)

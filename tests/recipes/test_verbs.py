@@ -140,6 +140,7 @@ def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
     assert {path: path.stat().st_mtime_ns for path in (place / "swept").rglob("result.json")} == stamps
 
 
+@pytest.mark.slow
 def test_a_point_that_diverges_is_the_worst_of_a_sweep(repulsive, place):
     words = ["sweep", "reviews/ma", *settings("optimizer.clip=0"), "--jobs", 2, "--device", "cpu", "--out", "far"]
     out = repulsive(*words, "--over", "optimizer.lr=1e35,0.001").splitlines()
@@ -163,6 +164,7 @@ def test_a_sweep_says_what_is_wrong_before_it_trains(repulsive, place):
     assert not (place / "wrong").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_answers_what_it_is_asked_and_not_what_was_tried_before(repulsive, place):
     def sweep(*words):
         out = repulsive("sweep", "reviews/svgd", *settings("method.alpha=5.0"), *words, "--jobs", 1, "--out", "asked")

@@ -90,6 +90,7 @@ def test_rows_that_no_table_has_are_an_error(repulsive):
     assert code == 2 and "it has ma, frobenius, svgd, spos" in err
 
 
+@pytest.mark.slow
 def test_everything_runs_at_toy_size_and_nothing_is_trained_twice(repulsive, tmp_path):
     words = ("reproduce", "all", "--quick", "--jobs", "1", *FEW, *DATA)
     code, out, err = repulsive(*words)

@@ -24,7 +24,11 @@ from tests.repulsion.sharded_probes import HALF, resume, run_all
 from tests.repulsion.test_distributed import free_port
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
-RUNS = [(world, name) for world, cases in WORLDS.items() for name in cases]
+RUNS = [
+    pytest.param(world, name, marks=[pytest.mark.slow] if world > 2 else [])
+    for world, cases in WORLDS.items()
+    for name in cases
+]
 HEADS, GROUPS = 4, 6  # of the models whose bytes are counted: two layers of q, k, v
 PRODUCTS = GROUPS * (HEADS + 1) ** 2 * 8  # bytes
 

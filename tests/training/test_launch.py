@@ -28,6 +28,7 @@ def make_task_or_die(recipe):
     return make_task(recipe)
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_takes_no_other_with_it(data, tmp_path):
     """One at a time, so that a process that fails has to be replaced for the next run; one is not let in."""
     specs = [Spec(tiny.recipe(data, f"seed={seed}"), tmp_path / f"seed-{seed}", "cpu") for seed in (1, 2, 3, 0)]
@@ -113,6 +114,7 @@ def wait_for(pids, seconds):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.slow
 def test_ctrl_c_saves_all_and_a_kill_leaves_no_orphan(data, tmp_path):
     """First Ctrl-C: everything is saved, nothing else is begun. Then the same command, and kill -9 for the parent."""
     parent, workers, folders = begin(data, tmp_path)

@@ -69,6 +69,7 @@ def kill_somewhere(arguments, folder, source):
     return None if process.returncode == 0 else bool(leftovers(folder))
 
 
+@pytest.mark.slow
 def test_killed_at_random_and_inside_a_write(data, whole, tmp_path):
     arguments, folder = tiny.words(data, tmp_path, *LOGGED), tiny.folder_of(data, tmp_path, *LOGGED)
     source = random.Random(1)

@@ -63,7 +63,7 @@ def worker(rank: int, port: int, folder: str, kind: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp-rows", "fsdp-columns"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp-rows", marks=pytest.mark.slow), "fsdp-columns"])
 def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
     mp.spawn(worker, args=(free_port(), str(tmp_path), kind), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
