@@ -54,6 +54,7 @@ def test_operations_of_electra_small_by_hand(script):
     assert script.operations(Model(), 30_522, 128, 19) == pytest.approx(6 * 128 * (layers + small + others))
 
 
+@pytest.mark.slow
 def test_every_part_comes_to_its_table(script, data, tmp_path):
     facts = call(script, data, tmp_path, "--batches", "8", "--limit", "100")
     train, trainer = facts["train"], facts["trainer"]

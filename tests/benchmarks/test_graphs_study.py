@@ -127,6 +127,7 @@ def check_table(folder, tuned):
     assert f"- GW + RMA: {', '.join(tuned['rma']['chosen'])}" in text
 
 
+@pytest.mark.slow
 def test_scores_are_added_from_the_texts_that_runs_kept(script, folder, monkeypatch, no_java):
     """Whatever a run lacks, METEOR too, and nothing that it has changes."""
     import graphs_tables

@@ -66,6 +66,7 @@ def test_a_text_that_spells_a_mark_ends_nothing(raw):
     assert pieces.words(pieces.encode([["one", "漢", "two"]])[0].tolist()).split()[::2] == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process(tmp_path):
     """The package's own mark at the end of words gives another one each time."""
     code = (

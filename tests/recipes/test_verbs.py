@@ -180,6 +180,7 @@ def test_a_sweep_answers_what_it_is_asked_and_not_what_was_tried_before(repulsiv
     assert open_recipe(place / "asked" / "best.toml").method.alpha == 0.5  # and --set said 5.0
 
 
+@pytest.mark.slow
 def test_a_sweep_on_other_data_is_another_one(repulsive, place):
     def sweep(count, **more):
         repulsive("prepare", "reviews", "--train", count, "--dev", 20, "--test", 20, "--out", "changing", "--force")

@@ -24,11 +24,9 @@ from tests.repulsion.sharded_probes import HALF, resume, run_all
 from tests.repulsion.test_distributed import free_port
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
-RUNS = [
-    pytest.param(world, name, marks=[pytest.mark.slow] if world > 2 else [])
-    for world, cases in WORLDS.items()
-    for name in cases
-]
+SLOW = {world: [pytest.mark.slow] if world > 2 else [] for world in WORLDS}  # more processes than cores
+SIZES = [pytest.param(world, marks=SLOW[world]) for world in WORLDS]
+RUNS = [pytest.param(world, name, marks=SLOW[world]) for world, cases in WORLDS.items() for name in cases]
 HEADS, GROUPS = 4, 6  # of the models whose bytes are counted: two layers of q, k, v
 PRODUCTS = GROUPS * (HEADS + 1) ** 2 * 8  # bytes
 
@@ -99,7 +97,7 @@ def test_shards_train_as_one_process_does(world, name, ranks):
             assert numbers(line) == pytest.approx(numbers(own), rel=1e-9, abs=1e-12, nan_ok=True)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", SIZES)
 def test_measures_are_equal_on_all_ranks(world, ranks):
     for name, case in WORLDS[world].items():
         first, *others = [[str(line) for line in sound(rank[name])["report"]] for rank in ranks.of(world)]
@@ -108,13 +106,13 @@ def test_measures_are_equal_on_all_ranks(world, ranks):
         assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", SIZES)
 def test_columns_send_the_products_and_nothing_else(world, ranks):
     for rank in ranks.of(world):
         assert sound(rank["wire"]["columns, spos"]) == [("allreduce_", PRODUCTS)]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", SIZES)
 def test_rows_send_their_own_share_three_times(world, ranks):
     """Weights and gradients there in one call, gradients back in another; on a CPU torch gathers instead."""
     share = GROUPS * 16 * 16 * 8 // world
@@ -133,7 +131,7 @@ def test_what_is_held_at_a_time_changes_nothing(ranks):
         assert difference(found["weights"], expected["weights"]) <= 1e-10
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("name", HALF)
 def test_half_precision_shards(world, name, ranks):
     """bf16: ranks agree on every number, and are near the float64 run."""
@@ -144,7 +142,7 @@ def test_half_precision_shards(world, name, ranks):
     assert 0 < difference(first["weights"], expected) < 0.05
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", SIZES)
 def test_placements_of_weight_and_gradient(world, ranks):
     """Partial sums, gradients that lie elsewhere, two shards of one dimension, 7 columns on 2 ranks; both axes."""
     for rank in ranks.of(world):
