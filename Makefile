@@ -47,11 +47,11 @@ nightly: $(STAMP)  ## 10,000 damaged files, and a fault at every file operation;
 	$(PYTEST) -m nightly tests/fuzz tests/security tests/faults
 
 survey: $(STAMP)  ## find and prove the heads of many architectures; writes results/survey
-	$(BIN)/python benchmarks/survey.py --out results/survey
-	$(BIN)/python benchmarks/survey_packages.py --out results/survey
+	$(BIN)/python -m studies.survey.run --out results/survey
+	$(BIN)/python -m studies.survey.packages --out results/survey
 
 bench: $(STAMP)  ## what repulsion costs per step
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m studies.speed.overhead
 
 demo: $(STAMP)  ## the paper's Table 1 at toy size and demo/report.html; three minutes on two cores
 	$(BIN)/repulsive demo
@@ -61,5 +61,5 @@ docs: $(STAMP)  ## the documentation site, site/index.html: opens from disk, nee
 
 clean:  ## remove build products and caches; keeps .venv and results
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests examples studies -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +

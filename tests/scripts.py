@@ -1,4 +1,4 @@
-"""Running an example as a user would, and a benchmark in this process."""
+"""Run an example as a user would, and import a study."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES, BENCHMARKS = ROOT / "examples", ROOT / "benchmarks"
+EXAMPLES = ROOT / "examples"
 
 
 def run_example(script: str, folder: Path, *options: str, processes: int = 1) -> str:
@@ -30,13 +30,10 @@ def run_example(script: str, folder: Path, *options: str, processes: int = 1) ->
 
 
 @contextmanager
-def benchmark(name: str) -> Iterator[ModuleType]:
-    """A script of benchmarks/ as a module; it and those beside it are forgotten afterwards."""
-    sys.path.insert(0, str(BENCHMARKS))
+def study(name: str) -> Iterator[ModuleType]:
+    """Import a study, such as "studies.translation.run", and forget all studies afterwards."""
     try:
         yield importlib.import_module(name)
     finally:
-        sys.path.remove(str(BENCHMARKS))
-        for other, module in list(sys.modules.items()):
-            if Path(getattr(module, "__file__", None) or "").parent == BENCHMARKS:
-                del sys.modules[other]
+        for other in [module for module in sys.modules if module.split(".")[0] == "studies"]:
+            del sys.modules[other]

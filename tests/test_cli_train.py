@@ -14,8 +14,8 @@ import time
 import pytest
 
 from repulsive.cli.app import run
-from repulsive.training.runs import RunFolder
-from tests.training import tiny
+from repulsive.lab.engine.runs import RunFolder
+from tests.lab.engine import tiny
 
 
 @pytest.fixture(scope="module")

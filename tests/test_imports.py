@@ -160,8 +160,8 @@ def test_core_loads_torch_alone(path):
         ("repulsive.heads.discover", "from repulsive import SVGD"),
         ("repulsive.repulsion.attach", "from repulsive import integrations"),
         ("repulsive.repulsion.attach", "def f():\n    from repulsive.cli import main"),
-        ("repulsive.models.electra", "from repulsive.heads import find_heads"),
-        ("repulsive.models.electra", "if TYPE_CHECKING:\n    import repulsive.repulsion"),
+        ("repulsive.lab.systems.electra.model", "from repulsive.heads import find_heads"),
+        ("repulsive.lab.systems.electra.model", "if TYPE_CHECKING:\n    import repulsive.repulsion"),
         ("repulsive.integrations.accelerate", "from repulsive.training import loop"),
     ],
 )

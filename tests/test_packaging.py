@@ -17,7 +17,7 @@ import repulsive
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
-FOLDERS = ("src", "tests", "docs", "examples", "benchmarks")
+FOLDERS = ("src", "tests", "docs", "examples", "studies")
 BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md",
           "SECURITY.md", "Makefile", "constraints.txt", "mkdocs.yml")  # fmt: skip
 SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
@@ -62,7 +62,7 @@ def test_the_wheel_holds_every_module_and_every_data_file(built):
     ends = {Path(name).suffix or Path(name).name for name in wanted}
     assert {".toml", ".css", ".js", ".typed"} <= ends  # or this test would look for nothing
     modules = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
-    assert "repulsive/data/generated.py" in modules  # of the demo
+    assert "repulsive/lab/systems/classification/generated.py" in modules  # of the demo
     assert wanted | modules == {name for name in names if name.startswith("repulsive/")}
     assert {name.split("/")[0] for name in names if not name.startswith("repulsive/")} == {
         f"repulsive-{repulsive.__version__}.dist-info"

@@ -84,9 +84,9 @@ def refused(arguments: list[str]) -> str | None:
     """What the command line has against these words, short of doing what they say; None if nothing."""
     import typer
 
-    from repulsive import recipes
     from repulsive.cli.app import app
     from repulsive.errors import ConfigError
+    from repulsive.lab.systems import registry as recipes
 
     if arguments == ["--version"]:
         return None

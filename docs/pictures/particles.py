@@ -53,9 +53,7 @@ def mixture_gradient(theta: Tensor) -> Tensor:
     return (share[..., None] * apart).sum(1) / WIDTH**2
 
 
-def descend(
-    rule: Rule | None, start: Tensor, slope: Callable[[Tensor], Tensor], steps: int, lr: float
-) -> Tensor:
+def descend(rule: Rule | None, start: Tensor, slope: Callable[[Tensor], Tensor], steps: int, lr: float) -> Tensor:
     """The path of particles [steps + 1, M, 2] under a rule and plain SGD; None: each follows its own slope."""
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.SGD([theta], lr=lr)

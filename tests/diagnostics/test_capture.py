@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.attention import dot_product_weights
-from repulsive.diagnostics.calling import call, evaluating
-from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.diversity import of_attention, of_outputs
-from repulsive.diagnostics.outlets import find_outlets, rerouted
+from repulsive.diagnostics.hooks.attention import dot_product_weights
+from repulsive.diagnostics.hooks.calling import call, evaluating
+from repulsive.diagnostics.hooks.capture import capture
+from repulsive.diagnostics.hooks.outlets import find_outlets, rerouted
 from repulsive.diagnostics.redundancy import ablate
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import find_heads
 from repulsive.heads.place import module_of
-from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig, SentenceClassifier
-from repulsive.models.transformer import Transformer, TransformerConfig
+from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
+from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.zoo import TORCH, TRANSFORMERS, build, ids
 
 FAST = [*TORCH, *(name for name in TRANSFORMERS if not name.endswith("eager"))]

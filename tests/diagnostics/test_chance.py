@@ -9,11 +9,11 @@ from torch import nn
 from repulsive.diagnostics.chance import Null, against_chance
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.prune import prune
-from repulsive.diagnostics.report.inspection import render_inspection
 from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.diagnostics.twins import untrained_twin
 from repulsive.errors import NoTwin
-from repulsive.models.transformer import Transformer, TransformerConfig
+from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
+from repulsive.pages.inspection import render_inspection
 from tests.heads.zoo import SMALL, build
 
 transformers = pytest.importorskip("transformers")

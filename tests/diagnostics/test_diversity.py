@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.diversity import effective_number, merged, of_attention, of_outputs, of_weights
+from repulsive.diagnostics.hooks.capture import capture
 from repulsive.errors import DivergedError
 from repulsive.heads import find_heads
 from tests.heads.zoo import build

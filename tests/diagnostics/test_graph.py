@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from repulsive.diagnostics import asking
-from repulsive.diagnostics.capture import capture
+from repulsive.diagnostics.hooks import layer_weights as asking
+from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.prune import prune

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.cli.subject import _check_ids
+from repulsive.diagnostics.loading.subject import _check_ids
 from repulsive.diagnostics.prune import prune, save_pruned
 from repulsive.errors import DataError
 from tests.heads.zoo import build

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.calling import evaluating
-from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.diversity import of_attention, of_weights
+from repulsive.diagnostics.hooks.calling import evaluating
+from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.own_output import Output, OwnChange, change, own_loss, read_output
 from repulsive.diagnostics.redundancy import Ablation
-from repulsive.diagnostics.report.inspection import layered_examples, render_inspection, write_inspection
 from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.errors import DataError, NoHeadsFound
 from repulsive.heads import find_heads
-from tests.diagnostics.browser import driven_browser, driven_page, needs_browser, needs_driver, open_page, violations
+from repulsive.pages.inspection import layered_examples, render_inspection, write_inspection
 from tests.heads.zoo import SMALL, build, ids
+from tests.pages.browser import driven_browser, driven_page, needs_browser, needs_driver, open_page, violations
 
 transformers = pytest.importorskip("transformers")
 

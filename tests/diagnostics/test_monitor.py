@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.circuits import circuit_similarity
 from repulsive.diagnostics.diversity import of_weights
+from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.monitor import Monitor
 from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads import find_heads

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from repulsive.diagnostics.calling import call, evaluating
+from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.prune import PRUNED, load_pruned, prune, save_pruned
 from repulsive.diagnostics.redundancy import ablate
 from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import find_heads
-from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig, SentenceClassifier
-from repulsive.models.transformer import Transformer, TransformerConfig
+from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
+from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.zoo import build, ids
 
 LIKE_BERT = ["bert", "bert with cross-attention", "roberta", "electra", "albert", "distilbert", "vit", "bart", "marian",

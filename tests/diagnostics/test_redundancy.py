@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.calling import call, evaluating
+from repulsive.diagnostics.hooks.calling import call, evaluating
+from repulsive.diagnostics.hooks.outlets import find_outlets, rerouted
 from repulsive.diagnostics.importance import first_order_importance
-from repulsive.diagnostics.outlets import find_outlets, rerouted
 from repulsive.diagnostics.redundancy import ablate, all_but_one, greedy_pruning, head_ablation, heads_of, pruning_curve
 from repulsive.errors import HeadLayoutError, SelectionError
-from repulsive.models.self_attentive import SelfAttentiveConfig, SentenceClassifier
-from repulsive.models.transformer import Transformer, TransformerConfig
+from repulsive.lab.systems.classification.model import SelfAttentiveConfig, SentenceClassifier
+from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.zoo import TORCH, TRANSFORMERS, build, ids
 
 MODELS = [*(n for n in TORCH if n != "additive"), *(n for n in TRANSFORMERS if not n.endswith("eager"))]

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics import reweighted, uncertainty
+from repulsive.diagnostics import uncertainty
+from repulsive.diagnostics.hooks import reweighted
+from repulsive.diagnostics.hooks.reweighted import leave_one_out, reweighted_logits
 from repulsive.diagnostics.redundancy import head_ablation
-from repulsive.diagnostics.reweighted import leave_one_out, reweighted_logits
 from repulsive.diagnostics.uncertainty import bootstrap_weights, mixture
 from repulsive.errors import HeadLayoutError
-from repulsive.models.self_attentive import PairClassifier, SelfAttentiveConfig, SentenceClassifier
-from repulsive.models.transformer import Transformer, TransformerConfig
+from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
+from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 
 HEADS = 3
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from repulsive import SVGD
-from repulsive.recipes import open_recipe
-from repulsive.training.methods import make_rule
+from repulsive.lab.engine.methods import make_rule
+from repulsive.lab.systems.registry import open_recipe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choosing.md"
 CITED = re.compile(r"\]\((\.\./results/[^)]+)\)")

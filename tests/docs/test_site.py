@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import repulsive
-from tests.diagnostics.browser import driven_browser, driven_page, needs_driver, violations
 from tests.docs.html_pages import dead_links, is_external, pages
+from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from repulsive.cli.app import run
-from repulsive.data.folders import read_folder
-from repulsive.training import launch
+from repulsive.lab.engine import launch
+from repulsive.lab.text.folders import read_folder
 from tests.faults.injection import STOPPED, Injector, run_forked
-from tests.training import tiny
+from tests.lab.engine import tiny
 
 pytest.importorskip("optuna")
 SHORT = ("training.epochs=1", "training.save_every=4", "training.log_every=5", "training.batch=64")
@@ -44,7 +44,7 @@ def data(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tiny.make_data(tmp_path_factory.mktemp("tiny") / "prepared")
     tiny.train(folder, folder.with_name("warm"), *SHORT)  # children inherit what is imported by now
-    for package in ("optuna", "repulsive.training.sweep", "rich.progress"):
+    for package in ("optuna", "repulsive.lab.engine.sweep", "rich.progress"):
         importlib.import_module(package)
     optuna = importlib.import_module("optuna")
     optuna.create_study(storage=f"sqlite:///{folder.with_name('warm.db')}").ask()

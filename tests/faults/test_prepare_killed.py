@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from repulsive.data.claims import claimed
-from repulsive.data.folders import MANIFEST, read_folder, write_folder
-from repulsive.data.prepare import prepare
 from repulsive.errors import DataError
-from tests.training import tiny
+from repulsive.lab.text.claims import claimed
+from repulsive.lab.text.folders import MANIFEST, read_folder, write_folder
+from repulsive.lab.text.prepare import prepare
+from tests.lab.engine import tiny
 
 # Holds the claim on a folder until it is killed.
 HOLDING = """
 import sys, time
 from pathlib import Path
-from repulsive.data.claims import claimed
+from repulsive.lab.text.claims import claimed
 with claimed(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -28,7 +28,7 @@ with claimed(Path(sys.argv[1])):
 # Starts workers that make words, and says who they are.
 WORKING = """
 import sys, time
-from repulsive.data import tokenizing
+from repulsive.lab.text import tokenizing
 def main():
     tokenizing._FEW = 0
     def tell(*_):

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from repulsive.errors import RunError
-from repulsive.recipes import make_task
-from repulsive.training.loop import Loop, Stopped
-from repulsive.training.processes import TIMEOUT, lost_process
-from repulsive.training.runs import RunFolder
-from repulsive.training.trees import pack, random_state, restore_random_state, seed_everything, unpack
-from repulsive.training.watch import Watcher
+from repulsive.lab.engine.loop import Loop, Stopped
+from repulsive.lab.engine.processes import TIMEOUT, lost_process
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.trees import pack, random_state, restore_random_state, seed_everything, unpack
+from repulsive.lab.engine.watch import Watcher
+from repulsive.lab.systems.registry import make_task
 from tests.faults.test_prepare_killed import alive
-from tests.training import tiny
+from tests.lab.engine import tiny
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LONG = ("training.epochs=2000", "training.log_every=2", "training.save_seconds=100000", "model.dropout=0")
@@ -111,9 +111,7 @@ def test_errors_of_a_lost_process_are_known(monkeypatch):
 def start(data, out, **environment):
     words = ["-m", "repulsive", *tiny.words(data, out, *LONG)]
     env = tiny.environment() | environment
-    return subprocess.Popen(
-        [*TORCHRUN, *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([*TORCHRUN, *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def children(pid):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from repulsive.recipes import open_recipe
-from repulsive.training.launch import Spec
-from repulsive.training.sweep import Trial, best, sweep
+from repulsive.lab.engine.launch import Spec
+from repulsive.lab.engine.sweep import Trial, best, sweep
+from repulsive.lab.systems.registry import open_recipe
 
 pytest.importorskip("optuna")
 STAGES = [{"method.alpha": ["0.1", "0.2", "0.3"]}, {"seed": ["3", "1", "2"]}]

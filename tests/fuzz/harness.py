@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.cli.app import run as run_words
-from repulsive.data.folders import MANIFEST
 from repulsive.errors import RepulsiveError
+from repulsive.lab.text.folders import MANIFEST
 from tests.fuzz.damage import Draw, damage
 
 SECONDS = 10.0  # a case that takes longer hangs: one takes milliseconds

@@ -12,23 +12,25 @@ from typing import Any
 
 import torch
 
-from repulsive.data.blocks import Blocks
-from repulsive.data.folders import MANIFEST
-from repulsive.data.movie_reviews import fetch, read_movie_reviews
-from repulsive.data.prepare import prepare
-from repulsive.data.prepare_graphs import plan_graphs, summary
-from repulsive.data.prepare_text import plan_text
-from repulsive.data.prepared import Prepared
-from repulsive.data.prepared_graphs import PreparedGraphs
-from repulsive.data.pretrain import plan_pretrain
-from repulsive.data.text import Text, numbers
-from repulsive.training.stopping import Stopped
-from tests.data import glue_files, graph_files, parallel_files
-from tests.data.test_movie_reviews import write_archive
-from tests.data.test_pretrain import open_web_text, packed
+from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.systems.classification.movie_reviews import fetch, read_movie_reviews
+from repulsive.lab.systems.electra.blocks import Blocks
+from repulsive.lab.systems.electra.prepare import plan_pretrain
+from repulsive.lab.systems.graphs.prepare import plan_graphs, summary
+from repulsive.lab.systems.graphs.prepared import PreparedGraphs
+from repulsive.lab.systems.lm.data import Text, numbers
+from repulsive.lab.systems.lm.prepare import plan_text
+from repulsive.lab.text.folders import MANIFEST
+from repulsive.lab.text.prepare import prepare
+from repulsive.lab.text.prepared import Prepared
 from tests.fuzz.harness import Subject
-from tests.judge import sample as judged
-from tests.training import tiny
+from tests.lab.engine import tiny
+from tests.lab.judge import sample as judged
+from tests.lab.systems.classification.test_movie_reviews import write_archive
+from tests.lab.systems.electra.test_prepare import open_web_text, packed
+from tests.lab.systems.glue import glue_files
+from tests.lab.systems.graphs import graph_files
+from tests.lab.systems.translation import parallel_files
 
 WORDS = ["good", "bad", "soup", "waiter", "the", "was", "very", "not", ",", ".", "isn't", "12", "3.5", "Café", "東京"]
 GLUE = ("cola", "sts", "mnli")
@@ -277,7 +279,7 @@ def _fresh(folder: Path) -> Path:
 
 def use_prepared(folder: Path, out: Path) -> None:
     """Load it and take every sentence, as a training would."""
-    from repulsive.data.pieces import Pieces
+    from repulsive.lab.text.pieces import Pieces
 
     found = Prepared.load(folder / "data")
     for part in found.parts.values():
@@ -350,11 +352,11 @@ def make_run(folder: Path) -> None:
 
 def read_run(folder: Path, out: Path) -> None:
     """What `ls`, `report` and `evaluate` read of a run."""
-    from repulsive.recipes.gather import facts, open_methods
-    from repulsive.recipes.listing import describe_runs
-    from repulsive.recipes.score import score
-    from repulsive.training import tables
-    from repulsive.training.runs import RunFolder
+    from repulsive.lab.engine import tables
+    from repulsive.lab.engine.runs import RunFolder
+    from repulsive.lab.runs.listing import describe_runs
+    from repulsive.lab.runs.load import facts, open_methods
+    from repulsive.lab.runs.score import score
 
     describe_runs(folder)
     RunFolder(folder / "runs" / "seed-0").checkpoints.latest()
@@ -377,9 +379,9 @@ def make_stopped(folder: Path) -> None:
 
 def go_on(folder: Path, out: Path) -> None:
     """Resume a copy of it, which is what the training may write to."""
-    from repulsive.recipes import from_tables
-    from repulsive.training.launch import Spec
-    from repulsive.training.runs import RunFolder
+    from repulsive.lab.engine.launch import Spec
+    from repulsive.lab.engine.runs import RunFolder
+    from repulsive.lab.systems.registry import from_tables
 
     shutil.copytree(folder, out, symlinks=True)
     recipe = from_tables(RunFolder(out / "seed-0").recipe, "the run")
@@ -438,7 +440,7 @@ def write_recipes(folder: Path) -> None:
 
 
 def read_recipe(folder: Path, out: Path) -> None:
-    from repulsive.recipes import open_recipe
+    from repulsive.lab.systems.registry import open_recipe
 
     open_recipe(folder / "child.toml", ["training.batch=8"])
 
@@ -450,9 +452,9 @@ def write_changes(folder: Path) -> None:
 def read_changes(folder: Path, out: Path) -> None:
     """Every line is one `--set`."""
     from repulsive.errors import ConfigError
-    from repulsive.recipes import open_recipe
-    from repulsive.recipes.plan import plan
-    from repulsive.training.sweep import parse_stage
+    from repulsive.lab.engine.sweep import parse_stage
+    from repulsive.lab.runs.plan import plan
+    from repulsive.lab.systems.registry import open_recipe
 
     try:
         found = (folder / "changes.txt").read_text(encoding="utf-8", errors="replace").split("\n")
@@ -471,7 +473,7 @@ def read_changes(folder: Path, out: Path) -> None:
 
 
 def make_model(folder: Path) -> None:
-    from repulsive.models.fine_tuned import make_encoder
+    from repulsive.lab.systems.glue.model import make_encoder
 
     made = make_encoder("tiny", 20)
     made.save_pretrained(folder / "a")
@@ -484,7 +486,7 @@ def make_model(folder: Path) -> None:
 
 
 def read_model(folder: Path, out: Path) -> None:
-    from repulsive.models.fine_tuned import load_encoder
+    from repulsive.lab.systems.glue.model import load_encoder
 
     first = None
     for name in ("a", "b"):
@@ -501,7 +503,7 @@ def write_judged(folder: Path) -> None:
 
 
 def read_judged(folder: Path, out: Path) -> None:
-    from repulsive.judge.make import make
+    from repulsive.lab.judge.make import make
 
     out.mkdir(exist_ok=True)
     make(folder / "wavelet.jsonl", folder / "gearbox.jsonl", out / "page.html", count=4)
@@ -514,8 +516,8 @@ def judge_words(folder: Path, out: Path) -> list[str]:
 
 
 def write_answers(folder: Path) -> None:
-    from repulsive.judge.key import read_key
-    from repulsive.judge.make import make
+    from repulsive.lab.judge.key import read_key
+    from repulsive.lab.judge.make import make
 
     files = judged.two_systems(folder.parent)
     key = read_key(make(*files, folder.parent / "page.html", count=4).key)
@@ -526,9 +528,9 @@ def write_answers(folder: Path) -> None:
 
 
 def read_answers(folder: Path, out: Path) -> None:
-    from repulsive.judge.answers import read_all
-    from repulsive.judge.key import read_key
-    from repulsive.judge.tally import as_json, as_markdown, tally
+    from repulsive.lab.judge.answers import read_all
+    from repulsive.lab.judge.key import read_key
+    from repulsive.lab.judge.tally import as_json, as_markdown, tally
 
     key = read_key(folder / "page.key.json")
     found = tally(key, read_all(sorted(folder.glob("answers-*.json")), key), resamples=50)
@@ -545,7 +547,7 @@ def write_sentences(folder: Path) -> None:
 
 
 def read_sentences(folder: Path, out: Path) -> None:
-    from repulsive.cli import subject
+    from repulsive.diagnostics.loading import subject
 
     subject.read_sentences(folder / "sentences.txt", ["one more"], 20)
 

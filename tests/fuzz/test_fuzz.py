@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from repulsive.cli.app import run
-from repulsive.data.lines import BadLines, read_json, read_lines
-from repulsive.data.mentions import find_mentions, forms
-from repulsive.data.pieces import learn
 from repulsive.errors import ConfigError, DataError, RunError
-from repulsive.training.config import parse_value
-from repulsive.training.runs import RunFolder
+from repulsive.lab.engine.config import parse_value
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.systems.graphs.mentions import find_mentions, forms
+from repulsive.lab.text.lines import BadLines, read_json, read_lines
+from repulsive.lab.text.pieces import learn
 from tests.fuzz import harness
 from tests.fuzz.damage import DEEP, LONG
 from tests.fuzz.harness import WORKED, Samples, attempt
@@ -135,7 +135,7 @@ def test_a_missing_package_is_one_line_with_its_extra(monkeypatch, capsys):
     def missing(*_, **__):
         raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
 
-    monkeypatch.setattr("repulsive.recipes.listing.describe_recipes", missing)
+    monkeypatch.setattr("repulsive.lab.runs.listing.describe_recipes", missing)
     assert run(["ls"]) == 2
     assert capsys.readouterr().err == (
         "repulsive: this needs the package numpy; install it with: pip install 'repulsive[train]'\n"

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from repulsive.errors import HeadLayoutError
-from repulsive.heads import by_hand, discover, find_heads, rows
-from repulsive.heads.rows import rows_of
+from repulsive.heads import by_hand, discover, find_heads
+from repulsive.heads.table import rows
+from repulsive.heads.table.rows import rows_of
 from tests.heads.zoo import build
 
 LAYOUTS = (

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive import HeadLayoutError, find_heads, heads_by_hand, verify_heads
-from repulsive.heads import trace as tracing
 from repulsive.heads.place import where_of
 from repulsive.heads.select import join_heads
+from repulsive.heads.trace import trace as tracing
 from tests.heads.tricky import D, E, H, TalkingHeads, Tiled, Windowed
 
 X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0))

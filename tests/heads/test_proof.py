@@ -11,8 +11,8 @@ from torch import nn
 
 import repulsive
 from repulsive import HeadGroup, HeadLayoutError, find_heads, heads_by_hand, repel, verify_heads
-from repulsive.heads.rows import rows_of
-from repulsive.models.transformer import Transformer, TransformerConfig
+from repulsive.heads.table.rows import rows_of
+from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.tricky import (
     D,
     E,

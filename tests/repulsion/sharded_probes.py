@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from repulsive import UnsupportedWeights, repel
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.repulsion import blocks, head_placement
+from repulsive.repulsion import head_placement
+from repulsive.repulsion.backends import eager as blocks
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_cases import WORLDS, Separate, attach, groups_of, make, optimizer_of, together, train
 

@@ -12,8 +12,8 @@ DEVICE = "cuda" if GPU else "cpu"
 
 from repulsive import SGLD, SPOS, SVGD, CosineLadder, RuleError, repel  # noqa: E402
 from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
-from repulsive.repulsion import plan  # noqa: E402
-from repulsive.repulsion.update import Update  # noqa: E402
+from repulsive.repulsion.backends import fused as plan  # noqa: E402
+from repulsive.repulsion.backends.choose import Update  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from torch import nn
 pytest.importorskip("triton")
 
 from repulsive import SPOS, SVGD, repel
-from repulsive.repulsion import plan
-from repulsive.repulsion.update import Update
+from repulsive.repulsion.backends import fused as plan
+from repulsive.repulsion.backends.choose import Update
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -1,7 +1,5 @@
 """The costs that docs/scaling.md states are those of its script, and the script's counts are those of the code."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,19 +10,16 @@ from torch.utils._pytree import tree_leaves
 
 from repulsive import SVGD, repel
 from repulsive.heads import heads_by_hand
-from repulsive.repulsion import blocks
+from repulsive.repulsion.backends import eager as blocks
+from tests.scripts import study
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def scaling():
-    spec = importlib.util.spec_from_file_location("scaling", ROOT / "benchmarks" / "scaling.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["scaling"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["scaling"]
+    with study("studies.speed.scaling") as module:
+        yield module
 
 
 def test_the_document_holds_the_table_of_the_script(scaling):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from repulsive import SVGD, RuleError, SelectionError, UnknownSetting, find_heads, repel
+from repulsive.lab.engine.methods import make_rule
+from repulsive.lab.engine.recipe import Method
 from repulsive.particles import RULES, rule_by_name
-from repulsive.training.methods import make_rule
-from repulsive.training.recipe import Method
 
 
 def adam(model):

@@ -8,8 +8,9 @@ import tarfile
 import pytest
 
 from repulsive.cli.app import run
-from repulsive.data import agenda, documents, lines
 from repulsive.errors import ConfigError, DataError
+from repulsive.lab.systems.graphs import agenda
+from repulsive.lab.text import documents, lines
 from repulsive.safety import limits
 
 LINE = b"the same line again and again\n"

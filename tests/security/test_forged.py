@@ -9,11 +9,11 @@ from safetensors.torch import load, save
 
 from repulsive.cli.app import run
 from repulsive.errors import RunError
-from repulsive.training import seals
-from repulsive.training.runs import RunFolder
-from repulsive.training.scores import recomputed
-from repulsive.training.tables import rows
-from tests.training import tiny
+from repulsive.lab.engine import seals
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.scores import recomputed
+from repulsive.lab.engine.tables import rows
+from tests.lab.engine import tiny
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import pytest
 
 from repulsive.cli.app import run
 from repulsive.errors import CheckpointError, RunError
+from repulsive.lab.engine.checkpoint import Checkpoints
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.sweep import storage_in
+from repulsive.lab.engine.workers import LOG, _work
 from repulsive.safety.files import locked, open_append, open_new, write_whole
-from repulsive.training.checkpoint import Checkpoints
-from repulsive.training.runs import RunFolder
-from repulsive.training.sweep import storage_in
-from repulsive.training.workers import LOG, _work
-from tests.training import tiny
+from tests.lab.engine import tiny
 
 CONTENT = b"somebody's only copy\n"
 

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from repulsive.cli.app import run
-from repulsive.cli.subject import _class_of
+from repulsive.diagnostics.loading.subject import _class_of
 from repulsive.errors import ConfigError, DataError
-from repulsive.models import electra
-from repulsive.models.fine_tuned import load_encoder, make_encoder
-from repulsive.models.folder_config import offline
+from repulsive.lab.systems.electra import model as electra
+from repulsive.lab.systems.glue.model import load_encoder, make_encoder
 from repulsive.safety.limits import PARAMETERS
+from repulsive.safety.model_folders import offline
 
 transformers = pytest.importorskip("transformers")
 

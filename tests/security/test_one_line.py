@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from repulsive.cli.app import run
-from repulsive.data.prepare import prepare
-from repulsive.diagnostics.calling import call, items_in, real_queries
+from repulsive.diagnostics.hooks.calling import call, items_in, real_queries
 from repulsive.errors import DataError
-from repulsive.recipes.classification import ClassificationTask
-from repulsive.training import launch
-from tests.training import tiny
+from repulsive.lab.engine import launch
+from repulsive.lab.systems.classification.task import ClassificationTask
+from repulsive.lab.text.prepare import prepare
+from tests.lab.engine import tiny
 
 
 def one_line(capsys):
@@ -40,7 +40,7 @@ def test_no_memory(error, monkeypatch, capsys):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("repulsive.recipes.listing.describe_recipes", fail)
+    monkeypatch.setattr("repulsive.lab.runs.listing.describe_recipes", fail)
     assert run(["ls"]) == 2
     assert "out of memory" in one_line(capsys)
 

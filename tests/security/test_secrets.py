@@ -6,9 +6,9 @@ import pytest
 
 from repulsive.cli.app import run
 from repulsive.errors import ConfigError
+from repulsive.lab.engine import sweep
 from repulsive.safety.secrets import redact, redact_word
-from repulsive.training import sweep
-from tests.training import tiny
+from tests.lab.engine import tiny
 
 SECRET = "hunter2"
 URLS = [

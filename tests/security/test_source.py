@@ -15,22 +15,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from repulsive.data import age, documents, lines
-from repulsive.data.agenda import read_json_graphs
-from repulsive.data.folders import MANIFEST, write_folder
-from repulsive.data.prepared import Prepared
-from repulsive.diagnostics.report import render_page, samples
-from repulsive.diagnostics.report.text import escaped, script_json
 from repulsive.errors import CheckpointError, ConfigError, DataError
-from repulsive.judge.make import make
-from repulsive.models.fine_tuned import load_encoder, make_encoder
-from repulsive.recipes import find, open_recipe
-from repulsive.training.checkpoint import Checkpoints, load
-from tests.data.test_prepared import small
-from tests.diagnostics.sample import sample_content
+from repulsive.lab.engine.checkpoint import Checkpoints, load
+from repulsive.lab.judge.make import make
+from repulsive.lab.systems.classification import age
+from repulsive.lab.systems.glue.model import load_encoder, make_encoder
+from repulsive.lab.systems.graphs.agenda import read_json_graphs
+from repulsive.lab.systems.registry import find, open_recipe
+from repulsive.lab.text import documents, lines
+from repulsive.lab.text.folders import MANIFEST, write_folder
+from repulsive.lab.text.prepared import Prepared
+from repulsive.pages import render_page, samples
+from repulsive.pages.text import escaped, script_json
+from tests.lab.text.test_prepared import small
+from tests.pages.sample import sample_content
 
 ROOT = Path(__file__).resolve().parents[2]
-TREES = ("src", "benchmarks", "examples")
+TREES = ("src", "studies", "examples")
 FORBIDDEN_CALLS = {
     "eval": "runs text as code",
     "exec": "runs text as code",
@@ -49,7 +50,11 @@ FORBIDDEN_CALLS = {
 }
 FORBIDDEN_IMPORTS = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "requests")
 # Calls by a name that is not in the source: these are asked by whoever types the command, and by nobody else's file.
-IMPORTS_BY_NAME = {"src/repulsive/cli/target.py", "benchmarks/package_models.py", "benchmarks/survey_packages.py"}
+IMPORTS_BY_NAME = {
+    "src/repulsive/diagnostics/loading/target.py",
+    "studies/survey/package_models.py",
+    "studies/survey/packages.py",
+}
 
 
 def modules():
@@ -357,6 +362,6 @@ def test_a_table_of_samples_shows_markup_as_text():
 
 
 def test_checksums_guard_what_is_fetched():
-    from repulsive.data import movie_reviews
+    from repulsive.lab.systems.classification import movie_reviews
 
     assert len(bytes.fromhex(movie_reviews.SHA256)) == hashlib.sha256().digest_size

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from repulsive.cli.app import run
-from repulsive.judge.answers import Answers
-from repulsive.judge.key import Key
-from repulsive.judge.tally import as_markdown, tally
+from repulsive.lab.engine.launch import _warnings_as_lines
+from repulsive.lab.engine.tables import Cell, Row
+from repulsive.lab.engine.tables import as_markdown as as_table
+from repulsive.lab.engine.watch import Log
+from repulsive.lab.judge.answers import Answers
+from repulsive.lab.judge.key import Key
+from repulsive.lab.judge.tally import as_markdown, tally
 from repulsive.safety.markdown import escaped
 from repulsive.safety.terminal import one_line, printable
-from repulsive.training.launch import _warnings_as_lines
-from repulsive.training.tables import Cell, Row
-from repulsive.training.tables import as_markdown as as_table
-from repulsive.training.watch import Log
-from tests.training import tiny
+from tests.lab.engine import tiny
 
 CLI = Path(__file__).resolve().parents[2] / "src" / "repulsive" / "cli"
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal

@@ -83,10 +83,10 @@ def _bench_model(
 
     from rich.console import Console
 
-    from repulsive.bench.model_cost import CostOptions, measure_model
-    from repulsive.bench.model_table import print_costs
-    from repulsive.bench.presets import find_preset
-    from repulsive.bench.rules import build_rules
+    from repulsive.lab.bench.model_cost import CostOptions, measure_model
+    from repulsive.lab.bench.model_table import print_costs
+    from repulsive.lab.bench.presets import find_preset
+    from repulsive.lab.bench.rules import build_rules
 
     find_preset(model)
     build_rules(rules)
@@ -113,8 +113,8 @@ def _bench_small(
     growth: bool,
     out: Path | None,
 ) -> None:
-    from repulsive.bench.report import as_table, run
-    from repulsive.bench.steps import VARIANTS, Options
+    from repulsive.lab.bench.report import as_table, run
+    from repulsive.lab.bench.steps import VARIANTS, Options
 
     unknown = [name for name in variant or [] if name not in VARIANTS]
     if unknown:

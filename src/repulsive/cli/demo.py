@@ -24,8 +24,8 @@ def demo(
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")] = None,
 ) -> None:
     """Train plain, regularised and repulsive attention, print the paper's Table 1 and write a page with the heads."""
-    from repulsive.data.prepare import prepare
-    from repulsive.recipes.demo import Demo
+    from repulsive.lab.demo import Demo
+    from repulsive.lab.text.prepare import prepare
 
     if data not in ("reviews", "movie-reviews"):
         raise typer.BadParameter(f"{data!r}: choose reviews or movie-reviews", param_hint="--data")

@@ -21,16 +21,16 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Evaluate the best weights of finished runs again; several are compared with the first, seed by seed."""
-    from repulsive.recipes.plan import check_device
-    from repulsive.recipes.score import score
-    from repulsive.training.tables import as_json as to_json
-    from repulsive.training.tables import as_markdown
+    from repulsive.lab.engine.tables import as_json as to_json
+    from repulsive.lab.engine.tables import as_markdown
+    from repulsive.lab.runs.plan import check_device
+    from repulsive.lab.runs.score import score
 
     check_device(device)
     if predict is not None:
         if len(runs) > 1:
             raise typer.BadParameter("one run at a time", param_hint="--predict")
-        from repulsive.recipes.predicting import predict as write
+        from repulsive.lab.systems.glue.submission import predict as write
 
         for path in write(runs[0], predict, data, device):
             say(str(path))

@@ -19,7 +19,7 @@ def heads(
     ],
 ) -> None:
     """Print the attention heads of a model: one line per group of heads."""
-    from repulsive.cli.target import load_model
+    from repulsive.diagnostics.loading.target import load_model
     from repulsive.heads import describe, find_heads
 
     say(describe(find_heads(load_model(target))))

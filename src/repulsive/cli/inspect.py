@@ -39,8 +39,8 @@ def inspect(
     out: Annotated[Path, typer.Option(help="Folder for inspect.html and inspect.json.")] = Path("."),
 ) -> None:
     """Print how alike the heads of a model are, and which are redundant; text needs no labels."""
-    from repulsive.cli.subject import example_inputs, load_subject, read_sentences, tokenized
     from repulsive.diagnostics.inspection import inspect_heads
+    from repulsive.diagnostics.loading.subject import example_inputs, load_subject, read_sentences, tokenized
     from repulsive.diagnostics.summary import as_text
 
     if example and (text or sentence):
@@ -78,8 +78,8 @@ def _check_place(out: Path) -> None:
 def _write(out: Path, found: Inspection, title: str, facts: list[tuple[str, str]], tokens: list[list[str]]) -> Path:
     import json
 
-    from repulsive.diagnostics.report.inspection import write_inspection
     from repulsive.diagnostics.summary import as_json
+    from repulsive.pages.inspection import write_inspection
     from repulsive.safety.files import write_whole
 
     try:

@@ -30,8 +30,8 @@ def make(
     title: Annotated[str, typer.Option(help="Of the page.", show_default=False)] = "",
 ) -> None:
     """Write a page for judges: pairs of texts in random order, on random sides, without names."""
-    from repulsive.judge.blind import TITLE
-    from repulsive.judge.make import make as write
+    from repulsive.lab.judge.blind import TITLE
+    from repulsive.lab.judge.make import make as write
 
     made = write(first, second, out, count=count, seed=seed, title=title or TITLE)
     for path, lost in ((first, made.only_first), (second, made.only_second)):
@@ -51,11 +51,11 @@ def tally(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Count wins, losses and ties, as in the paper's table of human judgements."""
-    from repulsive.judge.answers import read_all
-    from repulsive.judge.key import read_key
-    from repulsive.judge.tally import as_json as to_json
-    from repulsive.judge.tally import as_markdown
-    from repulsive.judge.tally import tally as count
+    from repulsive.lab.judge.answers import read_all
+    from repulsive.lab.judge.key import read_key
+    from repulsive.lab.judge.tally import as_json as to_json
+    from repulsive.lab.judge.tally import as_markdown
+    from repulsive.lab.judge.tally import tally as count
 
     opened = read_key(key)
     answers = [path for path in files if realpath(path) != realpath(key)]  # `*.json` finds the key too

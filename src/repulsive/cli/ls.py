@@ -15,7 +15,7 @@ def ls(
     recipes: Annotated[bool, typer.Option("--recipes", help="Built-in recipes only.")] = False,
 ) -> None:
     """List built-in recipes and the runs in a folder, with how far they are."""
-    from repulsive.recipes.listing import describe_recipes, describe_runs
+    from repulsive.lab.runs.listing import describe_recipes, describe_runs
 
     say(describe_recipes())
     if not recipes:

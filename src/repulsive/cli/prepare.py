@@ -15,7 +15,7 @@ from repulsive.cli.say import say
 from repulsive.safety.terminal import one_line
 
 if TYPE_CHECKING:
-    from repulsive.data.prepared import Prepared
+    from repulsive.lab.text.prepared import Prepared
 
 VARIABLE = "REPULSIVE_DATA"
 
@@ -75,8 +75,8 @@ def prepare(
     force: Annotated[bool, typer.Option("--force", help="Replace what is prepared there.")] = False,
 ) -> None:
     """Make words, a vocabulary and numbers of a task's texts, once, for training to read."""
-    from repulsive.data.plan import plan
-    from repulsive.data.prepare import run
+    from repulsive.lab.text.plan import plan
+    from repulsive.lab.text.prepare import run
 
     if jobs is not None and jobs < 1:
         raise typer.BadParameter(f"{jobs}: at least 1", param_hint="--jobs")
@@ -137,8 +137,8 @@ def prepare(
 
 def _pretrain(data: Path | None, out: Path, jobs: int | None, force: bool, **options: Any) -> None:
     """The same for a corpus, which may be larger than memory."""
-    from repulsive.data import pretrain
     from repulsive.errors import DataError
+    from repulsive.lab.systems.electra import prepare as pretrain
 
     known = ("vocabulary", "length", "packing", "dev", "lowercase", "seed", "limit")
     for name in options:
@@ -158,8 +158,8 @@ def _pretrain(data: Path | None, out: Path, jobs: int | None, force: bool, **opt
 
 def _text(task: str, data: Path | None, out: Path, force: bool, **options: Any) -> None:
     """The same for running text."""
-    from repulsive.data import prepare_text
     from repulsive.errors import DataError
+    from repulsive.lab.systems.lm import prepare as prepare_text
 
     toy = task == prepare_text.TOY
     known = ("seed", "limit") if toy else ("tokenizer", "vocabulary", "lowercase", "suffix", "dev", "seed", "limit")
@@ -185,8 +185,8 @@ def _text(task: str, data: Path | None, out: Path, force: bool, **options: Any) 
 
 def _graphs(data: Path | None, out: Path, force: bool, **settings: Any) -> None:
     """The same for graphs with texts about them."""
-    from repulsive.data import prepare_graphs
     from repulsive.errors import DataError
+    from repulsive.lab.systems.graphs import prepare as prepare_graphs
 
     if data is None:
         raise DataError(f"task 'graphs' needs the folder of its files: give --data, or set {VARIABLE}")
@@ -201,7 +201,7 @@ def _graphs(data: Path | None, out: Path, force: bool, **settings: Any) -> None:
 
 def default_data(task: str) -> Path | None:
     """Where a task's files are looked for when nobody says."""
-    from repulsive.data.sources import FROM_FILES
+    from repulsive.lab.text.sources import FROM_FILES
 
     root = os.environ.get(VARIABLE)
     if not root or task in ("reviews", "lm-toy"):

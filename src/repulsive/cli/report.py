@@ -27,8 +27,8 @@ def report(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
 ) -> None:
     """Write one page on finished runs: results, curves, how alike heads are, what each is worth, how sure."""
-    from repulsive.recipes.plan import check_device
-    from repulsive.recipes.report import Options, write
+    from repulsive.lab.runs.plan import check_device
+    from repulsive.lab.runs.report import Options, write
 
     check_device(device)
     options = Options(part=part, most=most, foreign=foreign, heads=heads, bleu=bleu, device=device, title=title)

@@ -37,9 +37,9 @@ def reproduce(
 ) -> None:
     """Print the paper's numbers beside ours, with intervals and a verdict on each claim; without an ID, list them."""
     from repulsive.errors import RunError
-    from repulsive.reproduce import command, toy
-    from repulsive.reproduce.catalogue import find
-    from repulsive.reproduce.running import Options
+    from repulsive.lab.paper import command, toy
+    from repulsive.lab.paper.catalogue import find
+    from repulsive.lab.paper.running import Options
 
     words = ids or []
     files = [*(judgements or []), *(Path(word) for word in words if word.endswith(".json"))]  # a shell's `*.json`

@@ -31,11 +31,11 @@ def sweep(
     import math
     import socket
 
-    from repulsive.recipes import make_task, open_recipe
-    from repulsive.recipes.plan import folder_name, plan
-    from repulsive.training import sweep as sweeps
-    from repulsive.training.launch import train_many
-    from repulsive.training.runs import RunFolder
+    from repulsive.lab.engine import sweep as sweeps
+    from repulsive.lab.engine.launch import train_many
+    from repulsive.lab.engine.runs import RunFolder
+    from repulsive.lab.runs.plan import folder_name, plan
+    from repulsive.lab.systems.registry import make_task, open_recipe
 
     fixed = changes or []
     opened = open_recipe(recipe, fixed)

@@ -22,10 +22,10 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the result.")] = False,
 ) -> None:
     """Train recipes; the first is what the others are compared with. The same command goes on where it was stopped."""
-    from repulsive.recipes import make_task
-    from repulsive.recipes.plan import plan
-    from repulsive.training.launch import speaks, train_here, train_many
-    from repulsive.training.tables import as_markdown, ended, rows
+    from repulsive.lab.engine.launch import speaks, train_here, train_many
+    from repulsive.lab.engine.tables import as_markdown, ended, rows
+    from repulsive.lab.runs.plan import plan
+    from repulsive.lab.systems.registry import make_task
 
     specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device)
     if len(specs) == 1:

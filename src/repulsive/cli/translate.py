@@ -24,8 +24,8 @@ def translate(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
 ) -> None:
     """Translate the lines of stdin; there are as many on stdout, in the same order, and empty ones stay empty."""
-    from repulsive.recipes.plan import check_device
-    from repulsive.recipes.translating import open_translator, translate_lines
+    from repulsive.lab.runs.plan import check_device
+    from repulsive.lab.systems.translation.translate import open_translator, translate_lines
 
     check_device(device)
     model, pieces, search = open_translator(run, device, beam=beam, lenpen=lenpen, nbest=nbest)

@@ -133,9 +133,7 @@ def against_chance(
         for number in range(twins):
             twin = untrained_twin(model, seed + number)
             theirs = find_heads(twin) if groups is None or _by_table(groups) else find_heads(twin, read[0])
-            measured.append(
-                circuit_similarity(twin, read, tokens=min(tokens, TWIN_TOKENS), seed=seed, groups=theirs)
-            )
+            measured.append(circuit_similarity(twin, read, tokens=min(tokens, TWIN_TOKENS), seed=seed, groups=theirs))
     except (NoTwin, HeadLayoutError) as error:
         notes.append(f"similarity has no null: {error}")
         measured = []

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import real_keys, real_queries
 from repulsive.diagnostics.diversity import Pair
-from repulsive.diagnostics.outlets import find_outlets
-from repulsive.diagnostics.projected import Projected, project
-from repulsive.diagnostics.qkv import find_layers
-from repulsive.diagnostics.running import Real
+from repulsive.diagnostics.hooks.calling import real_keys, real_queries
+from repulsive.diagnostics.hooks.outlets import find_outlets
+from repulsive.diagnostics.hooks.projected import Projected, project
+from repulsive.diagnostics.hooks.qkv import find_layers
+from repulsive.diagnostics.hooks.running import Real
 from repulsive.errors import DivergedError, HeadLayoutError, RuleError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.place import module_of

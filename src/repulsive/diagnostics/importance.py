@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import evaluating
-from repulsive.diagnostics.capture import refuse_silence
-from repulsive.diagnostics.outlets import Outlet, find_outlets, rerouted
+from repulsive.diagnostics.hooks.calling import evaluating
+from repulsive.diagnostics.hooks.capture import refuse_silence
+from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets, rerouted
 from repulsive.errors import SelectionError
 from repulsive.particles.gram import compute_dtype
 

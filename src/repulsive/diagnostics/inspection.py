@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import evaluating, items_in
 from repulsive.diagnostics.chance import TWINS, AgainstChance, against_chance
 from repulsive.diagnostics.diversity import Diversity, Pair, of_weights
+from repulsive.diagnostics.hooks.calling import evaluating, items_in
+from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
+from repulsive.diagnostics.hooks.running import run_heads
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.labels import short_names
-from repulsive.diagnostics.outlets import Outlet, find_outlets
 from repulsive.diagnostics.own_output import OwnChange, own_loss
 from repulsive.diagnostics.redundancy import Ablation, Curve, head_ablation, pruning_curve
-from repulsive.diagnostics.running import run_heads
 from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.place import module_of

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from repulsive.diagnostics.calling import real_queries
-from repulsive.diagnostics.capture import capture
 from repulsive.diagnostics.circuits import circuit_similarity
 from repulsive.diagnostics.diversity import Diversity, of_weights
-from repulsive.diagnostics.outlets import find_outlets
+from repulsive.diagnostics.hooks.calling import real_queries
+from repulsive.diagnostics.hooks.capture import capture
+from repulsive.diagnostics.hooks.outlets import find_outlets
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import call, real_queries
+from repulsive.diagnostics.hooks.calling import call, real_queries
 from repulsive.errors import DataError
 
 METRICS = {

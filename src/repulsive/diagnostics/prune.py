@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.outlets import Outlet, find_outlets
+from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
 from repulsive.diagnostics.redundancy import heads_of
 from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
@@ -50,7 +50,7 @@ RESIZABLE: Mapping[str, Mapping[str, str]] = {
         f"transformers.*.{name}Attention": _LLAMA
         for name in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Granite")
     },
-    "repulsive.models.transformer.Attention": {"num_heads": "heads"},
+    "repulsive.lab.systems.translation.model.Attention": {"num_heads": "heads"},
 }
 # Models whose additive attention hands on one vector per head: what behind it counts heads, and along which axis.
 CONSUMERS: Mapping[str, tuple[tuple[str, int], ...]] = {
@@ -65,7 +65,8 @@ def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module
 
     Args:
         model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, GPT-2, BART, mBART, Marian, Pegasus,
-            Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma or Granite of transformers, or one of `repulsive.models`.
+            Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma or Granite of transformers, or
+            the Transformer of `repulsive.lab`.
         heads: (layer, head) pairs as in `ablate`, of query heads; every layer must keep one head. Keys and values that
             several of them share go with the last of these; where the heads left share unequally, they are copied.
 
@@ -74,7 +75,7 @@ def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module
         SelectionError: nothing chosen, no such layer or head, or a layer would lose all of its heads.
 
     Example:
-        >>> from repulsive.models.transformer import Transformer, TransformerConfig
+        >>> from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
         >>> whole = Transformer(TransformerConfig.tiny(vocabulary=20))
         >>> smaller = prune(whole, [(0, 1), (0, 2)])
         >>> smaller.encoder.layers[0].self_attention.q_proj

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.calling import evaluating
-from repulsive.diagnostics.capture import refuse_silence
-from repulsive.diagnostics.outlets import Outlet, find_outlets, rerouted
+from repulsive.diagnostics.hooks.calling import evaluating
+from repulsive.diagnostics.hooks.capture import refuse_silence
+from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets, rerouted
 from repulsive.errors import SelectionError
 
 Head = tuple[int, int]  # layer, head

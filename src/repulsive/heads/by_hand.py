@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
-from repulsive.heads.known import dotted
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.match import follow, weights_of
 from repulsive.heads.place import clean, module_of, number_layers, stack_of, unwrap, where_of
-from repulsive.heads.rows import rows_of
+from repulsive.heads.table.match import follow, weights_of
+from repulsive.heads.table.rows import rows_of
+from repulsive.heads.table.walk import dotted
 
 ByHand = tuple[str, int] | tuple[str, int, int] | tuple[str, Tensor]
 

@@ -10,13 +10,13 @@ from typing import Literal, get_args
 from torch import nn
 
 from repulsive.errors import NoHeadsFound, SelectionError
-from repulsive.heads.families import FAMILIES
-from repulsive.heads.infer import Completed, complete, refuse_wrong
-from repulsive.heads.known import known_heads
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.match import kinds_of
 from repulsive.heads.place import clean, module_of, unwrap
 from repulsive.heads.select import LayersName, Particle, Where, select
+from repulsive.heads.table.families import FAMILIES
+from repulsive.heads.table.match import kinds_of
+from repulsive.heads.table.walk import known_heads
+from repulsive.heads.trace.infer import Completed, complete, refuse_wrong
 
 Layout = Literal["heads", "strided"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from repulsive.errors import HeadLayoutError
-from repulsive.heads.judge import judge
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.place import unwrap
-from repulsive.heads.trace import trace
+from repulsive.heads.trace.check import judge
+from repulsive.heads.trace.trace import trace
 
 _LISTED = 4
 

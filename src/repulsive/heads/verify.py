@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
-from repulsive.heads.infer import infer, refuse_wrong, settled
-from repulsive.heads.judge import HeadReport, judge
-from repulsive.heads.known import known_heads
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.place import unwrap
-from repulsive.heads.trace import trace_enough
+from repulsive.heads.table.walk import known_heads
+from repulsive.heads.trace.check import HeadReport, judge
+from repulsive.heads.trace.infer import infer, refuse_wrong, settled
+from repulsive.heads.trace.trace import trace_enough
 
 
 def verify_heads(

@@ -36,6 +36,7 @@ except ImportError:
             'repulsive.integrations.lightning needs lightning: pip install "repulsive[lightning]"'
         ) from error
 
+
 class RepulsiveCallback(Callback):
     """Repels the heads of a LightningModule while it is fitted.
 

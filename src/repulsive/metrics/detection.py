@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from repulsive.metrics.glue import ranks
+from repulsive.lab.systems.glue.metrics import ranks
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:

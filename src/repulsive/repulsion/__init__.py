@@ -3,8 +3,8 @@
 from repulsive.repulsion.attach import repel, unwrap_optimizer
 from repulsive.repulsion.handle import Handle
 from repulsive.repulsion.measurements import GroupReport
-from repulsive.repulsion.placement import head_placement
 from repulsive.repulsion.schedules import Constant, Cosine, Linear, WarmUp
+from repulsive.repulsion.sharding.placement import head_placement
 
 __all__ = [
     "Constant",

@@ -21,10 +21,11 @@ from repulsive.heads.select import LayersName, Particle, Where
 from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion import checks, sharding, shrinking
+from repulsive.repulsion import checks, shrinking
 from repulsive.repulsion.handle import Handle
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.settings import NoisePlace, Order, Settings
+from repulsive.repulsion.sharding import parts as sharding
 from repulsive.repulsion.show import attached_line, attached_table
 from repulsive.repulsion.trained import split_trained
 

@@ -23,8 +23,8 @@ from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.live import Live, are_same
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.measurements import GroupReport, Measurements
+from repulsive.repulsion.optimizers import Snapshot, is_nested, scale_of, skips
 from repulsive.repulsion.owners import claimed_twice
-from repulsive.repulsion.passing import Snapshot, is_nested, scale_of, skips
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.show import Overview, as_html, as_text, overview, short_rule
 

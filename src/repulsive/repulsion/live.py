@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
-from repulsive.repulsion.blocks import Measured
+from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.eager import Measured
+from repulsive.repulsion.optimizers import is_idle, only_makes_state
 from repulsive.repulsion.owners import Owners
-from repulsive.repulsion.passing import is_idle, only_makes_state
-from repulsive.repulsion.update import Update
 
 
 class AnyUpdate(Protocol):

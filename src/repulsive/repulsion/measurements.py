@@ -13,7 +13,7 @@ from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import CollapsedHeads
 from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.blocks import Measured
+from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.live import is_captured
 from repulsive.repulsion.strength import IN_A_ROW, Strength
 from repulsive.repulsion.trained import newly_trained

@@ -38,9 +38,7 @@ def short_rule(rule: Rule | None) -> str:
     return f"{type(rule).__name__}({', '.join(shown)})"
 
 
-def attached_line(
-    model: nn.Module, rule: Rule | None, groups: Sequence[HeadGroup], left_out: Mapping[str, str]
-) -> str:
+def attached_line(model: nn.Module, rule: Rule | None, groups: Sequence[HeadGroup], left_out: Mapping[str, str]) -> str:
     """One line: the model's class, layers x heads, groups, rule, and attention that was left out.
 
     Args:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
-from repulsive.repulsion import sharding
+from repulsive.repulsion.sharding import parts as sharding
 
 
 def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[list[HeadGroup], list[HeadGroup]]:

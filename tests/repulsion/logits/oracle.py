@@ -33,9 +33,7 @@ def energy(vectors: list[Tensor], kernel: str) -> Tensor:
     """The sum of kernel values of each unit function with the others, which are held fixed."""
     units = [v / v.norm() for v in vectors]
     heads = len(units)
-    distances = sorted(
-        float((units[i] - units[j]).norm().detach()) for i in range(heads) for j in range(i + 1, heads)
-    )
+    distances = sorted(float((units[i] - units[j]).norm().detach()) for i in range(heads) for j in range(i + 1, heads))
     middle = len(distances) // 2
     median = distances[middle] if len(distances) % 2 else (distances[middle - 1] + distances[middle]) / 2
     h = median**2 / math.log(heads)

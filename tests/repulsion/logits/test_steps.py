@@ -340,7 +340,7 @@ def test_settings_that_cannot_be():
 
 
 def test_additive_attention_is_refused_by_name():
-    from repulsive.models.self_attentive import AdditiveAttention
+    from repulsive.lab.systems.classification.model import AdditiveAttention
 
     model = AdditiveAttention(8, 6, 3)
     with pytest.raises(RuleError, match="Additive and graph attention"):

@@ -94,9 +94,7 @@ class Samples:
             norm = formula_of(projection.norm, outputs, projection.group.name)
         if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
             self._check(number, part, projection, flat, outputs)
-        self.found[number, part] = Sample(
-            tuple(inputs), outputs, at.weights, at.sequences, at.count, norm
-        )
+        self.found[number, part] = Sample(tuple(inputs), outputs, at.weights, at.sequences, at.count, norm)
 
     def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> Positions:
         """Positions for one call; all layers that see one batch share them."""

@@ -170,6 +170,7 @@ class Sampler:
         training = module.training and torch.is_grad_enabled()
         return training if torch.compiler.is_compiling() else training and (self.wanted or is_capturing())
 
+
 class Hook:
     """A method of a sampler as a hook of a module. Copies of the module get one that does nothing."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.blocks import Measured, Reference
+from repulsive.repulsion.backends.eager import Measured, Reference
 from repulsive.repulsion.live import is_captured
 from repulsive.repulsion.logits.force import LayerForce, logit_forces
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers

@@ -1,0 +1,1 @@
+"""Capture attention and head outputs of any model, whatever backend it uses; ablate heads."""

@@ -1,0 +1,1 @@
+"""Load the model that a user names, and batches it can read."""

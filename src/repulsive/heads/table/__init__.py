@@ -1,0 +1,1 @@
+"""Known attention classes as data, and how a model is matched against them."""

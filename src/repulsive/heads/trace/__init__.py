@@ -1,0 +1,1 @@
+"""Proof and inference of heads by autograd."""

@@ -1,0 +1,82 @@
+"""The cost of rules as a table of at most 80 columns, with what it was measured on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from repulsive.lab.bench.model_cost import AGAIN, GIGA
+from repulsive.lab.bench.turns import PERIOD, PLAIN
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_costs(facts: dict[str, Any], console: Console) -> None:
+    """Print what `measure_model` found.
+
+    Args:
+        facts: its result, or the same read from JSON.
+        console: where to; all lines fit 80 columns.
+    """
+    from rich.table import Table
+
+    results, unit = facts["results"], facts["unit"]
+    with_memory = any(row["peak_bytes"] is not None for row in results.values())
+    table = Table(title=f"{facts['settings']['model']}: milliseconds per training step", title_justify="left", box=None)
+    table.add_column("rule", no_wrap=True)
+    columns = ["plain", "repelled", "ratio", "95 % interval", f"{unit}/s"]
+    for title in [*columns, "GB"] if with_memory else columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    plain = results[PLAIN]["seconds"]
+    for name, row in results.items():
+        if name == PLAIN:
+            continue
+        cells = [
+            name,
+            f"{1e3 * plain:.2f}",
+            f"{1e3 * row['seconds']:.2f}",
+            _ratio(row["ratio"]),
+            f"{_ratio(row['low'])} to {_ratio(row['high'])}",
+            f"{row['per_second']:,.0f}",
+        ]
+        table.add_row(*cells, *([_gigabytes(row["peak_bytes"])] if with_memory else []))
+    console.print(table)
+    for line in summary(facts):
+        console.print(line, highlight=False)
+
+
+def summary(facts: dict[str, Any]) -> list[str]:
+    """Sentences below the table: what was trained, on what, and how to read the numbers."""
+    settings, versions, plain = facts["settings"], facts["versions"], facts["results"][PLAIN]
+    batch, length, unit = settings["batch"], settings["length"], facts["unit"]
+    step = f"{batch} images" if unit == "images" else f"{batch} x {length} tokens"
+    optimizer = "fused AdamW" if settings["device"] == "cuda" else "AdamW"
+    compiled = ", compiled" if settings["compiled"] else ""
+    lines = [
+        f"{facts['parameters'] / 1e6:.0f}M parameters with random weights, {step} per step, {optimizer}, "
+        f"{facts['precision']}{compiled}.",
+        f"Plain: {plain['per_second']:,.0f} {unit} per second, peak memory {_peak(facts)}.",
+        f"'{AGAIN}' compares a second plain model with the first: the noise floor.",
+        f"{settings['rounds']} rounds of {settings['steps'] + 1} steps per model; one step of each measures and "
+        f"counts as 1 of {PERIOD}. Step times are medians, ratios geometric means.",
+        f"{facts['machine']}, {facts['threads']} CPU threads, torch {versions.get('torch')}, "
+        f"transformers {versions.get('transformers')}, {facts['date']}.",
+    ]
+    return [*lines, *(f"Left out: {name} ({reason})." for name, reason in facts["left_out"].items())]
+
+
+def _ratio(value: float) -> str:
+    """Four decimals; fewer where two or three rounds give an interval that spans orders of magnitude."""
+    return f"{value:.4f}" if value < 100 else f"{value:.1e}"
+
+
+def _peak(facts: dict[str, Any]) -> str:
+    own = facts["results"][PLAIN]["peak_bytes"]
+    if own is not None:
+        return f"{_gigabytes(own)} GB"
+    whole = facts["process_peak_bytes"]
+    return "unknown" if whole is None else f"{_gigabytes(whole)} GB (the process, all {len(facts['results'])} models)"
+
+
+def _gigabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / GIGA:.2f}"

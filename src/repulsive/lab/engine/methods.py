@@ -1,0 +1,181 @@
+"""From a recipe's tables to what torch and `repel` take: rules, optimisers, learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from repulsive import SGLD, SPOS, SVGD, Handle, find_heads, repel
+from repulsive.lab.engine.recipe import Method, Optimizer, Recipe
+from repulsive.particles.ladder import CosineLadder
+from repulsive.particles.priors import Gaussian
+from repulsive.particles.rule import Rule
+from repulsive.repulsion.schedules import Cosine, Linear, WarmUp
+
+CYCLES = {"cycle-4": 4, "cycle-5": 5}  # epochs; each falls by a fifth of the rate
+_SHARED = ("stepsize", "kernel", "bandwidth", "smoothing", "space")
+
+
+def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
+    """The rule a recipe asks for; None for plain training.
+
+    Args:
+        method: the recipe's table.
+        num_data: training items, for temperature = "data" and the prior.
+        total_steps: steps of the whole training, for schedules.
+
+    Raises:
+        RuleError: a setting is out of range.
+    """
+    temperature = 1 / num_data if method.temperature == "data" else float(method.temperature)
+    if method.rule == "none":
+        return None
+    if method.rule == "sgld":
+        return SGLD(method.stepsize, temperature)
+    if method.rule == "cosine":
+        return CosineLadder(method.stepsize, **_scheduled(method, total_steps), rung=method.rung)
+    settings = {name: getattr(method, name) for name in _SHARED} | _scheduled(method, total_steps)
+    if method.prior == "gaussian":
+        settings["prior"] = Gaussian(method.prior_std, num_data)
+    if method.rule == "svgd":
+        return SVGD(**settings)
+    return SPOS(**settings, beta=method.beta, temperature=temperature, noise=method.noise)
+
+
+def _scheduled(method: Method, steps: int) -> dict[str, Any]:
+    """Alpha, and ratio where alpha is "auto"; the last of them as a schedule if the recipe asks for it."""
+    found: dict[str, Any] = {"alpha": method.alpha}
+    if method.alpha == "auto":
+        found["ratio"] = method.ratio
+    name = "ratio" if method.alpha == "auto" else "alpha"
+    value = float(found[name])
+    schedules: dict[str, Callable[[], Any]] = {
+        "constant": lambda: found[name],
+        "linear": lambda: Linear(value, 0.0, steps),
+        "cosine": lambda: Cosine(value, 0.0, steps),
+        "warmup": lambda: WarmUp(max(1, steps // 10), value),
+    }
+    return found | {name: schedules[method.schedule]()}
+
+
+def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, total_steps: int) -> Handle:
+    """`repel` as the recipe says; plain training gets a handle too, which clips and measures."""
+    method = recipe.method
+    names = ("layers", "parts", "where", "particle", "layout")
+    selection: dict[str, Any] = {name: getattr(method, name) for name in names}
+    groups = find_heads(model, **selection)
+    if all(group.num_heads == 1 for group in groups):  # the first point of a curve over numbers of heads
+        selection = {"groups": groups}
+    return repel(
+        model,
+        optimizer,
+        make_rule(method, num_data, total_steps),
+        **selection,
+        order=method.order if recipe.optimizer.clip else "clip-repel",
+        max_norm=recipe.optimizer.clip or None,
+        noise_in=method.noise_in,
+        seed=recipe.seed,
+        measure_every=recipe.training.log_every,
+        verbose=False,
+    )
+
+
+def make_optimizer(
+    settings: Optimizer, model: nn.Module, factors: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
+    """A torch optimiser over all parameters that are trained; fused on a GPU where torch has that.
+
+    Args:
+        settings: the recipe's table.
+        model: whose parameters.
+        factors: name of a parameter -> what its learning rate is multiplied by; 1 for those that are not named. Those
+            of one factor are a group, which keeps it as `factor`.
+
+    Raises:
+        ValueError: a factor for something that is no parameter, or one that is not positive.
+    """
+    parameters = _groups(model, factors or {}, settings)
+    fused: dict[str, Any] = {"fused": True} if next(model.parameters()).is_cuda else {}
+    rate: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.name == "sgd":
+        return torch.optim.SGD(parameters, momentum=settings.momentum, **rate, **fused)
+    if settings.name == "adagrad":
+        return torch.optim.Adagrad(parameters, eps=settings.eps, **rate)
+    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    return kind(parameters, betas=settings.betas, eps=settings.eps, **rate, **fused)
+
+
+def _groups(model: nn.Module, factors: Mapping[str, float], settings: Optimizer) -> Any:
+    """Parameters that are trained: a list, or groups of one factor and one decay each, in the order they are met."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not factors and settings.decay == "all":
+        return list(trained.values())
+    if unknown := factors.keys() - dict(model.named_parameters()).keys():
+        raise ValueError(f"factors for {', '.join(sorted(unknown)[:3])}: the model has no such parameter")
+    if wrong := [name for name, factor in factors.items() if not 0 < factor < float("inf")]:
+        raise ValueError(f"the factor of {wrong[0]} is {factors[wrong[0]]}; it must be positive")
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in trained.items():
+        decays = settings.decay == "all" or parameter.ndim > 1
+        key = float(factors.get(name, 1.0)), settings.weight_decay if decays else 0.0
+        groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": members, "factor": factor, "weight_decay": decay, "decay": decay}
+        for (factor, decay), members in groups.items()
+    ]
+
+
+def set_rate(optimizer: Any, rate: float) -> None:
+    """Give every group its learning rate: `rate` times its factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("factor", 1.0)
+
+
+def undo_correction(optimizer: Any, settings: Optimizer, step: int) -> None:
+    """Let torch's AdamW make the step of one without bias correction, θ -= lr m / (√v + eps); after `set_rate`.
+
+    With c1 = 1 - β1^t and c2 = 1 - β2^t torch's is lr (m / c1) / (√(v / c2) + eps): the same for the learning rate
+    lr c1 / √c2 and eps / √c2. Weight decay, which torch multiplies by its learning rate, is divided by c1 / √c2.
+
+    Args:
+        optimizer: Adam or AdamW.
+        settings: the recipe's table.
+        step: counted from 0.
+    """
+    first, second = (1 - beta ** (step + 1) for beta in settings.betas)
+    factor = first / second**0.5
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+        group["eps"] = settings.eps / second**0.5
+        if settings.name == "adamw":
+            group["weight_decay"] = group.get("decay", settings.weight_decay) / factor
+
+
+def rate_at(step: int, settings: Optimizer, total: int, epoch: int = 0) -> float:
+    """The learning rate of a step: a function of how far it is alone, so that nothing need be saved.
+
+    Args:
+        step: counted from 0.
+        settings: the recipe's table.
+        total: steps of the whole training.
+        epoch: the step's, counted from 0; cycles ask for it.
+    """
+    warmup = settings.warmup or round(settings.warmup_share * total)
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    after, span = max(0, step - warmup), max(1, total - warmup)
+    if settings.schedule == "linear":
+        fall = max(settings.final, 1 - (1 - settings.final) * after / span)
+    elif settings.schedule == "linear-throughout":
+        fall = max(0.0, 1 - step / max(1, total))
+    elif settings.schedule == "cosine":
+        fall = Cosine(1.0, settings.final, span)(after)
+    elif settings.schedule == "inverse-sqrt":
+        fall = (max(1, warmup) / max(1, warmup, step + 1)) ** 0.5
+    elif settings.schedule in CYCLES:
+        fall = 1 - epoch % CYCLES[settings.schedule] / 5
+    else:
+        fall = 1.0
+    return settings.lr * rise * fall

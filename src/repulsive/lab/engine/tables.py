@@ -1,0 +1,198 @@
+"""What runs came to: mean and standard deviation over seeds, and paired comparisons with a baseline."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import RunError
+from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.engine.scores import COMPARED, TOTALLED, same_items
+from repulsive.lab.engine.task import Evaluation
+from repulsive.metrics.compare import Comparison, compare, compare_totals
+from repulsive.safety.markdown import escaped
+
+COLUMNS = (
+    "bleu", "BLEU-1", "BLEU-2", "BLEU-3", "METEOR 1.5", "METEOR (NLTK)", "ROUGE-1", "ROUGE-2", "ROUGE-L",
+    "entity coverage", "repeated clauses", "sacrebleu", "chrf", "matthews", "spearman", "pearson", "accuracy", "auc",
+    "f1", "mse", "nats_per_byte", "nll", "generator_nll", "dist", "relative_dist", "overlap", "coverage",
+    "ece15", "oe15", "ece100", "oe100",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A metric over seeds."""
+
+    mean: float
+    deviation: float  # of a sample; nan for one seed
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}" if self.deviation != self.deviation else f"{self.mean:.4f} ± {self.deviation:.4f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe's runs.
+
+    Args:
+        label: what the table calls it.
+        folder: of its runs.
+        seeds: which have ended.
+        cells: metric -> mean and deviation.
+        against: metric -> comparison with the baseline, first - baseline; nothing for the baseline itself.
+    """
+
+    label: str
+    folder: Path
+    seeds: tuple[int, ...]
+    cells: dict[str, Cell]
+    against: dict[str, Comparison]
+
+    @property
+    def collapsed(self) -> dict[int, int]:
+        """Seed -> step, as `collapsed_in` finds them in its folder."""
+        return collapsed_in(self.folder, self.seeds)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before the numbers are believed."""
+        return [f"{self.label}, seed {seed}: collapsed at step {step:,}" for seed, step in self.collapsed.items()]
+
+
+def runs_in(folder: Path) -> dict[int, RunFolder]:
+    """Seed -> run, of a folder of `seed-N` folders, or of one such folder."""
+    if (folder / RECIPE).is_file():
+        run = RunFolder(folder)
+        return {run.seed: run}
+    found = [RunFolder(path) for path in folder.glob("seed-*") if (path / RECIPE).is_file()]
+    return {run.seed: run for run in sorted(found, key=lambda run: run.seed)}
+
+
+def collapsed_in(folder: Path, seeds: Container[int]) -> dict[int, int]:
+    """Seed -> the step from which on its model answered every input alike, of those that did."""
+    steps = {seed: run.collapsed for seed, run in runs_in(folder).items() if seed in seeds}
+    return {seed: step for seed, step in steps.items() if step is not None}
+
+
+def finished_in(folder: Path) -> dict[int, RunFolder]:
+    """Those of `runs_in` that have ended.
+
+    Raises:
+        RunError: there is none.
+    """
+    found = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
+    if not found:
+        raise RunError(f"{folder}: holds no run that has ended; `repulsive ls` lists runs")
+    return found
+
+
+def ended(folders: Iterable[Path]) -> list[Path]:
+    """Those of some folders that hold a run that has ended."""
+    return [folder for folder in folders if any(run.result is not None for run in runs_in(folder).values())]
+
+
+def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
+    """A row for every folder; the first is the baseline all others are compared with, seed by seed and item by item.
+
+    Runs on other data than the baseline's have a row, but no comparison.
+
+    Args:
+        folders: of runs, each with one or more seeds.
+        part: "test", "dev" or a further test set.
+
+    Raises:
+        RunError: a folder has no run that has ended, or one that was not evaluated on the part.
+    """
+    entries = []
+    for folder in folders:
+        done = finished_in(folder)
+        answers = {seed: Evaluation(run.metrics(part), run.items(part)) for seed, run in done.items()}
+        entries.append((label_of(folder, done), folder, answers))
+    return table(entries)
+
+
+def label_of(folder: Path, runs: Mapping[int, RunFolder]) -> str:
+    """What a table calls some runs of one recipe."""
+    return next(iter(runs.values())).recipe.get("label") or str(folder)
+
+
+def table(entries: Sequence[tuple[str, Path, Mapping[int, Evaluation]]]) -> list[Row]:
+    """Rows from (label, folder, seed -> answers); the first entry is the baseline."""
+    baseline = entries[0][2]
+    return [_row(label, folder, answers, baseline) for label, folder, answers in entries]
+
+
+def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: Mapping[int, Evaluation]) -> Row:
+    metrics = [evaluation.metrics for evaluation in answers.values()]
+    names = [name for name in metrics[0] if all(name in found for found in metrics)]
+    cells = {name: cell([float(found[name]) for found in metrics]) for name in names}
+    both_have = answers.keys() & baseline.keys()
+    shared = sorted(seed for seed in both_have if same_items(answers[seed].items, baseline[seed].items))
+    against = {}
+    if answers is not baseline and shared:
+        over = "both" if len(shared) > 1 else "items"
+        both = [found[seed] for found in (answers, baseline) for seed in shared]
+        for metric, (array, score) in TOTALLED.items():
+            if all(metric in each.metrics and array in each.items for each in both):
+                pair = _items(answers, shared, array), _items(baseline, shared, array)
+                against[metric] = compare_totals(*pair, score, over)
+        for metric, array in COMPARED.items():
+            if not all(array in each.items for each in both):
+                continue
+            against[metric] = compare(_items(answers, shared, array), _items(baseline, shared, array), over)
+    return Row(label, folder, tuple(answers), cells, against)
+
+
+def cell(values: Sequence[float]) -> Cell:
+    """Mean and standard deviation of a sample."""
+    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan"))
+
+
+def _items(answers: Mapping[int, Evaluation], seeds: Sequence[int], name: str) -> Tensor:
+    return torch.stack([answers[seed].items[name].double().cpu() for seed in seeds])  # [S, N]
+
+
+def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
+    """Rows as a Markdown table, with what the comparisons say below it."""
+    shown = [name for name in columns if any(name in row.cells for row in found)]
+    head = ["method", "seeds", *shown]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for row in found:
+        cells = [str(row.cells[name]) if name in row.cells else "" for name in shown]
+        lines.append("| " + " | ".join([escaped(row.label), str(len(row.seeds)), *cells]) + " |")
+    notes = [f"- **{escaped(told)}**" for row in found for told in row.warnings]
+    notes += [
+        f"- {escaped(row.label)} against {escaped(found[0].label)}, {metric}: {comparison}"
+        for row in found
+        for metric, comparison in row.against.items()
+    ]
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def as_json(found: Sequence[Row]) -> str:
+    """Rows as JSON, numbers in full."""
+    return json.dumps([as_plain(row) for row in found], indent=2, allow_nan=False)
+
+
+def as_plain(row: Row) -> dict[str, Any]:
+    """A row as JSON has it, which knows no nan, such as the deviation of one seed."""
+    told: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder), "collapsed": row.collapsed})
+    return told
+
+
+def finite(value: Any) -> Any:
+    """A value as JSON has it: what is not a finite number is null."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,214 @@
+"""Two LSTMs over padded sentences, one each way: two launches instead of a few for every word.
+
+`two_way` computes what two `nn.LSTM` modules would. On a GPU, Triton kernels (`lstm_kernels`) walk whole sentences;
+`REPULSIVE_KERNELS=eager|triton` chooses between them and the modules' own code, which is the reference.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.lab.layers.kernels import choice
+
+LARGEST = 512  # units; larger layers are left to cuDNN
+HELD = 160  # padded units whose weights, in 16 bits, fit in a multiprocessor's shared memory
+ROOMY = (9, 10)  # major compute capabilities with that much of it, 227 KB
+ROWS = 16  # sentences of a program: the height of the matrix units
+
+# How the launches are cut, forwards and backwards. WIDTH units at once, DEPTH numbers of a sum, STAGES under way.
+HELD_CUT: tuple[dict[str, int], dict[str, int]] = ({"num_warps": 8}, {"num_warps": 8})
+STREAMED_CUT: dict[int, tuple[dict[str, int], dict[str, int]]] = {  # by bytes of a weight
+    2: (
+        {"WIDTH": 64, "DEPTH": 64, "STAGES": 4, "num_warps": 8},
+        {"WIDTH": 64, "DEPTH": 256, "STAGES": 4, "num_warps": 8},
+    ),
+    4: (
+        {"WIDTH": 32, "DEPTH": 64, "STAGES": 4, "num_warps": 8},
+        {"WIDTH": 64, "DEPTH": 128, "STAGES": 4, "num_warps": 8},
+    ),
+}
+
+
+def two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
+    r"""Both directions, [B, T, E] -> [B, T, 2u]: $c_t = f_t c_{t-1} + i_t g_t$ and $h_t = o_t \tanh c_t$.
+
+    The backward one reads each sentence mirrored, so that padding comes last for both and is never read before a
+    word. Shapes depend on nothing but the batch's: no packing, no wait for the device. In float32 the recurrent
+    product keeps the 10 bits of TF32 where `torch.backends.cudnn.allow_tf32` holds, else all. Under autocast it
+    keeps the 8 bits of bfloat16; cuDNN takes float16 there.
+
+    Args:
+        words: word vectors.
+        ends: words of each sentence, [B].
+        forwards: a single layer with `batch_first`.
+        backwards: another of the same size.
+
+    Raises:
+        ConfigError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton where there is none.
+    """
+    if torch.compiler.is_compiling():  # a break in the compiled graph
+        return torch.compiler.disable(_two_way)(words, ends, forwards, backwards)
+    return _two_way(words, ends, forwards, backwards)
+
+
+def _two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
+    device = words.device.type
+    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
+    known = choice(words.device.type) and _takes(words, kind, forwards, backwards)
+    if not known or not (_asked() or _Shape.of(words, kind, forwards.hidden_size).held):
+        return _by_modules(words, ends, forwards, backwards)
+    weights = [weight for lstm in (forwards, backwards) for weight in lstm._flat_weights if weight is not None]
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in (words, *weights))
+    return _TwoWay.apply(words.to(kind), ends, save, *weights)
+
+
+def _by_modules(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
+    places, ends = torch.arange(words.shape[1], device=words.device), ends.unsqueeze(1)  # [T], [B, 1]
+    mirrored = torch.where(places < ends, ends - 1 - places, places).unsqueeze(-1)  # [B, T, 1]
+    with _float32_if_needed(words):
+        ahead = forwards(words)[0]  # [B, T, u]
+        back = backwards(words.gather(1, mirrored.expand_as(words)))[0]  # [B, T, u]
+    return torch.cat([ahead, back.gather(1, mirrored.expand_as(back))], -1)
+
+
+def _float32_if_needed(words: Tensor) -> AbstractContextManager[Any]:
+    """Turn autocast off on CPUs without bfloat16 instructions, where oneDNN has no LSTM in bfloat16 and raises."""
+    unsupported = words.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if unsupported and words.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
+        return torch.autocast("cpu", enabled=False)
+    return nullcontext()
+
+
+def _asked() -> bool:
+    """Larger layers are streamed on request only: a lone process is as fast, or faster, with cuDNN."""
+    return os.environ.get("REPULSIVE_KERNELS") == "triton"
+
+
+def _takes(words: Tensor, kind: torch.dtype, *lstms: nn.LSTM) -> bool:
+    """Plain layers of one size that nobody watches, and numbers the kernels know."""
+    cast = torch.is_autocast_enabled(words.device.type)
+    plain = all(
+        (lstm.num_layers, lstm.bidirectional, lstm.proj_size, lstm.bias, lstm.batch_first) == (1, False, 0, True, True)
+        and (lstm.input_size, lstm.hidden_size) == (words.shape[-1], lstms[0].hidden_size)
+        and not (lstm._forward_hooks or lstm._forward_pre_hooks or lstm._backward_hooks or lstm._backward_pre_hooks)
+        and all(x is not None and x.device == words.device and (cast or x.dtype == kind) for x in lstm._flat_weights)
+        for lstm in lstms
+    )
+    known = kind in (torch.float32, torch.float16) or (kind == torch.bfloat16 and words.is_cuda)  # not interpreted
+    return plain and known and lstms[0].hidden_size <= LARGEST and words.numel() > 0
+
+
+class _Shape(NamedTuple):
+    """What the launches of one call depend on."""
+
+    batch: int
+    length: int
+    units: int
+    padded: int
+    held: bool  # weights stay on the chip
+    operand: torch.dtype  # what the recurrent product multiplies
+
+    @classmethod
+    def of(cls, words: Tensor, kind: torch.dtype, units: int) -> _Shape:
+        operand = kind
+        if operand == torch.float32 and torch.backends.cudnn.allow_tf32:
+            operand = torch.float16  # TF32's 10 bits in half the bytes; states and weights are small enough for it
+        padded = -(-units // 32) * 32
+        roomy = not words.is_cuda or torch.cuda.get_device_capability(words.device)[0] in ROOMY
+        held = operand.itemsize == 2 and padded <= HELD and roomy
+        if not held and padded > 32:
+            padded = -(-units // 64) * 64
+        return cls(words.shape[0], words.shape[1], units, padded, held, operand)
+
+
+class _TwoWay(torch.autograd.Function):
+    """The kernels, and the large products around them."""
+
+    @staticmethod
+    def forward(ctx: Any, words: Tensor, ends: Tensor, save: bool, *weights: Tensor) -> Tensor:
+        from repulsive.lab.layers import lstm_kernels
+
+        ctx.shape = shape = _Shape.of(words, words.dtype, weights[1].shape[1])
+        batch, length, units, padded = shape[:4]
+        inputs, bias = words.new_zeros(2, 4, padded, words.shape[2]), words.new_zeros(2, 4, padded)
+        recurrent = words.new_zeros(2, 4, padded, padded, dtype=shape.operand)
+        for way, (weight_ih, weight_hh, bias_ih, bias_hh) in enumerate((weights[:4], weights[4:])):
+            inputs[way, :, :units].copy_(weight_ih.view(4, units, -1))
+            recurrent[way, :, :units, :units].copy_(weight_hh.view(4, units, units))
+            bias[way, :, :units].copy_((bias_ih + bias_hh).view(4, units))
+        flat, inputs = words.reshape(batch * length, -1), inputs.view(8 * padded, -1)  # [B T, E], [8P, E]
+        gates = torch.addmm(bias.view(-1), flat, inputs.T)  # [B T, 8P]
+        states = words.new_empty(batch, length, 2, units)
+        before = torch.empty_like(states)
+        links = words.new_empty(batch, length, 2, 2 * padded)
+        ends = ends.contiguous()
+        tensors = [gates, recurrent, ends, states, before, links]
+        if shape.held:
+            _launch(lstm_kernels.held_forward, tensors, shape, HELD_CUT[0], SAVE=save)
+        else:
+            tensors.append(words.new_empty(2, 2, batch, padded, dtype=torch.float32))
+            _launch(lstm_kernels.streamed_forward, tensors, shape, _streamed_cut(shape, 0), SAVE=save)
+        ctx.save_for_backward(flat, ends, inputs, recurrent, gates, before, links)
+        ctx.kind = weights[0].dtype
+        return states.view(batch, length, 2 * units)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from repulsive.lab.layers import lstm_kernels
+
+        if torch.is_grad_enabled():
+            raise RuntimeError("the LSTM kernels have no second derivative; set REPULSIVE_KERNELS=eager for one")
+        shape = ctx.shape
+        batch, length, units, padded = shape[:4]
+        flat, ends, inputs, recurrent, gates, before, links = ctx.saved_tensors
+        dgates = torch.empty_like(gates)  # [B T, 8P]
+        tensors = [gates, recurrent, ends, links, grad.contiguous(), dgates]
+        if shape.held:
+            _launch(lstm_kernels.held_backward, tensors, shape, HELD_CUT[1])
+        else:
+            tensors.append(gates.new_empty(3, 2, batch, padded, dtype=torch.float32))
+            _launch(lstm_kernels.streamed_backward, tensors, shape, _streamed_cut(shape, 1))
+        dwords = (dgates @ inputs).view(batch, length, -1) if ctx.needs_input_grad[0] else None
+        grads: list[Tensor | None] = [None] * 8
+        if any(ctx.needs_input_grad[3:]):
+            of_inputs = _outer(dgates.unsqueeze(1), flat.unsqueeze(1)).view(2, 4, padded, -1)
+            of_recurrent = _outer(dgates.view(-1, 2, 4 * padded), before.view(-1, 2, units)).view(2, 4, padded, units)
+            of_bias = dgates.sum(0).view(2, 4, padded)
+            for way in range(2):
+                for number, part in enumerate((of_inputs, of_recurrent, of_bias, of_bias)):
+                    own = part[way, :, :units].to(ctx.kind, memory_format=torch.contiguous_format, copy=True)
+                    grads[4 * way + number] = own.flatten(0, 1)
+        return dwords, None, None, *grads
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """Sum over n of left[n, w] right[n, w]^T: [N, W, P], [N, W, Q] -> [W, P, Q], in pieces that fill the device."""
+    rows = left.shape[0]
+    pieces = next((count for count in (32, 16, 8, 4, 2) if rows % count == 0 and rows >= 512 * count), 1)
+    tall = left.unflatten(0, (pieces, -1)).permute(0, 2, 3, 1)  # [pieces, W, P, n]
+    flat = right.unflatten(0, (pieces, -1)).permute(0, 2, 1, 3)  # [pieces, W, n, Q]
+    return (tall @ flat).sum(0, dtype=torch.float32)
+
+
+def _streamed_cut(shape: _Shape, back: int) -> dict[str, Any]:
+    cut = STREAMED_CUT[shape.operand.itemsize][back]
+    depth = (4 if back else 1) * shape.padded  # of the sum
+    return cut | {
+        "WIDTH": min(cut["WIDTH"], shape.padded),
+        "DEPTH": min(cut["DEPTH"], depth),
+        "PRECISION": "tf32x3",  # of float32, as good as its own: two mantissas of 10 bits each
+    }
+
+
+def _launch(kernel: Any, tensors: list[Tensor], shape: _Shape, cut: dict[str, Any], **more: bool) -> None:
+    import triton.language as tl
+
+    kind = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[shape.operand]
+    sizes = {"H": shape.units, "P": shape.padded, "ROWS": ROWS, "KIND": kind}
+    with torch.cuda.device_of(tensors[0]):
+        kernel[(-(-shape.batch // ROWS), 2)](*tensors, shape.batch, shape.length, **sizes, **cut, **more)

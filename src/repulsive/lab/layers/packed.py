@@ -1,0 +1,234 @@
+"""Sentences end to end instead of padded: every row a token that counts, and one shape for all batches.
+
+    side = Packed.of(lengths)                  # of the sentences that lie one after the other
+    heads = attend(qkv, side, causal=True)     # [N, 3, M, d] -> [N, M, d]: a sentence sees itself alone
+    heads = attend_to(q, kv, side, other)      # [N, M, d], [N', 2, M, d] -> [N, M, d]: it sees its partner
+
+On a GPU, Triton kernels (`packed_kernels`) take heads whose size is a power of two; `REPULSIVE_KERNELS=eager|triton`
+chooses between them and the reference, which pads, attends and takes the padding out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from repulsive.lab.layers.kernels import choice
+
+# How the launches are cut, forwards and backwards; BLOCK is tokens of a tile. Buffers for a second tile would take the
+# place of other programs: sentences seldom have one.
+CUT: tuple[dict[str, int], dict[str, int]] = (
+    {"BLOCK": 32, "num_warps": 2, "num_stages": 1},
+    {"BLOCK": 32, "num_warps": 2, "num_stages": 1},
+)
+
+
+class Packed(NamedTuple):
+    """Where sentences lie.
+
+    Args:
+        starts: int32 [B + 1], where each begins, and where the last ends; what lies behind belongs to none.
+        sentences: of each token, int64 [N]; B behind the last sentence.
+        places: of each token in its sentence, int64 [N]; 0 behind the last.
+        longest: tokens of a sentence, at most.
+        kernels: whether Triton may be used.
+    """
+
+    starts: Tensor
+    sentences: Tensor
+    places: Tensor
+    longest: int
+    kernels: bool
+
+    @classmethod
+    def of(cls, lengths: Tensor, rows: int | None = None, longest: int | None = None) -> Packed:
+        """Sentences one after the other.
+
+        Args:
+            lengths: tokens of each, [B].
+            rows: N, at least their sum, which it is if None; then a GPU is waited for.
+            longest: of any of them, at most; None: as they have, for which a GPU is waited for.
+        """
+        starts = F.pad(lengths.cumsum(0), (1, 0))  # [B + 1]
+        tokens = torch.arange(int(starts[-1]) if rows is None else rows, device=lengths.device)
+        sentences = torch.searchsorted(starts[1:], tokens, right=True)  # [N]
+        places = torch.where(tokens < starts[-1], tokens - starts[sentences], 0)
+        longest = int(lengths.max()) if longest is None and len(lengths) else longest or 0
+        return cls(starts.int(), sentences, places, longest, choice(lengths.device.type))
+
+
+def attend(qkv: Tensor, side: Packed, causal: bool) -> Tensor:
+    """Scaled dot-product attention within each sentence.
+
+    Args:
+        qkv: queries, keys and values, [N, 3, M, d].
+        side: where the sentences lie.
+        causal: a query sees keys up to its own place.
+
+    Returns:
+        [N, M, d]; zeros behind the last sentence.
+    """
+    if side.kernels and _takes(qkv):
+        found: Tensor = _within(qkv, side.starts, causal)[0]
+        return found
+    q, k, v = qkv.unbind(1)
+    return _by_padding(q, k, v, side, side, causal)
+
+
+def attend_to(q: Tensor, kv: Tensor, queries: Packed, keys: Packed) -> Tensor:
+    """Scaled dot-product attention of each sentence to its partner of the same number.
+
+    Args:
+        q: [N, M, d].
+        kv: keys and values, [N', 2, M, d].
+        queries: where the sentences of q lie.
+        keys: where those of kv lie.
+
+    Returns:
+        [N, M, d]; zeros behind the last sentence.
+    """
+    if queries.kernels and _takes(q):
+        found: Tensor = _across(q, kv, queries.starts, keys.starts)[0]
+        return found
+    k, v = kv.unbind(1)
+    return _by_padding(q, k, v, queries, keys, False)
+
+
+def _takes(q: Tensor) -> bool:
+    dim = q.shape[-1]
+    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and q.is_cuda)  # not interpreted
+    return known and 16 <= dim <= 128 and dim & (dim - 1) == 0 and q.numel() > 0
+
+
+def _by_padding(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> Tensor:
+    count = len(queries.starts) - 1
+    q, k, v = (_padded(x, side, count) for x, side in ((q, queries), (k, keys), (v, keys)))  # [B + 1, M, T, d]
+    real = torch.arange(k.shape[2], device=k.device) < keys.starts.diff().unsqueeze(1)  # [B, S]
+    mask = F.pad(real, (0, 0, 0, 1))[:, None, None, :]  # [B + 1, 1, 1, S]
+    if causal:
+        mask = mask & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=k.device).tril()
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [B + 1, M, T, d]
+    found = found.masked_fill(~mask.any(-1, keepdim=True), 0.0)  # who sees nothing gets nothing
+    return found[queries.sentences, :, queries.places]
+
+
+def _padded(x: Tensor, side: Packed, count: int) -> Tensor:
+    """[N, M, d] -> [B + 1, M, T, d]; the last row is of tokens behind the sentences, and stays empty."""
+    table = x.new_zeros(count + 1, max(1, side.longest), *x.shape[1:])
+    real = x.masked_fill((side.sentences == count)[:, None, None], 0.0)
+    return table.index_put((side.sentences, side.places), real).transpose(1, 2)
+
+
+@torch.library.custom_op("repulsive::attention_within", mutates_args=())
+def _within(qkv: Tensor, starts: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    q, k, v = _rows(qkv).unbind(1)
+    return _forward(q, k, v, starts, starts, causal)
+
+
+@torch.library.custom_op("repulsive::attention_across", mutates_args=())
+def _across(q: Tensor, kv: Tensor, q_starts: Tensor, k_starts: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = _rows(kv).unbind(1)
+    return _forward(_rows(q), k, v, q_starts, k_starts, False)
+
+
+@torch.library.custom_op("repulsive::attention_within_backward", mutates_args=())
+def _within_backward(grad: Tensor, qkv: Tensor, starts: Tensor, out: Tensor, sums: Tensor, causal: bool) -> Tensor:
+    found = qkv.new_empty(qkv.shape)
+    q, k, v = _rows(qkv).unbind(1)
+    _backward(grad, (q, k, v), (out, sums), found.unbind(1), starts, starts, causal)
+    return found
+
+
+@torch.library.custom_op("repulsive::attention_across_backward", mutates_args=())
+def _across_backward(
+    grad: Tensor, q: Tensor, kv: Tensor, q_starts: Tensor, k_starts: Tensor, out: Tensor, sums: Tensor
+) -> tuple[Tensor, Tensor]:
+    of_q, of_kv = q.new_empty(q.shape), kv.new_empty(kv.shape)
+    k, v = _rows(kv).unbind(1)
+    _backward(grad, (_rows(q), k, v), (out, sums), (of_q, *of_kv.unbind(1)), q_starts, k_starts, False)
+    return of_q, of_kv
+
+
+@_within.register_fake
+def _(qkv: Tensor, starts: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    rows, _, heads, dim = qkv.shape
+    return qkv.new_empty(rows, heads, dim), qkv.new_empty(rows, heads, dtype=torch.float32)
+
+
+@_across.register_fake
+def _(q: Tensor, kv: Tensor, q_starts: Tensor, k_starts: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+@_within_backward.register_fake
+def _(grad: Tensor, qkv: Tensor, starts: Tensor, out: Tensor, sums: Tensor, causal: bool) -> Tensor:
+    return qkv.new_empty(qkv.shape)
+
+
+@_across_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, kv: Tensor, q_starts: Tensor, k_starts: Tensor, out: Tensor, sums: Tensor
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), kv.new_empty(kv.shape)
+
+
+def _remember_within(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, starts, ctx.causal = inputs
+    ctx.save_for_backward(qkv, starts, *output)
+
+
+def _remember_across(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+_within.register_autograd(
+    lambda ctx, grad, _: (_within_backward(grad, *ctx.saved_tensors, ctx.causal), None, None),
+    setup_context=_remember_within,
+)
+_across.register_autograd(
+    lambda ctx, grad, _: (*_across_backward(grad, *ctx.saved_tensors), None, None), setup_context=_remember_across
+)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, causal: bool
+) -> tuple[Tensor, Tensor]:
+    from repulsive.lab.layers import packed_kernels
+
+    rows, heads, dim = q.shape
+    out, sums = q.new_empty(rows, heads, dim), q.new_empty(rows, heads, dtype=torch.float32)
+    count = len(q_starts) - 1
+    with torch.cuda.device_of(q):
+        packed_kernels.forward_kernel[(count + packed_kernels.TAIL, heads)](
+            q, k, v, out, sums, q_starts, k_starts, count, rows, math.log2(math.e) / math.sqrt(dim),
+            q.stride(0), k.stride(0), HEADS=heads, DIM=dim, CAUSAL=causal, TAIL=packed_kernels.TAIL, **CUT[0],
+        )  # fmt: skip
+    return out, sums
+
+
+def _backward(
+    grad: Tensor, qkv: Sequence[Tensor], found: Sequence[Tensor], into: Sequence[Tensor], q_starts: Tensor,
+    k_starts: Tensor, causal: bool,
+) -> None:  # fmt: skip
+    from repulsive.lab.layers import packed_kernels
+
+    q, k, _ = qkv
+    rows, heads, dim = q.shape
+    count, factor = len(q_starts) - 1, 1 / math.sqrt(dim)
+    with torch.cuda.device_of(q):
+        packed_kernels.backward_kernel[(count + packed_kernels.TAIL, heads)](
+            *qkv, grad.contiguous(), *found, *into, q_starts, k_starts, count, rows, len(k),
+            math.log2(math.e) * factor, factor, q.stride(0), k.stride(0), into[0].stride(0), into[1].stride(0),
+            HEADS=heads, DIM=dim, CAUSAL=causal, TAIL=packed_kernels.TAIL, **CUT[1],
+        )  # fmt: skip
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Whatever belongs to a token side by side; tokens may lie apart."""
+    packed = x.stride()[1:] == x[:1].contiguous().stride()[1:]
+    return x if packed else x.contiguous()

@@ -1,0 +1,1 @@
+"""One folder per system: task, model, data, metrics. Systems do not import each other."""

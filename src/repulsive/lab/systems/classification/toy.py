@@ -1,0 +1,41 @@
+"""Pairs of sentences in the layout of SNLI: what one says of an aspect, the other says too, denies, or leaves open."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from repulsive.lab.systems.classification.generated import ASPECTS, OPINIONS, SUBJECTS
+
+SIDES = ((1, 2), (-1, -2))  # scores of opinions that agree
+
+
+def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
+    """(label, premise, hypothesis)."""
+    draw = random.Random(f"opinions/{seed}")
+    labels = ("entailment", "contradiction", "neutral")
+    for i in range(count):
+        label, aspect, side = labels[i % 3], draw.choice(ASPECTS), draw.randrange(2)
+        thing = draw.choice(SUBJECTS[aspect])
+        other = draw.choice([name for name in ASPECTS if name != aspect])
+        premise = f"The {thing} was {_opinion(draw, aspect, side)} , and we came on a monday ."
+        if label == "neutral":
+            hypothesis = f"The {draw.choice(SUBJECTS[other])} was {_opinion(draw, other, draw.randrange(2))} ."
+        else:
+            hypothesis = f"The {thing} was {_opinion(draw, aspect, side if label == 'entailment' else 1 - side)} ."
+        yield label, premise, hypothesis
+
+
+def write_opinions(folder: Path, sizes: Sequence[int] = (600, 90, 90)) -> Path:
+    """Files train.tsv, dev.tsv and test.tsv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (part, count) in enumerate(zip(("train", "dev", "test"), sizes, strict=True)):
+        rows = "".join("\t".join(row) + "\n" for row in pairs(count, seed))
+        (folder / f"{part}.tsv").write_text(f"gold_label\tsentence1\tsentence2\n{rows}")
+    return folder
+
+
+def _opinion(draw: random.Random, aspect: str, side: int) -> str:
+    words: str = draw.choice(OPINIONS[aspect][draw.choice(SIDES[side])])
+    return words

@@ -1,0 +1,1 @@
+"""Pre-training of ELECTRA, the paper's third system."""

@@ -1,0 +1,300 @@
+"""Pre-training of ELECTRA (Clark et al., 2020), the paper's third system, or of BERT's objective at the same sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import ConfigError
+from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.systems.electra.batches import BlockBatch, BlockBatches
+from repulsive.lab.systems.electra.blocks import Blocks, marks_of
+from repulsive.lab.systems.electra.loss import drawn, losses, means_of, total
+from repulsive.lab.systems.electra.masking import Masked, places_of
+from repulsive.lab.systems.electra.model import (
+    Electra,
+    ElectraSizes,
+    MaskedModel,
+    keep_narrow,
+    make_electra,
+    make_masked,
+    open_electra,
+    open_masked,
+)
+from repulsive.lab.text.folders import digest
+from repulsive.metrics.detection import auc
+
+_COMPILED = (  # modules that are, on request
+    "ElectraLayer", "BertLayer", "ElectraGeneratorPredictions", "ElectraDiscriminatorPredictions", "Sampler",
+)  # fmt: skip
+_EVALUATED_AT_ONCE = 128
+_EVALUATED_WITH = 20_200_323  # the seed of masks and samples in evaluations: the same for all runs
+_ON_DEVICE = 8 << 30  # bytes of blocks that live on the device; larger sets stay in the memory map
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on.
+
+    Args:
+        folder: what `repulsive prepare pretrain` wrote.
+        share: of the training blocks, from the first on; for a quick look.
+        steps: batches that are called an epoch, however many passes over the data they are; 0: one pass.
+    """
+
+    folder: Path
+    share: float = 1.0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share} must lie between 0 and 1")
+        if self.steps < 0:
+            raise ValueError(f"steps={self.steps} must not be negative")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes; the vocabulary comes from the data. The defaults are ELECTRA-small's.
+
+    Args:
+        layers: of generator and discriminator.
+        width: of a token's state in the discriminator.
+        heads: in each of its layers.
+        feed_forward: inner units of its feed-forward blocks.
+        embedding: size of the embeddings, which both share.
+        generator: width, heads and inner units of the generator over the discriminator's.
+        dropout: on states and on attention weights.
+        start: a folder that `save_pretrained` or `repulsive export` wrote, to go on from; its sizes count, not these.
+    """
+
+    layers: int = 12
+    width: int = 256
+    heads: int = 4
+    feed_forward: int = 1024
+    embedding: int = 128
+    generator: float = 0.25
+    dropout: float = 0.1
+    start: str = ""
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.width, self.heads, self.feed_forward, self.embedding) < 1:
+            raise ValueError("layers, width, heads, feed_forward and embedding must be at least 1")
+        if not 0 < self.generator <= 1 or not 0 <= self.dropout < 1:
+            raise ValueError(f"generator={self.generator} must lie between 0 and 1, and dropout={self.dropout} below 1")
+        for share in (1.0, self.generator):
+            width, heads = int(self.width * share), max(1, int(self.heads * share))
+            if not width or width % heads:
+                raise ValueError(f"width={width} does not divide into heads={heads}")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised: the generator's NLL + `discriminator` times the discriminator's.
+
+    Args:
+        discriminator: weight of its loss.
+        masked: share of the pieces that are to be guessed.
+        kept: share of these that stay as they are; the others become masks.
+    """
+
+    discriminator: float = 50.0
+    masked: float = 0.15
+    kept: float = 0.15
+
+    def __post_init__(self) -> None:
+        if self.discriminator <= 0 or not 0 < self.masked < 0.9 or not 0 <= self.kept < 1:
+            raise ValueError("discriminator must be positive, masked lie between 0 and 0.9, and kept between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining(Recipe):
+    """A recipe for pre-training.
+
+    Args:
+        data: what to train on.
+        objective: "electra", or "bert": masked language modelling with the discriminator's network.
+        model: sizes.
+        loss: what is minimised.
+    """
+
+    data: Data
+    objective: Literal["electra", "bert"] = "electra"
+    model: Model = field(default_factory=Model)
+    loss: Loss = field(default_factory=Loss)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method.penalty:
+            raise ValueError(f"method.penalty={self.method.penalty}: pre-training has no regulariser; leave it out")
+
+
+class PretrainingTask:
+    """Blocks of word pieces, some of which are to be guessed, and some of whose guesses are to be found."""
+
+    select_by = "log_likelihood"
+
+    def __init__(self, recipe: Pretraining) -> None:
+        self.recipe = recipe
+        self.data = Blocks.load(recipe.data.folder)
+        self.shown = ("accuracy", "auc", "generator_nll") if recipe.objective == "electra" else ("accuracy", "nll")
+        self.marks = marks_of(self.data.pieces)
+        self.parts: dict[str, Tensor] = dict(self.data.parts)
+        train, batch = self.parts["train"], recipe.training.batch
+        self.blocks = max(1, round(len(train) * recipe.data.share))
+        if self.blocks < batch:
+            raise ConfigError(f"training.batch={batch}: {recipe.data.folder} has {self.blocks} blocks to train on")
+        self._in_memory = train[: self.blocks].numel() * 2 <= _ON_DEVICE
+        ends = train[: self.blocks, -1].clone() if self.data.padded else None  # int16 [N]
+        self._batches = BlockBatches(
+            self.blocks, self.data.length, batch, recipe.seed, ends, recipe.loss.masked, recipe.data.steps
+        )
+        # The loss is a mean over pieces: they are what it has N of.
+        self.num_data = self.blocks * self.data.length if ends is None else int(ends.sum())
+        self._device = torch.device("cpu")
+        self._sums = dict(self.data.manifest["files"])
+        if start := recipe.model.start:
+            paths = sorted(path for path in Path(start).rglob("*") if path.is_file())
+            self._sums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
+        compiled = recipe.training.compile  # dozens of small kernels become a few
+        self._drawn: Any = torch.compile(drawn, dynamic=False) if compiled else drawn
+        self._total: Any = torch.compile(total, dynamic=False) if compiled else total
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """SHA-256 of the prepared files, and of what the training starts from."""
+        return self._sums
+
+    def model(self) -> Electra | MaskedModel:
+        made = self.plain_model()
+        keep_narrow(made)
+        if self.recipe.training.compile:
+            for module in made.modules():
+                if type(module).__name__ in _COMPILED:
+                    module.compile(dynamic=False)
+        return made
+
+    def plain_model(self) -> Electra | MaskedModel:
+        """transformers' modules as they are."""
+        made = self._model()
+        first = made.discriminator if isinstance(made, Electra) else made.network
+        known, here = first.config, len(self.data.pieces.pieces)  # type: ignore[union-attr]
+        if known.vocab_size != here:  # type: ignore[union-attr]
+            raise ConfigError(f"model.start: has {known.vocab_size} pieces, and {self.data.folder} {here}")  # type: ignore[union-attr]
+        if known.max_position_embeddings < self.data.length:  # type: ignore[union-attr, operator]
+            raise ConfigError(f"model.start: has {known.max_position_embeddings} positions; prepare shorter blocks")  # type: ignore[union-attr]
+        return made
+
+    def _model(self) -> Electra | MaskedModel:
+        asked, electra = self.recipe.model, self.recipe.objective == "electra"
+        if asked.start:
+            return open_electra(Path(asked.start), asked.generator) if electra else open_masked(Path(asked.start))
+        sizes = ElectraSizes(
+            len(self.data.pieces.pieces), asked.layers, asked.width, asked.heads, asked.feed_forward, asked.embedding,
+            asked.generator, asked.dropout, self.marks["PAD"],
+        )  # fmt: skip
+        return make_electra(sizes) if electra else make_masked(sizes)
+
+    def repelled(self, model: nn.Module) -> nn.Module:
+        """The discriminator's heads are what stays; the generator is thrown away."""
+        return model.discriminator if isinstance(model, Electra) else model
+
+    def to(self, device: torch.device) -> None:
+        """Blocks live on the device where they fit, so that a batch travels as its indices."""
+        self._device = device
+        self.parts = {name: x if name == "train" else x.to(device) for name, x in self.parts.items()}
+        if self._in_memory:
+            self.parts["train"] = self.parts["train"][: self.blocks].to(device)
+
+    def order(self, epoch: int) -> Sequence[BlockBatch]:  # type: ignore[override]
+        return self._batches.epoch(epoch)
+
+    def fetch(self, batch: BlockBatch) -> Inputs:
+        found = {"means": batch.means} if batch.means is not None else {}
+        if self._in_memory:
+            return {"indices": batch.indices, **found}
+        rows = self.parts["train"][batch.indices]
+        return {"rows": rows.pin_memory() if self._device.type == "cuda" else rows, **found}
+
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
+        """Sums over the batch / its pieces and its places, as the mean over blocks of sum / mean number of them."""
+        rows = inputs["rows"] if "rows" in inputs else self.parts["train"][inputs["indices"]]
+        tokens, types, seen, masked = self._masked(rows, length)
+        said = self._said(model, tokens, types, seen, masked)
+        pieces, places = self._means(inputs, length)
+        loss: Tensor = self._total(
+            *said, tokens, masked.answers, masked.counts, seen, len(rows) * places, len(rows) * pieces,
+            self.recipe.loss.discriminator,
+        )  # fmt: skip
+        return loss
+
+    def _means(self, inputs: Inputs, length: int) -> tuple[Any, Any]:
+        if "means" in inputs:
+            return inputs["means"][0], inputs["means"][1]
+        return length, int(places_of(torch.tensor(length), length, self.recipe.loss.masked))
+
+    def _masked(
+        self, rows: Tensor, length: int, draw: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Masked]:
+        """Pieces, their segments, what is no padding (None: all), and what is to be guessed."""
+        asked, eager = self.recipe.loss, draw is not None
+        made = drawn if eager else self._drawn  # a generator of one's own is not for compilers
+        tokens, types, seen, masked = made(rows, length, self.data.padded, self.marks, asked.masked, asked.kept, draw)
+        return tokens, types, seen, Masked(*masked)
+
+    def _said(
+        self, model: Forward, tokens: Tensor, types: Tensor, seen: Tensor | None, masked: Masked, draw: Any = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Logits of the generator; what it made of the tokens, and logits of "replaced", where there are any."""
+        if self.recipe.objective == "bert":
+            return model(masked.tokens, types, masked.places, seen), None, None
+        logits, corrupted, replaced = model(tokens, masked.tokens, types, masked.places, masked.first, seen, draw)
+        return logits, corrupted, replaced
+
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        """The same masks for all models; samples are their own."""
+        # The last batch has a shape of its own, which is not worth compiling.
+        with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
+            return self._evaluate(model, part)
+
+    def _evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        draw = torch.Generator(self._device).manual_seed(_EVALUATED_WITH)
+        blocks, length = self.parts[part], self.data.length
+        sums: dict[str, list[Tensor]] = {}
+        scores, labels = [], []
+        for start in range(0, len(blocks), _EVALUATED_AT_ONCE):
+            rows = blocks[start : start + _EVALUATED_AT_ONCE].to(self._device)
+            tokens, types, seen, masked = self._masked(rows, length, draw)
+            logits, corrupted, replaced = self._said(model, tokens, types, seen, masked, draw)
+            nll, detection = losses(logits, corrupted, replaced, tokens, masked.answers)
+            right = (logits.argmax(-1) == masked.answers) * masked.counts
+            found = {"nll": nll * masked.counts, "correct": right, "count": masked.counts}
+            if corrupted is not None and replaced is not None and detection is not None:
+                real = seen.flatten(1) if seen is not None else torch.ones_like(tokens, dtype=torch.bool)  # [B, T]
+                changed = corrupted != tokens
+                found = {f"generator_{name}": x for name, x in found.items()}
+                found |= {"nll": detection * real, "correct": ((replaced > 0) == changed) & real, "count": real}
+                scores.append(replaced[real].float())
+                labels.append(changed[real])
+            for name, x in found.items():
+                sums.setdefault(name, []).append(x.double().sum(1))
+        totals = {name: torch.cat(some).cpu() for name, some in sums.items()}  # [N] each
+        metrics = means_of(totals)
+        metrics["loss"] = metrics["nll"]
+        if scores:
+            said, changed = torch.cat(scores), torch.cat(labels)
+            metrics["loss"] = metrics["generator_nll"] + self.recipe.loss.discriminator * metrics["nll"]
+            metrics["auc"] = auc(said, changed)
+            metrics["replaced"] = float(changed.double().mean())
+            metrics["found"] = float((said[changed] > 0).double().mean())
+        metrics["log_likelihood"] = -metrics["loss"]
+        mean = totals["count"].mean()
+        items = {name: totals[name] / mean for name in ("nll", "correct")} | {"labels": totals["count"].long()}
+        return Evaluation(metrics, items)

@@ -1,0 +1,1 @@
+"""Fine-tuning a pre-trained encoder on the tasks of GLUE."""

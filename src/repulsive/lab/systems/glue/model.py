@@ -1,0 +1,211 @@
+"""A pre-trained encoder with a small head on its first token, as ELECTRA is fine-tuned.
+
+    encoder = load_encoder("models/electra-small", dropout=0.1)
+    model = FineTuned(encoder, outputs=2)
+    logits = model(ids, segments, real)     # [B, T] three times -> [B, 2]
+
+Weights are read from folders on this machine; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.errors import ConfigError
+from repulsive.safety.model_folders import check_size, read_config, with_attention
+
+Head = Literal["linear", "dense"]
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+FAMILIES = ("electra", "bert")
+_FAR = -1e9  # added to what a softmax must not see; finite in every precision, whatever its range
+_SIZES = {
+    "tiny": {"layers": 2, "width": 32, "heads": 4, "inner": 64, "embedding": 16},
+    "small": {"layers": 12, "width": 256, "heads": 4, "inner": 1024, "embedding": 128},
+    "base": {"layers": 12, "width": 768, "heads": 12, "inner": 3072, "embedding": 768},
+}
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # of the first BERT files
+
+
+class FineTuned(nn.Module):
+    """An encoder and its head.
+
+    Args:
+        encoder: of the package transformers, called with ids, segments and an additive mask.
+        outputs: classes, or 1 for a number.
+        head: "linear" is the official ELECTRA code's: dropout, then a linear layer. "dense" has a layer with GELU and
+            another dropout before it, as the package transformers does.
+        dropout: of the head.
+    """
+
+    def __init__(self, encoder: nn.Module, outputs: int, head: Head = "linear", dropout: float = 0.1) -> None:
+        super().__init__()
+        self.encoder = encoder
+        width = int(encoder.config.hidden_size)  # type: ignore[union-attr, arg-type]
+        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(width, width) if head == "dense" else None
+        self.out = nn.Linear(width, outputs)
+        for layer in (self.out, self.dense):
+            if layer is not None:
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, ids: Tensor, segments: Tensor, real: Tensor) -> Tensor:
+        """Answers.
+
+        Args:
+            ids: numbers of the pieces, int64 [B, T].
+            segments: 0 for the first text, 1 for the second, int64 [B, T].
+            real: false where there is padding, bool [B, T].
+
+        Returns:
+            [B, outputs].
+        """
+        # A table [B, T] would be asked whether it hides anything (`.all()`), and a GPU be waited for, which no captured
+        # graph can. Four dimensions are taken as they are; a number to add suits every kind of attention.
+        mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, _FAR)[:, None, None, :]  # [B, 1, 1, T]
+        states = self.encoder(input_ids=ids, token_type_ids=segments, attention_mask=mask).last_hidden_state
+        first = self.dropout(states[:, 0])  # [B, width]
+        if self.dense is not None:
+            first = self.dropout(F.gelu(self.dense(first)))
+        logits: Tensor = self.out(first)
+        return logits
+
+
+def depth_of(name: str, layers: int) -> int:
+    """How deep a parameter of a `FineTuned` lies: 0 embeddings, 1 to `layers`, and one more for the head."""
+    if name.startswith("encoder.encoder.layer."):
+        return int(name.split(".")[3]) + 1
+    return 0 if name.startswith("encoder.") else layers + 1
+
+
+def make_encoder(size: str, vocabulary: int, dropout: float = 0.1) -> nn.Module:
+    """ELECTRA's encoder with random weights.
+
+    Args:
+        size: "small" and "base" are the published ones, "tiny" is for tests.
+        vocabulary: number of pieces.
+        dropout: of states and of attention.
+    """
+    sizes = _SIZES[size]
+    config = _transformers().ElectraConfig(
+        vocab_size=vocabulary,
+        embedding_size=sizes["embedding"],
+        hidden_size=sizes["width"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        intermediate_size=sizes["inner"],
+    )
+    return _made(config, dropout)
+
+
+def load_encoder(folder: str | Path, dropout: float = 0.1) -> nn.Module:
+    """The encoder in a folder as the package transformers writes it; heads of whatever it was trained for are left out.
+
+    Raises:
+        ConfigError: the folder is of another kind, damaged, or lacks a weight.
+    """
+    folder = Path(folder)
+    try:
+        family = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{folder}: has no config.json that can be read; it is no folder of a model") from None
+    if family not in FAMILIES:
+        raise ConfigError(f"{folder}: holds a model of type {family!r}; known are {', '.join(FAMILIES)}")
+    _transformers()
+    try:
+        config = read_config(folder)
+        check_size(config, lambda name: _transformers().AutoModel.from_config(config, attn_implementation=name), folder)
+        model = _made(config, dropout)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever transformers makes of sizes that cannot be
+        raise ConfigError(f"{folder}: its config.json makes no model ({_brief(error)})") from None
+    fill_encoder(model, _weights(folder), str(folder))
+    return model
+
+
+def fill_encoder(encoder: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Give an encoder its weights; what stands before a name, such as "electra." or "encoder.", is found.
+
+    Raises:
+        ConfigError: one is missing, or has another shape.
+    """
+    known = {_renamed(name): value for name, value in weights.items()}
+    wanted = encoder.state_dict()
+    anchor = "embeddings.word_embeddings.weight"
+    places = sorted((name.removesuffix(anchor) for name in known if name.endswith(anchor)), key=_preferred)
+    if not places:
+        raise ConfigError(f"{source}: has no {anchor}; these are not the weights of an encoder")
+    found = {name: known.get(places[0] + name) for name in wanted}
+    for name, value in found.items():
+        if value is None and name.rpartition(".")[2] not in ("position_ids", "token_type_ids"):
+            raise ConfigError(f"{source}: has no weights for {name}")
+        if value is not None and value.shape != wanted[name].shape:
+            shapes = f"{list(value.shape)}, not {list(wanted[name].shape)}"
+            raise ConfigError(f"{source}: {name} has the shape {shapes}")
+    encoder.load_state_dict({name: wanted[name] if value is None else value for name, value in found.items()})
+
+
+def weights_file(folder: Path) -> Path:
+    """The file of a model's weights.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
+    if found is None:
+        raise ConfigError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
+    return found
+
+
+def _preferred(place: str) -> tuple[bool, int]:
+    """The discriminator of two, else the outermost."""
+    return "generator" in place, len(place)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    file = weights_file(folder)
+    try:
+        if file.suffix == ".bin":
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            found = importlib.import_module("safetensors.torch").load_file(str(file))
+    except Exception as error:  # torch and safetensors have one for every way in which a file can be damaged
+        raise ConfigError(f"{file}: cannot be read ({_brief(error)}); fetch it again") from None
+    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
+        raise ConfigError(f"{file}: holds something else than weights by name; fetch it again")
+    return found
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
+def _renamed(name: str) -> str:
+    for old, new in _OLD_NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _made(config: Any, dropout: float) -> nn.Module:
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
+    config.dtype = "float32"
+    own = {"add_pooling_layer": False} if config.model_type == "bert" else {}
+    auto = _transformers().AutoModel
+    model: nn.Module = with_attention(config, lambda name: auto.from_config(config, attn_implementation=name, **own))
+    return model.float()
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise ConfigError("fine-tuning needs the package transformers: pip install 'repulsive[transformers]'") from None

@@ -1,0 +1,115 @@
+"""The paper's table of GLUE from run folders: a row for each system, a column for each task, and their mean."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repulsive.errors import RunError
+from repulsive.lab.engine.files import read_json
+from repulsive.lab.engine.runs import RECIPE, RUN, RunFolder
+from repulsive.lab.engine.tables import Cell, cell
+from repulsive.lab.systems.glue.data import TASKS, task_named
+
+FROM_RUN = "rte+mnli"  # RTE after training on another task of the benchmark
+COLUMNS = (*TASKS, FROM_RUN)
+
+
+@dataclass(frozen=True)
+class System:
+    """One system's results.
+
+    Args:
+        name: what the table calls it.
+        cells: column -> mean and deviation over seeds of the task's own metric, times 100.
+        seeds: column -> how many.
+    """
+
+    name: str
+    cells: dict[str, Cell]
+    seeds: dict[str, int]
+
+    def average(self, intermediate: bool = False) -> float | None:
+        """Mean over the eight tasks; None where one is missing.
+
+        Args:
+            intermediate: with RTE after training on another task.
+        """
+        wanted = [FROM_RUN if name == "rte" and intermediate else name for name in TASKS]
+        if any(name not in self.cells for name in wanted):
+            return None
+        return statistics.fmean(self.cells[name].mean for name in wanted)
+
+
+def system(name: str, folder: Path, part: str = "test") -> System:
+    """All finished GLUE runs below a folder.
+
+    Args:
+        name: what the table calls it.
+        folder: such as `--out` of `repulsive train`.
+        part: what they were evaluated on.
+
+    Raises:
+        RunError: there is none, or there are two of the same task and seed.
+    """
+    found = system_of(name, sorted(path.parent for path in folder.rglob(RECIPE)), part)
+    if not found.cells:
+        raise RunError(f"{folder}: holds no run of GLUE that has ended; `repulsive ls` lists runs")
+    return found
+
+
+def system_of(name: str, paths: Iterable[Path], part: str = "test") -> System:
+    """Those of some folders that are finished GLUE runs; as `system`, but there may be none."""
+    found: dict[str, dict[int, tuple[Path, float]]] = {}
+    for path in paths:
+        run = RunFolder(path)
+        if run.recipe.get("task") != "glue" or run.result is None:
+            continue
+        column, seed = _column(run), int(run.recipe["seed"])
+        seen = found.setdefault(column, {})
+        if seed in seen:
+            other = seen[seed][0]
+            raise RunError(f"{path}: is {column}, seed {seed}, and so is {other}; give each system its own --out")
+        metric = task_named(run.recipe["data"]["task"]).metric
+        seen[seed] = path, 100 * run.metrics(part)[metric]
+    cells = {column: cell([value for _, value in seen.values()]) for column, seen in found.items()}
+    return System(name, cells, {column: len(seen) for column, seen in found.items()})
+
+
+def as_markdown(systems: Sequence[System], counted: str = "seeds") -> str:
+    """The table; a mean is over all eight tasks or not there.
+
+    Args:
+        systems: the rows.
+        counted: title of the last column, how many of what there are.
+    """
+    shown = [column for column in COLUMNS if any(column in each.cells for each in systems)]
+    means: Mapping[str, bool] = {"mean": False} | ({"mean, RTE from MNLI": True} if FROM_RUN in shown else {})
+    head = ["system", *map(title, shown), *means, counted]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for each in systems:
+        cells = [_shown(each.cells[column]) if column in each.cells else "" for column in shown]
+        averages = [each.average(intermediate) for intermediate in means.values()]
+        count = sorted(set(each.seeds.values()))
+        seeds = str(count[0]) if len(count) == 1 else f"{count[0]}-{count[-1]}"
+        told = ["" if mean is None else f"{mean:.1f}" for mean in averages]
+        lines.append("| " + " | ".join([each.name, *cells, *told, seeds]) + " |")
+    return "\n".join(lines)
+
+
+def _column(run: RunFolder) -> str:
+    task = task_named(run.recipe["data"]["task"]).name
+    facts = read_json(run.path / RUN) or {}
+    from_run = any(name.startswith("start/best/") for name in facts.get("data", {}))
+    return FROM_RUN if task == "rte" and from_run else task
+
+
+def title(column: str) -> str:
+    """What a table calls a column."""
+    return "RTE from MNLI" if column == FROM_RUN else TASKS[column].folder
+
+
+def _shown(found: Cell) -> str:
+    return f"{found.mean:.1f}" if found.deviation != found.deviation else f"{found.mean:.1f} ± {found.deviation:.1f}"

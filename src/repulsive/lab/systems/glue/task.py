@@ -1,0 +1,264 @@
+"""GLUE: a pre-trained encoder, ELECTRA above all, fine-tuned on one task, the paper's third system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.errors import ConfigError, DataError
+from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.systems.classification.task import Data as AnyData
+from repulsive.lab.systems.glue import metrics as correlations
+from repulsive.lab.systems.glue.data import MOST, PREDICT, task_named
+from repulsive.lab.systems.glue.model import FineTuned, depth_of
+from repulsive.lab.systems.glue.start import Model, at_seed, checksums_of, encoder_of
+from repulsive.lab.text.batches import Batch, Buckets
+from repulsive.lab.text.folders import understood
+from repulsive.lab.text.prepared import Part, Prepared
+from repulsive.lab.text.wordpiece import CLS, FILE, SEP
+from repulsive.metrics import classification as metrics
+
+_EVALUATED_AT_ONCE = 256
+_SHOWN = {"matthews": ("matthews", "accuracy", "nll"), "spearman": ("spearman", "pearson", "mse")}
+_OF_TWO_CLASSES = {"matthews": correlations.matthews, "f1": correlations.f1}
+_NO_PENALTY = "there is no regulariser for a pre-trained encoder; leave it out"
+
+
+@dataclass(frozen=True)
+class Data(AnyData):
+    """What to train on.
+
+    Args:
+        folder: what `repulsive prepare glue` wrote.
+        share: of the training rows, from the first on; for a quick look.
+        task: its name, such as "cola".
+        swapped: train on every pair twice, the second time with its texts exchanged.
+    """
+
+    task: str = ""
+    swapped: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            task_named(self.task)
+        except DataError as error:
+            raise ValueError(f"task={self.task!r}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Rates:
+    r"""Learning rates by depth: $\gamma^{e}$ times the recipe's, for layer $l$ of $n$, embeddings being 0.
+
+    Args:
+        layer_decay: $\gamma$; 1 for one rate everywhere.
+        counted: "paper": $e = n + 1 - l$; "released": $e = n + 2 - l$, as the official code has it by an oversight its
+            published numbers were made with. The head's factor is 1 in both.
+    """
+
+    layer_decay: float = 0.8
+    counted: Literal["paper", "released"] = "released"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay={self.layer_decay} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glue(Recipe):
+    """A recipe for fine-tuning.
+
+    Args:
+        data: what to train on.
+        model: what to start from.
+        rates: learning rates by depth.
+    """
+
+    data: Data
+    model: Model = field(default_factory=Model)
+    rates: Rates = field(default_factory=Rates)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.compile:
+            raise ValueError("training.compile=true: batches have many shapes; leave it out")
+        if self.method.penalty:
+            raise ValueError(f"method.penalty={self.method.penalty}: {_NO_PENALTY}")
+
+
+class GlueTask:
+    """Texts, or pairs of them, and their classes or points.
+
+    The part "test" is the benchmark's development set, for that of its test set nobody has labels. With
+    `training.average = 1`, the default, the last weights are evaluated, and nothing is picked by looking at it.
+    """
+
+    def __init__(self, recipe: Glue) -> None:
+        self.recipe = recipe
+        self.task = task_named(recipe.data.task)
+        self.data = Prepared.load(recipe.data.folder)
+        self._check_data()
+        self.select_by = self.task.metric
+        self.shown = _SHOWN.get(self.task.metric, ("accuracy", "nll"))
+        self.parts: dict[str, Part] = dict(self.data.parts)
+        self.scored = ("dev", "test", *(name for name in self.parts if name == "mismatched"))
+        pieces = self.data.extra[FILE].decode().split("\n")
+        self._marks = pieces.index(CLS), pieces.index(SEP)
+        with understood(self.data.folder):
+            self._longest = int(self.data.manifest["settings"]["longest"])
+        train = self.parts["train"]
+        self._kept = max(1, round(len(train) * recipe.data.share))
+        lengths = joined_lengths(train)[: self._kept]
+        if recipe.data.swapped:
+            lengths = lengths.repeat(2)
+        self.num_data = len(lengths)
+        self._buckets = Buckets(lengths, recipe.training.batch, recipe.seed, self._longest)
+        self._model = at_seed(recipe.model, recipe.seed)
+        self._sums = dict(self.data.manifest["files"]) | checksums_of(self._model, self.data.extra[FILE])
+        self._device = torch.device("cpu")
+
+    def _check_data(self) -> None:
+        folder, data = self.recipe.data.folder, self.data
+        known = data.manifest.get("settings", {}).get("glue_task")
+        if known != self.task.name:
+            told = f"GLUE task {known!r}" if known else f"task {data.task!r}"
+            raise ConfigError(f"{folder}: holds {told}, and the recipe is for GLUE task {self.task.name!r}")
+        if self.recipe.data.swapped and len(self.task.texts) == 1:
+            raise ConfigError(f"data.swapped=true: GLUE task {self.task.name!r} has single texts, nothing to exchange")
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """SHA-256 of the prepared files, and of what the training starts from."""
+        return self._sums
+
+    def model(self) -> FineTuned:
+        settings = self._model
+        encoder = encoder_of(settings, len(self.data.vocabulary))
+        places = int(encoder.config.max_position_embeddings)  # type: ignore[union-attr, arg-type]
+        if places < self._longest:
+            raise ConfigError(f"model.start={settings.start}: has {places} positions; prepare with --longest {places}")
+        return FineTuned(encoder, max(1, len(self.task.classes)), settings.head, settings.dropout)
+
+    def rate_factors(self, model: nn.Module) -> dict[str, float]:
+        """What each parameter's learning rate is multiplied by; see `Rates`."""
+        rates = self.recipe.rates
+        names = [name for name, _ in model.named_parameters()]
+        layers = max(depth_of(name, 0) for name in names if name.startswith("encoder."))
+        extra = rates.counted == "released"
+        return {
+            name: rates.layer_decay ** (layers + 1 - depth + (extra and depth <= layers))
+            for name in names
+            for depth in (depth_of(name, layers),)
+        }
+
+    def to(self, device: torch.device) -> None:
+        """All texts fit on the device, so a batch travels as its indices."""
+        self._device = device
+        self.parts = {name: part.to(device) for name, part in self.parts.items()}
+
+    def order(self, epoch: int) -> list[Batch]:
+        return list(self._buckets.epoch(epoch))
+
+    def fetch(self, batch: Batch) -> Inputs:
+        return {"rows": batch.indices % self._kept, "swapped": batch.indices >= self._kept}
+
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
+        part, rows = self.parts["train"], inputs["rows"]
+        logits = model(*joined(part, rows, length, self._marks, inputs["swapped"])).float()  # [B, C]
+        labels = part.labels[rows]
+        if self.task.classes:
+            return F.cross_entropy(logits, labels)
+        return F.mse_loss(logits.squeeze(-1), labels / MOST)
+
+    def answers(self, model: nn.Module, part: str) -> Tensor:
+        """What a model in evaluation mode says on a part, on the CPU: logits [N, C], or points [N]."""
+        chosen = self.parts[part]
+        found = torch.empty(len(chosen), max(1, len(self.task.classes)), device=self._device)
+        for batch in Buckets(joined_lengths(chosen).cpu(), _EVALUATED_AT_ONCE, most=self._longest).in_order():
+            rows = batch.indices.to(self._device)
+            found[rows] = model(*joined(chosen, rows, batch.length, self._marks)).float()
+        return found.cpu() if self.task.classes else found[:, 0].cpu() * MOST
+
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        if part.startswith(PREDICT):
+            raise ConfigError(f"part {part!r}: nobody has its labels; `evaluate RUN --predict FOLDER` writes answers")
+        found, labels = self.answers(model, part), self.parts[part].labels.cpu()
+        notes = {"split": self._split()} if part == "test" else {}
+        if not self.task.classes:
+            error = (found.double() - labels).square()
+            values = {
+                "spearman": correlations.spearman(found, labels),
+                "pearson": correlations.pearson(found, labels),
+                "mse": error.mean(),
+            }
+            items = {"predictions": found, "labels": labels, "squared_error": error}
+            items["moments"] = correlations.moments(found, labels)
+            return Evaluation({name: float(value) for name, value in values.items()}, items, notes)
+        guesses = found.argmax(-1)
+        scores = metrics.scores(found, labels)
+        items = {
+            "logits": found,
+            "labels": labels,
+            "correct": guesses == labels,
+            "nll": F.cross_entropy(found.double(), labels, reduction="none"),
+        }
+        for name in {self.task.metric, *self.task.also} & _OF_TWO_CLASSES.keys():
+            scores[name] = float(_OF_TWO_CLASSES[name](guesses, labels))
+            items["counts"] = correlations.counts(guesses, labels)
+        return Evaluation(scores, items, notes)
+
+    def _split(self) -> str:
+        """What "test" is, and how the weights were chosen."""
+        known = "test is the benchmark's development set"
+        if self.recipe.training.average:
+            return f"{known}; nothing was picked by it"
+        held = self.data.manifest["settings"]["held_out"]
+        by = f"{held:g} of the training rows, held out" if held else "it, as good as training on it"
+        return f"{known}; the best weights were picked by {by}"
+
+
+def joined_lengths(part: Part) -> Tensor:
+    """Pieces of each row with [CLS] and [SEP], int64 [N]."""
+    return torch.stack([side.lengths for side in part.sentences]).sum(0) + 1 + len(part.sentences)
+
+
+def joined(
+    part: Part, rows: Tensor, length: int, marks: tuple[int, int], swapped: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows as the model takes them: [CLS] text [SEP], or [CLS] first [SEP] second [SEP].
+
+    Args:
+        part: where they are.
+        rows: which, int64 [B].
+        length: to pad them to, T.
+        marks: numbers of [CLS] and [SEP].
+        swapped: rows whose texts are exchanged, bool [B].
+
+    Returns:
+        Ids and segments, int64 [B, T], and which are real, bool [B, T].
+    """
+    cls, sep = marks
+    tables = [side.padded(rows, length) for side in part.sentences]  # ([B, T], [B]) each
+    if len(tables) == 2 and swapped is not None:
+        (a, m), (b, n) = tables
+        turn = swapped.unsqueeze(1)
+        k = torch.where(swapped, n, m)  # [B]
+        tables = [(torch.where(turn, b, a), k), (torch.where(turn, a, b), m + n - k)]
+    places = torch.arange(length, device=rows.device).expand(len(rows), length)  # [B, T]
+    ids = (places == 0).long() * cls  # [B, T]
+    segments = torch.zeros_like(ids)
+    start = torch.ones_like(rows).unsqueeze(1)  # [B, 1]: where the next text begins
+    for number, (table, lengths) in enumerate(tables):
+        end = start + lengths.unsqueeze(1)  # where its [SEP] stands
+        inside = (places >= start) & (places < end)
+        ids = torch.where(inside, table.long().gather(1, (places - start).clamp(min=0)), ids)
+        ids = torch.where(places == end, sep, ids)
+        segments = torch.where((places >= start) & (places <= end), number, segments)
+        start = end + 1
+    return ids, segments, places < start

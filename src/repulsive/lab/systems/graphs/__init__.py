@@ -1,0 +1,1 @@
+"""Text from knowledge graphs with GraphWriter, the paper's fourth system."""

@@ -1,0 +1,239 @@
+"""Graphs and texts to a prepared folder.
+
+    plan_graphs("data/webnlg", "prepared/webnlg").make()
+
+What the files are is found from their names: AGENDA's processed TSV, its unprocessed JSON, plain or in its archive, or
+WebNLG as JSON lines. The vocabularies are those of GraphWriter's code, read from the training part alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repulsive.errors import DataError
+from repulsive.lab.systems.graphs.data import Graph, Graphs, mention_share
+from repulsive.lab.systems.graphs.files import GraphFiles, find_graphs
+from repulsive.lab.systems.graphs.prepared import (
+    RELATION_MARKS,
+    TASK,
+    WORD,
+    GraphPart,
+    GraphVocabularies,
+    PreparedGraphs,
+)
+from repulsive.lab.text.claims import claimed
+from repulsive.lab.text.folders import check_replaceable
+from repulsive.lab.text.pieces import EOS, MARKS
+from repulsive.lab.text.plan import Settings, is_made
+from repulsive.lab.text.prepared import PARTS, _ragged
+from repulsive.lab.text.raw import sums_of
+from repulsive.lab.text.tokenizing import Progress
+from repulsive.lab.text.tokens import RESERVED, UNK, Ragged, Tokenizer, Vocabulary, tokenizer
+
+_UNUSED = ("vectors", "size", "half_vectors", "seed")
+
+
+@dataclass(frozen=True)
+class GraphsPlan:
+    """A preparation that can begin: files are found and summed, none is read.
+
+    Args:
+        out: the folder to make.
+        files: of the data set.
+        settings: what is asked for.
+        sums: SHA-256 of all files.
+    """
+
+    out: Path
+    files: GraphFiles
+    settings: Settings
+    sums: dict[str, str]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Settings as the manifest has them."""
+        kept = {name: value for name, value in asdict(self.settings).items() if name not in _UNUSED}
+        return kept | {"form": self.files.form}
+
+    def already(self) -> PreparedGraphs | None:
+        """What is in the folder, if it was made from the same files in the same way; None if there is nothing.
+
+        Raises:
+            DataError: it was made otherwise, is damaged, or is something else.
+        """
+        return PreparedGraphs.load(self.out) if is_made(self.out, TASK, self.asked, self.sums) else None
+
+    def make(self, progress: Progress | None = None) -> PreparedGraphs:
+        """Read, number and write; what is prepared in the folder is replaced.
+
+        Raises:
+            DataError: a file is damaged, or the folder cannot be written.
+        """
+        with claimed(self.out):
+            check_replaceable(self.out)
+            return self._make(progress or (lambda what, done, total: None))
+
+    def _make(self, tell: Progress) -> PreparedGraphs:
+        asked, name = self.settings, self.settings.tokenizer
+        split = str.split if name is None else tokenizer(name, lowercase=asked.lowercase)
+        tell("reading", 0, 0)
+        found, names = self.files.read(split, asked.lowercase, asked.limit)
+        tell("numbering", 0, 0)
+        vocabularies = build_vocabularies(found, names, asked.minimum, asked.most)
+        parts = {part: _numbered(some.graphs, vocabularies, asked.longest, split) for part, some in found.items()}
+        cut = asked.longest
+        manifest = {
+            "settings": self.asked,
+            "sources": self.sums,
+            "versions": {"spacy": version("spacy")} if name == "spacy" else {},
+            "rows": {part: len(some) for part, some in found.items()},
+            "texts": {part: len(some.targets) for part, some in parts.items()},
+            "skipped": {part: some.skipped for part, some in found.items()},
+            "cut": {
+                part: sum(len(target) > cut for graph in some.graphs for target in graph.targets) if cut else 0
+                for part, some in found.items()
+            },
+            "unknown": {part: _share(some.targets.values == UNK) for part, some in parts.items()},
+            "unknown entity words": {part: _share(some.entities.values == UNK) for part, some in parts.items()},
+            "unknown relations": {part: _share(some.relations.values[:, 1] == UNK) for part, some in parts.items()},
+            "unseen categories": {part: _unseen(some.graphs, found["train"].graphs) for part, some in found.items()},
+            "mentioned": {part: mention_share(some.graphs) for part, some in found.items()},
+        }
+        return PreparedGraphs(self.out, vocabularies, parts, manifest).save()
+
+
+def plan_graphs(data: str | Path, out: str | Path, **settings: Any) -> GraphsPlan:
+    """Find the files of a data set and check what is asked for.
+
+    Args:
+        data: their folder.
+        out: the folder to make.
+        settings: fields of `Settings`: `minimum` and `most` for the words of titles and texts, `longest` for the words
+            of a target, `tokenizer` and `lowercase` (of AGENDA, which is in words, only its titles), `limit`.
+
+    Raises:
+        DataError: a value that cannot be, or a file that is missing.
+    """
+    try:
+        asked = Settings(**settings)
+    except TypeError:
+        unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
+        raise DataError(f"task {TASK!r} has no option {unknown[0]!r}") from None
+    if asked.vectors is not None:
+        raise DataError(f"task {TASK!r} learns its vectors: --vectors would not be used")
+    folder = Path(data)
+    files = find_graphs(folder)
+    if files.in_words and asked.tokenizer is not None:
+        raise DataError(f"{folder}: is made of words: the tokenizer {asked.tokenizer!r} would not be used")
+    if not files.in_words:
+        asked = Settings(**(asdict(asked) | {"tokenizer": asked.tokenizer or "spacy"}))
+        tokenizer(str(asked.tokenizer))  # is it there?
+    paths = {*files.parts.values(), *([files.relations] if files.relations else [])}
+    return GraphsPlan(Path(out), files, asked, sums_of(list(paths), folder))
+
+
+def build_vocabularies(
+    found: dict[str, Graphs], names: Sequence[str] | None, minimum: int, most: int | None
+) -> GraphVocabularies:
+    """Vocabularies as GraphWriter has them.
+
+    Words of titles and texts occur `minimum` times at least; of entities all words are known. Each relation has an
+    inverse. The types are words as well: what follows a copied entity is told its type.
+
+    Args:
+        found: the graphs of each part; "train" has the words.
+        names: of the relations; None: those of "train", by code point.
+        minimum: how often a word occurs.
+        most: words in the vocabulary, the marks and types included; None: all.
+    """
+    train = found["train"].graphs
+    types = tuple(sorted({kind for some in found.values() for graph in some.graphs for kind in graph.types}))
+    if names is None:
+        names = sorted({name for graph in train for _, name, _ in graph.relations})
+    words = Vocabulary.build(_sentences(train), minimum=minimum).words[len(RESERVED) :]
+    marks = (*MARKS, *types)
+    return GraphVocabularies(
+        Vocabulary((*marks, *(word for word in words if word not in marks))[:most]),
+        Vocabulary.build(entity for graph in train for entity in graph.entities),
+        types,
+        (*RELATION_MARKS, *names, *(f"{name}_inv" for name in names)),
+    )
+
+
+def summary(prepared: PreparedGraphs) -> str:
+    """What was made, in a few lines."""
+    told, words = prepared.manifest, prepared.vocabularies
+    rows: list[tuple[str, str, Callable[[Any], str]]] = [
+        ("graphs", "rows", "{:,}".format), ("texts", "texts", "{:,}".format), ("skipped", "skipped", "{:,}".format),
+        ("cut", "cut", "{:,}".format), ("entities mentioned", "mentioned", "{:.1%}".format),
+        ("unknown words", "unknown", "{:.2%}".format),
+        ("unknown entity words", "unknown entity words", "{:.2%}".format),
+        ("unknown relations", "unknown relations", "{:.2%}".format),
+        ("of unseen categories", "unseen categories", "{:.2%}".format),
+    ]  # fmt: skip
+    lines = [" " * 20 + "".join(f"  {part:>7}" for part in PARTS)]
+    lines += [f"{title:20}" + "".join(f"  {show(told[key][part]):>7}" for part in PARTS) for title, key, show in rows]
+    lines.append(
+        f"{told['settings']['form']}: {len(words.words):,} words, {len(words.entities):,} of entities, "
+        f"{len(words.types)} types, {words.named} relations and their inverses"
+    )
+    return "\n".join(lines)
+
+
+def _sentences(graphs: Iterable[Graph]) -> Iterable[list[str]]:
+    for graph in graphs:
+        yield graph.title
+        yield from ([token for token in target if isinstance(token, str)] for target in graph.targets)
+
+
+def _numbered(graphs: list[Graph], known: GraphVocabularies, longest: int | None, split: Tokenizer) -> GraphPart:
+    first = len(MARKS) + len(known.types)  # a text that spells a mark or a type means neither
+    index = {word: i for i, word in enumerate(known.words.words) if i >= first}
+    kinds = {kind: i for i, kind in enumerate(known.types, len(MARKS))}
+    relations = {name: i for i, name in enumerate(known.relations) if len(RELATION_MARKS) <= i}
+    relations = {name: i for name, i in relations.items() if i < len(RELATION_MARKS) + known.named}
+    titles, types, triples, targets, copies = [], [], [], [], []
+    for graph in graphs:
+        titles.append([index.get(word, UNK) for word in graph.title])
+        types.append([kinds[kind] for kind in graph.types])
+        triples.append([[head, relations.get(name, UNK), tail] for head, name, tail in graph.relations])
+        for target in graph.targets:
+            some = target[:longest]
+            copied = [token if isinstance(token, int) else WORD for token in some]
+            words = [kinds[graph.types[t]] if isinstance(t, int) else index.get(t, UNK) for t in some]
+            targets.append([*words, EOS])
+            copies.append([*copied, WORD])
+    return GraphPart(
+        titles=_rows(titles),
+        types=_rows(types),
+        entities=known.entities.encode(entity for graph in graphs for entity in graph.entities),
+        relations=_rows(triples, 3),
+        texts=_rows([graph.targets for graph in graphs], values=False).offsets,
+        targets=_rows(targets),
+        copies=_rows(copies),
+        references=[graph.references for graph in graphs],
+        reference_words=[[" ".join(split(text)) for text in graph.references] for graph in graphs],
+        names=[graph.names for graph in graphs],
+        categories=[graph.category for graph in graphs],
+    )
+
+
+def _rows(rows: Sequence[Sequence[Any]], width: int | None = None, *, values: bool = True) -> Ragged:
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    flat = torch.tensor([item for row in rows for item in row] if values else [], dtype=torch.int32)
+    return _ragged(flat.view(-1, width) if width else flat, lengths)
+
+
+def _unseen(graphs: list[Graph], train: list[Graph]) -> float:
+    seen = {graph.category for graph in train}
+    return sum(graph.category not in seen for graph in graphs) / max(1, len(graphs))
+
+
+def _share(which: torch.Tensor) -> float:
+    return float(which.double().mean()) if len(which) else 0.0

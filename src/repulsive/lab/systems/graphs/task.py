@@ -1,0 +1,285 @@
+"""Texts from knowledge graphs with GraphWriter (Koncel-Kedziorski et al., 2019), the paper's fourth system."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.errors import DataError
+from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.layers.beam_search import Ends, check_search
+from repulsive.lab.systems.classification.task import Data
+from repulsive.lab.systems.graphs.batches import GraphBatch, GraphBuckets, GraphTables, Shape, in_batches
+from repulsive.lab.systems.graphs.encoder import GraphSizes
+from repulsive.lab.systems.graphs.metrics import bleu_statistics, score_texts
+from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
+from repulsive.lab.systems.graphs.prepared import WORD, PreparedGraphs
+from repulsive.lab.systems.graphs.search import write
+from repulsive.lab.text.ahead import Ahead
+from repulsive.lab.text.pieces import BOS, EOS, MARKS
+from repulsive.lab.text.tokens import PAD
+from repulsive.regularizers import cosine
+
+ENDS = Ends(BOS, EOS)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of GraphWriter; vocabularies come from the data. The defaults are those of the released code.
+
+    Args:
+        width: of a node, of a word and of the decoder's state.
+        heads: in every attention.
+        layers: of the graph Transformer.
+        lstm_layers: of the encoders of titles and entities.
+        dropout: on attention weights and in feed-forward blocks.
+        titles: read them; false where the data have none.
+        detached: see `GraphSizes`; the released code's.
+        full_scale: see `GraphSizes`; the released code's.
+        attention: of the graph Transformer; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
+    """
+
+    width: int = 500
+    heads: int = 4
+    layers: int = 6
+    lstm_layers: int = 2
+    dropout: float = 0.1
+    titles: bool = True
+    detached: bool = False
+    full_scale: bool = False
+    attention: Literal["own", "pyg"] = "own"
+
+    def __post_init__(self) -> None:
+        self.config(4, 2, 3)
+
+    def config(self, words: int, entity_words: int, relations: int) -> GraphWriterConfig:
+        """With the sizes of the vocabularies."""
+        sizes = GraphSizes(
+            self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale, self.attention
+        )
+        return GraphWriterConfig(words, entity_words, relations, sizes, self.lstm_layers, self.titles)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised beside the negative log-likelihood.
+
+    Args:
+        coverage: weight of the mean over entities of (1 - the largest probability that any place gives to a copy of
+            it)^2: each at least once, as the released code has it, which leaves it out unless asked.
+    """
+
+    coverage: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.coverage < float("inf"):
+            raise ValueError(f"coverage={self.coverage} must not be negative")
+
+
+@dataclass(frozen=True)
+class Search:
+    """How texts are searched for.
+
+    Args:
+        beam: hypotheses that are followed; 1 is greedy.
+        lenpen: alpha of log-probability / length^alpha.
+        longest: most words of a text, its end included.
+        at_once: graphs that are written about together.
+    """
+
+    beam: int = 4
+    lenpen: float = 1.0
+    longest: int = 200
+    at_once: int = 64
+
+    def __post_init__(self) -> None:
+        check_search(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphWriting(Recipe):
+    """A recipe for texts from graphs.
+
+    Args:
+        data: what to train on.
+        model: sizes.
+        loss: what is minimised.
+        search: how texts are searched for.
+    """
+
+    data: Data
+    model: Model = field(default_factory=Model)
+    loss: Loss = field(default_factory=Loss)
+    search: Search = field(default_factory=Search)
+
+
+class GraphWritingTask:
+    """Graphs and the texts that tell them. An item of training is a text; one of an evaluation is a graph."""
+
+    select_by = "log_likelihood"  # minus the NLL of a word: higher is better
+    shown = ("bleu", "entity coverage", "nll", "accuracy")
+
+    def __init__(self, recipe: GraphWriting) -> None:
+        self.recipe = recipe
+        self.data = PreparedGraphs.load(recipe.data.folder)
+        self.parts = {name: GraphTables.of(part) for name, part in self.data.parts.items()}
+        self._sizes = {name: tables.sizes() for name, tables in self.parts.items()}
+        self._graphs = {name: tables.graphs for name, tables in self.parts.items()}  # these stay on the CPU
+        train = self.parts["train"]
+        if recipe.model.titles and not len(train.titles.values):
+            raise DataError(f"{self.data.folder}: its graphs have no titles; set model.titles=false")
+        kept = max(1, round(len(train.targets) * recipe.data.share))
+        lengths = train.targets.lengths[:kept]
+        self.num_data = int(lengths.sum())  # the loss is a mean over words: they are what it has N of
+        sizes = self._sizes["train"][train.graphs[:kept]]
+        self._batches = GraphBuckets(lengths, sizes, recipe.training.batch, recipe.seed)
+        self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
+        self._lengths = {name: tables.targets.lengths for name, tables in self.parts.items()}
+        self._device = torch.device("cpu")
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """SHA-256 of the prepared files."""
+        found: Mapping[str, str] = self.data.manifest["files"]
+        return found
+
+    def model(self) -> GraphWriter:
+        known = self.data.vocabularies
+        return GraphWriter(self.recipe.model.config(len(known.words), len(known.entities), len(known.relations)))
+
+    def to(self, device: torch.device) -> None:
+        """All graphs fit on the device, so a batch travels as its indices."""
+        self._device = device
+        self.parts = {name: part.to(device) for name, part in self.parts.items()}
+
+    def order(self, epoch: int) -> list[GraphBatch]:
+        return self._ahead(epoch)
+
+    def fetch(self, batch: GraphBatch) -> Inputs:
+        return {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
+
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
+        """Sum over words / their number, as the mean over texts of sum / mean number of words."""
+        return self.loss_at(model, inputs, *self._batches.shapes[length])
+
+    def loss_at(self, model: Forward, inputs: Inputs, longest: int, shape: Shape) -> Tensor:
+        """`loss` with tables of another size, as long as the texts and graphs fit."""
+        train, indices = self.parts["train"], inputs["indices"]
+        penalty, coverage = self.recipe.method.penalty, self.recipe.loss.coverage
+        given, target, words = self._tables(train, indices, longest, shape)
+        found = model(*given, weights=penalty > 0)
+        logs, weights = found if penalty > 0 else (found, None)
+        total = -(_of_target(logs, target) * (words != PAD)).sum()
+        mean = total / (len(indices) * inputs["tokens"])
+        if coverage > 0:
+            mean = mean + coverage * _uncovered(logs[..., self._words :].exp(), words != PAD, given[1][..., 0] != PAD)
+        if weights is not None:
+            mean = mean + penalty * cosine(weights)
+        return mean
+
+    def look(self, model: nn.Module) -> Evaluation:
+        """The likelihood of the development set, without writing about it."""
+        return self._likelihood(model, "dev")
+
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        found = self._likelihood(model, part)
+        if part == "train":  # it is large, and nobody asks
+            return found
+        assert isinstance(model, GraphWriter)
+        tokens = self.write(model, part)
+        texts, known = self.texts(part, tokens), self.data.parts[part]
+        scores = score_texts(texts, known.reference_words, known.names)
+        scores["bleu"] = scores["BLEU-4"]  # what tables know it as
+        rows = [torch.tensor(row, dtype=torch.int32) for row in tokens]
+        items = {
+            "bleu_statistics": torch.tensor(bleu_statistics(texts, known.reference_words), dtype=torch.int32),
+            "hypotheses": nn.utils.rnn.pad_sequence(rows, True, PAD),
+        }
+        return Evaluation(scores | found.metrics, found.items | items)
+
+    def write(self, model: GraphWriter, part: str) -> list[Sequence[int]]:
+        """What a model writes about each graph of a part: words, or vocabulary + the number of a copied entity."""
+        search, tables = self.recipe.search, self.parts[part]
+        found: list[Sequence[int]] = [()] * len(self.data.parts[part])
+        forbidden = range(len(MARKS) + len(self.data.vocabularies.types))  # types are words only where they are copied
+        for indices, shape in in_batches(self._sizes[part], search.at_once):
+            titles, entities, relations, types = tables.inputs(indices.to(self._device), shape)
+            texts = write(
+                model, titles, entities, relations, types, ENDS,
+                beam=search.beam, alpha=search.lenpen, longest=search.longest, forbidden=forbidden,
+            )  # fmt: skip
+            for index, text in zip(indices.tolist(), texts, strict=True):
+                found[index] = text.tokens
+        return found
+
+    def texts(self, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of what was written about the graphs of a part."""
+        return texts_of(self.data, part, tokens)
+
+    @property
+    def _words(self) -> int:
+        return len(self.data.vocabularies.words)
+
+    def _tables(
+        self, tables: GraphTables, texts: Tensor, length: int, shape: Shape
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """What the model is given, and, [B, T] each, what it is to foresee and the words of it."""
+        titles, entities, relations, _ = tables.inputs(tables.graphs[texts], shape)
+        words, copies = tables.texts(texts, length)
+        before = F.pad(words[:, :-1], (1, 0), value=BOS)
+        return (titles, entities, relations, before), torch.where(copies == WORD, words, self._words + copies), words
+
+    def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
+        """NLL and accuracy of each word, those before it given; graphs are weighted for means to be over words."""
+        tables, lengths, graphs = self.parts[part], self._lengths[part], self._graphs[part]
+        nll = torch.empty(len(lengths), dtype=torch.float64, device=self._device)
+        correct = torch.empty_like(nll)
+        buckets = GraphBuckets(lengths, self._sizes[part][graphs], self.recipe.search.at_once)
+        for batch in buckets.in_order():
+            indices = batch.indices.to(self._device)
+            given, target, words = self._tables(tables, indices, *buckets.shapes[batch.length])
+            logs = model(*given)  # [B, T, V + E]
+            real = words != PAD
+            nll[indices] = -(_of_target(logs, target) * real).double().sum(1)
+            correct[indices] = ((logs.argmax(-1) == target) & real).double().sum(1)
+        count = len(self.data.parts[part])
+        tokens = torch.zeros(count, dtype=torch.float64).index_add(0, graphs, lengths.double())  # [N]
+        sums = [torch.zeros(count, dtype=torch.float64).index_add(0, graphs, x.cpu()) for x in (nll, correct)]
+        items = {"nll": sums[0] / tokens.mean(), "correct": sums[1] / tokens.mean(), "labels": tokens.long()}
+        mean = float(items["nll"].mean())
+        found = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
+        return Evaluation(found | {"perplexity": math.exp(min(mean, 700.0))}, items)
+
+
+def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of what a model wrote about the graphs of a part.
+
+    Args:
+        data: the graphs.
+        part: which of them.
+        tokens: for each graph words, or vocabulary + the number of a copied entity, as `GraphWritingTask.write` gives
+            them and a run keeps them.
+    """
+    words, found = len(data.vocabularies.words), []
+    for row, names in zip(tokens, data.parts[part].names, strict=True):
+        numbers = torch.tensor(row, dtype=torch.int64)
+        found.append(data.text(numbers, torch.where(numbers < words, WORD, numbers - words), names))
+    return found
+
+
+def _of_target(logs: Tensor, target: Tensor) -> Tensor:
+    """Log-probability of each target, [B, T]."""
+    return logs.gather(2, target.unsqueeze(2)).squeeze(2)
+
+
+def _uncovered(copies: Tensor, real: Tensor, there: Tensor) -> Tensor:
+    r"""$mean_j (1 - max_t p_{tj})^2$ of copies [B, T, E], over real words [B, T] and entities that are there [B, E]."""
+    most = (copies * real.unsqueeze(2)).amax(1)  # [B, E]
+    return (((1 - most).square() * there).sum(1) / there.sum(1)).mean()

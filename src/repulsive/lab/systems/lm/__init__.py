@@ -1,0 +1,1 @@
+"""Language modelling with a decoder-only Transformer."""

@@ -1,0 +1,75 @@
+"""The files of a text for language models: one for each part, or documents that are dealt out to the parts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from repulsive.errors import DataError
+from repulsive.lab.systems.translation.parallel import NAMES
+from repulsive.lab.text.documents import read_documents
+from repulsive.lab.text.lines import BadLines, read_lines
+from repulsive.lab.text.prepared import PARTS
+from repulsive.lab.text.raw import find_file
+
+Passage = tuple[str, str]  # part, and text that ends with a line feed
+
+
+def find_part_files(data: Path, suffix: str | None) -> dict[str, Path]:
+    """Files for train, dev and test in a folder.
+
+    Args:
+        data: the folder; a file has none.
+        suffix: how their names end; None: "txt".
+
+    Returns:
+        Part -> file; nothing where the folder has no such files.
+
+    Raises:
+        DataError: some are there and others are missing, or a suffix is given and all are missing.
+    """
+    ending, found = suffix or "txt", dict[str, Path]()
+    for part, names in NAMES.items() if data.is_dir() else ():
+        if here := [path for name in names if (path := find_file(data, f"{name}.{ending}"))]:
+            found[part] = here[0]
+    missing = [part for part in PARTS if part not in found]
+    if missing and (found or suffix is not None):
+        known = " or ".join(f"{name}.{ending}" for name in NAMES[missing[0]])
+        raise DataError(f"{data}: no {missing[0]} file; it is called {known}, plain, .xz or .gz")
+    return found
+
+
+def read_parts(files: Mapping[str, Path], limit: int) -> Iterator[Passage]:
+    """The lines of files that are a part each.
+
+    Args:
+        files: part -> file.
+        limit: bad lines that may be skipped in a file.
+
+    Raises:
+        DataError: a file is damaged, or has too many bad lines.
+    """
+    for part, path in files.items():
+        with BadLines(path, limit) as bad:
+            yield from ((part, f"{line}\n") for _, line in read_lines(path, bad))
+
+
+def deal_documents(paths: Sequence[Path], dev: float, seed: int, limit: int) -> Iterator[Passage]:
+    """Documents, each with a blank line after it, dealt out to the parts at random.
+
+    Args:
+        paths: text files and archives; see `documents`.
+        dev: share of the documents that dev gets, and test as many again.
+        seed: of what is drawn.
+        limit: bad lines that may be skipped in a file.
+
+    Raises:
+        DataError: a file is damaged, or has too many bad lines.
+    """
+    draw = random.Random(seed)
+    for path in paths:
+        for document in read_documents(path, limit):
+            at = draw.random()
+            part = "dev" if at < dev else "test" if at < 2 * dev else "train"
+            yield part, "\n".join(document) + "\n\n"

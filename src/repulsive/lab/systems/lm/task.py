@@ -1,0 +1,195 @@
+"""Language modelling with a decoder-only Transformer: guess the next byte, or the next word piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.errors import ConfigError
+from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.systems.lm.data import Text, numbers
+from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
+from repulsive.lab.text.batches import Batch, shuffler
+
+_EVALUATED_AT_ONCE = 64  # windows
+_IGNORED = -100  # cross_entropy's mark of a position that does not count
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on.
+
+    Args:
+        folder: what `repulsive prepare lm` wrote.
+        length: tokens of a sequence.
+        steps: batches that are called an epoch.
+        share: of the training text, from its beginning on; for a quick look.
+    """
+
+    folder: Path
+    length: int = 512
+    steps: int = 200
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.length, self.steps) < 1:
+            raise ValueError("length and steps must be at least 1")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share} must lie between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes; the vocabulary comes from the data.
+
+    Args:
+        layers: number of layers.
+        width: of a token's state.
+        heads: query heads of a layer.
+        kv_heads: key-value heads of a layer; 0: as many as query heads.
+        qk_norm: normalise queries and keys head by head.
+        drop_heads: probability that a head is left out of a sequence in training.
+    """
+
+    layers: int = 8
+    width: int = 512
+    heads: int = 8
+    kv_heads: int = 0
+    qk_norm: bool = False
+    drop_heads: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.decoder(vocabulary=1, length=1)  # do the sizes fit together?
+
+    def decoder(self, vocabulary: int, length: int) -> DecoderConfig:
+        """The same sizes as the model takes them."""
+        return DecoderConfig(
+            vocabulary, self.layers, self.width, self.heads, self.kv_heads, length, self.qk_norm, self.drop_heads
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel(Recipe):
+    """A recipe for language modelling.
+
+    Args:
+        data: what to train on.
+        model: sizes.
+    """
+
+    data: Data
+    model: Model = field(default_factory=Model)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method.penalty:
+            raise ValueError(f"method.penalty={self.method.penalty}: language models have no regulariser; leave it out")
+
+
+class LanguageModelTask:
+    """Windows of a text, in which every token but the first is to be guessed from those before it."""
+
+    select_by = "log_likelihood"  # minus nats per byte: higher is better
+    shown = ("nats_per_byte", "accuracy")
+
+    def __init__(self, recipe: LanguageModel) -> None:
+        self.recipe = recipe
+        self.data = Text.load(recipe.data.folder)
+        self.parts: dict[str, Tensor] = dict(self.data.parts)
+        kept = max(1, round(len(self.parts["train"]) * recipe.data.share))
+        self.parts["train"] = self.parts["train"][:kept]
+        self.num_data = kept  # the loss is a mean over tokens: they are what it has N of
+        self._windows = kept - recipe.data.length  # that can be drawn
+        if self._windows < 1:
+            what = f"{recipe.data.folder} has {kept:,} tokens to train on"
+            raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
+        self._device = torch.device("cpu")
+        compiled = recipe.training.compile
+        self._cross_entropy = torch.compile(_cross_entropy, dynamic=False) if compiled else _cross_entropy
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """SHA-256 of the prepared files."""
+        found: Mapping[str, str] = self.data.manifest["files"]
+        return found
+
+    def model(self) -> Decoder:
+        model = Decoder(self.recipe.model.decoder(self.data.vocabulary, self.recipe.data.length))
+        if self.recipe.training.compile:
+            model.compile_layers()
+        return model
+
+    def to(self, device: torch.device) -> None:
+        """The text lives on the device, so that a batch travels as the starts of its windows."""
+        self._device = device
+        self.parts = {name: tokens.to(device) for name, tokens in self.parts.items()}
+
+    def order(self, epoch: int) -> list[Batch]:
+        steps = self.recipe.data.steps
+        return [self._batch(step) for step in range(epoch * steps, (epoch + 1) * steps)]
+
+    def _batch(self, step: int) -> Batch:
+        """Starts of windows, drawn anew for every step: a function of the seed and the step alone."""
+        draw = shuffler(self.recipe.seed, step)
+        starts = torch.randint(self._windows, (self.recipe.training.batch,), generator=draw)  # [B]
+        return Batch(starts, self.recipe.data.length)
+
+    def fetch(self, batch: Batch) -> Inputs:
+        return {"starts": batch.indices}
+
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
+        """Nats per token, the mean over all of them."""
+        places = inputs["starts"][:, None] + torch.arange(length + 1, device=inputs["starts"].device)  # [B, T + 1]
+        window = numbers(self.parts["train"][places])
+        losses: Tensor = self._cross_entropy(model(window[:, :-1]), window[:, 1:])  # [B, T]
+        return losses.mean()
+
+    def look(self, model: nn.Module) -> Evaluation:
+        """The development set, while training."""
+        return self.evaluate(model, "dev")
+
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        """All tokens of a part but the first, in windows that follow each other; an item is a window."""
+        # The last batch has a shape of its own, which is not worth compiling.
+        with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
+            nll, correct, counts = self._sums(model, self.parts[part], self.recipe.data.length)
+        mean = counts.double().mean()
+        items = {"nll": nll / mean, "correct": correct / mean, "labels": counts}
+        per_token = float(items["nll"].mean())
+        per_byte = per_token * self.data.tokens_per_byte(part)
+        metrics = {"nats_per_byte": per_byte, "nll": per_token, "accuracy": float(items["correct"].mean())}
+        return Evaluation(metrics | {"log_likelihood": -per_byte}, items)
+
+    def _sums(self, model: nn.Module, tokens: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Nats, right guesses and guesses of each window, [N] each."""
+        found: list[Tensor] = []
+        last = len(tokens) - 1
+        for starts in torch.arange(0, last, length, device=self._device).split(_EVALUATED_AT_ONCE):
+            places = starts[:, None] + torch.arange(length + 1, device=self._device)  # [B, T + 1]
+            window = numbers(tokens[places.clamp(max=last)])
+            target = window[:, 1:].masked_fill(places[:, 1:] > last, _IGNORED)  # [B, T]
+            logits = model(window[:, :-1]).float()  # [B, T, V]
+            sums = _cross_entropy(logits, target), logits.argmax(-1) == target, target != _IGNORED
+            found.append(torch.stack([x.double().sum(1) for x in sums]).cpu())  # [3, B]
+        nll, correct, counts = torch.cat(found, 1)
+        return nll, correct, counts.long()
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Nats of every token, 0 where it does not count: [B, T, V], [B, T] -> [B, T]."""
+    flat = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=_IGNORED, reduction="none")
+    return flat.view_as(target)
+
+
+def unigram_entropy(tokens: Tensor) -> float:
+    """Nats per token of guessing by frequency alone, [N]: what a model that ignores its context can reach at best."""
+    shares = torch.bincount(numbers(tokens)).double() / len(tokens)  # [V]
+    return -float(sum(p * math.log(p) for p in shares.tolist() if p))

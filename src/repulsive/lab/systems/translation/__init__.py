@@ -1,0 +1,1 @@
+"""Translation with a Transformer, the paper's second system."""

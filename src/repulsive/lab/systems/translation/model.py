@@ -1,0 +1,344 @@
+"""The Transformer (Vaswani et al., 2017) for sequence-to-sequence tasks, one file, top to bottom.
+
+    model = Transformer(TransformerConfig.small(vocabulary=10_000))
+    logits = model(source, target)                       # [B, S], [B, T] -> [B, T, V]
+    logits, seen = model(source, target, collect="outputs")
+    logits = model(source, target, packed=(a, b))        # [N], [N'] -> [N', V]: sentences end to end, see `packed`
+    cache = model.start(source)                          # encoded once; then word by word, the same logits
+    logits = model.step(tokens, cache)                   # [B, K] -> [B, K, V], K hypotheses of each sentence
+
+`small` is the paper's IWSLT14 setting, `base` and `big` its WMT14 ones, `tiny` is for CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.lab.layers import residual
+from repulsive.lab.layers.cache import Cache
+from repulsive.lab.layers.packed import Packed, attend, attend_to
+
+COLLECT = ("outputs", "values", "weights")
+LONGEST = 1024  # tokens that have a position
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and choices of a Transformer.
+
+    Args:
+        vocabulary: number of word types, shared by source, target and output.
+        width: size of a token's state.
+        heads: attention heads in every attention.
+        layers: (encoder, decoder) layers.
+        feed_forward: inner size of the feed-forward blocks.
+        dropout: on embeddings and on what every block adds.
+        pre_norm: normalise before a block; False is post-norm, as in the paper.
+        padding: id of the padding token.
+    """
+
+    vocabulary: int
+    width: int = 512
+    heads: int = 4
+    layers: tuple[int, int] = (6, 6)
+    feed_forward: int = 1024
+    dropout: float = 0.3
+    pre_norm: bool = False
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} does not divide into heads={self.heads}")
+
+    @classmethod
+    def tiny(cls, vocabulary: int, **changes: Any) -> Self:
+        config = cls(vocabulary, width=128, heads=4, layers=(2, 2), feed_forward=256, dropout=0.1)
+        return replace(config, **changes)
+
+    @classmethod
+    def small(cls, vocabulary: int, **changes: Any) -> Self:
+        return replace(cls(vocabulary), **changes)
+
+    @classmethod
+    def base(cls, vocabulary: int, **changes: Any) -> Self:
+        return replace(cls(vocabulary, heads=8, feed_forward=2048, dropout=0.1), **changes)
+
+    @classmethod
+    def big(cls, vocabulary: int, **changes: Any) -> Self:
+        return replace(cls(vocabulary, width=1024, heads=16, feed_forward=4096), **changes)
+
+
+class Sight(NamedTuple):
+    """Who looks where.
+
+    Args:
+        mask: padded: keys that may be looked at, bool [B, 1, 1, S]; None: all.
+        causal: a query sees keys up to its own place.
+        packed: sentences end to end: where those of the queries lie, and those of the keys.
+        seeds: of a layer's dropout, int64 [blocks], where kernels draw it.
+    """
+
+    mask: Tensor | None = None
+    causal: bool = False
+    packed: tuple[Packed, Packed] | None = None
+    seeds: Tensor | None = None
+
+
+class Attention(nn.Module):
+    """Multi-head scaled dot-product attention."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.num_heads = config.heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(config.width, config.width) for _ in range(4))
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))  # as if q, k, v were one packed matrix
+            nn.init.zeros_(projection.bias)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, x: Tensor, memory: Tensor, sight: Sight, seen: list[Tensor] | None, what: str | None) -> Tensor:
+        if sight.packed is not None:
+            return self._packed(x, memory, sight, seen, what)
+        q, k, v = self._split(self.q_proj(x)), self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+        if what == "weights":
+            weights = self._weights(q, k, sight)  # [B, M, T, S]
+            heads = weights @ v  # [B, M, T, d]
+        else:
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal)
+        if seen is not None:
+            seen.append(weights if what == "weights" else v if what == "values" else heads)
+        return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
+
+    def _packed(self, x: Tensor, memory: Tensor, sight: Sight, seen: list[Tensor] | None, what: str | None) -> Tensor:
+        """[N, width], [N', width] -> [N, width]; what is collected has all sentences as one, [1, M, N, d]."""
+        assert sight.packed is not None
+        queries, keys = sight.packed
+        if x is memory:
+            qkv = self._joint(x, self.q_proj, self.k_proj, self.v_proj)  # [N, 3, M, d]
+            v, heads = qkv[:, 2], attend(qkv, queries, sight.causal)  # [N, M, d]
+        else:
+            q, kv = self._joint(x, self.q_proj)[:, 0], self._joint(memory, self.k_proj, self.v_proj)
+            v, heads = kv[:, 1], attend_to(q, kv, queries, keys)
+        if seen is not None:
+            seen.append((v if what == "values" else heads).transpose(0, 1).unsqueeze(0))
+        return self.out_proj(heads.flatten(1))
+
+    def _joint(self, x: Tensor, *projections: nn.Linear) -> Tensor:
+        """Several projections as one product, [N, width] -> [N, projections, M, d]."""
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = torch.cat([projection.bias for projection in projections])
+        return F.linear(x, weight, bias).unflatten(-1, (len(projections), self.num_heads, -1))
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, S, width] -> twice [B, M, S, d], for `step`."""
+        return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+
+    def step(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """One more token of K hypotheses that share keys and values: [B, K, width], [B, M, S, d] -> [B, K, width].
+
+        The mask, added to scores, [B, 1, 1 or K, S], says who sees which of them.
+        """
+        heads = F.scaled_dot_product_attention(self._split(self.q_proj(x)), k, v, attn_mask=mask)  # [B, M, K, d]
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, M, T, d]
+
+    def _weights(self, q: Tensor, k: Tensor, sight: Sight) -> Tensor:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])  # [B, M, T, S]
+        if sight.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        if sight.mask is not None:
+            scores = scores.masked_fill(~sight.mask, -math.inf)
+        return scores.softmax(-1)
+
+
+class FeedForward(nn.Sequential):
+    """Two linear maps with a ReLU between."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(
+            nn.Linear(config.width, config.feed_forward), nn.ReLU(), nn.Linear(config.feed_forward, config.width)
+        )
+
+
+class Layer(nn.Module):
+    """Self-attention, in decoders attention to the encoder, and a feed-forward block, each with residual and norm."""
+
+    def __init__(self, config: TransformerConfig, cross: bool) -> None:
+        super().__init__()
+        self.pre_norm = config.pre_norm
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config) if cross else None
+        self.feed_forward = FeedForward(config)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(3 if cross else 2))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        sight: Sight,
+        memory: Tensor | None,
+        to_memory: Sight,
+        seen: list[Tensor] | None,
+        what: str | None,
+    ) -> Tensor:
+        start, seeds = self._before(0, x), sight.seeds
+        x = self._after(0, x, self.self_attention(start, start, sight, seen, what), seeds)
+        if self.cross_attention is not None and memory is not None:
+            x = self._after(1, x, self.cross_attention(self._before(1, x), memory, to_memory, seen, what), seeds)
+        last = len(self.norms) - 1
+        return self._after(last, x, self.feed_forward(self._before(last, x)), seeds)
+
+    def step(self, x: Tensor, cache: Cache, number: int) -> Tensor:
+        """A decoder layer, the `number`-th, for one more token, which the cache has room for: [B, K, width] -> same."""
+        assert self.cross_attention is not None, "encoders see all their tokens at once"
+        start = self._before(0, x)
+        k, v = cache.add(number, *self.self_attention.keys_and_values(start))  # [B, M, N, d]
+        x = self._after(0, x, self.self_attention.step(start, k, v, cache.own))
+        k, v = cache.memory[number]  # [B, M, S, d]
+        x = self._after(1, x, self.cross_attention.step(self._before(1, x), k, v, cache.source))
+        return self._after(2, x, self.feed_forward(self._before(2, x)))
+
+    def _before(self, block: int, x: Tensor) -> Tensor:
+        return self.norms[block](x) if self.pre_norm else x
+
+    def _after(self, block: int, x: Tensor, change: Tensor, seeds: Tensor | None = None) -> Tensor:
+        norm = self.norms[block]
+        if seeds is not None and isinstance(norm, nn.LayerNorm):
+            return residual.add_norm(x, change, norm, self.dropout.p if self.training else 0.0, seeds[block])
+        x = x + self.dropout(change)
+        return x if self.pre_norm else norm(x).to(change.dtype)  # autocast leaves norms in float32
+
+
+class Stack(nn.Module):
+    """Layers one after the other."""
+
+    def __init__(self, config: TransformerConfig, layers: int, cross: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(config, cross) for _ in range(layers))
+        self.norm = nn.LayerNorm(config.width) if config.pre_norm else nn.Identity()
+        self.pre_norm = config.pre_norm
+        self.run = _run  # how a layer is called on packed sentences
+
+    def forward(
+        self, x: Tensor, sight: Sight, memory: Tensor | None = None, to_memory: Sight = Sight(),  # noqa: B008
+        seen: list[Tensor] | None = None, what: str | None = None,
+    ) -> Tensor:  # fmt: skip
+        run, seeds = (_run, None) if sight.packed is None else (self.run, self._seeds(x, sight.packed))
+        for number, layer in enumerate(self.layers):
+            own = sight if seeds is None else sight._replace(seeds=seeds[number])
+            x = run(layer, x, own, memory, to_memory, seen, what)
+        return self.norm(x)
+
+    def _seeds(self, x: Tensor, packed: tuple[Packed, Packed]) -> Tensor | None:
+        """Of every block's dropout, int64 [layers, 3], where kernels draw it."""
+        if self.pre_norm or not packed[0].kernels or not residual.takes(x):
+            return None
+        return torch.randint(2**62, (len(self.layers), 3), device=x.device)
+
+
+def _run(layer: nn.Module, *given: Any) -> Tensor:
+    found: Tensor = layer(*given)
+    return found
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder with shared embeddings and sinusoidal positions."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width, padding_idx=config.padding)
+        nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[config.padding].zero_()
+        self.encoder = Stack(config, config.layers[0], cross=False)
+        self.decoder = Stack(config, config.layers[1], cross=True)
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer("positions", sinusoids(LONGEST, config.width), persistent=False)
+        self.positions: Tensor
+
+    def forward(
+        self, source: Tensor, target: Tensor, collect: str | None = None, packed: tuple[Packed, Packed] | None = None
+    ) -> Any:
+        """Logits of the next target token, [B, S], [B, T] -> [B, T, V].
+
+        Args:
+            source: source tokens.
+            target: target tokens so far, beginning of sentence first.
+            collect: also give, for every attention (encoder first, then self and cross of each decoder layer),
+                "outputs" [B, M, T, d], "values" [B, M, S, d] or "weights" [B, M, T, S].
+            packed: sentences lie end to end instead, [N] and [N'], the source's and the target's as given here; logits
+                are [N', V]. What is collected has all sentences as one, and no "weights".
+        """
+        known = COLLECT if packed is None else COLLECT[:2]
+        if collect is not None and collect not in known:
+            raise ValueError(f"collect={collect!r}: choose one of {known}")
+        seen: list[Tensor] | None = None if collect is None else []
+        if packed is None:
+            to_source, among_target = Sight(self._real(source)), Sight(causal=True)
+            among_source, x, y = to_source, self.embed(source), self.embed(target)
+        else:
+            a, b = packed
+            among_source, among_target, to_source = (
+                Sight(packed=(a, a)),
+                Sight(None, True, (b, b)),
+                Sight(packed=(b, a)),
+            )
+            x, y = (
+                self._with_places(tokens, self.positions[side.places]) for tokens, side in ((source, a), (target, b))
+            )
+        memory = self.encoder(x, among_source, seen=seen, what=collect)
+        states = self.decoder(y, among_target, memory, to_source, seen=seen, what=collect)
+        logits = F.linear(states, self.embedding.weight)
+        return logits if seen is None else (logits, seen)
+
+    def start(self, source: Tensor) -> Cache:
+        """What `step` needs of some sentences, [B, S]; the model should be in evaluation mode."""
+        real = self._real(source)
+        memory = self.encoder(self.embed(source), Sight(real))
+        attentions: list[Any] = [layer.cross_attention for layer in self.decoder.layers]
+        return Cache(real, [attention.keys_and_values(memory) for attention in attentions])
+
+    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Logits after one more token of each hypothesis, which the cache then holds: [B, K] -> [B, K, V]."""
+        x = self.embed(tokens.reshape(-1, 1), cache.length).view(*tokens.shape, -1)  # [B, K, width]
+        cache.grow(tokens.shape[1])
+        layers: Any = self.decoder.layers
+        for number, layer in enumerate(layers):
+            x = layer.step(x, cache, number)
+        return F.linear(self.decoder.norm(x), self.embedding.weight)
+
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Tokens that begin at a place: [B, T] -> [B, T, width]."""
+        end = start + tokens.shape[1]
+        if end > LONGEST:
+            raise ValueError(f"a sentence of {end} tokens: positions end at {LONGEST}; cut it, or split it")
+        return self._with_places(tokens, self.positions[start:end])
+
+    def compile_layers(self) -> None:
+        """Let torch's compiler make one function of a layer, for packed sentences of one size: fewer launches."""
+        self.encoder.run = self.decoder.run = torch.compile(_run, dynamic=False)
+
+    def _with_places(self, tokens: Tensor, places: Tensor) -> Tensor:
+        words = self.embedding(tokens) * math.sqrt(self.config.width)
+        return self.dropout(words + places.to(words.dtype))
+
+    def _real(self, source: Tensor) -> Tensor:
+        return (source != self.config.padding)[:, None, None, :]  # [B, 1, 1, S]
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Positions as sines and cosines of falling frequency, [length, width]."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))  # [width / 2]
+    angles = torch.arange(length)[:, None] * rates  # [length, width / 2]
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]

@@ -1,0 +1,289 @@
+"""Translation with the Transformer (Vaswani et al., 2017), the paper's second system."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.errors import DataError
+from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.layers.packed import Packed
+from repulsive.lab.systems.classification.task import Data
+from repulsive.lab.systems.translation import metrics
+from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
+from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
+from repulsive.lab.systems.translation.parallel import REFERENCES
+from repulsive.lab.systems.translation.translate import Search, translate
+from repulsive.lab.text.ahead import Ahead
+from repulsive.lab.text.folders import understood
+from repulsive.lab.text.pieces import BOS, Pieces
+from repulsive.lab.text.prepared import Part, Prepared
+from repulsive.lab.text.tokens import PAD
+from repulsive.regularizers import on_outputs, on_positions, on_subspaces
+
+_PENALTIES: dict[str, Any] = {
+    "outputs": ("outputs", on_outputs),
+    "subspaces": ("values", on_subspaces),
+    "positions": ("weights", on_positions),
+}  # what the model is asked for, and what is made of it
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of the Transformer; the vocabulary comes from the data. The defaults are the paper's for IWSLT14.
+
+    Args:
+        width: of a token's state.
+        heads: in every attention.
+        depth: layers of the encoder and of the decoder.
+        feed_forward: inner units of the feed-forward blocks.
+        dropout: on embeddings and on what every block adds.
+        pre_norm: normalise before a block; false is the paper's.
+    """
+
+    width: int = 512
+    heads: int = 4
+    depth: tuple[int, int] = (6, 6)
+    feed_forward: int = 1024
+    dropout: float = 0.3
+    pre_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.heads, self.feed_forward, *self.depth) < 1:
+            raise ValueError("width, heads, feed_forward and depth must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        TransformerConfig(4, self.width, self.heads)  # do heads divide the width?
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised.
+
+    Args:
+        label_smoothing: share of the target's probability that all pieces share.
+        penalty_on: what `method.penalty` makes different in heads: their outputs (the paper's "+ R"), the subspaces of
+            their values, or the positions they look at; the mean over all attentions.
+    """
+
+    label_smoothing: float = 0.1
+    penalty_on: Literal["outputs", "subspaces", "positions"] = "outputs"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation(Recipe):
+    """A recipe for translation.
+
+    Args:
+        data: what to train on.
+        packed: lay the sentences of a batch end to end instead of padding them: `training.batch` is then the rows of
+            either side, nearly all of them tokens. For GPUs; others pad inside.
+        model: sizes.
+        loss: what is minimised.
+        search: how test sentences are translated.
+    """
+
+    data: Data
+    packed: bool = False
+    model: Model = field(default_factory=Model)
+    loss: Loss = field(default_factory=Loss)
+    search: Search = field(default_factory=Search)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.packed and self.method.penalty > 0 and self.loss.penalty_on == "positions":
+            raise ValueError("packed=true: there are no positions to penalise; set packed=false")
+        if self.training.compile and not self.packed:
+            raise ValueError("training.compile=true: only packed sentences have one shape; set packed=true")
+
+
+class TranslationTask:
+    """Sentences and their translations."""
+
+    select_by = "log_likelihood"  # minus the NLL of a token: higher is better
+    shown = ("bleu", "nll", "accuracy")
+
+    def __init__(self, recipe: Translation) -> None:
+        self.recipe = recipe
+        self.data = Prepared.load(recipe.data.folder)
+        self.pieces = Pieces.of(self.data)
+        metrics.check()  # BLEU comes at the end; what it needs should be missed at the beginning
+        self._whole_texts = self._has_tokenizer()
+        with understood(self.data.folder):
+            self.references: dict[str, dict[str, list[str]]] = json.loads(self.data.extra[REFERENCES])
+        self.scored = tuple(self.references)  # dev, test and the further test sets
+        self.parts: dict[str, Part] = dict(self.data.parts)
+        train = self.parts["train"]
+        kept = max(1, round(len(train) * recipe.data.share))
+        source, target = (side.lengths[:kept] for side in train.sentences)
+        self.num_data = int(target.sum())  # the loss is a mean over tokens: they are what it has N of
+        make = TokenPacks if recipe.packed else TokenBuckets
+        self._batches = make(source, target, recipe.training.batch, recipe.seed)
+        self._longest = int(torch.maximum(source, target).max())
+        self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
+        self._cross_entropy = (
+            torch.compile(_cross_entropy, dynamic=False) if recipe.training.compile else _cross_entropy
+        )
+        self._device = torch.device("cpu")
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """SHA-256 of the prepared files."""
+        found: Mapping[str, str] = self.data.manifest["files"]
+        return found
+
+    def model(self) -> Transformer:
+        sizes = self.recipe.model
+        config = TransformerConfig(
+            len(self.data.vocabulary), sizes.width, sizes.heads, sizes.depth, sizes.feed_forward, sizes.dropout,
+            sizes.pre_norm, PAD,
+        )  # fmt: skip
+        model = Transformer(config)
+        if self.recipe.training.compile:
+            model.compile_layers()
+        return model
+
+    def to(self, device: torch.device) -> None:
+        """All sentences fit on the device, so a batch travels as its indices."""
+        self._device = device
+        self.parts = {name: part.to(device) for name, part in self.parts.items()}
+
+    def order(self, epoch: int) -> list[TokenBatch]:
+        return self._ahead(epoch)
+
+    def fetch(self, batch: TokenBatch) -> Inputs:
+        found = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
+        if isinstance(batch, Pack):  # as many indices as any pack has
+            found["indices"] = F.pad(batch.indices, (0, batch.most - len(batch)))
+            found["count"] = torch.tensor(len(batch))
+        return found
+
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
+        """Sum over the target's tokens / their number, as the mean over pairs of sum / mean number of tokens."""
+        train, indices = self.parts["train"], inputs["indices"]
+        count = inputs.get("count", len(indices))
+        packed: tuple[Packed, Packed] | None = None
+        if isinstance(count, Tensor):
+            source, before, target, packed = _packs(train, indices, count, length, self._longest)
+        else:
+            source, before, target = _tables(train, indices, length)
+        loss, penalty = self.recipe.loss, self.recipe.method.penalty
+        what, penalise = _PENALTIES[loss.penalty_on]
+        found = model(source, before, collect=what if penalty > 0 else None, packed=packed)
+        logits, seen = found if penalty > 0 else (found, [])
+        total = self._cross_entropy(logits.flatten(0, -2), target.flatten(), loss.label_smoothing)
+        mean = total / (count * inputs["tokens"])
+        if penalty > 0:
+            masks = source != PAD, target != PAD
+            if packed is not None:  # all sentences as one
+                masks = masks[0].unsqueeze(0), masks[1].unsqueeze(0)
+            real = _where(loss.penalty_on, self.recipe.model.depth, *masks)
+            terms = [penalise(x.float(), mask) for x, mask in zip(seen, real, strict=True)]
+            mean = mean + penalty * torch.stack(terms).mean()
+        return mean
+
+    def look(self, model: nn.Module) -> Evaluation:
+        """The likelihood of the development set, without translating it."""
+        return self._likelihood(model, "dev")
+
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        found = self._likelihood(model, part)
+        if part not in self.references:  # train has none: it is large, and nobody asks
+            return found
+        assert isinstance(model, Transformer)
+        best = [nbest[0] for nbest in translate(model, self.parts[part].sentences[0], self.recipe.search)]
+        words = [self.pieces.words(hypothesis.tokens) for hypothesis in best]
+        known, scores = self.references[part], {}
+        scores["bleu"] = metrics.paper_bleu(words, known["words"])
+        if self.pieces.tokenizer == "none":  # nobody knows how the texts were written
+            scores["chrf"] = metrics.chrf(words, known["words"], lowercase=self.pieces.lowercase)
+        elif self._whole_texts:
+            texts = [self.pieces.text(line) for line in words]
+            for name, score in (("sacrebleu", metrics.sacrebleu), ("chrf", metrics.chrf)):
+                scores[name] = score(texts, known["text"], lowercase=self.pieces.lowercase)
+        items = {
+            "bleu_statistics": metrics.statistics(words, known["words"]),
+            "hypotheses": nn.utils.rnn.pad_sequence(
+                [torch.tensor(hypothesis.tokens, dtype=torch.int32) for hypothesis in best], True, PAD
+            ),
+        }
+        values = {name: score.value for name, score in scores.items()}
+        notes = {name: score.signature for name, score in scores.items()}
+        return Evaluation(values | found.metrics, found.items | items, notes)
+
+    def _has_tokenizer(self) -> bool:
+        """Whether words can be made a text again; better to know before the training."""
+        try:
+            self.pieces.split("target")
+        except DataError as error:
+            warnings.warn(f"no sacreBLEU and chrF, only BLEU of words: {error}", stacklevel=3)
+            return False
+        return True
+
+    def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
+        """NLL and accuracy of each piece, those before it given; items are weighted for means to be over pieces."""
+        chosen = self.parts[part]
+        source, target = (side.lengths.cpu() for side in chosen.sentences)
+        nll = torch.empty(len(chosen), dtype=torch.float64, device=self._device)
+        correct = torch.empty_like(nll)
+        for batch in TokenBuckets(source, target, self.recipe.search.at_once).in_order():
+            indices = batch.indices.to(self._device)
+            sources, before, after = _tables(chosen, indices, batch.length)
+            logits = model(sources, before).float()  # [B, T, V]
+            losses = F.cross_entropy(logits.mT, after, ignore_index=PAD, reduction="none")  # [B, T]
+            nll[indices] = losses.double().sum(1)
+            correct[indices] = ((logits.argmax(-1) == after) & (after != PAD)).double().sum(1)
+        tokens = target.double().mean()
+        items = {"nll": nll.cpu() / tokens, "correct": correct.cpu() / tokens, "labels": target}
+        mean = float(items["nll"].mean())
+        found = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
+        return Evaluation(found | {"perplexity": math.exp(min(mean, 700.0))}, items)
+
+
+def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Source, target so far and target of some pairs, int64 [B, length] each."""
+    source, target = (side.padded(indices, length)[0].long() for side in part.sentences)
+    return source, F.pad(target[:, :-1], (1, 0), value=BOS), target
+
+
+def _packs(
+    part: Part, indices: Tensor, count: Tensor, rows: int, longest: int
+) -> tuple[Tensor, Tensor, Tensor, tuple[Packed, Packed]]:
+    """Source, target so far and target of the first `count` pairs, int64 [rows] each, and where they lie."""
+    flat, sides = [], []
+    there = torch.arange(len(indices), device=indices.device) < count  # [B]
+    for side in part.sentences:
+        starts = side.offsets[indices]  # [B]
+        lengths = torch.where(there, side.offsets[indices + 1] - starts, 0)  # [B]
+        where = Packed.of(lengths, rows, longest)
+        real = where.sentences < len(indices)  # [rows]
+        places = F.pad(starts, (0, 1))[where.sentences] + where.places
+        flat.append(torch.where(real, side.values[places].long(), PAD))
+        sides.append(where)
+    source, target = flat
+    before = torch.where(sides[1].places == 0, BOS, target.roll(1))  # behind the last pair it does not matter
+    return source, before, target, (sides[0], sides[1])
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
+    """Sum over tokens, [N, V], [N] -> []."""
+    return F.cross_entropy(logits.float(), target, ignore_index=PAD, label_smoothing=label_smoothing, reduction="sum")
+
+
+def _where(kind: str, layers: tuple[int, int], source: Tensor, target: Tensor) -> list[Tensor]:
+    """Positions that count in what the model collects: of queries, or, for subspaces, of keys and values."""
+    cross = source if kind == "subspaces" else target
+    return [source] * layers[0] + [target, cross] * layers[1]

@@ -1,0 +1,115 @@
+"""GloVe vectors for a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import DataError
+from repulsive.lab.text.lines import read_lines
+
+_RESERVED = 2  # padding and the unknown word, which no file of vectors has
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Vectors of a vocabulary's words.
+
+    Args:
+        table: float32 [words, size]; padding is zero, words without a vector are random.
+        found: bool [words], which have a vector of their own.
+    """
+
+    table: Tensor
+    found: Tensor
+
+    @property
+    def coverage(self) -> float:
+        """Share of the words, padding and the unknown word aside, that have a vector."""
+        return float(self.found[_RESERVED:].double().mean()) if len(self.found) > _RESERVED else 0.0
+
+    def coverage_of(self, tokens: Tensor) -> float:
+        """Share of running words, ids of any shape, that have a vector; padding does not count."""
+        real = tokens[tokens != 0].long()
+        return float(self.found[real].double().mean()) if len(real) else 0.0
+
+
+def read_glove(
+    path: str | Path, words: Sequence[str], size: int | None = None, *, any_case: bool = True, seed: int = 0
+) -> Vectors:
+    """Vectors from a GloVe text file: a word and its numbers on each line, separated by single spaces.
+
+    Words without a vector start normal with the mean and deviation of those found, per dimension.
+
+    Args:
+        path: the file, plain, gzip or xz.
+        words: the vocabulary, padding and the unknown word first.
+        size: of a vector; None: as the first line has it. Say it where you know it: files differ.
+        any_case: let a word without a vector take its lower-case form's.
+        seed: of the random vectors.
+
+    Raises:
+        DataError: a line has too few numbers or one that is none, the size is another than `size`, the file is empty,
+            or not one word of the vocabulary is in it.
+    """
+    exact = {word: i for i, word in enumerate(words) if i >= _RESERVED}
+    cased: dict[str, list[int]] = {}
+    for word, i in exact.items():
+        if any_case and word != word.lower():
+            cased.setdefault(word.lower(), []).append(i)
+    table: Tensor | None = None
+    own: set[int] = set()
+    borrowed: set[int] = set()
+    width = size or 0
+    for number, line in read_lines(path):
+        line = line.rstrip(" ")
+        spaces = line.count(" ")
+        if table is None:
+            if spaces == 1 and line.replace(" ", "").isdigit():
+                continue  # the count and size that word2vec's text format starts with
+            if size is not None and spaces > size:
+                raise DataError(f"{path}, line {number}: {spaces} numbers after the word; vectors of {size} are wanted")
+            width = width or spaces
+            table = torch.zeros(len(words), width)
+        if spaces < width or not spaces:
+            raise DataError(f"{path}, line {number}: {spaces} numbers after the word; vectors of {width} are wanted")
+        word, _, rest = line.partition(" ")
+        if spaces > width or (word not in exact and word not in cased):
+            continue  # not asked for; or a "word" with spaces in it, as the 840B file has and no tokenizer makes
+        vector = _numbers(path, number, rest)  # [size]
+        for i in cased.get(word, []):
+            if i not in own:
+                table[i] = vector
+                borrowed.add(i)
+        if word in exact:
+            table[exact[word]] = vector
+            own.add(exact[word])
+    if table is None:
+        raise DataError(f"{path}: empty file")
+    if not own | borrowed:
+        raise DataError(f"{path}: holds none of the {len(exact)} words of the vocabulary; is it the right file?")
+    found = torch.zeros(len(words), dtype=torch.bool)
+    found[sorted(own | borrowed)] = True
+    return Vectors(_fill(table, found, seed), found)
+
+
+def _numbers(path: str | Path, number: int, text: str) -> Tensor:
+    try:
+        vector = torch.tensor([float(value) for value in text.split(" ")])
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: {error}; is it a file of vectors?") from None
+    if not vector.isfinite().all():
+        raise DataError(f"{path}, line {number}: a vector with infinite or missing numbers")
+    return vector
+
+
+def _fill(table: Tensor, found: Tensor, seed: int) -> Tensor:
+    mean, deviation = table[found].mean(0), table[found].std(0, correction=0)  # [size]
+    noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(seed))
+    table = torch.where(found.unsqueeze(1), table, mean + deviation * noise)
+    table[0] = 0  # padding
+    return table

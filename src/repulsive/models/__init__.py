@@ -1,1 +1,0 @@
-"""The systems of the paper as plain networks that do not know repulsion exists."""

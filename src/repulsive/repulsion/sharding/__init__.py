@@ -1,0 +1,1 @@
+"""Weights that are sharded over ranks: placements and local parts."""

@@ -1,0 +1,187 @@
+"""Tables and pictures of the logits study, from the lines that `train.py` wrote.
+
+    python -m studies.logits.tables results/logits/raw/*.jsonl.xz --out results/logits --pictures docs/pictures
+
+Each arm has its own learning rate, the one of lowest mean loss among those that were run. Differences are paired by
+seed, which fixes initial weights and the order of the data; intervals are Student's, 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from repulsive.metrics import student
+
+Row = dict[str, Any]
+Table = dict[tuple[str, float, int], Row]  # by arm, learning rate and seed
+REFERENCE = "plain"
+MANY = 12  # arms that are worth a picture
+NOTE = (
+    "In brackets: seeds. Bold: the arm's own rate, at which it is compared. Cosines are between logits of two heads "
+    "of a layer at the end of training: mean over pairs and layers, mean over layers of the largest pair. Entropy is "
+    "that of attention, in nats."
+)
+FAVOURITES = ("repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "QK-norm", "10 % more steps")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--pictures", type=Path, required=True, help="folder of the pictures")
+    options = parser.parse_args()
+    experiments: dict[str, Table] = {}
+    for file in options.files:
+        name = file.name.split(".")[0]
+        with lzma.open(file, "rt") as lines:
+            rows = [json.loads(line) for line in lines]
+        group = experiments.setdefault("tiny" if name.startswith("tiny-") and name != "tiny-long" else name, {})
+        group |= {(row["arm"], row["rate"], row["seed"]): row for row in rows if row["loss"] is not None}
+    for name, table in experiments.items():
+        (options.out / f"{name}.md").write_text(_page(name, table))
+        if len({arm for arm, _, _ in table}) > MANY:
+            _draw_differences(table, options.pictures / f"logits-{name}.svg")
+    _draw_training(experiments, options.pictures / "logits-training.svg")
+
+
+def best_rate(table: Table, arm: str) -> float:
+    """The learning rate with the lowest mean loss."""
+    rates = {rate for name, rate, _ in table if name == arm}
+    return min(rates, key=lambda rate: statistics.fmean(_losses(table, arm, rate).values()))
+
+
+def difference(table: Table, arm: str, other: str) -> tuple[float, tuple[float, float] | None]:
+    """Mean paired difference in loss, each arm at its own rate, and its interval."""
+    one, two = (_losses(table, name, best_rate(table, name)) for name in (arm, other))
+    values = [one[seed] - two[seed] for seed in sorted(one.keys() & two.keys())]
+    return statistics.fmean(values), student.interval(values)
+
+
+def _losses(table: Table, arm: str, rate: float) -> dict[int, float]:
+    return {seed: row["loss"] for (name, at, seed), row in table.items() if name == arm and at == rate}
+
+
+def _page(name: str, table: Table) -> str:
+    size = next(iter(table.values()))["size"]
+    rates = sorted({rate for _, rate, _ in table})
+    shape = f"{size['layers']} layers, {size['heads']} heads, width {size['width']}"
+    title = f"{shape}, {size['batch']} x {size['length']} bytes per step, {size['steps']:,} steps"
+    header = ["arm", *(f"rate {rate:g}" for rate in rates), "less plain", "mean cosine", "largest", "entropy"]
+    lines = [f"# Logits study, {name}", "", title + ". Loss in nats per byte, mean over seeds.", "", _line(header)]
+    lines.append(_line(["---"] * len(header)))
+    for arm in dict.fromkeys(arm for arm, _, _ in table):
+        best = best_rate(table, arm)
+        cells = []
+        for rate in rates:
+            losses = _losses(table, arm, rate)
+            text = f"{statistics.fmean(losses.values()):.4f} ({len(losses)})" if losses else ""
+            cells.append(f"**{text}**" if rate == best else text)
+        rows = [row for (other, rate, _), row in table.items() if other == arm and rate == best]
+        alike = [statistics.fmean(statistics.fmean(row["log"][key][-1]) for row in rows) for key in ("mean", "largest")]
+        entropy = statistics.fmean(row["entropy"] for row in rows)
+        numbers = [f"{alike[0]:+.2f}", f"{alike[1]:+.2f}", f"{entropy:.2f}"]
+        lines.append(_line([arm, *cells, _difference(table, arm, REFERENCE), *numbers]))
+    lines += ["", NOTE]
+    known = [arm for arm in FAVOURITES if any(name == arm for name, _, _ in table)]
+    if known:
+        lines += ["", "## Against the controls", "", _line(["", *(f"less {arm}" for arm in known[1:])])]
+        lines.append(_line(["---"] * len(known)))
+        lines.append(_line([known[0], *(_difference(table, known[0], arm) for arm in known[1:])]))
+    return "\n".join(lines) + "\n"
+
+
+def _difference(table: Table, arm: str, other: str) -> str:
+    if arm == other:
+        return ""
+    mean, interval = difference(table, arm, other)
+    return f"{mean:+.4f}" + (f" [{interval[0]:+.4f}, {interval[1]:+.4f}]" if interval else "")
+
+
+def _repels(table: Table, arm: str) -> bool:
+    settings = next(row["settings"] for (name, _, _), row in table.items() if name == arm)
+    return settings["qk"] > 0 and settings["partner"] == "own"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _draw_differences(table: Table, path: Path) -> None:
+    """A forest plot: every arm's difference to plain training."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    arms = [arm for arm in dict.fromkeys(arm for arm, _, _ in table) if arm != REFERENCE]
+    found = sorted(((arm, *difference(table, arm, REFERENCE)) for arm in arms), key=lambda row: -row[1])
+    figure, axes = pyplot.subplots(figsize=(7.5, 0.26 * len(found) + 1.0), layout="constrained")
+    for height, (arm, mean, interval) in enumerate(found):
+        color = "#0b7a75" if _repels(table, arm) else "#777777"
+        low, high = interval or (mean, mean)
+        axes.plot([low, high], [height, height], color=color, linewidth=2)
+        axes.plot(mean, height, "o", color=color, markersize=5)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(found)), [arm for arm, *_ in found], fontsize=8)
+    axes.set_xlabel("loss less that of plain training, nats per byte (95 % interval; left is better)", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_ylim(-0.7, len(found) - 0.3)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_title("green: heads of a layer repel in their logits", fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _draw_training(experiments: dict[str, Table], path: Path) -> None:
+    """Training loss less that of the plain twin, and the similarity of logits, over training."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    chosen = [name for name in ("tiny", "small", "tiny-long") if name in experiments]
+    colors = dict(zip(("plain", "repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "first tenth of training"),
+                      ("#444444", "#0b7a75", "#b5443c", "#c08a1e", "#3b6fb6"), strict=True))  # fmt: skip
+    size = (4.0 * len(chosen), 5.2)
+    figure, axes = pyplot.subplots(2, len(chosen), figsize=size, layout="constrained", squeeze=False)
+    for column, name in enumerate(chosen):
+        table = experiments[name]
+        for arm, color in colors.items():
+            if not any(other == arm for other, _, _ in table):
+                continue
+            rate = best_rate(table, arm)
+            seeds = sorted(seed for other, at, seed in table if other == arm and at == rate)
+            plain = {seed: table.get((REFERENCE, rate, seed)) for seed in seeds}
+            rows = [table[arm, rate, seed] for seed in seeds]
+            steps = rows[0]["log"]["step"]
+            logs = [row["log"]["mean"] for row in rows]
+            alike = [statistics.fmean(statistics.fmean(log[i]) for log in logs) for i in range(len(steps))]
+            axes[1][column].plot(steps, alike, color=color, label=arm)
+            pairs = [(row, plain[row["seed"]]) for row in rows if plain[row["seed"]] is not None]
+            if pairs and arm != REFERENCE:
+                length = min(len(steps), *(len(p["log"]["step"]) for _, p in pairs))
+                losses = [(row["log"]["loss"], twin["log"]["loss"]) for row, twin in pairs]
+                less = [statistics.fmean(mine[i] - other[i] for mine, other in losses) for i in range(length)]
+                axes[0][column].plot(steps[:length], less, color=color, label=arm)
+        axes[0][column].set_title(name, fontsize=9)
+        axes[0][column].axhline(0, color="black", linewidth=0.8)
+        axes[0][column].set_ylim(-0.04, 0.06)  # early on the loss is up to 0.3 higher
+        axes[1][column].set_xlabel("step", fontsize=8)
+    axes[0][0].set_ylabel("training loss less plain (same rate)", fontsize=8)
+    axes[1][0].set_ylabel("mean cosine of logits", fontsize=8)
+    axes[1][0].legend(fontsize=7)
+    for one in axes.flat:
+        one.tick_params(labelsize=7)
+        one.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()

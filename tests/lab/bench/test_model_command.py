@@ -1,0 +1,92 @@
+"""`repulsive bench --model` as a command: its table, its JSON, and how a mistake ends."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+
+from repulsive.cli.app import run
+from repulsive.lab.bench.model_cost import CostOptions, measure_model
+from repulsive.lab.bench.model_table import print_costs
+from repulsive.lab.bench.presets import Preset
+from tests.lab.bench.tiny_models import TINY
+
+pytest.importorskip("transformers")
+
+
+def run_command(*words):
+    return run(["bench", "--device", "cpu", *words])
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    whole = Preset.build
+    tiny = lambda self, device, **more: whole(self, device, **{**more, "overrides": TINY["bert-base"]})  # noqa: E731
+    monkeypatch.setattr(Preset, "build", tiny)
+    path = tmp_path / "new" / "bert.json"
+    given = ("--model", "bert-base", "--layers", "1", "--batch", "2", "--length", "16", "--rounds", "2")
+    assert run_command(*given, "--rule", "paper", "--json", str(path)) == 0
+    shown = capsys.readouterr().out
+    table = shown[shown.index("bert-base: milliseconds") :].splitlines()
+    assert max(map(len, table[:-1])) <= 80 and "…" not in shown
+    assert any(line.split()[:1] == ["paper"] for line in table) and "noise floor" in shown
+    assert "tokens per second, peak memory" in shown and "2 x 16 tokens per step, AdamW, float32" in shown
+    facts = json.loads(path.read_text())
+    assert facts["settings"]["rules"] == ["paper"] and facts["versions"]["torch"] == torch.__version__
+    assert len(facts["turns"]["paper"]) == 2 and facts["date"] and facts["machine"]
+
+
+def test_the_table_is_the_same_from_json():
+    overrides = TINY["vit-b16"]
+    facts = measure_model(
+        CostOptions("vit-b16", ("sgld",), rounds=2, steps=1, layers=1, batch=1, overrides=overrides), lambda line: None
+    )
+    for row in facts["results"].values():
+        row["peak_bytes"] = 12_345_678_901  # as on a GPU: one more column
+        row["seconds"], row["per_second"] = 123.45678, 1_234_567.0
+    texts = []
+    for source in (facts, json.loads(json.dumps(facts))):
+        console = Console(width=80, file=StringIO())
+        print_costs(source, console)
+        texts.append(console.file.getvalue())
+    assert texts[0] == texts[1] and "12.35" in texts[0] and "images/s" in texts[0]
+    assert max(map(len, texts[0].splitlines())) <= 80 and "…" not in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "bert-bse"), "did you mean 'bert-base'?"),
+        (("--model", "gpt2", "--rule", "spere"), "did you mean 'sphere'?"),
+        (("--model", "vit-b16", "--length", "9"), "leave --length out"),
+        (("--rule", "paper"), "this option needs --model"),
+        (("--json", "x.json"), "this option needs --model"),
+        (("--model", "gpt2", "--tokens", "64"), "does not go with --model"),
+        (("--model", "gpt2", "--rounds", "1"), "at least 2 rounds"),
+        (("--model", "gpt2", "--layers", "0"), "--layers"),
+    ],
+)
+def test_a_mistake_ends_with_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_command(*words) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run_command("--model", "gpt2") == 2
+    assert "pip install 'repulsive[transformers]'" in capsys.readouterr().err
+
+
+def test_help_loads_no_optional_package():
+    code = (
+        "import sys; from repulsive.cli.app import run; run(['bench', '--help']);"
+        "print([name for name in ('transformers', 'accelerate', 'optuna', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]" and "--model" in done.stdout

@@ -1,0 +1,158 @@
+"""A model that answers every input alike: found in what was logged, told once, shown wherever its numbers are."""
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+
+from repulsive.errors import DivergedError
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.tables import as_json, as_markdown, rows
+from repulsive.lab.runs.listing import describe_runs
+from repulsive.lab.runs.results import notes
+from repulsive.lab.runs.score import score
+from repulsive.repulsion.collapse import Collapse
+from tests.lab.engine import tiny
+
+DIES = 8  # the step after which nothing comes through
+
+
+def first(*seen):
+    """The step at which (loss, drive) pairs are a collapse; no two measurements are the same to the last bit."""
+    watch = Collapse()
+    told = [watch.saw(step, loss, drive * (1 - 1e-9 * step)) for step, (loss, drive) in enumerate(seen)]
+    assert [n for n, words in enumerate(told) if words] == ([] if watch.step is None else [watch.step + 4])
+    return watch.step
+
+
+FALLING = [(8.0, 4e-2), (6.0, 2e-2), (4.0, 1e-2)]
+
+
+def test_gradients_gone_and_the_loss_above_where_it_was():
+    assert first(*FALLING, *[(5.0, 3e-6)] * 5) == 3
+    assert first(*FALLING, *[(5.0, 0.0)] * 4) is None  # it may be a batch
+    assert first(*FALLING, *[(5.0, 0.0)] * 4, (5.0, 1e-2), *[(5.0, 0.0)] * 5) == 8
+    assert first(*FALLING, *[(5.0, 0.0)] * 4, (3.9, 0.0), *[(5.0, 0.0)] * 5) == 8
+    assert first(*FALLING, *[(5.0, 0.0)] * 5, (5.0, 1e-2), *[(9.0, 1e-9)] * 9) == 3  # told once
+
+
+@pytest.mark.parametrize(
+    "last",
+    [(3.9, 1e-9), (4.0, 0.0), (4.07, 1e-9), (5.0, 5e-6), (40.0, 1e-2), (math.nan, 0.0), (5.0, math.nan)],
+    ids=["by heart", "still", "jitter", "small gradients", "a bad batch", "no loss", "not measured"],
+)  # 4.08 is 2 % of 8 - 4 above 4, 4e-6 a ten thousandth of 4e-2
+def test_what_is_none(last):
+    assert first(*FALLING, *[last] * 9) is None
+    assert first(*[last] * 9) is None
+
+
+def test_an_old_measurement_says_nothing():
+    watch = Collapse()
+    for step, (loss, drive) in enumerate([*FALLING, *[(5.0, 1e-9)] * 9]):
+        watch.saw(step, loss, drive)
+    assert watch.step is None
+
+
+def test_heads_that_never_had_gradients():
+    assert first((8.0, 0.0), (4.0, 0.0), *[(9.0, 0.0)] * 9) is None
+
+
+def test_losses_below_zero():
+    assert first((-1.0, 1e-2), (-5.0, 1e-2), *[(-4.95, 1e-9)] * 9) is None
+    assert first((-1.0, 1e-2), (-5.0, 1e-2), *[(-4.0, 1e-9)] * 5) == 2
+
+
+def test_lines_that_are_none_of_these_are_left_aside():
+    watch = Collapse()
+    lines = [{"kind": "train", "step": n, "loss": loss} for n, (loss, _) in enumerate(FALLING)]
+    lines += [{"kind": "heads", "step": 2, "drive": 1e-2}, {"kind": "dev", "step": 2, "loss": 99.0}]
+    for wrong in ((3, 9.0, 2, 1e-9), (4, "much", 4, 1e-9), (5, 9.0, 5, 10**400), (5, None, 5, None)):  # 2: another's
+        step, loss, other, drive = wrong
+        lines += 5 * [{"kind": "train", "step": step, "loss": loss}, {"kind": "heads", "step": other, "drive": drive}]
+    watch.read(lines)
+    assert watch.step is None
+    for step in range(6, 11):
+        watch.read([{"kind": "train", "step": step, "loss": 9}, {"kind": "heads", "step": step, "drive": 0}])
+    assert watch.step == 6
+
+
+def dying(data, folder, *more, dies=DIES):
+    """A training whose heads get no gradient after a step, and whose loss is then as it was at the start."""
+    spec = tiny.Spec(tiny.recipe(data, "training.log_every=1", "training.save_every=1", *more), folder, "cpu")
+    made = tiny.loop(spec)
+    compute = made._compute
+
+    def after(inputs, length):
+        compute(inputs, length)
+        if made.step >= dies:
+            made.meter.add(torch.tensor(9.0))
+            for parameter in made.bare.parameters():
+                parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter)
+
+    made._compute = after
+    return made
+
+
+def messages(made):
+    with warnings.catch_warnings(record=True, action="always") as seen:
+        made.run()
+    made.folder.close()
+    return [str(each.message) for each in seen if "collapsed" in str(each.message)]
+
+
+@pytest.fixture(scope="module")
+def dead(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dead") / "seed-0"
+    return folder, messages(dying(data, folder))
+
+
+def test_a_training_says_so_once(dead):
+    folder, told = dead
+    (words,) = told
+    assert words.startswith("step 9: the model has collapsed. The gradients of its heads are 0.0e+00, once ")
+    assert "learning rate" in words and RunFolder(folder).collapsed == 9
+
+
+def test_a_training_that_goes_well_says_nothing(whole, data, tmp_path):
+    assert messages(dying(data, tmp_path / "run", dies=tiny.STEPS)) == []
+    assert RunFolder(whole).collapsed is None
+
+
+def test_it_may_be_the_end(data, tmp_path):
+    """As where the loss is no number: no result, and the folder says why."""
+    made = dying(data, tmp_path / "run", "training.stop_collapsed=true")
+    with pytest.raises(DivergedError, match=r"^step 9: the model has collapsed"):
+        made.run()
+    made.folder.close()
+    run = RunFolder(tmp_path / "run")
+    assert made.step == 13 and run.diverged and run.result is None and run.collapsed == 9
+    assert (run.path / "diverged.txt").read_text().startswith("step 9: the model has collapsed")
+    assert describe_runs(tmp_path).endswith("diverged; diverged.txt says where")
+
+
+@pytest.mark.parametrize(("stop", "again"), [(7, 1), (11, 1), (15, 0)])
+def test_a_training_that_goes_on_knows_what_came_before(stop, again, dead, data, tmp_path):
+    """Stopped before it was seen five times, it is told by the second part; stopped after that, by the first alone."""
+    made = dying(data, tmp_path / "run")
+    made.watcher = tiny.At(stop, lambda: setattr(made._request, "number", 15))
+    with warnings.catch_warnings(record=True, action="always") as before, pytest.raises(Stopped):
+        made.run()
+    made.folder.close()
+    assert sum("collapsed" in str(each.message) for each in before) == 1 - again
+    assert len(messages(dying(data, tmp_path / "run"))) == again
+    tiny.assert_same(tmp_path / "run", dead[0])
+
+
+def test_tables_say_so(dead, whole):
+    found = rows([whole, dead[0].parent])
+    assert [row.collapsed for row in found] == [{}, {0: 9}]
+    assert "- **tiny, seed 0: collapsed at step 9**" in as_markdown(found)
+    assert json.loads(as_json(found))[1]["collapsed"] == {"0": 9}
+    assert notes(found)[0] == "tiny, seed 0: collapsed at step 9."
+    assert "collapsed" not in as_markdown(found[:1])
+    assert [row.collapsed for row in score([whole, dead[0]], "dev", device="cpu")] == [{}, {0: 9}]
+    listed = describe_runs(dead[0].parent).splitlines()
+    assert listed[1].endswith("  collapsed at step 9")

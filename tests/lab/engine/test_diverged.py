@@ -1,0 +1,152 @@
+"""A loss that is not a number: which step, which items, what to do, and nothing bad is kept."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from repulsive.errors import DivergedError
+from repulsive.lab.engine.checkpoint import Checkpoints
+from repulsive.lab.engine.meter import Meter
+from tests.lab.engine import tiny
+
+BAD = 7  # step
+
+
+def poisoned(data, folder, *more, bad=BAD, value=math.nan):
+    """A loop whose loss is `value` from one step on."""
+    made = tiny.loop(tiny.Spec(tiny.recipe(data, *more), folder, "cpu"))
+    loss = made.task.loss
+
+    def poison(model, inputs, length):
+        return loss(model, inputs, length) * (value if made.step + 1 >= bad else 1.0)
+
+    made.task.loss = poison
+    return made
+
+
+def fails(made):
+    with pytest.raises(DivergedError) as found:
+        made.run()
+    made.folder.close()
+    return str(found.value)
+
+
+def all_finite(folder):
+    state = Checkpoints(folder / "checkpoints").latest()[1]
+    best = state["best"] or {"weights": {}}
+    return all(bool(x.isfinite().all()) for x in [*state["model"].values(), *best["weights"].values()])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_the_step_its_items_and_advice(value, data, tmp_path):
+    made = poisoned(data, tmp_path, "training.save_every=1", value=value)
+    message = fails(made)
+    assert made.step == BAD  # at that very step, though it logs every 50
+    ids = made.task.order(0)[BAD - 1].indices.tolist()
+    assert re.match(rf"step {BAD}: the loss is not a finite number; items {ids[0]}, {ids[1]}, ", message)
+    assert f"and {len(ids) - 8} more" in message and "Lower optimizer.lr" in message
+    assert Checkpoints(tmp_path / "checkpoints").latest()[0] == BAD - 1 and all_finite(tmp_path)
+    assert not (tmp_path / "best").exists() and not (tmp_path / "result.json").exists()
+
+
+def on_a_gpu(made):
+    """The loop as it runs on a GPU, where it does not wait for every loss: it looks when it logs, saves, evaluates."""
+    made._check_every_step = False
+    return made
+
+
+@pytest.mark.parametrize(
+    ("more", "noticed"),
+    [
+        (["training.log_every=50"], 10),  # the epoch ends at step 10, and its loss is logged
+        (["training.log_every=4"], 8),
+        (["training.save_every=9", "training.log_every=50"], 9),
+        (["training.evaluate_every=8", "training.log_every=50"], 8),
+    ],
+)
+def test_noticed_late_the_first_bad_step_is_named(more, noticed, data, tmp_path):
+    made = on_a_gpu(poisoned(data, tmp_path, *more))
+    message = fails(made)
+    assert made.step == noticed
+    ids = made.task.order(0)[BAD - 1].indices.tolist()
+    assert message.startswith(f"step {BAD}: the loss is not a finite number; items {ids[0]}, {ids[1]}, ")
+    assert not list((tmp_path / "checkpoints").glob("*")) and made.best is None
+
+
+def test_noticed_in_the_second_epoch_after_a_resume(data, tmp_path):
+    """The meter's count goes on where the checkpoint left it, and the batch is the second epoch's."""
+    more = ("training.save_every=12", "training.log_every=50")
+    made = poisoned(data, tmp_path, *more, bad=14)
+    fails(made)
+    made = on_a_gpu(poisoned(data, tmp_path, *more, bad=14))
+    message = fails(made)
+    ids = made.task.order(1)[3].indices.tolist()
+    assert message.startswith(f"step 14: the loss is not a finite number; items {ids[0]}, {ids[1]}, ")
+    assert made.step == 20
+
+
+@pytest.mark.parametrize("at", [4, 20])
+def test_weights_that_are_not_finite_are_never_kept(at, data, tmp_path):
+    """A finite loss with gradients that are not: the next loss would tell, but the checkpoint comes before it."""
+    made = tiny.loop(tiny.Spec(tiny.recipe(data, "training.save_every=1"), tmp_path, "cpu"))
+    compute = made._compute
+
+    def overflow(inputs, length):
+        compute(inputs, length)
+        if made.step + 1 == at:
+            next(made.bare.parameters()).grad.fill_(math.inf)
+
+    made._compute = overflow
+    assert fails(made).startswith(f"step {at}: its update made weights that are not finite numbers; items ")
+    assert Checkpoints(tmp_path / "checkpoints").latest()[0] == at - 1 and all_finite(tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_the_same_command_ends_the_same_way(data, tmp_path):
+    first = fails(poisoned(data, tmp_path, "training.save_every=2"))
+    assert fails(poisoned(data, tmp_path, "training.save_every=2")) == first
+
+
+def test_meter():
+    meter = Meter(torch.device("cpu"))
+    assert (meter.count(), meter.first_bad(), meter.mean()) == (0, None, 0.0)
+    for loss in (1.0, 2.0, math.nan, 4.0, math.inf):
+        meter.add(torch.tensor(loss))
+    assert (meter.count(), meter.first_bad()) == (5, 2)
+    kept = meter.state.clone()
+    place = meter.state.data_ptr()
+    meter.reset()
+    meter.add(torch.tensor(3.0))
+    assert (meter.count(), meter.first_bad(), meter.mean()) == (1, None, 3.0)
+    meter.restore(kept)
+    assert (meter.count(), meter.first_bad()) == (5, 2)
+    assert meter.state.data_ptr() == place  # captured graphs write there
+
+
+def test_meters_of_processes_are_merged():
+    """The mean of what each saw, and the earliest bad loss; merging twice changes nothing."""
+
+    class Three:
+        def gather(self, mine):
+            others = torch.tensor([[4.0, 2.0, 1.0], [6.0, 2.0, 0.0]], dtype=torch.float64)
+            return torch.cat([mine, others]) if not self.merged else mine.expand(3, -1)
+
+        merged = False
+
+    meter, everyone = Meter(torch.device("cpu")), Three()
+    meter.add(torch.tensor(1.0))
+    meter.add(torch.tensor(1.0))
+    meter.merge(everyone)
+    assert (meter.mean(), meter.count(), meter.first_bad()) == (2.0, 2, 0)
+    everyone.merged = True
+    meter.merge(everyone)
+    assert (meter.mean(), meter.count(), meter.first_bad()) == (2.0, 2, 0)
+
+
+def test_lines_of_the_metrics_are_finite(whole):
+    lines = (whole / "metrics.jsonl").read_text().splitlines()
+    values = [value for line in lines for value in json.loads(line).values()]
+    assert all(math.isfinite(value) for value in values if isinstance(value, float))

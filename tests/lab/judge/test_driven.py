@@ -1,0 +1,337 @@
+"""The judges' page in a real browser, from disk, with the network off: keys, clicks, reloads, files, phones."""
+
+import json
+import re
+
+import pytest
+
+from repulsive.lab.judge.key import read_key
+from repulsive.lab.judge.make import make
+from tests.lab.judge.sample import CRITERIA, saved, side_of, two_systems, write_lines
+from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
+
+pytestmark = needs_driver
+
+NO_STORAGE = (
+    "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('denied', 'SecurityError'); } })"
+)
+CHECKED = "() => [...document.querySelectorAll('.asked input:checked')].map((x) => `${x.name} ${x.value}`)"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("judged")
+    return make(*two_systems(folder), folder / "judge.html")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with driven_browser() as found:
+        yield found
+
+
+def press(page, keys):
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def answer_dialog(page, yes, act):
+    """Do what makes the page ask, and answer."""
+    asked = []
+    page.once("dialog", lambda dialog: asked.append(dialog.message) or (dialog.accept() if yes else dialog.dismiss()))
+    act()
+    while not asked:
+        page.wait_for_timeout(20)
+
+
+def save(page, folder):
+    with page.expect_download() as waiting:
+        page.click("#save")
+    path = folder / waiting.value.suggested_filename
+    waiting.value.save_as(path)
+    return path
+
+
+def test_judging_by_keys_alone_makes_a_file_that_is_counted_right(browser, made, tmp_path, repulsive):
+    key = read_key(made.key)
+    wanted = {"structure": "wwwwww", "informativeness": "wwwwwl", "grammar": "tttttt", "overall": "wwwltt"}
+    words = {"w": "win", "l": "lose", "t": "tie"}
+    with driven_page(browser, made.page) as (page, said):
+        page.keyboard.press("Tab")  # what to do
+        press(page, ["Tab", "Tab"])  # letter keys, name
+        page.keyboard.type("Til L. Trent")  # letters that are keys, in a field that is not
+        assert page.evaluate(CHECKED) == []
+        page.keyboard.press("Tab")
+        for item in range(1, 7):
+            assert page.inner_text("#where") == f"Pair {item} of 6"
+            assert page.locator(".pair:visible").count() == 1
+            for criterion in CRITERIA:
+                press(page, side_of(key, item, words[wanted[criterion][item - 1]])[0])
+            if item < 6:
+                assert page.evaluate("document.activeElement.id") == "onward"
+                page.keyboard.press("Enter" if item % 2 else "n")
+        assert page.inner_text("#count") == "6 of 6 pairs judged"
+        assert page.evaluate("document.activeElement.id") == "save"
+        assert "All 6 pairs are judged" in page.inner_text("#status")
+        with page.expect_download() as waiting:
+            page.keyboard.press("Enter")
+        name = waiting.value.suggested_filename
+        assert re.fullmatch(rf"answers-{key.page[:6]}-til-l-trent\.json", name)
+        waiting.value.save_as(tmp_path / name)
+        assert [line for line in said if not line.startswith("blob:")] == []
+    code, out, err = repulsive("judge", "tally", name, "--key", made.key, "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert data["judges"] == ["Til L. Trent"]
+    found = {name: [round(6 * one[kind]["value"]) for kind in ("win", "lose", "tie")]
+             for name, one in data["criteria"].items()}  # fmt: skip
+    assert found == {
+        "structure": [6, 0, 0], "informativeness": [5, 1, 0], "grammar": [0, 0, 6], "overall": [3, 1, 2]
+    }  # fmt: skip
+
+
+def test_judging_by_clicks_and_going_back_and_forth(browser, made):
+    with driven_page(browser, made.page) as (page, said):
+        page.click("#pair-1 fieldset[data-criterion=grammar] label:has(input[value=right])")
+        assert page.evaluate(CHECKED) == ["1-grammar right"]
+        page.click("#pair-1 fieldset[data-criterion=grammar] label:has(input[value=tie])")
+        page.click("#next")
+        assert page.is_visible("#pair-2") and not page.is_visible("#pair-1")
+        page.keyboard.press("p")
+        assert page.evaluate(CHECKED) == ["1-grammar tie"] and page.is_disabled("#previous")
+        page.keyboard.press("l")  # the first that has no answer
+        assert page.evaluate(CHECKED) == ["1-structure left", "1-grammar tie"]
+        page.keyboard.press("ArrowRight")  # in the next criterion now, as radio buttons go everywhere
+        assert "1-informativeness tie" in page.evaluate(CHECKED)
+        press(page, "r")
+        assert "1-informativeness right" in page.evaluate(CHECKED)
+        page.click(".all summary")
+        page.click("[data-pair='5']")
+        assert page.inner_text("#where") == "Pair 5 of 6"
+        assert page.get_attribute("[data-pair='1']", "aria-label") == "Pair 1, begun"
+        page.click("#open")
+        assert page.inner_text("#where") == "Pair 1 of 6"
+        assert page.inner_text("#count") == "0 of 6 pairs judged"
+        assert said == []
+
+
+def test_letters_after_the_last_answer_change_none(browser, made):
+    with driven_page(browser, made.page) as (page, _):
+        press(page, "lltr")
+        before = page.evaluate(CHECKED)
+        press(page, "rt")
+        assert page.evaluate(CHECKED) == before and "is judged" in page.inner_text("#status")
+        press(page, "nl")
+        assert len(page.evaluate(CHECKED)) == 5
+        press(page, "ptt")  # back on a pair that is judged
+        assert page.evaluate(CHECKED)[:4] == before
+
+
+def test_letter_keys_can_be_turned_off_and_leave_shortcuts_alone(browser, made):
+    with driven_page(browser, made.page) as (page, _):
+        page.focus("#where")
+        page.keyboard.press("Control+l")
+        page.uncheck("#letters")
+        press(page, "ltrn")
+        assert page.evaluate(CHECKED) == [] and page.inner_text("#where") == "Pair 1 of 6"
+        page.wait_for_function("() => Object.values(localStorage).some((kept) => kept.includes('\"letters\":false'))")
+        page.reload()
+        page.wait_for_function("() => !document.getElementById('letters').checked")
+
+
+def test_a_reload_keeps_answers_and_another_page_has_none_of_them(browser, made, tmp_path):
+    other = make(*two_systems(tmp_path), tmp_path / "other.html", seed=7)
+    with driven_page(browser, made.page) as (page, said):
+        page.fill("#judge", "Ada")
+        page.focus("#where")
+        press(page, "llrtnr")
+        before = page.evaluate(CHECKED)
+        assert len(before) == 5
+        page.reload()
+        assert page.evaluate(CHECKED) == before
+        assert page.input_value("#judge") == "Ada" and page.inner_text("#where") == "Pair 2 of 6"
+        assert page.inner_text("#count") == "1 of 6 pairs judged" and page.evaluate("done.value") == 1
+        page.evaluate("localStorage.setItem(`repulsive-judge-${sheet.dataset.page}`, '{damaged')")
+        page.reload()
+        assert page.evaluate(CHECKED) == [] and page.is_hidden("#trouble")
+        assert said == []
+        page.goto(other.page.as_uri())
+        assert page.evaluate(CHECKED) == [] and page.input_value("#judge") == ""
+
+
+def test_without_storage_the_page_works_and_says_so(browser, made, tmp_path):
+    with driven_page(browser, made.page) as (page, said):
+        page.add_init_script(NO_STORAGE)
+        page.reload()
+        assert "does not keep answers" in page.inner_text("#trouble")
+        page.fill("#judge", "Ada")
+        page.focus("#where")
+        press(page, "llrtn")
+        assert len(json.loads(save(page, tmp_path).read_text())["answers"]) == 1
+        assert [line for line in said if not line.startswith("blob:")] == []
+
+
+def test_unsaved_answers_that_nothing_keeps_are_not_closed_without_a_question(browser, made):
+    with driven_page(browser, made.page) as (page, _):
+        page.add_init_script(NO_STORAGE)
+        page.reload()
+        page.click("#where")
+        press(page, "l")
+        answer_dialog(page, False, lambda: page.close(run_before_unload=True))
+        assert page.evaluate(CHECKED) == ["1-structure left"]
+
+
+def test_two_windows_of_one_page_show_the_same_answers(browser, made):
+    with driven_page(browser, made.page) as (page, said):
+        second = page.context.new_page()
+        second.goto(made.page.as_uri())
+        page.focus("#where")
+        press(page, "lt")
+        second.wait_for_function("document.querySelectorAll('.asked input:checked').length === 2")
+        assert second.evaluate(CHECKED) == page.evaluate(CHECKED)
+        assert said == []
+
+
+def test_a_saved_file_is_gone_on_from(browser, made, tmp_path):
+    with driven_page(browser, made.page) as (page, _):
+        page.click("#save")
+        assert "Write your name first" in page.inner_text("#status")
+        assert page.evaluate("document.activeElement.id") == "judge"
+        page.keyboard.type("Ada")
+        page.focus("#where")
+        press(page, "llrtn")
+        press(page, "t")
+        path, before = save(page, tmp_path), page.evaluate(CHECKED)
+        assert "5 of 6 pairs are not judged yet" in page.inner_text("#status")
+    with driven_page(browser, made.page) as (page, said):  # another browser
+        assert page.evaluate(CHECKED) == []
+        page.set_input_files("#load", path)
+        page.wait_for_function("document.getElementById('status').textContent.startsWith('Went on from')")
+        assert page.evaluate(CHECKED) == before and page.input_value("#judge") == "Ada"
+        assert page.inner_text("#where") == "Pair 2 of 6"
+        page.reload()
+        assert page.evaluate(CHECKED) == before
+        press(page, "r")
+        changed = page.evaluate(CHECKED)
+        answer_dialog(page, False, lambda: page.set_input_files("#load", path))
+        assert page.evaluate(CHECKED) == changed
+        answer_dialog(page, True, lambda: page.set_input_files("#load", path))
+        page.wait_for_function("document.getElementById('status').textContent.startsWith('Went on from')")
+        assert page.evaluate(CHECKED) == before
+        answer_dialog(page, False, lambda: page.click("#fresh"))
+        assert page.evaluate(CHECKED) == before
+        answer_dialog(page, True, lambda: page.click("#fresh"))
+        assert page.evaluate(CHECKED) == [] and page.input_value("#judge") == ""
+        assert said == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"page": "0"}, "those of another page"),
+        ({"format": "notes"}, "not a file of answers"),
+        ({"answers": [{"item": 7, "grammar": "left"}]}, "damaged"),
+        ({"answers": [{"item": 1, "grammar": "<b>"}]}, "damaged"),
+        (None, "not a file of answers"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_none_changes_nothing(browser, made, tmp_path, changes, expected):
+    path = saved(tmp_path, read_key(made.key), "Eve", {1: {"grammar": "left"}}, changes)
+    if changes is None:
+        path.write_text("{")
+    with driven_page(browser, made.page) as (page, said):
+        page.set_input_files("#load", path)
+        page.wait_for_function("document.getElementById('status').textContent")
+        assert expected in page.inner_text("#status")
+        assert page.evaluate(CHECKED) == [] and page.input_value("#judge") == ""
+        assert said == []
+
+
+def test_markup_in_texts_is_shown_and_never_run(browser, tmp_path):
+    evil = "</p></script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202etxet"
+    row = {"id": 1, "text": evil, "input": {evil: evil}, "gold": evil}
+    files = [write_lines(tmp_path / f"{name}.jsonl", [row]) for name in ("one", "two")]
+    made = make(*files, tmp_path / "judge.html", title=evil)
+    with driven_page(browser, made.page) as (page, said):
+        shown = evil.replace("\u202e", "⟨U+202E⟩")
+        assert page.locator("article .text").all_inner_texts() == [shown, shown]
+        assert page.inner_text("h1") == shown and page.inner_text(".source dt") == shown
+        assert page.evaluate("window.ran === undefined") and page.locator("img").count() == 0
+        assert said == []
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Texts without end, in two directions, empty; many pairs."""
+    folder = tmp_path_factory.mktemp("long")
+    texts = ["word " * 400, "endless" * 60, "", "שלום " * 40, "a\n\nb"]
+    for name in ("one", "two"):
+        rows = [{"id": n, "text": texts[n % 5], "input": "endless" * 40, "gold": "x"} for n in range(30)]
+        write_lines(folder / f"{name}.jsonl", rows)
+    return make(folder / "one.jsonl", folder / "two.jsonl", folder / "judge.html", title="Endless" * 30)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_page_fits_and_text_can_be_read(browser, long, dark, width):
+    with driven_page(browser, long.page, dark=dark, width=width) as (page, said):
+        page.click(".all summary")
+        for _ in range(6):
+            wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+            assert wide[0] <= wide[1], "the page is wider than the screen"
+            small = page.evaluate(
+                """() => [...document.querySelectorAll(".choices span, button, .load")].filter(
+                     (x) => x.checkVisibility() && x.getBoundingClientRect().height < 32).map((x) => x.textContent)"""
+            )
+            assert small == [], "too small for a finger"
+            page.keyboard.press("n")
+        left, right = (box.bounding_box()["x"] for box in page.locator("article:visible").all())
+        assert (left == right) == (width == 360)  # one above the other, and told so
+        assert page.locator(".stacked:visible").count() == (2 if width == 360 else 0)
+        red = int(re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[0])
+        assert red < 40 if dark else red > 230
+        assert said == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_axe_finds_nothing_wrong(browser, made, dark, width):
+    assert violations(browser, made.page, dark=dark, width=width) == []
+
+
+def test_a_screen_reader_hears_groups_choices_and_progress(browser, made):
+    with driven_page(browser, made.page) as (page, _):
+        for criterion in CRITERIA:
+            group = page.get_by_role("group", name=criterion.capitalize())
+            assert group.get_by_role("radio").count() == 3
+            assert group.get_by_role("radio", name="Tie").count() == 1
+        assert page.get_by_role("progressbar", name="0 of 6 pairs judged").count() == 1
+        assert page.get_by_role("textbox", name="Your name").count() == 1
+        reached = set()
+        for _ in range(20):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.id || document.activeElement.name"))
+        wanted = {"judge", "letters", "open", "next", "onward", "save", "load", "fresh"}
+        assert wanted | {f"1-{criterion}" for criterion in CRITERIA} <= reached
+
+
+def test_the_focus_proposes_no_answer(browser, made):
+    with driven_page(browser, made.page) as (page, _):
+        place = "`#pair-1 [data-criterion=${name}] ${part}`"
+        style = f"([name, part]) => getComputedStyle(document.querySelector({place})).outlineStyle"
+        page.focus("#where")
+        press(page, "l")
+        assert page.evaluate(style, ["informativeness", ".choices"]) == "solid"
+        assert page.evaluate(style, ["informativeness", "label span"]) == "none"
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate(style, ["structure", "label span"]) == "solid"
+        assert page.evaluate(style, ["structure", ".choices"]) == "none"
+
+
+def test_long_texts_leave_the_questions_in_sight_on_a_large_screen(browser, long):
+    with driven_page(browser, long.page) as (page, _):
+        number = next(n for n in range(1, 31) if "word word" in page.text_content(f"#pair-{n}"))
+        page.evaluate(f"document.querySelector('[data-pair=\"{number}\"]').click()")
+        box = page.locator(f"#pair-{number} .asked").bounding_box()
+        assert box["y"] + box["height"] <= 901

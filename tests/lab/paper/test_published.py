@@ -1,0 +1,100 @@
+"""The paper's numbers: its sums and means by hand, its claims against its own tables, and what does not fit."""
+
+import itertools
+
+import pytest
+
+from repulsive.lab.paper.catalogue import ARTEFACTS
+from repulsive.lab.paper.comparison import TABLES
+from repulsive.lab.paper.datasets import DATASETS
+from repulsive.lab.paper.published import published
+from repulsive.lab.systems.glue.data import TASKS
+
+VALUES = published().tree["values"]
+EXTRA = {"table2": {"big"}, "table3": set(VALUES["table3"]["glue"])}  # rows the paper quotes
+# Metrics of claims the paper prints no numbers of: they are seen in figures, or said in a sentence.
+UNPRINTED = {"entity coverage", "repeated clauses", "overlap", "redundant heads", "heads better away", "error",
+             "error at every number", "ece15", "oe15", "foreign entropy"}  # fmt: skip
+
+
+def numbers(artefact):
+    """(data, row, metric) -> number."""
+    tables = {data: rows for data, rows in VALUES[artefact].items() if isinstance(rows, dict)}
+    return {(d, r, m): float(x) for d, rows in tables.items() for r, cells in rows.items() for m, x in cells.items()}
+
+
+def all_claims():
+    return [claim for name in ARTEFACTS for claim in published().claims(name)]
+
+
+@pytest.mark.parametrize(
+    ("system", "after"),
+    [*((system, False) for system in VALUES["table3"]["glue"]), ("ma", True), ("svgd", True)],
+)
+def test_means_of_glue_are_means_of_their_rows(system, after):
+    cells = VALUES["table3"]["glue"][system]
+    scores = [cells["rte-mnli" if task == "rte" and after else task] for task in TASKS]
+    assert sum(scores) / 8 == pytest.approx(cells["mean-mnli" if after else "mean"], abs=0.0501)
+
+
+def test_judgements_add_up_to_all_answers():
+    assert [sum(cells.values()) for cells in VALUES["table5"]["agenda"].values()] == [100] * 4
+
+
+def test_seven_of_eight_tasks_are_six():
+    rows = VALUES["table3"]["glue"]
+    better = [task for task in TASKS if rows["svgd"][task] > rows["ma"][task]]
+    assert len(better) == 6 and set(TASKS) - set(better) == {"sst", "rte"}
+    assert any("six by the paper's own table" in note for note in published().notes("table3"))
+
+
+def test_one_number_is_printed_in_two_ways_and_it_is_noted():
+    seen: dict[tuple[str, str, str], set[float]] = {}
+    for artefact in VALUES:
+        for key, value in numbers(artefact).items():
+            seen.setdefault(key, set()).add(value)
+    twice = {key: values for key, values in seen.items() if len(values) > 1}
+    assert twice == {("yelp", "svgd", "accuracy"): {71.2, 71.7}}
+    for artefact in ("table1", "priors"):
+        assert any("71.2" in note and "71.7" in note for note in published().notes(artefact))
+
+
+def test_claims_agree_with_the_printed_numbers_unless_they_are_marked():
+    checked = 0
+    for claim in all_claims():
+        first, second = _printed(claim)
+        if first is None or second is None:
+            assert claim.metric in UNPRINTED, claim
+            continue
+        holds = {"higher": first > second, "lower": first < second, "same": abs(first - second) <= claim.within}
+        assert holds[claim.better] != claim.contradicted, claim
+        checked += 1
+    assert checked >= 80
+
+
+def _printed(claim):
+    if claim.artefact == "table3":
+        return tuple(published().value("table3", "glue", row, claim.data) for row in (claim.first, claim.second))
+    if claim.artefact == "table5":
+        return tuple(published().value("table5", claim.data, claim.metric, row) for row in (claim.first, claim.second))
+    pair = (claim.first, claim.second)
+    return tuple(published().value(claim.artefact, claim.data, row, claim.metric) for row in pair)
+
+
+def test_every_entry_belongs_to_a_table_its_rows_and_its_data():
+    tables = {table.id: table for table in TABLES}
+    assert set(VALUES) <= set(ARTEFACTS)
+    for entry in itertools.chain(published().tree["claims"], published().tree["notes"]):
+        assert set(entry.get("artefacts", [entry.get("artefact")])) <= set(ARTEFACTS)
+    for name, table in tables.items():
+        assert {data for data, _, _ in numbers(name)} == set(table.data)
+        assert {row for _, row, _ in numbers(name)} - EXTRA.get(name, set()) == set(table.methods)
+        for claim in published().claims(name):
+            assert claim.data in table.data and {claim.first, claim.second} <= set(table.methods)
+    assert set(published().tree["datasets"]) == {data.name for data in DATASETS.values() if not data.stands_for}
+
+
+def test_every_number_has_a_source_and_every_artefact_but_the_sample_a_claim():
+    assert all(published().source(name) for name in VALUES)
+    assert all(entry["source"] for entry in published().tree["claims"])
+    assert [name for name in ARTEFACTS if not published().claims(name)] == ["sample"]

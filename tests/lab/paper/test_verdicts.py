@@ -1,0 +1,111 @@
+"""Verdicts follow from intervals: known answers, and differences against a brute-force mean."""
+
+import json
+
+import pytest
+import torch
+
+from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.paper.head_figure import flipped, least_sure
+from repulsive.lab.paper.published import Claim
+from repulsive.lab.paper.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, difference, judge, over_seeds
+from repulsive.metrics.compare import Comparison
+
+CLAIM = Claim("table1", "SVGD beats MA", "here", "yelp", "svgd", "ma", "accuracy")
+
+
+def seen(low, high, p=0.01, over="both", seeds=8):
+    return Comparison((low + high) / 2, low, high, p, over, seeds, 100)
+
+
+@pytest.mark.parametrize(
+    ("better", "found", "verdict"),
+    [
+        ("higher", seen(0.1, 0.5), CONFIRMED),
+        ("higher", seen(-0.1, 0.5), NOT_CONFIRMED),
+        ("higher", seen(-0.5, -0.1), NOT_CONFIRMED),
+        ("higher", seen(0.1, 0.5, p=0.06), NOT_CONFIRMED),
+        ("higher", seen(0.1, 0.5, p=float("nan")), CONFIRMED),
+        ("lower", seen(-0.5, -0.1), CONFIRMED),
+        ("lower", seen(0.1, 0.5), NOT_CONFIRMED),
+        ("same", seen(-0.2, 0.9), CONFIRMED),
+        ("same", seen(0.1, 0.9), CONFIRMED),
+        ("same", seen(-0.2, 1.1), NOT_CONFIRMED),
+        ("same", seen(-1.2, 0.1), NOT_CONFIRMED),
+    ],
+)
+def test_a_verdict_is_what_the_interval_says(better, found, verdict):
+    claim = Claim("t", "", "", "yelp", "a", "b", "m", better, 1.0 if better == "same" else 0.0)
+    assert judge(claim, found, "").verdict == verdict
+    assert judge(claim, found, "toy data").verdict == NOT_TESTED
+    assert judge(claim, found, "toy data").why == "toy data"
+
+
+def test_other_data_never_confirm_but_tell_what_was_seen():
+    found = judge(CLAIM, seen(0.1, 0.5), "webnlg instead of agenda")
+    assert (found.verdict, found.here) == (NOT_TESTED, "higher")
+
+
+def test_nothing_to_compare_is_not_tested():
+    assert judge(CLAIM, None, "", "SPOS not run").why == "SPOS not run"
+    assert judge(CLAIM, None, "").verdict == NOT_TESTED
+
+
+def test_one_seed_confirms_nothing_however_many_items():
+    assert judge(CLAIM, seen(0.1, 0.5, 1e-4, "items", 1), "").verdict == NOT_CONFIRMED
+
+
+def test_too_few_seeds_are_told():
+    found = judge(CLAIM, seen(0.1, 0.5, 0.25, "both", 3), "")
+    assert found.verdict == NOT_CONFIRMED and "0.25" in found.why
+
+
+def run(folder, seed, correct, **metrics):
+    """A run that has ended, with these answers."""
+    path = folder / f"seed-{seed}"
+    path.mkdir(parents=True)
+    (path / RECIPE).write_text(json.dumps({"seed": seed}))
+    right = torch.tensor(correct, dtype=torch.float64)
+    items = {"correct": right.bool(), "labels": torch.arange(len(correct)), "nll": 1 - right}
+    RunFolder(path).finish({"test": {"accuracy": float(right.mean()), **metrics}}, {"test": items})
+    return RunFolder(path)
+
+
+def test_a_difference_is_paired_by_seed_and_item_and_in_percent(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    right = {"a": 0.9, "b": 0.4}
+    answers = {m: [(torch.rand(50, generator=draw) < p).long().tolist() for _ in range(8)] for m, p in right.items()}
+    first, second = ({seed: run(tmp_path / m, seed, each) for seed, each in enumerate(answers[m])} for m in ("a", "b"))
+    found = difference(first, second, "accuracy")
+    by_hand = 100 * (sum(map(sum, answers["a"])) - sum(map(sum, answers["b"]))) / (8 * 50)
+    assert found is not None and found.difference == pytest.approx(by_hand)
+    assert (found.over, found.seeds, found.items) == ("both", 8, 50)
+    assert judge(CLAIM, found, "").verdict == CONFIRMED
+    turned = difference(second, first, "accuracy")
+    assert turned is not None and judge(CLAIM, turned, "").verdict == NOT_CONFIRMED
+
+
+def test_numbers_without_items_are_compared_over_seeds(tmp_path):
+    first = {seed: run(tmp_path / "a", seed, [1, 0], dist=2.0 + seed) for seed in range(8)}
+    second = {seed: run(tmp_path / "b", seed, [1, 0], dist=1.0 + seed) for seed in range(1, 9)}
+    found = difference(first, second, "dist")
+    assert found is not None and (found.difference, found.seeds, found.over) == (pytest.approx(1.0), 7, "seeds")
+    assert difference({0: first[0]}, {0: run(tmp_path / "c", 0, [1, 0], dist=0.0)}, "dist") is None
+    assert difference(first, second, "METEOR") is None
+
+
+def test_over_seeds_pairs_by_seed():
+    found = over_seeds({0: 1.0, 1: 5.0, 7: 9.0}, {1: 4.0, 0: 0.5})
+    assert found is not None and found.difference == pytest.approx(0.75)
+
+
+def test_every_number_of_heads_has_to_hold():
+    good, bad = seen(-2.0, -1.0, 0.01), seen(-0.5, 0.1, 0.3)
+    worst = least_sure([good, bad, good])
+    assert worst is not None and (worst.high, worst.p_value) == (0.1, 0.3)
+    assert least_sure([good, None]) is None and least_sure([]) is None
+
+
+def test_errors_turn_accuracies_around():
+    turned = flipped(seen(1.0, 3.0))
+    assert (turned.difference, turned.low, turned.high) == (-2.0, -3.0, -1.0)

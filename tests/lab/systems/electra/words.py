@@ -1,0 +1,50 @@
+"""A corpus that is learned in seconds: all words of a document begin alike."""
+
+from repulsive.lab.systems.electra.prepare import plan_pretrain
+from repulsive.lab.systems.electra.toy import WORDS, write_corpus, write_vocabulary  # noqa: F401  tests take WORDS from here
+from repulsive.lab.systems.registry import open_recipe
+from tests.lab.systems import running
+
+RECIPE = """
+task = "electra"
+label = "words"
+data.folder = "{data}"
+model = {{ layers = 2, width = 32, heads = 4, feed_forward = 64, embedding = 16, generator = 0.5, dropout = 0.1 }}
+training = {{ epochs = 2, batch = 16, log_every = 5, average = 1 }}
+method = {{ rule = "svgd", stepsize = 0.01, alpha = 0.1, layers = "first" }}
+[optimizer]
+name = "adamw"
+lr = 1e-3
+eps = 1e-6
+weight_decay = 0.01
+decay = "matrices"
+bias_correction = false
+schedule = "linear-throughout"
+warmup = 100
+clip = 1.0
+"""
+
+
+def make_data(folder, documents=200, **settings):
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus, vocabulary = write_corpus(folder, documents), write_vocabulary(folder)
+    settings = {"length": 32, "dev": 0.1} | settings
+    plan_pretrain(corpus, vocabulary, folder / "prepared", **settings).make(jobs=1)
+    toml(folder).write_text(RECIPE.format(data=folder / "prepared"))
+    return folder
+
+
+def toml(folder):
+    return folder / "words.toml"
+
+
+def recipe(folder, *more):
+    return open_recipe(toml(folder), more)
+
+
+def loop(data, folder, *more, watcher=None):
+    return running.loop(recipe(data, *more), folder, watcher)
+
+
+def train(data, folder, *more, watcher=None):
+    return running.train(recipe(data, *more), folder, watcher)

@@ -1,0 +1,86 @@
+"""The table of texts beside gold: copied entities marked, everything else as it was, nothing read as markup."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+from repulsive.errors import DataError
+from repulsive.pages.samples import Sample, samples_html, samples_markdown
+
+GOLD = ["we", "use", 1, "for", 0, "."]
+SAMPLE = Sample(
+    "A <b>title</b> | two", ["parsing", "beam search"], {"Gold": GOLD, "+ RMA": "we parse with Beam Search ."}
+)
+
+
+class Cells(HTMLParser):
+    """Text of each cell, and of what is marked."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.cells, self.marked = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+        if tag == "mark":
+            self.marked.append("")
+
+    def handle_endtag(self, tag):
+        self.tags.append(f"/{tag}")
+
+    def handle_data(self, data):
+        if self.cells and self.tags[-1] not in ("/td", "/th", "/tr"):
+            self.cells[-1] += data
+        if self.tags[-1] == "mark":
+            self.marked[-1] += data
+
+
+def test_markdown():
+    assert samples_markdown([SAMPLE]).splitlines() == [
+        r"| Title | Gold | \+ RMA |",
+        "| --- | --- | --- |",
+        r"| A \<b\>title\</b\> \| two | we use **beam search** for **parsing** . | we parse with **beam search** . |",
+    ]
+    plain = Sample("", ["a*b"], {"Gold": [0, "x\ny", "$z$"]})
+    assert samples_markdown([plain]).splitlines()[-1] == r"| **a\*b** x y \$z\$ |"
+
+
+def test_html():
+    page = samples_html([SAMPLE, SAMPLE])
+    found = Cells(page)
+    row = ["A <b>title</b> | two", "we use beam search for parsing .", "we parse with beam search ."]
+    assert [cell.strip() for cell in found.cells] == ["Gold", "+ RMA", *row, *row]
+    assert found.marked == ["beam search", "parsing", "beam search"] * 2 and "b" not in found.tags
+    for tag in ("table", "thead", "tbody", "tr", "td", "th", "mark"):
+        assert found.tags.count(tag) == found.tags.count(f"/{tag}") > 0
+    nasty = Sample("", ['<script>"'], {"<i>": ["</td>", 0, "&", "\u202e"]})
+    page = samples_html([nasty])
+    assert "<script" not in page and "<i>" not in page and page.count("</td>") == 1 and "⟨U+202E⟩" in page
+    assert "<mark>&lt;script&gt;&quot;</mark>" in page and "colgroup" not in page
+
+
+def test_entities_of_plain_texts_are_found_the_longest_first():
+    sample = Sample("", ["search", "beam search", ""], {"Gold": "Beam search is search , researched"})
+    assert Cells(samples_html([sample])).marked == ["beam search", "search"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "no sample"),
+        ([Sample("", [], {})], "no sample, or one without texts"),
+        (
+            [SAMPLE, Sample("", [], {"Gold": "a"})],
+            r"sample 1 has texts of \['Gold'\], the first of \['Gold', '\+ RMA'\]",
+        ),
+        ([Sample("", ["a"], {"Gold": [1]})], "Gold: copies entity 1 of 1, numbered from 0"),
+        ([Sample("", ["a"], {"Gold": [-1]})], "Gold: copies entity -1 of 1"),
+    ],
+)
+def test_mistakes(samples, message):
+    for show in (samples_markdown, samples_html):
+        with pytest.raises(DataError, match=message):
+            show(samples)

@@ -1,0 +1,80 @@
+"""The README's table is what results/ says, and says it rightly."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def headline():
+    with study("studies.headline") as module:
+        yield module
+
+
+def table(**accuracy):
+    """Rows as the studies write them."""
+    rows = [{"label": label, "cells": {"bleu": {"mean": x}}, "against": {}} for label, x in accuracy.items()]
+    seen = {"difference": 0.5, "low": -0.25, "high": 1.0, "seeds": 3}
+    rows[-1]["against"] = {"bleu": seen}
+    return {"rows": rows}
+
+
+def test_the_readme_says_what_results_say(headline):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert headline.replaced(readme, headline.block(ROOT / "results")) == readme, "run: python -m studies.headline"
+
+
+def test_results_are_json_for_every_reader():
+    for path in (ROOT / "results").rglob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda word: pytest.fail(f"{word} in results/"))
+
+
+def test_numbers_are_those_of_the_files(headline):
+    rows = json.loads((ROOT / "results" / "classification" / "yelp.json").read_text())["rows"]
+    plain, ours = (next(row for row in rows if row["label"] == label) for label in ("MA", "SVGD"))
+    line = next(line for line in headline.quality(ROOT / "results") if line.startswith("| yelp |"))
+    assert f"| {100 * plain['cells']['accuracy']['mean']:.2f} | {100 * ours['cells']['accuracy']['mean']:.2f} |" in line
+    assert f"{100 * ours['against']['accuracy']['low']:+.2f}, {100 * ours['against']['accuracy']['high']:+.2f}]" in line
+    assert line.endswith("| +1.90 |")  # 71.2 - 69.3
+
+
+def test_what_is_not_there_is_a_row_that_is_not_there(headline, tmp_path):
+    assert headline.quality(tmp_path) == [] and headline.costs(tmp_path) == []
+    (tmp_path / "translation").mkdir()
+    (tmp_path / "translation" / "question.json").write_text("[]")
+    assert headline.quality(tmp_path) == []
+
+
+def test_new_studies_are_found_in_their_folders(headline, tmp_path):
+    for folder, name, value in (
+        ("translation", "iwslt14", {"test": table(MA=34.0, SVGD=34.5), "newstest": {}}),
+        ("graphs", "agenda", table(GW=13.0, **{"GW + RMA": 13.5})),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.json").write_text(json.dumps(value))
+    systems = {name: {"means": {"mean": {"0": 80.0, "1": 81.0}}} for name in ("ma", "svgd")}
+    seen = {"svgd": {"mean": {"difference": 0.0, "low": -1.0, "high": 1.0, "seeds": 2}}}
+    (tmp_path / "pretraining").mkdir()  # where studies/pretraining/run.py writes
+    (tmp_path / "pretraining" / "glue.json").write_text(json.dumps({"systems": systems, "against": seen}))
+    assert headline.quality(tmp_path)[2:] == [
+        "| iwslt14 | BLEU | 34.00 | 34.50 | +0.50 [-0.25, +1.00] | 3 | +0.80 |",
+        "| agenda | BLEU-4 | 13.00 | 13.50 | +0.50 [-0.25, +1.00] | 3 | +1.37 |",
+        "| GLUE, the rule as published | mean | 80.50 | 80.50 | +0.00 [-1.00, +1.00] | 2 | +0.30 |",
+    ]
+
+
+def test_the_block_is_replaced_and_nothing_else(headline, tmp_path):
+    readme, results = tmp_path / "README.md", tmp_path / "results"
+    readme.write_text(f"before\n\n{headline.BEGIN}\nold\n{headline.END}\n\nafter\n")
+    assert headline.main(["--readme", str(readme), "--results", str(results), "--check"]) == 1
+    assert headline.main(["--readme", str(readme), "--results", str(results)]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n\n") and text.endswith("\n\nafter\n") and "old" not in text
+    assert headline.main(["--readme", str(readme), "--results", str(results), "--check"]) == 0
+    with pytest.raises(ValueError, match="once each"):
+        headline.replaced("no comments", "x")
