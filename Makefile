@@ -26,11 +26,13 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 
 install: $(STAMP)  ## make .venv and install the package with all that the tests need
 
-lint: $(STAMP)  ## ruff
+lint: $(STAMP)  ## ruff: lint and formatting
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check --quiet .
 
-format: $(STAMP)  ## let ruff repair what it can
+format: $(STAMP)  ## fix what ruff can fix, and format
 	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
 
 types: $(STAMP)  ## mypy
 	$(BIN)/python -m mypy

@@ -36,9 +36,15 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=TOKENS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=LENGTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=TOKENS,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     model = BertForSequenceClassification(config)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer, data = accelerator.prepare(

@@ -53,9 +53,15 @@ def fit(epochs: int, resume: Path | None, save: Path | None) -> None:
     model = Classifier()
     repulsion = RepulsiveCallback(SPOS(alpha=0.01, beta=1e8), measure_every=10, verbose=resume is None)
     trainer = Trainer(
-        max_epochs=epochs, callbacks=[repulsion], gradient_clip_val=1.0, accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        max_epochs=epochs,
+        callbacks=[repulsion],
+        gradient_clip_val=1.0,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(model, DataLoader(sequences(1024, seed=1), batch_size=64), ckpt_path=resume, weights_only=True)
     if save is not None:
         trainer.save_checkpoint(save)

@@ -45,9 +45,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     steps = parser.parse_args().steps
     config = LlamaConfig(
-        vocab_size=TOKENS, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
-    )  # fmt: skip
+        vocab_size=TOKENS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
     for name, rule in RULES.items():
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
@@ -55,9 +60,16 @@ def main() -> None:
         callback = RepulsiveCallback(rule, measure_every=10, verbose=rule is not None)
         with tempfile.TemporaryDirectory() as folder:
             args = TrainingArguments(
-                folder, max_steps=steps, per_device_train_batch_size=32, learning_rate=5e-3, logging_steps=steps // 3,
-                save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
-            )  # fmt: skip
+                folder,
+                max_steps=steps,
+                per_device_train_batch_size=32,
+                learning_rate=5e-3,
+                logging_steps=steps // 3,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                use_cpu=True,
+            )
             trainer = Trainer(model, args, train_dataset=copies(1024, seed=1), callbacks=[callback])
             trainer.train()
             loss = trainer.evaluate(copies(256, seed=2))["eval_loss"]

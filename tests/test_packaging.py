@@ -18,8 +18,19 @@ import repulsive
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 FOLDERS = ("src", "tests", "docs", "examples", "studies")
-BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md",
-          "SECURITY.md", "Makefile", "constraints.txt", "mkdocs.yml")  # fmt: skip
+BESIDE = (
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "Makefile",
+    "constraints.txt",
+    "mkdocs.yml",
+)
 SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
 
 

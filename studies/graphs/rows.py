@@ -85,9 +85,16 @@ SCALES = {
     ),
     "tiny": Scale(
         common=(
-            "model.width=32", "model.layers=1", "model.lstm_layers=1", "model.dropout=0", "training.epochs=2",
-            "training.batch=16", "training.log_every=5", "search.beam=2", "search.longest=20",
+            "model.width=32",
+            "model.layers=1",
+            "model.lstm_layers=1",
+            "model.dropout=0",
+            "training.epochs=2",
+            "training.batch=16",
+            "training.log_every=5",
+            "search.beam=2",
+            "search.longest=20",
         ),
         most=2,
     ),
-}  # fmt: skip
+}

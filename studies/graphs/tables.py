@@ -25,9 +25,23 @@ if TYPE_CHECKING:
     from studies.graphs.run import Graphs
 
 COLUMNS = (
-    "bleu", "BLEU-1", "BLEU-2", "BLEU-3", OFFICIAL, NLTK, "ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-L (caption)",
-    "entity coverage", "repeated clauses", "nll", "accuracy", "dev nll", "seconds",
-)  # fmt: skip
+    "bleu",
+    "BLEU-1",
+    "BLEU-2",
+    "BLEU-3",
+    OFFICIAL,
+    NLTK,
+    "ROUGE-1",
+    "ROUGE-2",
+    "ROUGE-L",
+    "ROUGE-L (caption)",
+    "entity coverage",
+    "repeated clauses",
+    "nll",
+    "accuracy",
+    "dev nll",
+    "seconds",
+)
 NAMES = {"bleu": "BLEU-4"}
 CLOSE = 1e-6  # scores of the same texts
 

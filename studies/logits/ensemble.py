@@ -136,11 +136,16 @@ class Wave:
     def _initial(self) -> dict[str, Tensor]:
         s, count = self.size, len(self.runs)
         shapes = {
-            "embed": (VOCAB, s.width), "wq": (s.layers, s.width, s.width),
-            "wk": (s.layers, s.width, s.keys * s.head), "wv": (s.layers, s.width, s.keys * s.head),
-            "wo": (s.layers, s.width, s.width), "gate": (s.layers, s.width, s.hidden),
-            "up": (s.layers, s.width, s.hidden), "down": (s.layers, s.hidden, s.width), "out": (s.width, VOCAB),
-        }  # fmt: skip
+            "embed": (VOCAB, s.width),
+            "wq": (s.layers, s.width, s.width),
+            "wk": (s.layers, s.width, s.keys * s.head),
+            "wv": (s.layers, s.width, s.keys * s.head),
+            "wo": (s.layers, s.width, s.width),
+            "gate": (s.layers, s.width, s.hidden),
+            "up": (s.layers, s.width, s.hidden),
+            "down": (s.layers, s.hidden, s.width),
+            "out": (s.width, VOCAB),
+        }
         params = {name: torch.empty(count, *shape) for name, shape in shapes.items()}
         for e, run in enumerate(self.runs):
             generator = torch.Generator().manual_seed(run.seed)
@@ -317,11 +322,28 @@ class Wave:
         force = dict(zip(("wq", "wk", "wv", "wo"), torch.autograd.grad(energy.sum(), moved), strict=True))
         force = self._hold(force, number)
         self._update(
-            params, grads, force, self.first, self.second, self.clock[number], s.warmup, self.total, self.rate,
-            self.qk_rate, self.decay, self.qk_decay, self.ratio, self.noise, self.on_q, self.on_k, self.begin, self.end,
-            self.rate_begin, self.rate_end,
+            params,
+            grads,
+            force,
+            self.first,
+            self.second,
+            self.clock[number],
+            s.warmup,
+            self.total,
+            self.rate,
+            self.qk_rate,
+            self.decay,
+            self.qk_decay,
+            self.ratio,
+            self.noise,
+            self.on_q,
+            self.on_k,
+            self.begin,
+            self.end,
+            self.rate_begin,
+            self.rate_end,
             self._random(),
-        )  # fmt: skip
+        )
         return loss.detach(), within
 
     def _hold(self, force: dict[str, Tensor], number: int) -> dict[str, Tensor]:
@@ -342,9 +364,28 @@ class Wave:
 
 @torch.no_grad()
 def _adamw(
-    params, grads, force, first, second, number, warmup, total, rate, qk_rate, decay, qk_decay, ratio, noise,
-    on_q, on_k, begin, end, rate_begin, rate_end, random,
-) -> None:  # fmt: skip
+    params,
+    grads,
+    force,
+    first,
+    second,
+    number,
+    warmup,
+    total,
+    rate,
+    qk_rate,
+    decay,
+    qk_decay,
+    ratio,
+    noise,
+    on_q,
+    on_k,
+    begin,
+    end,
+    rate_begin,
+    rate_end,
+    random,
+) -> None:
     """Clip each model's gradient to norm 1, add the force, take an AdamW step with each model's own settings."""
     norm2 = sum(g.float().square().flatten(1).sum(1) for g in grads.values())
     clip = (1 / norm2.sqrt().clamp(min=1e-12)).clamp(max=1)  # [E]

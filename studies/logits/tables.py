@@ -146,8 +146,13 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
     from matplotlib import pyplot
 
     chosen = [name for name in ("tiny", "small", "tiny-long") if name in experiments]
-    colors = dict(zip(("plain", "repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "first tenth of training"),
-                      ("#444444", "#0b7a75", "#b5443c", "#c08a1e", "#3b6fb6"), strict=True))  # fmt: skip
+    colors = dict(
+        zip(
+            ("plain", "repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "first tenth of training"),
+            ("#444444", "#0b7a75", "#b5443c", "#c08a1e", "#3b6fb6"),
+            strict=True,
+        )
+    )
     size = (4.0 * len(chosen), 5.2)
     figure, axes = pyplot.subplots(2, len(chosen), figsize=size, layout="constrained", squeeze=False)
     for column, name in enumerate(chosen):

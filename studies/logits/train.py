@@ -81,11 +81,20 @@ def _train(wave: Wave, train: Tensor, valid: Tensor, begun: float, options: argp
     entropy = _entropy(wave, valid)
     norms = {n: wave.params[n].detach().square().sum((-2, -1)).sqrt().mean(1).tolist() for n in ("wq", "wk")}
     return [
-        {"arm": run.arm.name, "rate": run.rate, "seed": run.seed, "loss": final[e], "entropy": entropy[e],
-         "norm_q": norms["wq"][e], "norm_k": norms["wk"][e], "settings": asdict(run.arm), "size": asdict(size),
-         "log": logged[e]}
+        {
+            "arm": run.arm.name,
+            "rate": run.rate,
+            "seed": run.seed,
+            "loss": final[e],
+            "entropy": entropy[e],
+            "norm_q": norms["wq"][e],
+            "norm_k": norms["wk"][e],
+            "settings": asdict(run.arm),
+            "size": asdict(size),
+            "log": logged[e],
+        }
         for e, run in enumerate(runs)
-    ]  # fmt: skip
+    ]
 
 
 def _starts(count: int, wave: Wave, seed: int) -> Tensor:

@@ -116,9 +116,12 @@ class Bench:
         self.given, self.device = given, torch.device(given.device)
         machine = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()} CPU"
         self.facts: dict[str, Any] = {
-            "command": command, "date": date.today().isoformat(), "machine": machine,
-            "threads": torch.get_num_threads(), "versions": versions(),
-        }  # fmt: skip
+            "command": command,
+            "date": date.today().isoformat(),
+            "machine": machine,
+            "threads": torch.get_num_threads(),
+            "versions": versions(),
+        }
 
     def run(self) -> None:
         for part in self.given.only:

@@ -119,8 +119,11 @@ class Bench(SpeedBench):
         source = self._source(len(task.data.vocabulary))
         search = dataclasses.replace(
             task.recipe.search,
-            beam=self.given.beam, lenpen=1.0, longest=self.given.length, precision=task.recipe.training.precision,
-        )  # fmt: skip
+            beam=self.given.beam,
+            lenpen=1.0,
+            longest=self.given.length,
+            precision=task.recipe.training.precision,
+        )
 
         def run(some: Tensor, at_once: int) -> list[int]:
             offsets = torch.arange(len(some) + 1, device=self.device) * some.shape[1]
@@ -164,9 +167,15 @@ class Bench(SpeedBench):
         taken = wall(lambda: lengths.extend(run(source, sizes[best])), self.device)
         if set(lengths) != {self.given.length}:
             raise RuntimeError(f"translations of {min(lengths)} to {max(lengths)} words, not {self.given.length}")
-        found = {"seconds": taken, "batch": best, "sentences": len(source), "beam": self.given.beam,
-                 "words": statistics.mean(lengths), "sentences_per_second": len(source) / taken,
-                 "words_per_second": sum(lengths) / taken}  # fmt: skip
+        found = {
+            "seconds": taken,
+            "batch": best,
+            "sentences": len(source),
+            "beam": self.given.beam,
+            "words": statistics.mean(lengths),
+            "sentences_per_second": len(source) / taken,
+            "words_per_second": sum(lengths) / taken,
+        }
         if self.device.type == "cuda":
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
         self.note(part, "all", found)

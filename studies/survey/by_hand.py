@@ -11,14 +11,23 @@ from studies.survey.dummies import TOKENS, token_ids
 Made = tuple[dict[str, Any], dict[str, Any]]  # arguments of the configuration, and of the model
 
 TEXT = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 300,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+}
 ENCODER = {name: value for name, value in TEXT.items() if name != "num_key_value_heads"}
 BART = {
-    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
-}  # fmt: skip
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+}
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 SECTIONS = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10_000.0}
 VISION = {"vision_start_token_id": 291, "vision_end_token_id": 292, "image_token_id": 293, "video_token_id": 294}
@@ -26,9 +35,13 @@ SOUND = {"conv_dim": [32, 32], "conv_stride": [5, 4], "conv_kernel": [10, 4], "n
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
 PATCHES = {"num_patches": 16, "patch_size": 16}
 RESNET = {
-    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic",
+    "model_type": "resnet",
+    "embedding_size": 16,
+    "hidden_sizes": [16, 32],
+    "depths": [1, 1],
+    "layer_type": "basic",
     "out_features": ["stage2"],
-}  # fmt: skip
+}
 
 
 def _words(**config: Any) -> Made:

@@ -35,7 +35,7 @@ MEANING = {
     "refused": "nothing is proved: the reason is given, and `repel` refuses to train",
     "no heads": "no multi-head attention",
     "not run": "does not build or run at a small size",
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -153,7 +153,7 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         "",
         f"| package | version | models | {' | '.join(columns)} | groups proved | checked | wrong guesses |",
         "| --- " * (len(columns) + 6) + "|",
-    ]  # fmt: skip
+    ]
     for package in packages:
         own = [r for r in results if r["package"] == package]
         counts = Counter(r["verdict"] for r in own)

@@ -246,12 +246,14 @@ def proved_classes(model: torch.nn.Module, completed: Completed) -> list[str]:
     for group in completed.groups:
         groups.setdefault(module_of(group), []).append(group)
     mixed = {report.name.rpartition(".")[0] for report in completed.mixed}
-    return sorted({
-        f"{each[0].family} {kind.__module__}.{kind.__qualname__}"
-        for name, each in groups.items()
-        if name not in mixed and all(g.proof == "proved" and g.family != "inferred" for g in each)
-        for kind in [type(modules[name])]
-    })  # fmt: skip
+    return sorted(
+        {
+            f"{each[0].family} {kind.__module__}.{kind.__qualname__}"
+            for name, each in groups.items()
+            if name not in mixed and all(g.proof == "proved" and g.family != "inferred" for g in each)
+            for kind in [type(modules[name])]
+        }
+    )
 
 
 def _looks_like_attention(model: torch.nn.Module) -> bool:

@@ -62,10 +62,15 @@ def redundancy(study: Translation, done: Sequence[Done], results: Path) -> None:
         every = torch.cat(list(runs.values()))  # [heads of all seeds]
         seen = over_seeds(small[label], small[first]) if label != first else None
         cells = [
-            label, str(len(runs)), str(len(every)), f"{every.mean():+.2f}", f"{every.min():+.2f}",
-            f"{100 * statistics.fmean(small[label].values()):.0f} %", f"{100 * (every > 0).double().mean():.0f} %",
+            label,
+            str(len(runs)),
+            str(len(every)),
+            f"{every.mean():+.2f}",
+            f"{every.min():+.2f}",
+            f"{100 * statistics.fmean(small[label].values()):.0f} %",
+            f"{100 * (every > 0).double().mean():.0f} %",
             "" if seen is None else f"{100 * seen.difference:+.0f} [{100 * seen.low:+.0f}, {100 * seen.high:+.0f}]",
-        ]  # fmt: skip
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     print(f"\n{study.task}: redundancy\n" + "\n".join(lines), flush=True)
     save(results / "redundancy.md", "\n".join(["# redundancy", "", LEAD, *lines]) + "\n")

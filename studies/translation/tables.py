@@ -64,8 +64,12 @@ def write_tables(studies: Sequence[Translation], results: Path) -> None:
     for study in studies:
         add_texts(study)
         for name, write in {
-            "question": question, "final": final, "ablation": ablation, "heads": heads, "redundancy": redundancy,
-        }.items():  # fmt: skip
+            "question": question,
+            "final": final,
+            "ablation": ablation,
+            "heads": heads,
+            "redundancy": redundancy,
+        }.items():
             done = ended_rows(study, name)
             if len(done) > 1 and done[0].row.method == BASELINE:
                 write(study, done, results)

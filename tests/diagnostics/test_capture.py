@@ -66,8 +66,11 @@ def test_weights_are_those_the_model_gives_when_asked(name):
     eager, inputs = build(f"{name}, eager")
     with torch.no_grad(), evaluating(eager):
         said = eager(**inputs, output_attentions=True)
-    wanted = [w for key in ("encoder_attentions", "decoder_attentions", "cross_attentions", "attentions")
-              for w in said.get(key) or ()]  # fmt: skip
+    wanted = [
+        w
+        for key in ("encoder_attentions", "decoder_attentions", "cross_attentions", "attentions")
+        for w in said.get(key) or ()
+    ]
     for kind in ("eager", "sdpa"):
         model, inputs = build(f"{name}, {kind}")
         model.load_state_dict(eager.state_dict())
@@ -270,10 +273,18 @@ def test_a_sink_is_no_token():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GptOssConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
-        intermediate_size=16, num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"],
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        intermediate_size=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        layer_types=["full_attention"],
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     model, given = transformers.GptOssForCausalLM(config).eval(), torch.randint(3, 20, (2, 5))
     seen = capture(model, given).layers[0].weights[0]
     with torch.no_grad():

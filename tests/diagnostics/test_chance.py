@@ -82,7 +82,12 @@ def test_verdicts_need_three_deviations_and_a_margin():
     null = Null((0.0, 0.1, 0.2))  # 0.1 +- 0.1
     values = (0.39, 0.41, -0.19, -0.21, math.nan)
     assert [null.verdict(value) for value in values] == [
-        "as chance", "more alike than chance", "as chance", "more different than chance", "cannot say"]  # fmt: skip
+        "as chance",
+        "more alike than chance",
+        "as chance",
+        "more different than chance",
+        "cannot say",
+    ]
     narrow = Null((0.1, 0.1, 0.1))
     assert [narrow.verdict(0.119), narrow.verdict(0.121)] == ["as chance", "more alike than chance"]
     assert Null((0.1, 0.1, 0.1), pooled=0.1).verdict(0.39) == "as chance"
@@ -123,8 +128,10 @@ def test_the_inspection_shows_numbers_and_verdicts():
     assert len(numbers["logits"][1]["untrained"]["mean_cosine"]) == 3
     assert len(numbers["logits"][1]["cosine"]) == 4 and numbers["logits"][1]["largest_pair"][1] > 0
     page = render_inspection(found, title="Heads")
-    places = [page.index(f"<h2>{title}</h2>") for title in (
-        "Similarity of attention logits", "Similarity of value-output circuits", "Which heads could go")]  # fmt: skip
+    places = [
+        page.index(f"<h2>{title}</h2>")
+        for title in ("Similarity of attention logits", "Similarity of value-output circuits", "Which heads could go")
+    ]
     assert places == sorted(places) and "<td>more alike</td>" in page and "mean over layers; untrained" in page
 
 

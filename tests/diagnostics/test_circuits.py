@@ -47,8 +47,10 @@ def plain(attention: Any, names: tuple[str, str, str], out: nn.Module, kv_heads:
 
 def packed(weight: Tensor, bias: Tensor, out: Tensor) -> Weights:
     """All of q, then all of k, then all of v: [3 D, D]."""
-    parts = [(weight[i * WIDTH : (i + 1) * WIDTH].view(M, D, -1), bias[i * WIDTH : (i + 1) * WIDTH].view(M, D))
-             for i in range(3)]  # fmt: skip
+    parts = [
+        (weight[i * WIDTH : (i + 1) * WIDTH].view(M, D, -1), bias[i * WIDTH : (i + 1) * WIDTH].view(M, D))
+        for i in range(3)
+    ]
     return Weights(*parts, out.view(-1, M, D).transpose(0, 1))
 
 
@@ -64,19 +66,54 @@ PROJ = ("q_proj", "k_proj", "v_proj")
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": D, "attention_bias": True}
 # name -> class, configuration, inputs, the attention module, its weights, masks of queries and keys
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Tensor], str, Any, Tensor, Tensor]] = {
-    "bert": ("Bert", SMALL, TEXT, "encoder.layer.1.attention.self",
-             lambda a, m: plain(a, ("query", "key", "value"), m.encoder.layer[1].attention.output.dense), MASK, MASK),
-    "gpt2": ("GPT2", GPT2, TEXT, "h.1.attn",
-             lambda a, m: packed(a.c_attn.weight.T, a.c_attn.bias, a.c_proj.weight.T), MASK, MASK),
+    "bert": (
+        "Bert",
+        SMALL,
+        TEXT,
+        "encoder.layer.1.attention.self",
+        lambda a, m: plain(a, ("query", "key", "value"), m.encoder.layer[1].attention.output.dense),
+        MASK,
+        MASK,
+    ),
+    "gpt2": (
+        "GPT2",
+        GPT2,
+        TEXT,
+        "h.1.attn",
+        lambda a, m: packed(a.c_attn.weight.T, a.c_attn.bias, a.c_proj.weight.T),
+        MASK,
+        MASK,
+    ),
     "gpt-neox": ("GPTNeoX", {**SMALL, **_IDS}, TEXT, "layers.1.attention", lambda a, m: interleaved(a), MASK, MASK),
     "llama": ("Llama", GROUPED, TEXT, "layers.1.self_attn", lambda a, m: plain(a, PROJ, a.o_proj, 2), MASK, MASK),
-    "qwen3": ("Qwen3", {**GROUPED, **_IDS}, TEXT, "layers.1.self_attn",
-              lambda a, m: plain(a, PROJ, a.o_proj, 2), MASK, MASK),
-    "t5 cross": ("T5", T5, PAIR, "decoder.block.1.layer.1.EncDecAttention",
-                 lambda a, m: plain(a, ("q", "k", "v"), a.o), MASK[:, :5], MASK),
-    "t5 decoder": ("T5", T5, PAIR, "decoder.block.1.layer.0.SelfAttention",
-                   lambda a, m: plain(a, ("q", "k", "v"), a.o), MASK[:, :5], MASK[:, :5]),
-}  # fmt: skip
+    "qwen3": (
+        "Qwen3",
+        {**GROUPED, **_IDS},
+        TEXT,
+        "layers.1.self_attn",
+        lambda a, m: plain(a, PROJ, a.o_proj, 2),
+        MASK,
+        MASK,
+    ),
+    "t5 cross": (
+        "T5",
+        T5,
+        PAIR,
+        "decoder.block.1.layer.1.EncDecAttention",
+        lambda a, m: plain(a, ("q", "k", "v"), a.o),
+        MASK[:, :5],
+        MASK,
+    ),
+    "t5 decoder": (
+        "T5",
+        T5,
+        PAIR,
+        "decoder.block.1.layer.0.SelfAttention",
+        lambda a, m: plain(a, ("q", "k", "v"), a.o),
+        MASK[:, :5],
+        MASK[:, :5],
+    ),
+}
 
 
 def shaken(model: nn.Module) -> nn.Module:
@@ -113,8 +150,9 @@ def oracle(weights: Weights, x: Tensor, y: Tensor, real_x: Tensor, real_y: Tenso
         made = torch.stack([part[0][i] @ token + part[1][i] for i in range(M)])
         return made if norm is None else norm(made)
 
-    queries = [head(weights.q, x[b, t], weights.norms[0]) for b in range(len(x)) for t in range(x.shape[1])
-               if real_x[b, t]]  # fmt: skip
+    queries = [
+        head(weights.q, x[b, t], weights.norms[0]) for b in range(len(x)) for t in range(x.shape[1]) if real_x[b, t]
+    ]
     keys, values = [], []
     for b in range(len(y)):
         mine = [y[b, t] for t in range(y.shape[1]) if real_y[b, t]]

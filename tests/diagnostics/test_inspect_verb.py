@@ -74,8 +74,13 @@ def test_a_folder_with_text(inspect, folder, tmp_path):
     (tmp_path / "text.txt").write_text("the movie was great\n\n  \na slow plot and bad music\nnot bad\n")
     code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "seen")
     assert code == 0
-    for title in ("diversity of weights", "diversity of attention", "diversity of outputs", "first-order importance",
-                  "exact ablation: mean KL divergence of the model's own output distribution"):  # fmt: skip
+    for title in (
+        "diversity of weights",
+        "diversity of attention",
+        "diversity of outputs",
+        "first-order importance",
+        "exact ablation: mean KL divergence of the model's own output distribution",
+    ):
         assert title in out
     numbers = json.loads((tmp_path / "seen" / "inspect.json").read_text())
     assert numbers["items"] == 3 and len(numbers["ablation"]["change"]) == 2
@@ -148,8 +153,11 @@ def test_weights_that_are_not_all_there_are_refused(inspect, folder, tmp_path):
     for file in folder.iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
     state = load_file(broken / "model.safetensors")
-    save_file({key: value for key, value in state.items() if "query" not in key}, broken / "model.safetensors",
-              metadata={"format": "pt"})  # fmt: skip
+    save_file(
+        {key: value for key, value in state.items() if "query" not in key},
+        broken / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     _, out, err = inspect(broken)
     assert out == "" and "lack 4 parameters" in err and "query" in err
 

@@ -78,10 +78,11 @@ def test_an_example_adds_attention_and_outputs():
     one = {}
     picked = Monitor(model, lambda n, v, _: one.update({n: v}), example=inputs, match="layers.1.*.q", attention=False)
     picked.step()
-    assert set(one) == {f"heads/{of}/{what}" for what in ("cosine", "distance", "effective")
-                        for of in ("weights/layers.1.attention.q", "outputs/layers.1.attention")} | {
-                            "heads/outputs/layers.1.attention/tokens",
-                            "heads/logit_similarity", "heads/logit_similarity_largest"}  # fmt: skip
+    assert set(one) == {
+        f"heads/{of}/{what}"
+        for what in ("cosine", "distance", "effective")
+        for of in ("weights/layers.1.attention.q", "outputs/layers.1.attention")
+    } | {"heads/outputs/layers.1.attention/tokens", "heads/logit_similarity", "heads/logit_similarity_largest"}
     assert one["heads/logit_similarity"] == pytest.approx(logits[1].mean)  # of the layer that was picked
 
 

@@ -16,8 +16,18 @@ from repulsive.lab.systems.classification.model import PairClassifier, SelfAtten
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.zoo import build, ids
 
-LIKE_BERT = ["bert", "bert with cross-attention", "roberta", "electra", "albert", "distilbert", "vit", "bart", "marian",
-             "gpt2 with cross-attention"]  # fmt: skip
+LIKE_BERT = [
+    "bert",
+    "bert with cross-attention",
+    "roberta",
+    "electra",
+    "albert",
+    "distilbert",
+    "vit",
+    "bart",
+    "marian",
+    "gpt2 with cross-attention",
+]
 
 ONE_STACK = ("vit", "distilbert")
 
@@ -142,10 +152,21 @@ def sharing(name, heads=6, shares=2):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=64, hidden_size=48, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2, head_dim=8,
-        num_attention_heads=heads, num_key_value_heads=shares, shared_expert_intermediate_size=16, num_local_experts=2,
-        num_experts=2, num_experts_per_tok=2, max_position_embeddings=64, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=48,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        head_dim=8,
+        num_attention_heads=heads,
+        num_key_value_heads=shares,
+        shared_expert_intermediate_size=16,
+        num_local_experts=2,
+        num_experts=2,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 

@@ -100,9 +100,30 @@ def drop_lines(data: bytes, draw: Draw) -> bytes:
 def put_in(data: bytes, draw: Draw) -> bytes:
     """Bytes that are no text, or mean something to a reader."""
     what = draw.choice(
-        (b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\x1f\x8b", b"\xfd7zXZ\0", b"\r", b"\x85", b"\xe2\x80\xa8", b"\t", b"\n",
-         b'"', b"\\", b"{", b"]", b"\\ud800", b" ; ", b" -- ", b" ||| ", b":::", draw.randbytes(40), b"x" * 70_000)
-    )  # fmt: skip
+        (
+            b"\0",
+            b"\xff\xfe",
+            b"\xed\xa0\x80",
+            b"\x1f\x8b",
+            b"\xfd7zXZ\0",
+            b"\r",
+            b"\x85",
+            b"\xe2\x80\xa8",
+            b"\t",
+            b"\n",
+            b'"',
+            b"\\",
+            b"{",
+            b"]",
+            b"\\ud800",
+            b" ; ",
+            b" -- ",
+            b" ||| ",
+            b":::",
+            draw.randbytes(40),
+            b"x" * 70_000,
+        )
+    )
     for _ in range(draw.choice((1, 1, 5, 50 if len(what) < 50 else 1))):
         place = draw.randrange(len(data) + 1)
         data = data[:place] + what + data[place:]
@@ -128,8 +149,17 @@ def nest(data: bytes, draw: Draw) -> bytes:
 
 
 BYTES = [
-    truncate, flip, cut_out, double_lines, shuffle_lines, drop_lines, put_in, other_encoding, empty, nest,
-]  # fmt: skip
+    truncate,
+    flip,
+    cut_out,
+    double_lines,
+    shuffle_lines,
+    drop_lines,
+    put_in,
+    other_encoding,
+    empty,
+    nest,
+]
 
 
 # -- formats ----------------------------------------------------------------------------------------------------------

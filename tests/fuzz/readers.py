@@ -198,29 +198,58 @@ def read_snippets(folder: Path, out: Path) -> None:
 
 RAW = [
     _raw("tsv", write_tsv, "tsv", tokenizer="regex", more=("--tokenizer", "regex")),
-    _raw("vectors", write_vectors, "tsv", among="glove.txt", tokenizer="regex", vectors=Path("glove.txt"),
-         more=("--tokenizer", "regex", "--vectors", "@glove.txt")),
-    _raw("yelp json", write_yelp, "yelp", tokenizer="regex", train=20, dev=8, test=8,
-         more=("--tokenizer", "regex", "--train", "20", "--dev", "8", "--test", "8")),
+    _raw(
+        "vectors",
+        write_vectors,
+        "tsv",
+        among="glove.txt",
+        tokenizer="regex",
+        vectors=Path("glove.txt"),
+        more=("--tokenizer", "regex", "--vectors", "@glove.txt"),
+    ),
+    _raw(
+        "yelp json",
+        write_yelp,
+        "yelp",
+        tokenizer="regex",
+        train=20,
+        dev=8,
+        test=8,
+        more=("--tokenizer", "regex", "--train", "20", "--dev", "8", "--test", "8"),
+    ),
     _raw("yelp tsv", write_yelp_parts, "yelp", tokenizer="regex", more=("--tokenizer", "regex")),
     _raw("age xml", write_pan, "age", tokenizer="regex", dev=0.3, more=("--tokenizer", "regex", "--dev", "0.3")),
     _raw("age tsv", write_ages, "age", tokenizer="regex", dev=0.3, more=("--tokenizer", "regex", "--dev", "0.3")),
     _raw("snli", write_snli, "snli", tokenizer="regex", more=("--tokenizer", "regex")),
-    _raw("translation", write_pairs, "translation", tokenizer="none", most=60,
-         more=("--tokenizer", "none", "--most", "60")),
+    _raw(
+        "translation",
+        write_pairs,
+        "translation",
+        tokenizer="none",
+        most=60,
+        more=("--tokenizer", "none", "--most", "60"),
+    ),
     *(read_glue(task) for task in GLUE),
-    Subject("pretrain", write_corpus, read_corpus,
-            _words("pretrain", "--vocabulary", "@vocab.txt", "--length", "16", "--dev", "0.2", source="texts"),
-            writes=True),
-    Subject("lm", write_corpus, read_text,
-            _words("lm", "--tokenizer", "wordpiece", "--vocabulary", "@vocab.txt", "--dev", "0.2", source="texts"),
-            writes=True),
+    Subject(
+        "pretrain",
+        write_corpus,
+        read_corpus,
+        _words("pretrain", "--vocabulary", "@vocab.txt", "--length", "16", "--dev", "0.2", source="texts"),
+        writes=True,
+    ),
+    Subject(
+        "lm",
+        write_corpus,
+        read_text,
+        _words("lm", "--tokenizer", "wordpiece", "--vocabulary", "@vocab.txt", "--dev", "0.2", source="texts"),
+        writes=True,
+    ),
     _graphs("agenda tsv", graph_files.write_tsv),
     _graphs("agenda json", write_agenda_json),
     _graphs("agenda archive", graph_files.write_archive),
     _graphs("webnlg", graph_files.write_webnlg, "--tokenizer", "regex"),
     Subject("movie reviews", write_snippets, read_snippets),
-]  # fmt: skip
+]
 
 
 # -- what was made of them --------------------------------------------------------------------------------------------
@@ -429,9 +458,17 @@ alpha = "auto"
 layers = [0, 1]
 """
 CHANGES = (
-    "optimizer.lr=0.001", "method.alpha=auto", "method.layers=[0,1]", "seed=4", "label=a b", "training.epochs=3",
-    "data.folder=x/y", "optimizer.betas=[0.9,0.98]", "training.tf32=false", "method={rule='svgd'}",
-)  # fmt: skip
+    "optimizer.lr=0.001",
+    "method.alpha=auto",
+    "method.layers=[0,1]",
+    "seed=4",
+    "label=a b",
+    "training.epochs=3",
+    "data.folder=x/y",
+    "optimizer.betas=[0.9,0.98]",
+    "training.tf32=false",
+    "method={rule='svgd'}",
+)
 
 
 def write_recipes(folder: Path) -> None:

@@ -162,8 +162,12 @@ def test_other_adapters_are_refused() -> None:
 def test_towers_are_separate_stacks() -> None:
     transformers = pytest.importorskip("transformers")
     text = {**SMALL, "projection_dim": 16}
-    vision = {**{k: SMALL[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")},
-              "image_size": 16, "patch_size": 8, "projection_dim": 16}  # fmt: skip
+    vision = {
+        **{k: SMALL[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")},
+        "image_size": 16,
+        "patch_size": 8,
+        "projection_dim": 16,
+    }
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
     stacks = {(g.stack, g.layer) for g in find_heads(model)}
     assert stacks == {(f"{tower}_model.encoder.layers", n) for tower in ("text", "vision") for n in (0, 1)}

@@ -116,9 +116,12 @@ def test_autoformer_mixes_its_heads_before_it_weighs_anything() -> None:
     )
     past, future = torch.randn(2, 10), torch.randn(2, 4)
     example = {
-        "past_values": past, "past_time_features": past.unsqueeze(-1), "past_observed_mask": torch.ones(2, 10),
-        "future_values": future, "future_time_features": future.unsqueeze(-1),
-    }  # fmt: skip
+        "past_values": past,
+        "past_time_features": past.unsqueeze(-1),
+        "past_observed_mask": torch.ones(2, 10),
+        "future_values": future,
+        "future_time_features": future.unsqueeze(-1),
+    }
     model = transformers.AutoformerModel(config)
     for inputs in (None, example):
         with pytest.raises(NoHeadsFound, match="mean over heads"):

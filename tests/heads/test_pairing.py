@@ -166,8 +166,10 @@ def test_variable_length_attention() -> None:
     model, example = Varlen(), (torch.randn(7, E), torch.tensor([0, 3, 7], dtype=torch.int32))
     groups = find_heads(model, example)
     assert [(g.part, g.num_heads, g.proof) for g in groups] == [
-        ("q", H, "proved"), ("k", 2, "proved"), ("v", 2, "proved"),
-    ]  # fmt: skip
+        ("q", H, "proved"),
+        ("k", 2, "proved"),
+        ("v", 2, "proved"),
+    ]
     assert groups[0].serves == (0, 0, 1, 1)
 
 
@@ -177,13 +179,21 @@ class Qwen2AudioAttention(nn.Module):
 
 def test_towers_for_pictures_and_sound_are_encoders() -> None:
     plain = nn.Identity()
-    model = nn.ModuleDict({
-        "audio_tower": nn.ModuleList([Qwen2AudioAttention()]), "visual": nn.ModuleList([plain]),
-        "language_model": nn.ModuleList([plain]), "vision_text": nn.ModuleDict({"text_model": nn.Identity()}),
-    })  # fmt: skip
-    wheres = {name: where_of(model, name, "decoder") for name in (
-        "audio_tower.0", "visual.0", "language_model.0", "vision_text.text_model")}  # fmt: skip
+    model = nn.ModuleDict(
+        {
+            "audio_tower": nn.ModuleList([Qwen2AudioAttention()]),
+            "visual": nn.ModuleList([plain]),
+            "language_model": nn.ModuleList([plain]),
+            "vision_text": nn.ModuleDict({"text_model": nn.Identity()}),
+        }
+    )
+    wheres = {
+        name: where_of(model, name, "decoder")
+        for name in ("audio_tower.0", "visual.0", "language_model.0", "vision_text.text_model")
+    }
     assert wheres == {
-        "audio_tower.0": "encoder", "visual.0": "encoder",
-        "language_model.0": "decoder", "vision_text.text_model": "decoder",
-    }  # fmt: skip
+        "audio_tower.0": "encoder",
+        "visual.0": "encoder",
+        "language_model.0": "decoder",
+        "vision_text.text_model": "decoder",
+    }

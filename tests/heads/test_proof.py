@@ -25,7 +25,7 @@ from tests.heads.tricky import (
     MosaicAttention,
     NanochatAttention,
     UNetAttention,
-)  # fmt: skip
+)
 from tests.heads.zoo import CausalSelfAttention, TimmAttention, build
 
 X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0))
@@ -88,8 +88,10 @@ def test_a_known_class_with_a_forward_of_its_own_is_a_guess() -> None:
     patched = nn.MultiheadAttention(8, 2)
     patched.forward = lambda *args: args[0]  # type: ignore[method-assign]
     assert [{g.proof for g in find_heads(m)} for m in (Renamed(8, 2), Rotated(8, 2), patched)] == [
-        {"table"}, {"guess"}, {"guess"},
-    ]  # fmt: skip
+        {"table"},
+        {"guess"},
+        {"guess"},
+    ]
 
 
 def test_a_class_that_has_only_the_name_of_a_known_one_is_a_guess() -> None:

@@ -131,7 +131,11 @@ class Latent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.ask, self.see, self.say, self.merge = (
-            nn.Linear(E, 20), nn.Linear(E, 12 + 2), nn.Linear(E, 12), nn.Linear(12, E))  # fmt: skip
+            nn.Linear(E, 20),
+            nn.Linear(E, 12 + 2),
+            nn.Linear(E, 12),
+            nn.Linear(12, E),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q = self.ask(x).unflatten(-1, (4, 5)).transpose(1, 2)
@@ -178,5 +182,15 @@ class PerHead(nn.Module):
 
 
 UNKNOWN: tuple[type[nn.Module], ...] = (
-    Packed, Interleaved, HeadFastest, Eager, Merged, Einsum, InPlace, Grouped, Latent, Pooling, PerHead,
-)  # fmt: skip
+    Packed,
+    Interleaved,
+    HeadFastest,
+    Eager,
+    Merged,
+    Einsum,
+    InPlace,
+    Grouped,
+    Latent,
+    Pooling,
+    PerHead,
+)

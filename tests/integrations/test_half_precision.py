@@ -66,9 +66,15 @@ def test_lightning(order):
 
     model, callback = Classifier(), RepulsiveCallback(RULE, order=order, verbose=False)
     trainer = Trainer(
-        max_steps=STEPS, callbacks=[callback], plugins=[MixedPrecision("16-mixed", "cuda", scaler(2.0**30))],
-        gradient_clip_val=1.0, logger=False, enable_checkpointing=False, enable_progress_bar=False, devices=1,
-    )  # fmt: skip
+        max_steps=STEPS,
+        callbacks=[callback],
+        plugins=[MixedPrecision("16-mixed", "cuda", scaler(2.0**30))],
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        devices=1,
+    )
     trainer.fit(model, DataLoader(labelled(8 * STEPS), batch_size=8))
     check(callback.handles[0], model)
 

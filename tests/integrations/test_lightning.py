@@ -61,9 +61,14 @@ def data() -> DataLoader:
 
 def make_trainer(*callbacks, kind=Trainer, **options) -> Trainer:
     return kind(
-        callbacks=[*callbacks], accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, **{"max_epochs": 2, "log_every_n_steps": 1, **options},
-    )  # fmt: skip
+        callbacks=[*callbacks],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 2, "log_every_n_steps": 1, **options},
+    )
 
 
 def quiet(rule, **settings) -> RepulsiveCallback:

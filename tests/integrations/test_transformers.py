@@ -28,9 +28,16 @@ class StopAt(TrainerCallback):
 
 def make_trainer(folder, *callbacks, **overrides) -> Trainer:
     options = {
-        "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "save_steps": STOP,
-        "logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_cpu": True, **overrides,
-    }  # fmt: skip
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "save_steps": STOP,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        **overrides,
+    }
     return Trainer(llama(), TrainingArguments(str(folder), **options), train_dataset=Copies(32), callbacks=[*callbacks])
 
 

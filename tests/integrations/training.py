@@ -50,10 +50,16 @@ def llama() -> nn.Module:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=TOKENS, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16, attention_dropout=0.0,
+            vocab_size=TOKENS,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+            attention_dropout=0.0,
         )
-    )  # fmt: skip
+    )
 
 
 class Copies(Dataset[dict[str, Tensor]]):

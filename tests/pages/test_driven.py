@@ -27,9 +27,12 @@ def report_content() -> Content:
         Panel("How alike", ["In words."], [Grid(method, torch.eye(10), "cosine of weights") for method in METHODS]),
         Panel("Worth", charts=redundancy_charts(changes, "change of accuracy")),
         Panel("Sure", charts=reliability_charts(dict.fromkeys(METHODS, found))),
-        Panel("How many", charts=[heads_chart({"MA": counts}, {"MA": HeadFit(5, 0.01, 20)}, "error (%)")],
-              sheets=[Sheet("Wide", columns, [[method, *["0.123 ± 0.456"] * 8] for method in METHODS])]),
-    ]  # fmt: skip
+        Panel(
+            "How many",
+            charts=[heads_chart({"MA": counts}, {"MA": HeadFit(5, 0.01, 20)}, "error (%)")],
+            sheets=[Sheet("Wide", columns, [[method, *["0.123 ± 0.456"] * 8] for method in METHODS])],
+        ),
+    ]
     endless = "anamewithoutend" * 9
     lines = [Series(endless, [(0, 1), (1, 2)]), Series("MA", [(0, 2), (1, 1)])]
     panels.append(Panel(endless, [endless], charts=[Chart(endless, lines)], notes=[endless]))
@@ -88,9 +91,10 @@ def test_everything_can_be_reached_and_is_named(browser, path):
             "[...document.querySelectorAll('svg')].filter((x) => !x.hasAttribute('role') && !x.ariaHidden).length"
         )
         assert loose == 0
-        levels = [int(tag[1]) for tag in page.evaluate(
-            "() => [...document.querySelectorAll('h1, h2, h3, h4')].map((x) => x.tagName)"
-        )]  # fmt: skip
+        levels = [
+            int(tag[1])
+            for tag in page.evaluate("() => [...document.querySelectorAll('h1, h2, h3, h4')].map((x) => x.tagName)")
+        ]
         assert levels[0] == 1 and levels.count(1) == 1
 
 

@@ -81,8 +81,11 @@ def test_a_reliability_diagram_has_a_dot_for_each_bin_with_items():
     (chart,) = reliability_charts({"MA": found})
     line, dots = chart.series
     assert [list(point) for point in dots.points] == [
-        pytest.approx([0.55, 0.0]), pytest.approx([0.62, 1.0]), pytest.approx([0.9, 0.0]), pytest.approx([0.95, 1.0]),
-    ]  # fmt: skip
+        pytest.approx([0.55, 0.0]),
+        pytest.approx([0.62, 1.0]),
+        pytest.approx([0.9, 0.0]),
+        pytest.approx([0.95, 1.0]),
+    ]
     assert line.points == dots.points and dots.sizes == [1.0] * 4 and f"ECE {found.ece:.3f}" in chart.note
     drawn = line_chart(chart, ["MA"])
     assert drawn.count("<circle") == 4 and 'class="diagonal"' in drawn

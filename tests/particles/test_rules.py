@@ -105,8 +105,18 @@ def test_pyro_formula_in_one_dimension():
     assert close(SVGD(1.0, 1.0).gradient(theta, grad), -(attractive + repulsive))
 
 
-@pytest.mark.parametrize("rule", [SVGD(), SVGD(kernel="imq", alpha=1.0), SVGD(kernel="cosine"), SVGD(space="sphere"),
-                                  SVGD(alpha="auto"), SGLD(0.1, 0.0), CosineLadder(rung="derivative")])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SVGD(),
+        SVGD(kernel="imq", alpha=1.0),
+        SVGD(kernel="cosine"),
+        SVGD(space="sphere"),
+        SVGD(alpha="auto"),
+        SGLD(0.1, 0.0),
+        CosineLadder(rung="derivative"),
+    ],
+)
 def test_permuting_heads_permutes_the_result(rule):
     theta, grad = particles(6, 5, (2,), 7)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))

@@ -27,9 +27,13 @@ def test_one_line_on_stderr(make_model, capsys):
 def test_a_wrapped_model_with_fewer_key_heads(capsys):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=8, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4,
+        vocab_size=8,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=4,
         num_key_value_heads=2,
-    )  # fmt: skip
+    )
     model = torch.compile(transformers.LlamaModel(config))
     repel(model, adam(model), None)
     expected = "repulsive: LlamaModel, 1 attention layer x 4/2 heads, 3 groups"
@@ -74,8 +78,9 @@ def test_rules_in_short(rule, text):
 
 def test_a_printed_handle_shows_start_and_now(make_model, backward):
     model = make_model()
-    handle = repel(model, adam(model), SVGD(alpha="auto", ratio=0.5, space="sphere", smoothing=0), measure_every=10,
-                   verbose=False)  # fmt: skip
+    handle = repel(
+        model, adam(model), SVGD(alpha="auto", ratio=0.5, space="sphere", smoothing=0), measure_every=10, verbose=False
+    )
     assert str(handle).splitlines()[1:] == ["not measured yet"] and "not measured yet" in handle._repr_html_()
     for index in range(41):
         backward(model, index)

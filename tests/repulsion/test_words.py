@@ -53,10 +53,18 @@ def test_unknown_arguments_say_where_they_belong(options, text, make_model):
 
 @pytest.mark.parametrize(
     "options",
-    [{"layers": "first"}, {"layers": [0]}, {"parts": "q"}, {"where": "encoder"}, {"particle": "head"}, {"match": "*.q"},
-     {"layout": "strided"}, {"example_inputs": torch.zeros(1, 2, 16)}],
+    [
+        {"layers": "first"},
+        {"layers": [0]},
+        {"parts": "q"},
+        {"where": "encoder"},
+        {"particle": "head"},
+        {"match": "*.q"},
+        {"layout": "strided"},
+        {"example_inputs": torch.zeros(1, 2, 16)},
+    ],
     ids=lambda options: next(iter(options)),
-)  # fmt: skip
+)
 def test_a_selection_beside_groups_is_refused(options, make_model):
     model = make_model()
     (name,) = options
@@ -67,8 +75,9 @@ def test_a_selection_beside_groups_is_refused(options, make_model):
 def test_groups_with_the_defaults_written_out(make_model):
     model = make_model()
     groups = find_heads(model, layers="first")
-    handle = repel(model, adam(model), "sphere", "".join(["a", "ll"]), "qkv", "all", "projection", groups=groups,
-                   verbose=False)  # fmt: skip
+    handle = repel(
+        model, adam(model), "sphere", "".join(["a", "ll"]), "qkv", "all", "projection", groups=groups, verbose=False
+    )
     assert handle.groups == groups
 
 

@@ -129,13 +129,27 @@ def test_no_source_file_does_what_is_forbidden():
 @pytest.mark.parametrize(
     "line",
     [
-        "eval('1')", "exec(x)", "import pickle", "from yaml import load", "subprocess.run(x, shell=True)",
-        "subprocess.run(x, shell=y)", "subprocess.run(f'ls {x}')", "os.system('ls')", "torch.load(x)",
-        "torch.load(x, weights_only=False)", "torch.save(x, y)", "np.load(x)", "np.load(x, allow_pickle=True)",
-        "np.save(x, y)", "archive.extractall(x)", "archive.extract(x, filter='tar')", "shutil.unpack_archive(x)",
-        "AutoModel.from_pretrained(x, trust_remote_code=True)", "importlib.import_module(x)",
+        "eval('1')",
+        "exec(x)",
+        "import pickle",
+        "from yaml import load",
+        "subprocess.run(x, shell=True)",
+        "subprocess.run(x, shell=y)",
+        "subprocess.run(f'ls {x}')",
+        "os.system('ls')",
+        "torch.load(x)",
+        "torch.load(x, weights_only=False)",
+        "torch.save(x, y)",
+        "np.load(x)",
+        "np.load(x, allow_pickle=True)",
+        "np.save(x, y)",
+        "archive.extractall(x)",
+        "archive.extract(x, filter='tar')",
+        "shutil.unpack_archive(x)",
+        "AutoModel.from_pretrained(x, trust_remote_code=True)",
+        "importlib.import_module(x)",
     ],
-)  # fmt: skip
+)
 def test_the_check_finds_what_it_looks_for(line):
     (fault,) = faults("some.py", ast.parse(f"\n{line}"))
     assert fault.startswith("some.py:2: ")
@@ -268,8 +282,12 @@ def test_no_recipe_names_a_python_object(change):
 def test_archives_are_read_and_never_unpacked(tmp_path, monkeypatch):
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w:gz") as archive:
-        for name, kind in (("../escaped.txt", tarfile.REGTYPE), ("/tmp/absolute.txt", tarfile.REGTYPE),
-                           ("link.txt", tarfile.SYMTYPE), ("pipe.txt", tarfile.FIFOTYPE)):  # fmt: skip
+        for name, kind in (
+            ("../escaped.txt", tarfile.REGTYPE),
+            ("/tmp/absolute.txt", tarfile.REGTYPE),
+            ("link.txt", tarfile.SYMTYPE),
+            ("pipe.txt", tarfile.FIFOTYPE),
+        ):
             info = tarfile.TarInfo(name)
             info.type, info.size, info.linkname = kind, 4 if kind == tarfile.REGTYPE else 0, "/etc/passwd"
             archive.addfile(info, io.BytesIO(b"text"))
@@ -294,12 +312,74 @@ def test_a_line_that_never_ends_is_refused(tmp_path, monkeypatch):
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload='alert(1)' <!--\u202e&lt;"
 CHOICES = ("better", "mark", "over")  # fields that are one of a few words
 ALLOWED = {  # what pages may be made of; anything else came from data
-    "html", "head", "meta", "title", "style", "script", "body", "main", "header", "section", "article", "nav", "form",
-    "h1", "h2", "h3", "h4", "p", "dl", "dt", "dd", "ul", "ol", "li", "b", "small", "span", "div", "label", "input",
-    "button", "select", "option", "progress", "details", "summary", "fieldset", "legend", "table", "thead", "tbody",
-    "tr", "th", "td", "caption", "svg", "g", "path", "line", "polyline", "circle", "rect", "text", "noscript", "mark",
-    "template", "output", "colgroup", "col", "use", "defs", "pattern", "figure", "figcaption", "polygon", "tspan", "i",
-}  # fmt: skip
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "script",
+    "body",
+    "main",
+    "header",
+    "section",
+    "article",
+    "nav",
+    "form",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "p",
+    "dl",
+    "dt",
+    "dd",
+    "ul",
+    "ol",
+    "li",
+    "b",
+    "small",
+    "span",
+    "div",
+    "label",
+    "input",
+    "button",
+    "select",
+    "option",
+    "progress",
+    "details",
+    "summary",
+    "fieldset",
+    "legend",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "caption",
+    "svg",
+    "g",
+    "path",
+    "line",
+    "polyline",
+    "circle",
+    "rect",
+    "text",
+    "noscript",
+    "mark",
+    "template",
+    "output",
+    "colgroup",
+    "col",
+    "use",
+    "defs",
+    "pattern",
+    "figure",
+    "figcaption",
+    "polygon",
+    "tspan",
+    "i",
+}
 
 
 class Watching(HTMLParser):

@@ -56,8 +56,11 @@ def test_the_plan_counts_every_run_once(script, folder, capsys):
     script.main(["--dry-run", "--out", str(folder / "none")])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert [(line[0], line[1]) for line in lines[:4]] == [
-        ("question", "multi30k"), ("tune", "multi30k"), ("tune", "tatoeba"), ("tune", "europarl"),
-    ]  # fmt: skip
+        ("question", "multi30k"),
+        ("tune", "multi30k"),
+        ("tune", "tatoeba"),
+        ("tune", "europarl"),
+    ]
     assert {(line[0], int(line[2])) for line in lines} >= {("ablation", 10), ("heads", 10)}
     assert not (folder / "none").exists()
 

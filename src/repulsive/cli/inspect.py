@@ -55,8 +55,10 @@ def inspect(
     found = inspect_heads(subject.model, batches, ablation=ablate, twins=twins, progress=_say)
     say(as_text(found))
     if not batches:
-        say("\nnote: weights alone; inputs (--text, --sentence or --example) also show how alike heads are in "
-                   "logits, attention and outputs, and how important they are")  # fmt: skip
+        say(
+            "\nnote: weights alone; inputs (--text, --sentence or --example) also show how alike heads are in "
+            "logits, attention and outputs, and how important they are"
+        )
     facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
     facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.twice else []
     page = _write(out, found, f"Heads of {target}", facts, reading.tokens if reading else [])

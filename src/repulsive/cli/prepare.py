@@ -117,15 +117,38 @@ def prepare(
     lowercase = lowercase is not False
     if task == "graphs":
         _graphs(
-            data or default_data(task), out, force, tokenizer=tokenizer, lowercase=lowercase, minimum=minimum,
-            most=most, longest=longest, vectors=vectors, size=size, half_vectors=half_vectors, seed=seed, limit=limit,
+            data or default_data(task),
+            out,
+            force,
+            tokenizer=tokenizer,
+            lowercase=lowercase,
+            minimum=minimum,
+            most=most,
+            longest=longest,
+            vectors=vectors,
+            size=size,
+            half_vectors=half_vectors,
+            seed=seed,
+            limit=limit,
             **options,
-        )  # fmt: skip
+        )
         return
     made = plan(
-        task, data or default_data(task), out, tokenizer=tokenizer, lowercase=lowercase, minimum=minimum, most=most,
-        longest=longest, vectors=vectors, size=size, half_vectors=half_vectors, seed=seed, limit=limit, **options,
-    )  # fmt: skip
+        task,
+        data or default_data(task),
+        out,
+        tokenizer=tokenizer,
+        lowercase=lowercase,
+        minimum=minimum,
+        most=most,
+        longest=longest,
+        vectors=vectors,
+        size=size,
+        half_vectors=half_vectors,
+        seed=seed,
+        limit=limit,
+        **options,
+    )
     found = None if force else made.already()
     if found is not None:
         say(f"{out} is prepared already, with the same settings from the same files; --force makes it anew")

@@ -44,9 +44,18 @@ def reproduce(
     words = ids or []
     files = [*(judgements or []), *(Path(word) for word in words if word.endswith(".json"))]  # a shell's `*.json`
     options = Options(
-        data, out, runs, seeds or (toy.SEEDS if quick else Options.seeds), device, jobs, tuple(changes or []),
-        _split(methods), _split(datasets), tuple(files), times=times,
-    )  # fmt: skip
+        data,
+        out,
+        runs,
+        seeds or (toy.SEEDS if quick else Options.seeds),
+        device,
+        jobs,
+        tuple(changes or []),
+        _split(methods),
+        _split(datasets),
+        tuple(files),
+        times=times,
+    )
     options = command.quick(options) if quick else options
     names = [word for word in words if not word.endswith(".json")]
     if not names:

@@ -25,8 +25,11 @@ TWIN_TOKENS = 512
 TWIN_BATCHES = 2
 DEVIATIONS, MARGIN = 3.0, 0.02
 MORE_ALIKE, AS_CHANCE, MORE_DIFFERENT, UNKNOWN = (
-    "more alike than chance", "as chance", "more different than chance", "cannot say"
-)  # fmt: skip
+    "more alike than chance",
+    "as chance",
+    "more different than chance",
+    "cannot say",
+)
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,11 @@ class Inspection:
 
     def least(self, scores: Tensor, count: int = 5) -> list[tuple[str, int, float]]:
         """(layer's name, head, score) of the heads with the lowest scores [L, M]."""
-        heads = [(name, head, float(scores[place, head]))
-                 for place, (name, _, _, heads) in enumerate(self.layers) for head in range(heads)]  # fmt: skip
+        heads = [
+            (name, head, float(scores[place, head]))
+            for place, (name, _, _, heads) in enumerate(self.layers)
+            for head in range(heads)
+        ]
         return sorted(heads, key=lambda head: head[2])[:count]
 
 

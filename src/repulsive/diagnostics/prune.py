@@ -159,8 +159,9 @@ def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) ->
     computed = getattr(unwrap(cut), "_keys_to_ignore_on_save", None) or ()  # sinusoids are never saved
     missing = [name for name in missing if not any(re.search(pattern, name) for pattern in computed)]
     if missing or unknown:
-        raise CheckpointError(f"the weights are not of this {type(model).__name__}: missing {missing[:3]}, "
-                              f"unknown {list(unknown)[:3]}")  # fmt: skip
+        raise CheckpointError(
+            f"the weights are not of this {type(model).__name__}: missing {missing[:3]}, unknown {list(unknown)[:3]}"
+        )
     return cut
 
 

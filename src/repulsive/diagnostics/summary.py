@@ -106,8 +106,17 @@ def _circuits(circuit: str, entries: Sequence[Compared]) -> str:
     for entry in entries:
         own, pair = entry.similarity, entry.similarity.pair
         heads = "n/a" if pair is None else f"{pair.first} and {pair.second}"
-        rows.append((own.name, _signed(own.mean), _plus_minus(entry.mean), entry.verdict,
-                     heads, _signed(own.largest), _plus_minus(entry.largest)))  # fmt: skip
+        rows.append(
+            (
+                own.name,
+                _signed(own.mean),
+                _plus_minus(entry.mean),
+                entry.verdict,
+                heads,
+                _signed(own.largest),
+                _plus_minus(entry.largest),
+            )
+        )
     titles = ("layer", "mean cosine", "untrained", "verdict", "most similar pair", "cosine", "untrained")
     return _titled(f"similarity of {circuit} ({count_verdicts(entries)})", titles, rows)
 

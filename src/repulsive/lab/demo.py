@@ -60,9 +60,12 @@ class Demo:
         specs = self.specs()
         on_terminal = sys.stderr.isatty()
         train_many(
-            specs, make_task, jobs, None if on_terminal else lambda spec, how: tell(f"{spec.folder}: {how}"),
+            specs,
+            make_task,
+            jobs,
+            None if on_terminal else lambda spec, how: tell(f"{spec.folder}: {how}"),
             show=on_terminal,
-        )  # fmt: skip
+        )
         found = tables.rows([self.out / "runs" / method for method in METHODS])
         content = self._content(found, time.monotonic() - started)
         return tables.as_markdown(found), write_report(self.out / "report.html", content)

@@ -59,8 +59,14 @@ def _section(title: str, lead: str, entries: Sequence[Compared], inspection: Ins
 def _row(entry: Compared, inspection: Inspection, layer: Cell) -> str:
     own, pair = entry.similarity, entry.similarity.pair
     most = "n/a" if pair is None else f"{pair.first} and {pair.second}: {number(pair.cosine, 3)}"
-    cells = (number(own.mean, 3), _short(entry.verdict), _null(entry.mean),
-             most, _short(entry.pair_verdict), _null(entry.largest))  # fmt: skip
+    cells = (
+        number(own.mean, 3),
+        _short(entry.verdict),
+        _null(entry.mean),
+        most,
+        _short(entry.pair_verdict),
+        _null(entry.largest),
+    )
     return f"<tr>{layer(inspection, own.name)}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
 
 

@@ -99,8 +99,10 @@ class SVGD(Rule):
             check_number(self, "ratio", least=0)
         if self.alpha != "auto" and not isinstance(self.ratio, Unset):
             name, ratio = type(self).__name__, self.ratio
-            raise RuleError(f"{name}(alpha={self.alpha!r}, ratio={ratio!r}): ratio is the target of alpha='auto', and "
-                            f"has no effect without it; write {name}(alpha='auto', ratio={ratio!r})")  # fmt: skip
+            raise RuleError(
+                f"{name}(alpha={self.alpha!r}, ratio={ratio!r}): ratio is the target of alpha='auto', and "
+                f"has no effect without it; write {name}(alpha='auto', ratio={ratio!r})"
+            )
         object.__setattr__(self, "bandwidth", bandwidths.checked(self.bandwidth))
         priors.resolve(self.prior)
 
@@ -113,9 +115,11 @@ class SVGD(Rule):
             object.__setattr__(self, "smoothing", self.default_smoothing)
         hinge = isinstance(kernels.resolve(self.kernel), Hinge)
         if hinge and (self.space == "weights" or self.smoothing != 0):
-            raise RuleError(f"{name}(kernel='hinge', space={self.space!r}, smoothing={self.smoothing!r}): this kernel "
-                            "compares directions and averages no gradients; choose space='sphere' or 'logits', and "
-                            "smoothing=0")  # fmt: skip
+            raise RuleError(
+                f"{name}(kernel='hinge', space={self.space!r}, smoothing={self.smoothing!r}): this kernel "
+                "compares directions and averages no gradients; choose space='sphere' or 'logits', and "
+                "smoothing=0"
+            )
         for setting, default in (("tokens", TOKENS), ("every", EVERY)):
             value = getattr(self, setting)
             if value == default and isinstance(value, str):
@@ -131,8 +135,10 @@ class SVGD(Rule):
                 raise RuleError(f"{name}(circuits={self.circuits!r}): only space='logits' has this setting")
             return
         if self.smoothing != 0:
-            raise RuleError(f"{name}(space='logits', smoothing={self.smoothing!r}): must be 0, as gradients of weights "
-                            "cannot be averaged by the similarity of functions")  # fmt: skip
+            raise RuleError(
+                f"{name}(space='logits', smoothing={self.smoothing!r}): must be 0, as gradients of weights "
+                "cannot be averaged by the similarity of functions"
+            )
         if priors.resolve(self.prior).precision:
             raise RuleError(f"{name}(space='logits', prior={self.prior!r}): only a uniform prior is known there")
         if isinstance(kernels.resolve(self.kernel), Differentiable):

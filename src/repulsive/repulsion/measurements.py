@@ -147,6 +147,13 @@ def _report(group: HeadGroup, known: Mapping[str, Measured], skipped: Mapping[st
     step = -1 if measured is None else measured.step
     ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
     return GroupReport(
-        group.name, group.layer, group.part, group.where, group.num_heads,
-        ratio=ratio, step=step, skipped=skipped[group.name], **values,
-    )  # fmt: skip
+        group.name,
+        group.layer,
+        group.part,
+        group.where,
+        group.num_heads,
+        ratio=ratio,
+        step=step,
+        skipped=skipped[group.name],
+        **values,
+    )

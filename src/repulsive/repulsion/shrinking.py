@@ -22,9 +22,15 @@ _SMALL_EPS = 1e-4  # an eps above this share of the gradient's factor is no long
 _MUCH = 0.5  # heads that keep less than this of their gradient are warned about
 # Optimizers that add weight_decay * weight to the gradient, unless `decoupled_weight_decay` is set.
 _COUPLED = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adagrad,
-    torch.optim.Adadelta, torch.optim.RMSprop,
-)  # fmt: skip
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+)
 
 
 def warnings_about(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Optimizer) -> Iterator[str]:

@@ -8,8 +8,9 @@ from repulsive.errors import ConfigError
 from repulsive.lab.engine import config, methods
 from repulsive.lab.engine.recipe import Optimizer
 
-SETTINGS = Optimizer("adamw", lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.3, decay="matrices",
-                     bias_correction=False)  # fmt: skip
+SETTINGS = Optimizer(
+    "adamw", lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.3, decay="matrices", bias_correction=False
+)
 
 
 def test_no_bias_correction_is_adam_as_it_is_written_without():
@@ -39,9 +40,12 @@ def test_matrices_alone_decay():
     groups = methods.make_optimizer(SETTINGS, model, {"1.weight": 0.5}).param_groups
     found = {id(p): (group["factor"], group["weight_decay"]) for group in groups for p in group["params"]}
     assert {name: found[id(p)] for name, p in model.named_parameters()} == {
-        "0.weight": (1.0, 0.3), "1.weight": (0.5, 0.3), "1.bias": (1.0, 0.0), "2.weight": (1.0, 0.0),
+        "0.weight": (1.0, 0.3),
+        "1.weight": (0.5, 0.3),
+        "1.bias": (1.0, 0.0),
+        "2.weight": (1.0, 0.0),
         "2.bias": (1.0, 0.0),
-    }  # fmt: skip
+    }
 
 
 def test_warm_up_and_decay_are_multiplied():

@@ -22,8 +22,15 @@ def example(seed=0):
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
     tied = model.weight.detach()
-    return {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict(), "tied": [tied, tied.T],
-            "random": random_state(), "note": None, "betas": (0.9, 0.98), "flags": {1: True, "two": 2.5}}  # fmt: skip
+    return {
+        "model": dict(model.state_dict()),
+        "optimizer": optimizer.state_dict(),
+        "tied": [tied, tied.T],
+        "random": random_state(),
+        "note": None,
+        "betas": (0.9, 0.98),
+        "flags": {1: True, "two": 2.5},
+    }
 
 
 def same(a, b):

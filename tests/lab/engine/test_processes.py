@@ -110,8 +110,11 @@ def test_two_processes_stopped_and_resumed_by_one(data, tmp_path):
     folder = tiny.folder_of(data, tmp_path, *more)
     process = subprocess.Popen(
         [*TORCHRUN, "-m", "repulsive", *tiny.words(data, tmp_path, *more)],
-        env=tiny.environment(), stderr=subprocess.PIPE, text=True, preexec_fn=tiny.default_signals,
-    )  # fmt: skip
+        env=tiny.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=tiny.default_signals,
+    )
     until = time.monotonic() + 90
     while not ((folder / "metrics.jsonl").exists() and tiny.steps(folder)) and time.monotonic() < until:
         time.sleep(0.05)

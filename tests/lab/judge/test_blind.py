@@ -80,8 +80,9 @@ def test_swapping_all_sides_changes_the_texts_and_hashes_of_the_page_and_nothing
     swapped = dataclasses.replace(sheet, sides=sides, shown=shown)
     ours, theirs = Words(render_sheet(sheet)).found, Words(render_sheet(swapped)).found
     assert {(a.split()[0], b.split()[0]) for a, b in zip(ours, theirs, strict=True) if a != b} == {
-        ("good", "poor"), ("poor", "good")
-    }  # fmt: skip
+        ("good", "poor"),
+        ("poor", "good"),
+    }
 
 
 def test_the_key_is_checked_against_its_seal(tmp_path):

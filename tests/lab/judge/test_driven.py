@@ -83,11 +83,11 @@ def test_judging_by_keys_alone_makes_a_file_that_is_counted_right(browser, made,
     assert (code, err) == (0, "")
     data = json.loads(out)
     assert data["judges"] == ["Til L. Trent"]
-    found = {name: [round(6 * one[kind]["value"]) for kind in ("win", "lose", "tie")]
-             for name, one in data["criteria"].items()}  # fmt: skip
-    assert found == {
-        "structure": [6, 0, 0], "informativeness": [5, 1, 0], "grammar": [0, 0, 6], "overall": [3, 1, 2]
-    }  # fmt: skip
+    found = {
+        name: [round(6 * one[kind]["value"]) for kind in ("win", "lose", "tie")]
+        for name, one in data["criteria"].items()
+    }
+    assert found == {"structure": [6, 0, 0], "informativeness": [5, 1, 0], "grammar": [0, 0, 6], "overall": [3, 1, 2]}
 
 
 def test_judging_by_clicks_and_going_back_and_forth(browser, made):

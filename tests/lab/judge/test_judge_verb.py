@@ -54,9 +54,7 @@ def test_make_says_what_it_wrote_and_left_out(repulsive, tmp_path):
     assert code == 0
     assert out.splitlines()[0] == "4 of 9 pairs, wavelet against gearbox"
     assert "new/pairs.html" in out and "new/pairs.key.json" in out
-    assert err.splitlines() == [
-        f"1 id is in {first} alone and left out", f"2 ids are in {second} alone and left out"
-    ]  # fmt: skip
+    assert err.splitlines() == [f"1 id is in {first} alone and left out", f"2 ids are in {second} alone and left out"]
     assert len(read_key("new/pairs.key.json").ids) == 4
 
 
@@ -76,8 +74,12 @@ def test_the_table_has_the_right_numbers(repulsive, tmp_path, key):
     rows = {name: cells for name, *cells in split}
     assert [cell.split()[0] for cell in rows["Structure"]] == ["50", "30", "20", "+20", "5", "0.727", "1.00", "20"]
     assert rows["Informativeness"][:1] + rows["Informativeness"][4:] == [
-        "100 [100, 100]", "10 : 0", "0.002", "n/a", "20 of 20"
-    ]  # fmt: skip
+        "100 [100, 100]",
+        "10 : 0",
+        "0.002",
+        "n/a",
+        "20 of 20",
+    ]
     assert rows["Grammar"][2] == "100 [100, 100]" and rows["Grammar"][4:6] == ["0 : 0", "1.000"]
     assert rows["Overall"][0].startswith("94 [") and rows["Overall"][4:6] == ["8 : 0", "0.008"]
     code, out, _ = repulsive("judge", "tally", *files, "--key", "judge.key.json", "--json")

@@ -22,13 +22,15 @@ def test_texts_of_equal_id_are_paired(tmp_path):
     ("given", "expected"),
     [
         ("Ein Satz.", [("", ["Ein Satz."])]),
-        ({"title": "T", "graph": [["a", "OF", "b"], "c"], "year": 2020, "none": None},
-         [("title", ["T"]), ("graph", ["a · OF · b", "c"]), ("year", ["2020"])]),
+        (
+            {"title": "T", "graph": [["a", "OF", "b"], "c"], "year": 2020, "none": None},
+            [("title", ["T"]), ("graph", ["a · OF · b", "c"]), ("year", ["2020"])],
+        ),
         (["a", {"b": 1}], [("", ["a", '{"b": 1}'])]),
         (None, []),
         ("", []),
     ],
-)  # fmt: skip
+)
 def test_an_input_may_be_a_text_a_list_or_an_object_of_these(tmp_path, given, expected):
     path = write_lines(tmp_path / "a.jsonl", [{"id": 1, "text": "x", "input": given}])
     assert read_texts(path)["1"].source == expected

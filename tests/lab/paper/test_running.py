@@ -127,8 +127,13 @@ def _looks_right(written):
     assert spos and all("SPOS" in claim["why"] and "not run" in claim["why"] for claim in spos)
     assert any("71.7" in note for note in table["notes"])
     for figure in (
-        "attention-maps-yelp", "redundancy-wmt14", "heads-yelp", "heads-iwslt14", "calibration-snli", "entropy-yelp",
-    ):  # fmt: skip
+        "attention-maps-yelp",
+        "redundancy-wmt14",
+        "heads-yelp",
+        "heads-iwslt14",
+        "calibration-snli",
+        "entropy-yelp",
+    ):
         assert list((written / "figures" / figure).glob("*.svg")) and (written / f"{figure}.html").is_file()
     timed = json.loads((written / "modules.json").read_text())["rows"]
     assert {row["method"] for row in timed if row["numbers"].get("time", {}).get("mean")} == {"ma", "svgd"}
@@ -172,8 +177,12 @@ def test_all_of_it_at_toy_size_in_ten_minutes(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "repulsive", "reproduce", "all", "--quick"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert time.monotonic() - started < 600
     counts = (tmp_path / "reproduced" / "summary.md").read_text().splitlines()[2:]

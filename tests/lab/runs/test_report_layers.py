@@ -82,7 +82,7 @@ def test_examples_have_the_maps_of_every_layer(place, run):
     assert [(m.layer, m.rows, m.columns) for m in layers] == [
         ("encoder layer 0", "source", "source"), ("decoder layer 0", "target", "target"),
         ("cross layer 0", "target", "source"),
-    ]  # fmt: skip
+    ]
     torch.testing.assert_close(layers[2].weights.sum(-1), torch.ones(layers[2].weights.shape[:2]))
 
 
@@ -91,12 +91,12 @@ def test_the_report_shows_layers_side_by_side(place):
     panels = {panel.title: panel for panel in content.panels}
     assert [chart.name for chart in panels["Layers in training"].charts] == [
         "encoder layer 0", "decoder layer 0", "cross layer 0",
-    ]  # fmt: skip
+    ]
     grids = panels["How alike the heads are"].grids
     assert {(g.what, g.layer) for g in grids if g.method == "SVGD"} >= {
         ("cosine of attention", "cross layer 0"), ("cosine of outputs", "encoder layer 0"),
         ("cosine of weights, q", "decoder layer 0"),
-    }  # fmt: skip
+    }
     first, second = panels["What each head is worth"].heads
     assert first.rows == ["encoder layer 0", "decoder layer 0", "cross layer 0"] and second.values.shape == (3, 4)
     assert len(content.layered) == 8 and list(content.layered[0].readings) == ["digits", "SVGD"]

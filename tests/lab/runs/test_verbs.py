@@ -17,7 +17,7 @@ from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 
 TINY = {"model.units": 4, "model.hidden": 4, "model.heads": 3, "model.mlp": 8, "model.embedding": 6,
-        "training.epochs": 1, "training.batch": 16}  # fmt: skip
+        "training.epochs": 1, "training.batch": 16}
 CHANGES = [f"{key}={value}" for key, value in TINY.items()]
 
 
@@ -121,7 +121,7 @@ def test_ls_shows_recipes_and_runs(trained, repulsive):
 
 def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
     words = ["sweep", "reviews/spos", *settings(), "--over", "method.ratio=0.1,3.0", "--then", "method.beta=100.0,1e6",
-             "--jobs", 2, "--device", "cpu", "--out", "swept"]  # fmt: skip
+             "--jobs", 2, "--device", "cpu", "--out", "swept"]
     out = repulsive(*words)
     assert out.count("dev accuracy") == 5  # four trials and the best
     recipe = open_recipe(place / "swept" / "best.toml")

@@ -64,9 +64,13 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
     folder = small(tmp_path / "toy", vectors=torch.zeros(4, 2)).save().folder
     names = sorted(path.name for path in folder.iterdir())
     assert names == [
-        "dev.safetensors", "manifest.json", "test.safetensors", "train.safetensors", "vectors.safetensors",
+        "dev.safetensors",
+        "manifest.json",
+        "test.safetensors",
+        "train.safetensors",
+        "vectors.safetensors",
         "vocabulary.json",
-    ]  # fmt: skip
+    ]
     for path in folder.iterdir():
         whole = path.read_bytes()
         damaged = bytearray(whole)

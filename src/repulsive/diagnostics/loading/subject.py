@@ -97,8 +97,10 @@ def load_subject(target: str, *, random: bool = False) -> Subject:
         raise TargetError(f"cannot load the model of {str(folder)!r}: {_brief(error)}") from error
     if info.get("missing_keys"):
         missing = sorted(info["missing_keys"])
-        raise TargetError(f"the weights of {str(folder)!r} lack {len(missing)} parameters, such as {missing[0]}, which "
-                          "would be random; --random fills the whole model at random")  # fmt: skip
+        raise TargetError(
+            f"the weights of {str(folder)!r} lack {len(missing)} parameters, such as {missing[0]}, which "
+            "would be random; --random fills the whole model at random"
+        )
     return Subject(model, _tokenizer(transformers, folder, local))
 
 

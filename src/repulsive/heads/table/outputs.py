@@ -11,11 +11,39 @@ from repulsive.heads.table.match import follow
 
 # Output projections of classes that the family table leaves open; the first that is as wide as the heads is taken.
 USUAL = (
-    "out_proj", "o_proj", "proj", "c_proj", "to_out", "to_out.0", "out", "o", "wo", "Wo", "w_o", "W_o", "dense",
-    "../output.dense", "../dense", "output.dense", "out_lin", "linear_out", "output_layer", "final_linear", "fc_out",
-    "fc", "attention_out", "output_proj", "projection_layer", "projection_out", "proj_out", "projection",
-    "attention_output", "output", "../output", "post.linear",
-)  # fmt: skip
+    "out_proj",
+    "o_proj",
+    "proj",
+    "c_proj",
+    "to_out",
+    "to_out.0",
+    "out",
+    "o",
+    "wo",
+    "Wo",
+    "w_o",
+    "W_o",
+    "dense",
+    "../output.dense",
+    "../dense",
+    "output.dense",
+    "out_lin",
+    "linear_out",
+    "output_layer",
+    "final_linear",
+    "fc_out",
+    "fc",
+    "attention_out",
+    "output_proj",
+    "projection_layer",
+    "projection_out",
+    "proj_out",
+    "projection",
+    "attention_output",
+    "output",
+    "../output",
+    "post.linear",
+)
 
 
 def output_projection(

@@ -37,8 +37,11 @@ def hold(x: Tensor, width: int) -> Tensor:
 
 def constant_norm(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """layer_norm or rms_norm with its statistics held constant."""
-    names = ("input", "normalized_shape", "weight", "bias", "eps") if name == "layer_norm" else (
-        "input", "normalized_shape", "weight", "eps")  # fmt: skip
+    names = (
+        ("input", "normalized_shape", "weight", "bias", "eps")
+        if name == "layer_norm"
+        else ("input", "normalized_shape", "weight", "eps")
+    )
     given = dict(zip(names, args, strict=False)) | kwargs
     x: Tensor = given["input"]
     result: Tensor = func(*args, **kwargs)

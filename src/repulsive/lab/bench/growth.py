@@ -79,8 +79,11 @@ def draw_growth(growth: dict[str, Any], path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.4), layout="constrained")
-    labels = {"heads": "heads M (width 512, 6 layers)", "width": "width (8 heads, 2 layers)",
-              "layers": "layers (width 512, 8 heads)"}  # fmt: skip
+    labels = {
+        "heads": "heads M (width 512, 6 layers)",
+        "width": "width (8 heads, 2 layers)",
+        "layers": "layers (width 512, 8 heads)",
+    }
     for position, (axis, points) in enumerate(growth["axes"].items(), start=1):
         panel = figure.add_subplot(1, 3, position)
         x = [point[axis] for point in points]

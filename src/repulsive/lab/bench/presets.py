@@ -103,21 +103,41 @@ class Preset:
 PRESETS = {
     "bert-base": Preset("BertForMaskedLM", "BertConfig", "masked", items=32 * 128, length=128),
     "vit-b16": Preset(
-        "ViTForImageClassification", "ViTConfig", "images",
-        items=64, items_on_cpu=10, positions=None, settings={"num_labels": 1000},
+        "ViTForImageClassification",
+        "ViTConfig",
+        "images",
+        items=64,
+        items_on_cpu=10,
+        positions=None,
+        settings={"num_labels": 1000},
     ),
     "gpt2": Preset(
-        "GPT2LMHeadModel", "GPT2Config", "causal",
-        items=8 * 1024, length=1024, depth="n_layer", positions="n_positions", settings={"use_cache": False},
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        "causal",
+        items=8 * 1024,
+        length=1024,
+        depth="n_layer",
+        positions="n_positions",
+        settings={"use_cache": False},
     ),
     "llama": Preset(
-        "LlamaForCausalLM", "LlamaConfig", "causal", items=4 * 1024, length=1024,
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        "causal",
+        items=4 * 1024,
+        length=1024,
         settings={
-            "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
-            "intermediate_size": 4864, "vocab_size": 32_000, "use_cache": False,
+            "hidden_size": 896,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "intermediate_size": 4864,
+            "vocab_size": 32_000,
+            "use_cache": False,
         },
     ),
-}  # fmt: skip
+}
 
 
 def find_preset(name: str) -> Preset:

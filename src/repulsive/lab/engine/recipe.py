@@ -42,9 +42,9 @@ class Optimizer:
     weight_decay: float = 0.0
     decay: Literal["all", "matrices"] = "all"
     bias_correction: bool = True
-    schedule: Literal[
-        "constant", "linear", "linear-throughout", "cosine", "inverse-sqrt", "cycle-4", "cycle-5"
-    ] = "constant"  # fmt: skip
+    schedule: Literal["constant", "linear", "linear-throughout", "cosine", "inverse-sqrt", "cycle-4", "cycle-5"] = (
+        "constant"
+    )
     final: float = 0.0
     warmup: int = 0
     warmup_share: float = 0.0

@@ -21,11 +21,38 @@ from repulsive.metrics.compare import Comparison, compare, compare_totals
 from repulsive.safety.markdown import escaped
 
 COLUMNS = (
-    "bleu", "BLEU-1", "BLEU-2", "BLEU-3", "METEOR 1.5", "METEOR (NLTK)", "ROUGE-1", "ROUGE-2", "ROUGE-L",
-    "entity coverage", "repeated clauses", "sacrebleu", "chrf", "matthews", "spearman", "pearson", "accuracy", "auc",
-    "f1", "mse", "nats_per_byte", "nll", "generator_nll", "dist", "relative_dist", "overlap", "coverage",
-    "ece15", "oe15", "ece100", "oe100",
-)  # fmt: skip
+    "bleu",
+    "BLEU-1",
+    "BLEU-2",
+    "BLEU-3",
+    "METEOR 1.5",
+    "METEOR (NLTK)",
+    "ROUGE-1",
+    "ROUGE-2",
+    "ROUGE-L",
+    "entity coverage",
+    "repeated clauses",
+    "sacrebleu",
+    "chrf",
+    "matthews",
+    "spearman",
+    "pearson",
+    "accuracy",
+    "auc",
+    "f1",
+    "mse",
+    "nats_per_byte",
+    "nll",
+    "generator_nll",
+    "dist",
+    "relative_dist",
+    "overlap",
+    "coverage",
+    "ece15",
+    "oe15",
+    "ece100",
+    "oe100",
+)
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,7 @@ def _cell(z, c, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     i, f, g, o = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
     new = f * c + i * g
     level = _tanh(new)
-    slopes = _join_four(
-        g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), level * o * (1 - o), ROWS, WIDTH
-    )  # fmt: skip
+    slopes = _join_four(g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), level * o * (1 - o), ROWS, WIDTH)
     return o * level, new, slopes, _join_two(o * (1 - level * level), f, ROWS, WIDTH)
 
 
@@ -141,10 +139,25 @@ def _put_units(target, value, at, there, first, WIDTH: tl.constexpr, H: tl.const
 
 @triton.jit(do_not_specialize=["B", "T"])
 def streamed_forward(
-    gates, weights, ends, states, before, links, carried, B, T,
-    H: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
-    KIND: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, SAVE: tl.constexpr,
-):  # fmt: skip
+    gates,
+    weights,
+    ends,
+    states,
+    before,
+    links,
+    carried,
+    B,
+    T,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    SAVE: tl.constexpr,
+):
     """States [B, T, 2, H], the states before them, slopes and links.
 
     `weights` [2, 4P, P]; `carried` [2, 2, B, P] is room for cells, of even and of odd words.
@@ -181,10 +194,24 @@ def streamed_forward(
 
 @triton.jit(do_not_specialize=["B", "T"])
 def streamed_backward(
-    gates, weights, ends, links, dstates, dgates, carried, B, T,
-    H: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
-    KIND: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    gates,
+    weights,
+    ends,
+    links,
+    dstates,
+    dgates,
+    carried,
+    B,
+    T,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Gradients of what enters the gates [B, T, 2, 4P]; `carried` [3, 2, B, P] is room for dc, twice, and dh."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     inner, span = tl.arange(0, DEPTH), tl.arange(0, WIDTH)
@@ -253,9 +280,20 @@ def _zeros(kind: tl.constexpr, ROWS: tl.constexpr, PIECES: tl.constexpr, P: tl.c
 
 @triton.jit(do_not_specialize=["B", "T"])
 def held_forward(
-    gates, weights, ends, states, before, links, B, T,
-    H: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, SAVE: tl.constexpr,
-):  # fmt: skip
+    gates,
+    weights,
+    ends,
+    states,
+    before,
+    links,
+    B,
+    T,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+    SAVE: tl.constexpr,
+):
     """As `streamed_forward`. What enters the gates is read one word ahead."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     PIECES: tl.constexpr = (P + 63) // 64
@@ -291,9 +329,19 @@ def held_forward(
 
 @triton.jit(do_not_specialize=["B", "T"])
 def held_backward(
-    gates, weights, ends, links, dstates, dgates, B, T,
-    H: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
+    gates,
+    weights,
+    ends,
+    links,
+    dstates,
+    dgates,
+    B,
+    T,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+):
     """As `streamed_backward`, with nothing carried through memory."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     PIECES: tl.constexpr = (P + 63) // 64

@@ -205,16 +205,36 @@ def _forward(
     count = len(q_starts) - 1
     with torch.cuda.device_of(q):
         packed_kernels.forward_kernel[(count + packed_kernels.TAIL, heads)](
-            q, k, v, out, sums, q_starts, k_starts, count, rows, math.log2(math.e) / math.sqrt(dim),
-            q.stride(0), k.stride(0), HEADS=heads, DIM=dim, CAUSAL=causal, TAIL=packed_kernels.TAIL, **CUT[0],
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            out,
+            sums,
+            q_starts,
+            k_starts,
+            count,
+            rows,
+            math.log2(math.e) / math.sqrt(dim),
+            q.stride(0),
+            k.stride(0),
+            HEADS=heads,
+            DIM=dim,
+            CAUSAL=causal,
+            TAIL=packed_kernels.TAIL,
+            **CUT[0],
+        )
     return out, sums
 
 
 def _backward(
-    grad: Tensor, qkv: Sequence[Tensor], found: Sequence[Tensor], into: Sequence[Tensor], q_starts: Tensor,
-    k_starts: Tensor, causal: bool,
-) -> None:  # fmt: skip
+    grad: Tensor,
+    qkv: Sequence[Tensor],
+    found: Sequence[Tensor],
+    into: Sequence[Tensor],
+    q_starts: Tensor,
+    k_starts: Tensor,
+    causal: bool,
+) -> None:
     from repulsive.lab.layers import packed_kernels
 
     q, k, _ = qkv
@@ -222,10 +242,27 @@ def _backward(
     count, factor = len(q_starts) - 1, 1 / math.sqrt(dim)
     with torch.cuda.device_of(q):
         packed_kernels.backward_kernel[(count + packed_kernels.TAIL, heads)](
-            *qkv, grad.contiguous(), *found, *into, q_starts, k_starts, count, rows, len(k),
-            math.log2(math.e) * factor, factor, q.stride(0), k.stride(0), into[0].stride(0), into[1].stride(0),
-            HEADS=heads, DIM=dim, CAUSAL=causal, TAIL=packed_kernels.TAIL, **CUT[1],
-        )  # fmt: skip
+            *qkv,
+            grad.contiguous(),
+            *found,
+            *into,
+            q_starts,
+            k_starts,
+            count,
+            rows,
+            len(k),
+            math.log2(math.e) * factor,
+            factor,
+            q.stride(0),
+            k.stride(0),
+            into[0].stride(0),
+            into[1].stride(0),
+            HEADS=heads,
+            DIM=dim,
+            CAUSAL=causal,
+            TAIL=packed_kernels.TAIL,
+            **CUT[1],
+        )
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -41,9 +41,24 @@ def _scores(q, k, first, first_key, q_start, k_start, k_end, scale, CAUSAL: tl.c
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, sums, q_starts, k_starts, sentences, rows, scale, q_stride, k_stride,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    sums,
+    q_starts,
+    k_starts,
+    sentences,
+    rows,
+    scale,
+    q_stride,
+    k_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    TAIL: tl.constexpr,
+):
     """out = softmax(q k^T) v of every sentence; `sums` [rows, HEADS] are log2 of the softmax's denominators."""
     sentence, head = tl.program_id(0), tl.program_id(1)
     if sentence >= sentences:
@@ -84,9 +99,29 @@ def forward_kernel(
 
 @triton.jit
 def _backward_tile(
-    q, k, v, grad, out, sums, head, first, first_key, q_start, q_end, k_start, k_end, keys, values,
-    scale, factor, q_stride, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    grad,
+    out,
+    sums,
+    head,
+    first,
+    first_key,
+    q_start,
+    q_end,
+    k_start,
+    k_end,
+    keys,
+    values,
+    scale,
+    factor,
+    q_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """Of one tile: its queries, the gradient of its outputs, its weights, and the gradient of its scores."""
     place, there = _tile(q, q_stride, head, first, q_end, DIM, BLOCK)
     queries = tl.load(place, mask=there, other=0.0)
@@ -105,10 +140,32 @@ def _backward_tile(
 
 @triton.jit
 def backward_kernel(
-    q, k, v, grad, out, sums, of_q, of_k, of_v, q_starts, k_starts, sentences, q_rows, k_rows,
-    scale, factor, q_stride, k_stride, of_q_stride, of_k_stride,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    grad,
+    out,
+    sums,
+    of_q,
+    of_k,
+    of_v,
+    q_starts,
+    k_starts,
+    sentences,
+    q_rows,
+    k_rows,
+    scale,
+    factor,
+    q_stride,
+    k_stride,
+    of_q_stride,
+    of_k_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    TAIL: tl.constexpr,
+):
     """Gradients of q, k and v; the weights are computed anew."""
     sentence, head = tl.program_id(0), tl.program_id(1)
     if sentence >= sentences:
@@ -132,9 +189,29 @@ def backward_kernel(
                 begin = q_start + first_key - k_start  # earlier queries do not look here
             for first in range(begin, q_end, BLOCK):
                 queries, gradient, weights, of_scores = _backward_tile(
-                    q, k, v, grad, out, sums, head, first, first_key, q_start, q_end, k_start, k_end, keys, values,
-                    scale, factor, q_stride, HEADS, DIM, BLOCK, CAUSAL,
-                )  # fmt: skip
+                    q,
+                    k,
+                    v,
+                    grad,
+                    out,
+                    sums,
+                    head,
+                    first,
+                    first_key,
+                    q_start,
+                    q_end,
+                    k_start,
+                    k_end,
+                    keys,
+                    values,
+                    scale,
+                    factor,
+                    q_stride,
+                    HEADS,
+                    DIM,
+                    BLOCK,
+                    CAUSAL,
+                )
                 to_values += tl.dot(tl.trans(weights.to(gradient.dtype)), gradient, input_precision="ieee")
                 of_scores = of_scores.to(queries.dtype)
                 to_keys += tl.dot(tl.trans(of_scores), queries, input_precision="ieee")
@@ -158,9 +235,29 @@ def backward_kernel(
                     place, seen = _tile(v, k_stride, head, first_key, k_end, DIM, BLOCK)
                     values = tl.load(place, mask=seen, other=0.0)
                     queries, gradient, weights, of_scores = _backward_tile(
-                        q, k, v, grad, out, sums, head, first, first_key, q_start, q_end, k_start, k_end, keys, values,
-                        scale, factor, q_stride, HEADS, DIM, BLOCK, CAUSAL,
-                    )  # fmt: skip
+                        q,
+                        k,
+                        v,
+                        grad,
+                        out,
+                        sums,
+                        head,
+                        first,
+                        first_key,
+                        q_start,
+                        q_end,
+                        k_start,
+                        k_end,
+                        keys,
+                        values,
+                        scale,
+                        factor,
+                        q_stride,
+                        HEADS,
+                        DIM,
+                        BLOCK,
+                        CAUSAL,
+                    )
                     to_queries += tl.dot(of_scores.to(queries.dtype), keys, input_precision="ieee")
                 place, there = _tile(of_q, of_q_stride, head, first, q_end, DIM, BLOCK)
                 tl.store(place, to_queries.to(of_q.dtype.element_ty), mask=there)

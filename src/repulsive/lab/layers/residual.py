@@ -44,17 +44,36 @@ def _add_norm(
     means, scales = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
     with torch.cuda.device_of(x):
         residual_kernels.forward_kernel[(-(-rows // ROWS[0]),)](
-            x, change, weight, bias, seed, out, total, means, scales, rows, *_drop(dropout), eps,
-            ROWS=ROWS[0], num_warps=WARPS[0], **_shape(width),
-        )  # fmt: skip
+            x,
+            change,
+            weight,
+            bias,
+            seed,
+            out,
+            total,
+            means,
+            scales,
+            rows,
+            *_drop(dropout),
+            eps,
+            ROWS=ROWS[0],
+            num_warps=WARPS[0],
+            **_shape(width),
+        )
     return out, total, means, scales
 
 
 @torch.library.custom_op("repulsive::add_norm_backward", mutates_args=())
 def _backward(
-    grad: Tensor, total: Tensor, means: Tensor, scales: Tensor, weight: Tensor, seed: Tensor, dropout: float,
+    grad: Tensor,
+    total: Tensor,
+    means: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    seed: Tensor,
+    dropout: float,
     like_x: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     from repulsive.lab.layers import residual_kernels
 
     rows, width = total.shape
@@ -63,9 +82,21 @@ def _backward(
     parts = total.new_empty(programs, 2, width, dtype=torch.float32)
     with torch.cuda.device_of(total):
         residual_kernels.backward_kernel[(programs,)](
-            grad.contiguous(), total, weight, seed, means, scales, of_x, of_change, parts, rows, *_drop(dropout),
-            ROWS=ROWS[1], num_warps=WARPS[1], **_shape(width),
-        )  # fmt: skip
+            grad.contiguous(),
+            total,
+            weight,
+            seed,
+            means,
+            scales,
+            of_x,
+            of_change,
+            parts,
+            rows,
+            *_drop(dropout),
+            ROWS=ROWS[1],
+            num_warps=WARPS[1],
+            **_shape(width),
+        )
     return of_x, of_change, parts.sum(0)
 
 
@@ -79,9 +110,15 @@ def _(
 
 @_backward.register_fake
 def _(
-    grad: Tensor, total: Tensor, means: Tensor, scales: Tensor, weight: Tensor, seed: Tensor, dropout: float,
+    grad: Tensor,
+    total: Tensor,
+    means: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    seed: Tensor,
+    dropout: float,
     like_x: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     of_x, of_change = torch.empty_like(total, dtype=like_x), torch.empty_like(total)
     return of_x, of_change, total.new_empty(2, total.shape[1], dtype=torch.float32)
 

@@ -23,9 +23,23 @@ def _kept(seed, element, limit):
 
 @triton.jit
 def forward_kernel(
-    x, change, weight, bias, seed, out, total, means, scales, rows, limit, factor, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    x,
+    change,
+    weight,
+    bias,
+    seed,
+    out,
+    total,
+    means,
+    scales,
+    rows,
+    limit,
+    factor,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """out = norm(total), total = x + dropout(change), and the statistics of each row."""
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, PADDED)[None, :]
     there = (row < rows) & (column < WIDTH)
@@ -48,9 +62,22 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    grad, total, weight, seed, means, scales, of_x, of_change, parts, rows, limit, factor,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    grad,
+    total,
+    weight,
+    seed,
+    means,
+    scales,
+    of_x,
+    of_change,
+    parts,
+    rows,
+    limit,
+    factor,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Gradients of x and change, and of weight and bias summed over this program's rows, [programs, 2, WIDTH]."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, PADDED)[None, :]

@@ -134,9 +134,17 @@ def _time_claim(claim: Claim, times: Mapping[str, Ratio], variants: Mapping[str,
 _CLASSES: dict[str, tuple[str, ...]] = {"classification": ("accuracy", "dist"), "translation": ("bleu", "sacrebleu")}
 _ACCURACY: dict[str, tuple[str, ...]] = {"classification": ("accuracy",), "translation": ("bleu",)}
 _GRAPHS = (
-    "BLEU-1", "BLEU-2", "BLEU-3", "bleu", "METEOR", "ROUGE-1", "ROUGE-2", "ROUGE-L", "entity coverage",
+    "BLEU-1",
+    "BLEU-2",
+    "BLEU-3",
+    "bleu",
+    "METEOR",
+    "ROUGE-1",
+    "ROUGE-2",
+    "ROUGE-L",
+    "entity coverage",
     "repeated clauses",
-)  # fmt: skip
+)
 
 
 def _plain(*names: str) -> dict[str, Method]:
@@ -153,27 +161,48 @@ def _modules() -> dict[str, Method]:
 _SENTENCES = ("age", "yelp", "snli")
 TABLES: Sequence[ComparisonTable] = (
     ComparisonTable(
-        "table1", "sentence classification: accuracy and distance between heads", _SENTENCES,
-        _plain("ma", "frobenius", "svgd", "spos"), _CLASSES,
+        "table1",
+        "sentence classification: accuracy and distance between heads",
+        _SENTENCES,
+        _plain("ma", "frobenius", "svgd", "spos"),
+        _CLASSES,
     ),
     ComparisonTable(
-        "table2", "translation: BLEU and time of a step", ("iwslt14", "wmt14"), _plain("ma", "disagreement", "svgd"),
-        _CLASSES, {"ma": "MA", "disagreement": "disagreement", "svgd": "all layers"},
+        "table2",
+        "translation: BLEU and time of a step",
+        ("iwslt14", "wmt14"),
+        _plain("ma", "disagreement", "svgd"),
+        _CLASSES,
+        {"ma": "MA", "disagreement": "disagreement", "svgd": "all layers"},
     ),
     ComparisonTable(
-        "table4", "texts from graphs: BLEU, METEOR, ROUGE, coverage", ("agenda",), _plain("gw", "cosine", "rma"),
+        "table4",
+        "texts from graphs: BLEU, METEOR, ROUGE, coverage",
+        ("agenda",),
+        _plain("gw", "cosine", "rma"),
         {"graphs": _GRAPHS},
     ),
     ComparisonTable(
-        "sgld", "repulsion against noise alone", (*_SENTENCES, "iwslt14"), _plain("ma", "sgld", "svgd"), _ACCURACY,
+        "sgld",
+        "repulsion against noise alone",
+        (*_SENTENCES, "iwslt14"),
+        _plain("ma", "sgld", "svgd"),
+        _ACCURACY,
     ),
     ComparisonTable("priors", "uniform against Gaussian prior", _SENTENCES, _plain("svgd", "gaussian"), _ACCURACY),
     ComparisonTable(
-        "modules", "which attention is made repulsive", ("iwslt14",), _modules(), _ACCURACY,
+        "modules",
+        "which attention is made repulsive",
+        ("iwslt14",),
+        _modules(),
+        _ACCURACY,
         {"ma": "MA", "first": "first layer", "svgd": "all layers"},
     ),
     ComparisonTable(
-        "cosine", "from a regulariser to the framework in three rungs", ("age", "yelp"),
-        _plain("cosine-regulariser", "cosine-derivative", "cosine-smoothing"), _ACCURACY,
+        "cosine",
+        "from a regulariser to the framework in three rungs",
+        ("age", "yelp"),
+        _plain("cosine-regulariser", "cosine-derivative", "cosine-smoothing"),
+        _ACCURACY,
     ),
-)  # fmt: skip
+)

@@ -59,8 +59,12 @@ class DataSet:
 
 # The Transformer-base of the paper, as far as the recipes of Europarl, which are searched as WMT14 is, are not.
 _BASE = (
-    "model.heads=8", "model.feed_forward=2048", "optimizer.lr=7e-4", "optimizer.weight_decay=0", "training.batch=25000",
-)  # fmt: skip
+    "model.heads=8",
+    "model.feed_forward=2048",
+    "optimizer.lr=7e-4",
+    "optimizer.weight_decay=0",
+    "training.batch=25000",
+)
 # Words keep their capitals, which the paper's scores of WMT14 see; lengths and ratio are those of fairseq's script.
 _CASED = "translation --data RAW --source en --target de --no-lowercase --most 32000"
 _GLOVE = "--vectors GLOVE --size 300"
@@ -85,7 +89,7 @@ DATASETS = {
             for name in GLUE
         ),
     )
-}  # fmt: skip
+}
 
 
 def chosen(artefact: str, names: Sequence[str], wanted: Sequence[str]) -> list[DataSet]:

@@ -79,12 +79,15 @@ class Figure(ABC):
             files += self._write(data, drawn.content, options)
             rows += [
                 Row(
-                    data.name, method, label(method), max(len(each) for each in metrics.values()),
+                    data.name,
+                    method,
+                    label(method),
+                    max(len(each) for each in metrics.values()),
                     {metric: Number(None, list(each.values())) for metric, each in metrics.items()},
                     sets[method].folder(options),
                 )
                 for method, metrics in drawn.numbers.items()
-            ]  # fmt: skip
+            ]
             findings += self._findings(data, drawn, found)
         return Report(self.id, self.title, self.source, found, rows, findings, files=files)
 
@@ -92,12 +95,14 @@ class Figure(ABC):
         other = next((each.other for each in found if each.other), "")
         return [
             judge(
-                replace(claim, data=data.name), drawn.seen.get((claim.metric, claim.first, claim.second)), other,
+                replace(claim, data=data.name),
+                drawn.seen.get((claim.metric, claim.first, claim.second)),
+                other,
                 "one seed, and no items to resample",
             )
             for claim in published().claims(self.id)
             if claim.data == data.paper
-        ]  # fmt: skip
+        ]
 
     def _write(self, data: DataSet, content: Content, options: Options) -> list[Path]:
         """The page, and its figures for papers."""

@@ -55,17 +55,27 @@ class GlueTable:
         hidden = _toy("glue", options)
         found = {
             data.name: RunSet(
-                data, system, f"glue/{data.name}", f"{system}/glue/{data.name}", (), (f"model.start={start}", *hidden),
+                data,
+                system,
+                f"glue/{data.name}",
+                f"{system}/glue/{data.name}",
+                (),
+                (f"model.start={start}", *hidden),
                 stage=1,
             )
             for data in self.tasks(options)
-        }  # fmt: skip
+        }
         if "mnli" in found and "rte" in found:
             before = found["mnli"].folder(options) / "seed-{seed}"
             found[AFTER] = RunSet(
-                DATASETS["rte"], system, f"glue/{AFTER}", f"{system}/glue/{AFTER}", (),
-                (f"model.start={before}", *hidden), stage=2,
-            )  # fmt: skip
+                DATASETS["rte"],
+                system,
+                f"glue/{AFTER}",
+                f"{system}/glue/{AFTER}",
+                (),
+                (f"model.start={before}", *hidden),
+                stage=2,
+            )
         return found
 
     def report(self, options: Options, tell: Tell) -> Report:

@@ -22,12 +22,29 @@ DIGITS = {"accuracy": 2, "dist": 3, "time": 3, "overlap": 3, "ece15": 3, "oe15":
 NAMES = {"bleu": "BLEU", "sacrebleu": "sacreBLEU", "accuracy": "accuracy (%)", "dist": "Dist", "time": "time of a step"}
 OF_GRAPHS = {"bleu": "BLEU-4"}
 LABELS = {
-    "ma": "MA", "frobenius": "MA + R", "disagreement": "MA + R", "svgd": "SVGD", "spos": "SPOS", "sgld": "SGLD",
-    "gaussian": "SVGD, Gaussian prior", "big": "Transformer-big", "q": "RMA (Q)", "k": "RMA (K)", "v": "RMA (V)",
-    "encoder": "RMA (En)", "decoder": "RMA (De)", "cross": "RMA (En-De)", "first": "RMA (first layer)",
-    "last": "RMA (last layer)", "cosine-regulariser": "cosine: regulariser", "cosine-derivative": "cosine: derivative",
-    "cosine-smoothing": "cosine: smoothing", "gw": "GW", "cosine": "GW + R", "rma": "GW + RMA",
-}  # fmt: skip
+    "ma": "MA",
+    "frobenius": "MA + R",
+    "disagreement": "MA + R",
+    "svgd": "SVGD",
+    "spos": "SPOS",
+    "sgld": "SGLD",
+    "gaussian": "SVGD, Gaussian prior",
+    "big": "Transformer-big",
+    "q": "RMA (Q)",
+    "k": "RMA (K)",
+    "v": "RMA (V)",
+    "encoder": "RMA (En)",
+    "decoder": "RMA (De)",
+    "cross": "RMA (En-De)",
+    "first": "RMA (first layer)",
+    "last": "RMA (last layer)",
+    "cosine-regulariser": "cosine: regulariser",
+    "cosine-derivative": "cosine: derivative",
+    "cosine-smoothing": "cosine: smoothing",
+    "gw": "GW",
+    "cosine": "GW + R",
+    "rma": "GW + RMA",
+}
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,17 @@ def _claims(entry: Mapping[str, Any]) -> list[Claim]:
     told = {name: entry[name] for name in ("better", "within") if name in entry}
     return [
         Claim(
-            entry["artefact"], entry["text"], entry["source"], data, first, second, metric,
-            contradicted=data in entry.get("against", ()), **told,
+            entry["artefact"],
+            entry["text"],
+            entry["source"],
+            data,
+            first,
+            second,
+            metric,
+            contradicted=data in entry.get("against", ()),
+            **told,
         )
         for data in entry["data"]
         for first, second in entry["pairs"]
         for metric in metrics
-    ]  # fmt: skip
+    ]

@@ -20,29 +20,68 @@ SEEDS = 2
 _TRAINING = ("training.log_every=20", "training.precision=fp32")
 CHANGES: dict[str, tuple[str, ...]] = {
     "classification": (
-        "model.embedding=16", "model.units=16", "model.hidden=12", "model.heads=4", "model.mlp=24", "model.gate=12",
-        "model.dropout=0.0", "optimizer.lr=0.01", "training.epochs=5", "training.batch=16", *_TRAINING,
+        "model.embedding=16",
+        "model.units=16",
+        "model.hidden=12",
+        "model.heads=4",
+        "model.mlp=24",
+        "model.gate=12",
+        "model.dropout=0.0",
+        "optimizer.lr=0.01",
+        "training.epochs=5",
+        "training.batch=16",
+        *_TRAINING,
     ),
     "translation": (
-        "model.width=32", "model.heads=4", "model.depth=[1, 1]", "model.feed_forward=64", "model.dropout=0.0",
-        "optimizer.lr=1e-2", "optimizer.warmup=20", "training.epochs=8", "training.batch=256", "training.average=2",
+        "model.width=32",
+        "model.heads=4",
+        "model.depth=[1, 1]",
+        "model.feed_forward=64",
+        "model.dropout=0.0",
+        "optimizer.lr=1e-2",
+        "optimizer.warmup=20",
+        "training.epochs=8",
+        "training.batch=256",
+        "training.average=2",
         "packed=false",
-        "search.beam=2", "search.longest=20", *_TRAINING,
+        "search.beam=2",
+        "search.longest=20",
+        *_TRAINING,
     ),
     "graphs": (
-        "model.width=32", "model.heads=4", "model.layers=1", "model.lstm_layers=1", "model.titles=false",
-        "training.epochs=2", "training.batch=16", "search.beam=2", "search.longest=30", *_TRAINING,
+        "model.width=32",
+        "model.heads=4",
+        "model.layers=1",
+        "model.lstm_layers=1",
+        "model.titles=false",
+        "training.epochs=2",
+        "training.batch=16",
+        "search.beam=2",
+        "search.longest=30",
+        *_TRAINING,
     ),
     "electra": (
-        "model.layers=2", "model.width=32", "model.heads=4", "model.feed_forward=64", "model.embedding=16",
-        "model.generator=0.5", "data.steps=30", "optimizer.warmup=10", "training.epochs=1", "training.batch=16",
+        "model.layers=2",
+        "model.width=32",
+        "model.heads=4",
+        "model.feed_forward=64",
+        "model.embedding=16",
+        "model.generator=0.5",
+        "data.steps=30",
+        "optimizer.warmup=10",
+        "training.epochs=1",
+        "training.batch=16",
         *_TRAINING,
     ),
     "glue": (
-        "optimizer.lr=3e-3", "optimizer.clip=1.0", "rates.layer_decay=1.0", "training.epochs=2", "training.batch=16",
+        "optimizer.lr=3e-3",
+        "optimizer.clip=1.0",
+        "rates.layer_decay=1.0",
+        "training.epochs=2",
+        "training.batch=16",
         *_TRAINING,
     ),
-}  # fmt: skip
+}
 HEADS = (2, 4, 8)  # of the figure over their number
 
 
@@ -65,9 +104,17 @@ def _classification(data: DataSet, raw: Path, folder: Path) -> None:
     else:  # reviews; those of "age" speak of one aspect
         few = data.paper == "age"
         prepare(
-            "reviews", None, folder, jobs=1, train=600, dev=100, test=150, filler=0, aspects=(1, 1 if few else 2),
+            "reviews",
+            None,
+            folder,
+            jobs=1,
+            train=600,
+            dev=100,
+            test=150,
+            filler=0,
+            aspects=(1, 1 if few else 2),
             seed=int(few),
-        )  # fmt: skip
+        )
 
 
 def _translation(data: DataSet, raw: Path, folder: Path) -> None:

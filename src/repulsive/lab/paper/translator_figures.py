@@ -67,6 +67,10 @@ def without_each(run: RunFolder, device: torch.device) -> Measured:
     count = min(MOST, len(part))
     found = head_ablation(model, accuracy_of(part, count), outlets=find_outlets(model))
     return Measured(
-        of_weights(groups), change=found.change[~found.change.isnan()], items=count, names=short_names(groups),
-        by_layer=found.change, layers=found.layers,
-    )  # fmt: skip
+        of_weights(groups),
+        change=found.change[~found.change.isnan()],
+        items=count,
+        names=short_names(groups),
+        by_layer=found.change,
+        layers=found.layers,
+    )

@@ -139,9 +139,14 @@ def plain_quotes(text: str) -> str:
 
 
 def _tsv(
-    data: Path, seed: int, limit: int, *, label: str | int = "label", text: str | int = "text",
+    data: Path,
+    seed: int,
+    limit: int,
+    *,
+    label: str | int = "label",
+    text: str | int = "text",
     header: bool | None = None,
-) -> Source:  # fmt: skip
+) -> Source:
     def read(path: Path, classes: tuple[str, ...] | None) -> Examples:
         return read_tsv(path, label, text, header=header, classes=classes, limit=limit)
 
@@ -149,16 +154,28 @@ def _tsv(
 
 
 def _translation(
-    data: Path, seed: int, limit: int, *, source: str = "de", target: str = "en", ratio: float = 9.0,
+    data: Path,
+    seed: int,
+    limit: int,
+    *,
+    source: str = "de",
+    target: str = "en",
+    ratio: float = 9.0,
     also: Mapping[str, str | Path] | None = None,
-) -> Source:  # fmt: skip
+) -> Source:
     return find_pairs(data, source, target, ratio, also)
 
 
 def _glue(
-    data: Path, seed: int, limit: int, *, glue_task: str = "", vocabulary: str | Path | None = None,
-    held_out: float = 0.0, stops: str = "auto",
-) -> Source:  # fmt: skip
+    data: Path,
+    seed: int,
+    limit: int,
+    *,
+    glue_task: str = "",
+    vocabulary: str | Path | None = None,
+    held_out: float = 0.0,
+    stops: str = "auto",
+) -> Source:
     return prepare_glue.find_source(data, seed, limit, glue_task, vocabulary, held_out, stops)
 
 
@@ -175,9 +192,16 @@ def _in_parts(data: Path, read: Callable[[Path, tuple[str, ...] | None], Example
 
 
 def _reviews(
-    data: None, seed: int, limit: int, *, train: int = 10_000, dev: int = 1_000, test: int = 1_000,
-    aspects: tuple[int, int] = (3, 5), filler: int = 1,
-) -> Source:  # fmt: skip
+    data: None,
+    seed: int,
+    limit: int,
+    *,
+    train: int = 10_000,
+    dev: int = 1_000,
+    test: int = 1_000,
+    aspects: tuple[int, int] = (3, 5),
+    filler: int = 1,
+) -> Source:
     if min(train, dev, test) < 1 or filler < 0:
         told = f"train={train}, dev={dev}, test={test}, filler={filler}"
         raise DataError(f"{told}: every part needs a review, and filler cannot be negative")

@@ -219,9 +219,17 @@ class Plan:
         from repulsive.repulsion.backends import triton_kernels as fused
 
         fused.gram_kernel[(len(self.table.parts), self.splits)](
-            self.table.rows, self.table.place.pointers, self.products, self.to_mean, self.mean2,
-            SOURCE=getattr(fused, source), PRECISION=PRECISION, **GRAM[self.padded], **self._shape, **self._access,
-        )  # fmt: skip
+            self.table.rows,
+            self.table.place.pointers,
+            self.products,
+            self.to_mean,
+            self.mean2,
+            SOURCE=getattr(fused, source),
+            PRECISION=PRECISION,
+            **GRAM[self.padded],
+            **self._shape,
+            **self._access,
+        )
 
     def _solve(self, rule: SVGD) -> None:
         """A, B and the row sums of B, in one launch."""
@@ -230,12 +238,21 @@ class Plan:
         cut = SOLVE[self.padded]
         chunk = self.splits if self.splits == cut["CHUNK"] else 1  # all at once, or one by one
         fused.solve_kernel[(len(self.groups),)](
-            self.products, self.to_mean, self.mean2, self.table.starts, self._numbers.tensor,
-            self.drive, self.force, self.row_sums,
+            self.products,
+            self.to_mean,
+            self.mean2,
+            self.table.starts,
+            self._numbers.tensor,
+            self.drive,
+            self.force,
+            self.row_sums,
             BANDWIDTH={"paper": fused.PAPER, "released": fused.RELEASED}.get(str(rule.bandwidth), fused.FIXED),
             PROFILE=fused.RBF if kernels.resolve(rule.kernel) is kernels.RBF else fused.IMQ,
-            SPHERE=rule.space == "sphere", CHUNK=chunk, num_warps=cut["num_warps"], **self._shape,
-        )  # fmt: skip
+            SPHERE=rule.space == "sphere",
+            CHUNK=chunk,
+            num_warps=cut["num_warps"],
+            **self._shape,
+        )
 
     def _combine(self, rule: Rule, *, noisy: bool, scaled: bool) -> None:
         """Write the new gradients; count the step where noise depends on it."""
@@ -244,10 +261,21 @@ class Plan:
         if noisy:
             self.steps.add_(1)  # inside a captured graph this goes on counting at every replay
         fused.combine_kernel[(len(self.table.parts), self.splits)](
-            self.table.rows, self.table.place.pointers, self.drive, self.force, self.row_sums, self.scale,
-            self.sigmas if rule.scales_noise else self._sigmas.tensor, self.steps,
-            SCALED=scaled, NOISE=noisy, PRECISION=PRECISION, **COMBINE[self.padded], **self._shape, **self._access,
-        )  # fmt: skip
+            self.table.rows,
+            self.table.place.pointers,
+            self.drive,
+            self.force,
+            self.row_sums,
+            self.scale,
+            self.sigmas if rule.scales_noise else self._sigmas.tensor,
+            self.steps,
+            SCALED=scaled,
+            NOISE=noisy,
+            PRECISION=PRECISION,
+            **COMBINE[self.padded],
+            **self._shape,
+            **self._access,
+        )
 
     def _coefficients(self, rule: Rule, step: int, scale: Tensor | None, with_gradients: bool) -> Coefficients:
         """The rule's own coefficients from the products, in eager torch, into the buffers of `_combine`."""

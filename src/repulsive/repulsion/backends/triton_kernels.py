@@ -64,11 +64,23 @@ def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.
 
 @triton.jit
 def gram_kernel(
-    table, pointers, products, to_mean, mean2,
-    SOURCE: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
-    SPLITS: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
+    table,
+    pointers,
+    products,
+    to_mean,
+    mean2,
+    SOURCE: tl.constexpr,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Partial Gram matrices of centred heads [slices, SPLITS, MP, MP], their products with the mean, its square.
 
     A matrix of 16 or 32 heads is too small to be shared by warps: LANES warps each take columns of their own.
@@ -137,10 +149,22 @@ def _middle(values, counted, COUNT: tl.constexpr):
 
 @triton.jit
 def solve_kernel(
-    products, to_mean, mean2, starts, settings, drive, force, row_sums,
-    M: tl.constexpr, MP: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
-    BANDWIDTH: tl.constexpr, PROFILE: tl.constexpr, SPHERE: tl.constexpr,
-):  # fmt: skip
+    products,
+    to_mean,
+    mean2,
+    starts,
+    settings,
+    drive,
+    force,
+    row_sums,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BANDWIDTH: tl.constexpr,
+    PROFILE: tl.constexpr,
+    SPHERE: tl.constexpr,
+):
     """A, B [groups, MP, MP] and the row sums of B [groups, MP] from the partial products, read CHUNK at a time."""
     # Sums of 2 or 4 at a time come out wrong on a GPU (Triton 3.6), though not in the interpreter.
     tl.static_assert((CHUNK == 1) | ((CHUNK == SPLITS) & (CHUNK >= 16)))
@@ -234,11 +258,26 @@ def _normal(stream, step, element):
 
 @triton.jit
 def combine_kernel(
-    table, pointers, drive, force, row_sums, scale, sigmas, steps,
-    M: tl.constexpr, MP: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
-    KIND: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
-    SCALED: tl.constexpr, NOISE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    table,
+    pointers,
+    drive,
+    force,
+    row_sums,
+    scale,
+    sigmas,
+    steps,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    SCALED: tl.constexpr,
+    NOISE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """grad <- A grad + B theta + sigma xi, in place."""
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS

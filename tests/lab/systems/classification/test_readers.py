@@ -207,8 +207,13 @@ def test_age_from_a_pan_folder(tmp_path):
 
 def test_age_groups():
     assert [age_group(text) for text in ("18-24", " 50-xx", "65-plus", "18 24", "118-24", "")] == [
-        "18-24", "50-XX", "65-XX", None, None, None,
-    ]  # fmt: skip
+        "18-24",
+        "50-XX",
+        "65-XX",
+        None,
+        None,
+        None,
+    ]
 
 
 def test_development_authors_are_others_and_every_class_has_some(tmp_path):

@@ -249,15 +249,21 @@ def test_training_goes_on_from_a_folder(trained, data, tmp_path):
     (out / "generator").rename(tmp_path / "elsewhere")
     alone = open_electra(out, 0.5)
     assert alone.generator.config.hidden_size == 16
-    assert torch.equal(alone.discriminator.electra.encoder.layer[0].attention.self.query.weight,
-                       model.discriminator.electra.encoder.layer[0].attention.self.query.weight)  # fmt: skip
+    assert torch.equal(
+        alone.discriminator.electra.encoder.layer[0].attention.self.query.weight,
+        model.discriminator.electra.encoder.layer[0].attention.self.query.weight,
+    )
 
 
 def small_bert(pieces):
     return transformers.BertConfig(
-        vocab_size=pieces, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        vocab_size=pieces,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
         max_position_embeddings=40,
-    )  # fmt: skip
+    )
 
 
 def test_masked_language_modelling_goes_on_from_bert(data, tmp_path):

@@ -425,9 +425,15 @@ def test_a_submission_has_words_and_a_header():
 def test_files_are_called_as_the_benchmark_wants():
     names = {name: list(task.submissions.values()) for name, task in TASKS.items()}
     assert names == {
-        "cola": ["CoLA.tsv"], "sst": ["SST-2.tsv"], "mrpc": ["MRPC.tsv"], "sts": ["STS-B.tsv"], "qqp": ["QQP.tsv"],
-        "mnli": ["MNLI-m.tsv", "MNLI-mm.tsv"], "qnli": ["QNLI.tsv"], "rte": ["RTE.tsv"],
-    }  # fmt: skip
+        "cola": ["CoLA.tsv"],
+        "sst": ["SST-2.tsv"],
+        "mrpc": ["MRPC.tsv"],
+        "sts": ["STS-B.tsv"],
+        "qqp": ["QQP.tsv"],
+        "mnli": ["MNLI-m.tsv", "MNLI-mm.tsv"],
+        "qnli": ["QNLI.tsv"],
+        "rte": ["RTE.tsv"],
+    }
 
 
 def test_predictions_of_a_run(mnli, tmp_path, capsys):

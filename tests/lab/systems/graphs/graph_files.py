@@ -6,24 +6,47 @@ import tarfile
 
 RELATIONS = ["USED-FOR", "CONJUNCTION"]
 ROWS = [
-    ["Beam Search .", "parsing ; beam search ; treebank", "<task> <method> <material>", "1 0 0 ; 0 1 2",
-     "we use <method_1> for <task_0> on the <material_2> . <method_1> helps .", "1 0 2 3 -1 1 3 -1"],
+    [
+        "Beam Search .",
+        "parsing ; beam search ; treebank",
+        "<task> <method> <material>",
+        "1 0 0 ; 0 1 2",
+        "we use <method_1> for <task_0> on the <material_2> . <method_1> helps .",
+        "1 0 2 3 -1 1 3 -1",
+    ],
     ["Trees", "trees", "<otherscientificterm>", "", "we like <otherscientificterm_0> .", "0 -1"],
-]  # fmt: skip
+]
 ENTRIES = [
-    {"title": "Beam Search .", "entities": ["parsing", "beam search", "treebank"],
-     "types": "<task> <method> <material>",
-     "relations": ["beam search -- USED-FOR -- parsing", "parsing -- CONJUNCTION -- treebank"],
-     "abstract": ROWS[0][4], "abstract_og": "unused"},
-    {"title": "Trees", "entities": ["trees"], "types": "<otherscientificterm>", "relations": [],
-     "abstract": ROWS[1][4]},
-]  # fmt: skip
+    {
+        "title": "Beam Search .",
+        "entities": ["parsing", "beam search", "treebank"],
+        "types": "<task> <method> <material>",
+        "relations": ["beam search -- USED-FOR -- parsing", "parsing -- CONJUNCTION -- treebank"],
+        "abstract": ROWS[0][4],
+        "abstract_og": "unused",
+    },
+    {
+        "title": "Trees",
+        "entities": ["trees"],
+        "types": "<otherscientificterm>",
+        "relations": [],
+        "abstract": ROWS[1][4],
+    },
+]
 WEBNLG = [
-    {"eid": "Id1", "category": "Airport", "triples": [["Aarhus", "leaderName", "Jacob_Bundsgaard"]],
-     "texts": ["The leader of Aarhus is Jacob Bundsgaard.", "Jacob Bundsgaard leads Aarhus."]},
-    {"eid": "Id2", "category": "Airport", "triples": [["Aarhus_Airport", "runwayLength", "2702.0"],
-     ["Aarhus_Airport", "cityServed", "\"Aarhus\""]], "texts": ["Aarhus Airport's runway is 2,702 long."]},
-]  # fmt: skip
+    {
+        "eid": "Id1",
+        "category": "Airport",
+        "triples": [["Aarhus", "leaderName", "Jacob_Bundsgaard"]],
+        "texts": ["The leader of Aarhus is Jacob Bundsgaard.", "Jacob Bundsgaard leads Aarhus."],
+    },
+    {
+        "eid": "Id2",
+        "category": "Airport",
+        "triples": [["Aarhus_Airport", "runwayLength", "2702.0"], ["Aarhus_Airport", "cityServed", '"Aarhus"']],
+        "texts": ["Aarhus Airport's runway is 2,702 long."],
+    },
+]
 
 
 def lines(rows):

@@ -149,9 +149,17 @@ def test_all_scores_together(monkeypatch):
     texts, references = ["the cat sat on the mat ."], [["the cat sat on the mat .", "x"]]
     found = score_texts(texts, references, [["cat", "dog"]])
     assert list(found) == [
-        "BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-L (caption)",
-        "entity coverage", "repeated clauses",
-    ]  # fmt: skip
+        "BLEU-1",
+        "BLEU-2",
+        "BLEU-3",
+        "BLEU-4",
+        "ROUGE-1",
+        "ROUGE-2",
+        "ROUGE-L",
+        "ROUGE-L (caption)",
+        "entity coverage",
+        "repeated clauses",
+    ]
     assert list(found.values()) == pytest.approx([100] * 8 + [50, 0])
     assert "entity coverage" not in score_texts(texts, references)
 

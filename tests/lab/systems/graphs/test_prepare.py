@@ -25,9 +25,7 @@ def test_every_number_means_what_the_file_says(tmp_path):
     part, known = found.parts["train"], found.vocabularies
     types = ("<material>", "<method>", "<otherscientificterm>", "<task>")
     assert known.types == types and known.words.words[: 4 + 4] == (*MARKS, *types)
-    assert known.relations == (
-        "<pad>", "<unk>", "<root>", "USED-FOR", "CONJUNCTION", "USED-FOR_inv", "CONJUNCTION_inv"
-    )  # fmt: skip
+    assert known.relations == ("<pad>", "<unk>", "<root>", "USED-FOR", "CONJUNCTION", "USED-FOR_inv", "CONJUNCTION_inv")
     words = known.words.words
     assert len(part) == 2 and [words[i] for i in part.titles[0]] == ["beam", "search", "."]
     assert [words[i] for i in part.types[0]] == ["<task>", "<method>", "<material>"]

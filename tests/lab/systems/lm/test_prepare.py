@@ -60,8 +60,10 @@ def test_word_pieces_stand_for_the_same_bytes(files, tmp_path):
 
 def test_large_numbers_are_read_without_a_sign():
     assert numbers(torch.from_numpy(np.array([0, 40_000, 65_535], dtype=np.uint16).view(np.int16))).tolist() == [
-        0, 40_000, 65_535,
-    ]  # fmt: skip
+        0,
+        40_000,
+        65_535,
+    ]
 
 
 def test_documents_are_dealt_out_and_none_is_lost(tmp_path):

@@ -219,8 +219,11 @@ def test_methods_differ_in_the_method_alone(dataset):
     for method in ("svgd", "svgd-sphere", "logits"):
         other = open_recipe(f"lm/{dataset}-{method}")
         assert (other.data, other.model, other.training, other.optimizer) == (
-            plain.data, plain.model, plain.training, plain.optimizer,
-        )  # fmt: skip
+            plain.data,
+            plain.model,
+            plain.training,
+            plain.optimizer,
+        )
     assert str(plain.data.folder) == f"prepared/lm-{dataset}"
 
 

@@ -276,9 +276,16 @@ def open_electra(folder: Path, share: float = 0.25) -> Electra:
         return Electra(_opened(package.ElectraForMaskedLM, folder / GENERATOR), discriminator)
     known = discriminator.config
     sizes = ElectraSizes(
-        known.vocab_size, known.num_hidden_layers, known.hidden_size, known.num_attention_heads,
-        known.intermediate_size, known.embedding_size, share, known.hidden_dropout_prob, known.pad_token_id,
-    )  # fmt: skip
+        known.vocab_size,
+        known.num_hidden_layers,
+        known.hidden_size,
+        known.num_attention_heads,
+        known.intermediate_size,
+        known.embedding_size,
+        share,
+        known.hidden_dropout_prob,
+        known.pad_token_id,
+    )
     config = sizes.config(share)
     config.max_position_embeddings = known.max_position_embeddings
     return Electra(package.ElectraForMaskedLM(config), discriminator)

@@ -225,8 +225,13 @@ def plan_pretrain(
         raise DataError(f"{vocabulary}: {error}") from None
     files = find_corpus(data, apart_from=vocabulary)
     asked = {
-        "length": length, "packing": packing, "dev": dev, "lowercase": lowercase, "seed": seed, "limit": limit,
-    }  # fmt: skip
+        "length": length,
+        "packing": packing,
+        "dev": dev,
+        "lowercase": lowercase,
+        "seed": seed,
+        "limit": limit,
+    }
     sums = sums_of(files, data if data.is_dir() else data.parent) | sums_of([vocabulary], vocabulary.parent)
     return PretrainPlan(Path(out), files, Packer(pieces, length, packing, seed), asked, sums)
 

@@ -32,8 +32,12 @@ from repulsive.lab.text.folders import digest
 from repulsive.metrics.detection import auc
 
 _COMPILED = (  # modules that are, on request
-    "ElectraLayer", "BertLayer", "ElectraGeneratorPredictions", "ElectraDiscriminatorPredictions", "Sampler",
-)  # fmt: skip
+    "ElectraLayer",
+    "BertLayer",
+    "ElectraGeneratorPredictions",
+    "ElectraDiscriminatorPredictions",
+    "Sampler",
+)
 _EVALUATED_AT_ONCE = 128
 _EVALUATED_WITH = 20_200_323  # the seed of masks and samples in evaluations: the same for all runs
 _ON_DEVICE = 8 << 30  # bytes of blocks that live on the device; larger sets stay in the memory map
@@ -197,9 +201,16 @@ class PretrainingTask:
         if asked.start:
             return open_electra(Path(asked.start), asked.generator) if electra else open_masked(Path(asked.start))
         sizes = ElectraSizes(
-            len(self.data.pieces.pieces), asked.layers, asked.width, asked.heads, asked.feed_forward, asked.embedding,
-            asked.generator, asked.dropout, self.marks["PAD"],
-        )  # fmt: skip
+            len(self.data.pieces.pieces),
+            asked.layers,
+            asked.width,
+            asked.heads,
+            asked.feed_forward,
+            asked.embedding,
+            asked.generator,
+            asked.dropout,
+            self.marks["PAD"],
+        )
         return make_electra(sizes) if electra else make_masked(sizes)
 
     def repelled(self, model: nn.Module) -> nn.Module:
@@ -230,9 +241,15 @@ class PretrainingTask:
         said = self._said(model, tokens, types, seen, masked)
         pieces, places = self._means(inputs, length)
         loss: Tensor = self._total(
-            *said, tokens, masked.answers, masked.counts, seen, len(rows) * places, len(rows) * pieces,
+            *said,
+            tokens,
+            masked.answers,
+            masked.counts,
+            seen,
+            len(rows) * places,
+            len(rows) * pieces,
             self.recipe.loss.discriminator,
-        )  # fmt: skip
+        )
         return loss
 
     def _means(self, inputs: Inputs, length: int) -> tuple[Any, Any]:

@@ -78,13 +78,17 @@ TASKS = {
         GlueTask("sts", "STS-B", ("sentence1", "sentence2"), "score", (), "spearman"),
         GlueTask("qqp", "QQP", ("question1", "question2"), "is_duplicate", _BINARY, also=("f1",)),
         GlueTask(
-            "mnli", "MNLI", ("sentence1", "sentence2"), "gold_label", ("contradiction", "entailment", "neutral"),
+            "mnli",
+            "MNLI",
+            ("sentence1", "sentence2"),
+            "gold_label",
+            ("contradiction", "entailment", "neutral"),
             matched=True,
         ),
         GlueTask("qnli", "QNLI", ("question", "sentence"), "label", _ENTAILED),
         GlueTask("rte", "RTE", ("sentence1", "sentence2"), "label", _ENTAILED),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

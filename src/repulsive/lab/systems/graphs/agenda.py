@@ -165,9 +165,14 @@ def _named_relation(text: str, numbers: dict[str, int], names: Sequence[str] | N
 
 
 def _graph(
-    title: str, entities: list[list[str]], types: str, relations: list[Relation], abstract: str, plan: list[list[int]],
+    title: str,
+    entities: list[list[str]],
+    types: str,
+    relations: list[Relation],
+    abstract: str,
+    plan: list[list[int]],
     lowercase: bool,
-) -> Graph:  # fmt: skip
+) -> Graph:
     kinds = types.split()
     target: list[Token] = []
     for word in abstract.split():

@@ -29,9 +29,13 @@ class PygAttention(GraphAttention):
         self._own_scale = sqrt(sizes.width // sizes.heads)  # what TransformerConv divides scores by
         with torch.random.fork_rng(devices=[]):  # weights that are replaced below draw nothing
             conv = _transformer_conv()(
-                sizes.width, sizes.width // sizes.heads, sizes.heads,
-                dropout=sizes.dropout, bias=False, root_weight=False,
-            )  # fmt: skip
+                sizes.width,
+                sizes.width // sizes.heads,
+                sizes.heads,
+                dropout=sizes.dropout,
+                bias=False,
+                root_weight=False,
+            )
         conv.lin_query, conv.lin_key, conv.lin_value = self.q_proj, self.k_proj, self.v_proj
         self._conv = (conv,)  # in a tuple no module of its own: parameters have one name each
 

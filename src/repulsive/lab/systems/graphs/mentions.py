@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _MONTHS = (
-    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
     "december",
-)  # fmt: skip
+)
 _SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e(\d+))?(?: \(?([a-z%³/ ]+)\)?)?")
 _LONGEST = 18  # digits of a number that is written out

@@ -170,13 +170,16 @@ def summary(prepared: PreparedGraphs) -> str:
     """What was made, in a few lines."""
     told, words = prepared.manifest, prepared.vocabularies
     rows: list[tuple[str, str, Callable[[Any], str]]] = [
-        ("graphs", "rows", "{:,}".format), ("texts", "texts", "{:,}".format), ("skipped", "skipped", "{:,}".format),
-        ("cut", "cut", "{:,}".format), ("entities mentioned", "mentioned", "{:.1%}".format),
+        ("graphs", "rows", "{:,}".format),
+        ("texts", "texts", "{:,}".format),
+        ("skipped", "skipped", "{:,}".format),
+        ("cut", "cut", "{:,}".format),
+        ("entities mentioned", "mentioned", "{:.1%}".format),
         ("unknown words", "unknown", "{:.2%}".format),
         ("unknown entity words", "unknown entity words", "{:.2%}".format),
         ("unknown relations", "unknown relations", "{:.2%}".format),
         ("of unseen categories", "unseen categories", "{:.2%}".format),
-    ]  # fmt: skip
+    ]
     lines = [" " * 20 + "".join(f"  {part:>7}" for part in PARTS)]
     lines += [f"{title:20}" + "".join(f"  {show(told[key][part]):>7}" for part in PARTS) for title, key, show in rows]
     lines.append(

@@ -212,9 +212,17 @@ class GraphWritingTask:
         for indices, shape in in_batches(self._sizes[part], search.at_once):
             titles, entities, relations, types = tables.inputs(indices.to(self._device), shape)
             texts = write(
-                model, titles, entities, relations, types, ENDS,
-                beam=search.beam, alpha=search.lenpen, longest=search.longest, forbidden=forbidden,
-            )  # fmt: skip
+                model,
+                titles,
+                entities,
+                relations,
+                types,
+                ENDS,
+                beam=search.beam,
+                alpha=search.lenpen,
+                longest=search.longest,
+                forbidden=forbidden,
+            )
             for index, text in zip(indices.tolist(), texts, strict=True):
                 found[index] = text.tokens
         return found

@@ -230,9 +230,14 @@ class Stack(nn.Module):
         self.run = _run  # how a layer is called on packed sentences
 
     def forward(
-        self, x: Tensor, sight: Sight, memory: Tensor | None = None, to_memory: Sight = Sight(),  # noqa: B008
-        seen: list[Tensor] | None = None, what: str | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        sight: Sight,
+        memory: Tensor | None = None,
+        to_memory: Sight = Sight(),  # noqa: B008
+        seen: list[Tensor] | None = None,
+        what: str | None = None,
+    ) -> Tensor:
         run, seeds = (_run, None) if sight.packed is None else (self.run, self._seeds(x, sight.packed))
         for number, layer in enumerate(self.layers):
             own = sight if seeds is None else sight._replace(seeds=seeds[number])

@@ -148,9 +148,15 @@ class TranslationTask:
     def model(self) -> Transformer:
         sizes = self.recipe.model
         config = TransformerConfig(
-            len(self.data.vocabulary), sizes.width, sizes.heads, sizes.depth, sizes.feed_forward, sizes.dropout,
-            sizes.pre_norm, PAD,
-        )  # fmt: skip
+            len(self.data.vocabulary),
+            sizes.width,
+            sizes.heads,
+            sizes.depth,
+            sizes.feed_forward,
+            sizes.dropout,
+            sizes.pre_norm,
+            PAD,
+        )
         model = Transformer(config)
         if self.recipe.training.compile:
             model.compile_layers()
