@@ -1,1 +1,1 @@
-"""Known attention classes as data, and how a model is matched against them."""
+"""Attention classes whose layout is recorded as data, and the code that matches a model against them."""

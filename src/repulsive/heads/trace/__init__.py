@@ -1,1 +1,1 @@
-"""Proof and inference of heads by autograd."""
+"""Prove and infer heads by following gradients from attention calls back to projections."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.place import clean, module_of, unwrap
+from repulsive.heads.module_paths import clean, module_of, unwrap
 
 _NORMS = {
     part: re.compile(rf"^({part}|{word})_?(norm|layernorm|layer_norm|ln)$|^(norm|ln)_({part}|{word})$")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
-from repulsive.heads.place import unwrap
+from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.live import is_captured as is_capturing
 from repulsive.repulsion.logits.padding import masks_in, valid_tokens
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection

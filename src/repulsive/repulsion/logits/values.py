@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
-from repulsive.heads.place import clean, module_of, unwrap
-from repulsive.heads.table.outputs import output_projection
+from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.table.output_projection import output_projection
 from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
