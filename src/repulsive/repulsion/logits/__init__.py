@@ -1,1 +1,1 @@
-"""Repulsion between attention logits: which projections form them, tokens to evaluate them on, the force on weights."""
+"""Repulsion between attention logits: sample tokens, compute the force, add it to gradients."""
