@@ -82,7 +82,7 @@ class HeadSlice:
         parameter = getattr(self.module, self.attribute, None)
         if not isinstance(parameter, Tensor):
             raise UnsupportedWeights(
-                f"{self.parameter_name}: expected a tensor, found none; was the layer replaced after find_heads?"
+                f"{self.parameter_name}: no tensor of that name; was the layer replaced after find_heads?"
             )
         return parameter
 
