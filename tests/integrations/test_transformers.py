@@ -181,11 +181,11 @@ def test_detaches_at_the_end_and_after_an_error(tmp_path):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_logs_ratio_and_distance(first, tmp_path):
-    seen = []
+    reported = []
 
     class Reporter(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs):
-            seen.append(dict(logs))
+            reported.append(dict(logs))
 
     callback = quiet(SVGD(alpha="auto", ratio=0.2))
     trainer = make_trainer(tmp_path, Reporter(), max_steps=2, save_strategy="no")
@@ -196,7 +196,7 @@ def test_logs_ratio_and_distance(first, tmp_path):
     report = callback.handle.report()
     assert logged[-1]["head_distance"] == pytest.approx(sum(line.distance for line in report) / len(report))
     assert logged[-1]["head_similarity"] == pytest.approx(sum(line.similarity for line in report) / len(report))
-    assert ["head_distance" in entry for entry in seen if "loss" in entry] == [first, first]
+    assert ["head_distance" in entry for entry in reported if "loss" in entry] == [first, first]
 
 
 def test_logs_contain_the_step_of_the_measurement(tmp_path):

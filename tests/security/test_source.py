@@ -412,8 +412,8 @@ def test_a_page_for_judges_shows_markup_as_text(tmp_path):
         item = {"id": NASTY, "text": f"{name} {NASTY}", "input": {NASTY: [NASTY, [NASTY]]}, "gold": NASTY}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(item) + "\n")
     made = make(tmp_path / "wavelet.jsonl", tmp_path / "gearbox.jsonl", tmp_path / "page.html", title=NASTY)
-    seen = find_markup(made.page.read_text(encoding="utf-8"))
-    assert (seen.found, seen.scripts) == ([], 1)
+    page = find_markup(made.page.read_text(encoding="utf-8"))
+    assert (page.found, page.scripts) == ([], 1)
 
 
 def nasty(value):
@@ -431,9 +431,9 @@ def nasty(value):
 def test_a_report_shows_markup_as_text():
     plain = sample_content(count=2, heads=3)
     expected = find_markup(render_page(plain))
-    seen = find_markup(render_page(nasty(plain)))
-    assert expected.found == [] and seen.found == []
-    assert seen.scripts == expected.scripts > 0
+    page = find_markup(render_page(nasty(plain)))
+    assert expected.found == [] and page.found == []
+    assert page.scripts == expected.scripts > 0
 
 
 def test_a_table_of_samples_shows_markup_as_text():

@@ -1,4 +1,8 @@
-"""Attention heads of a model: find, verify and select them."""
+"""Attention heads of a model: find, verify and select them.
+
+`layout` defines a group of heads, `discover` finds groups, `select` filters them, `verify` proves them, `by_hand` lets
+the caller name them and `describe` prints them. `table` lists known attention classes; `trace` follows gradients.
+"""
 
 from repulsive.heads.by_hand import heads_by_hand
 from repulsive.heads.describe import describe

@@ -31,7 +31,7 @@ class HeadSlice:
         axis: the dimension of the parameter that counts output features (0 for `nn.Linear`, 1 for `Conv1D`).
 
     Raises:
-        HeadLayoutError: the rows are not a table, do not exist, or belong to two heads.
+        HeadLayoutError: the rows are not a table, do not exist, or are listed twice.
     """
 
     module: nn.Module
@@ -48,13 +48,16 @@ class HeadSlice:
                 f"{list(self.rows.shape)}"
             )
         size = self.parameter().shape[self.axis]
-        if self.rows.numel() == 0 or int(self.rows.min()) < 0 or int(self.rows.max()) >= size:
+        if self.rows.numel() == 0:
+            raise HeadLayoutError(f"{self.parameter_name}: expected rows for each head, got {list(self.rows.shape)}")
+        first, last = int(self.rows.min()), int(self.rows.max())
+        if first < 0 or last >= size:
             raise HeadLayoutError(
-                f"{self.parameter_name}: expected rows between 0 and {size - 1} for {list(self.rows.shape)} heads and "
-                "features; check the number of heads"
+                f"{self.parameter_name}: expected rows from 0 to {size - 1}, got {first} to {last}; check the number "
+                "of heads"
             )
         if self.rows.unique().numel() != self.rows.numel():
-            raise HeadLayoutError(f"{self.parameter_name}: two heads claim the same row")
+            raise HeadLayoutError(f"{self.parameter_name}: a row is listed twice; each row must belong to one head")
         object.__setattr__(self, "_strides", _regular_strides(self.rows))
 
     @property

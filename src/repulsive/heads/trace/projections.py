@@ -18,7 +18,7 @@ def weights_in(
 
     Yields:
         The operand, its axis of output features, the output's axis of features, and further output axes that the
-        operand makes (einsum with heads and features apart).
+        operand makes (einsum with heads and features on separate axes).
     """
     if name == "linear":
         yield args[1] if len(args) > 1 else kwargs["weight"], 0, -1, ()

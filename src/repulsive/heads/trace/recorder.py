@@ -34,7 +34,7 @@ class Leaf:
         axis: the weight's dimension that counts output features.
         rows: int64 [features], the weight's row behind each output feature.
         feature_axis: the output's dimension that counts features.
-        inner: further output dimensions that the weight makes, if it keeps heads and features apart.
+        inner: further output dimensions that the weight makes, if heads and features have separate axes.
     """
 
     tensor: Tensor

@@ -20,7 +20,7 @@ def world_size() -> int:
 def gather_samples(
     layers: Sequence[CircuitLayer], samples: Mapping[tuple[int, str], Sample], tokens: int
 ) -> dict[tuple[int, str], Sample]:
-    """Concatenate the samples of all ranks. Every rank must call this, even without tokens of its own.
+    """Concatenate the samples of all ranks. Every rank must call this, even if it has no tokens.
 
     Args:
         layers: the layers, equal on every rank.
