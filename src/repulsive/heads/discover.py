@@ -100,7 +100,7 @@ def _strided(group: HeadGroup) -> HeadGroup:
 
 
 def left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> dict[str, str]:
-    """Find modules that look like attention but have no heads inside, above or below them.
+    """Find modules that look like attention but have no known heads in them, their parents or their children.
 
     Args:
         model: any module.
