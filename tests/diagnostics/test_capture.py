@@ -14,7 +14,7 @@ from repulsive.diagnostics.hooks.outlets import find_outlets, rerouted
 from repulsive.diagnostics.redundancy import ablate
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import find_heads
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.zoo import TORCH, TRANSFORMERS, build, ids

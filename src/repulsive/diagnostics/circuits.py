@@ -32,7 +32,7 @@ from repulsive.diagnostics.hooks.qkv import find_layers
 from repulsive.diagnostics.hooks.running import Real
 from repulsive.errors import DivergedError, HeadLayoutError, RuleError
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 from repulsive.particles.gram import full_precision, wide_dtype
 from repulsive.particles.logits import Circuits, cosines, mean_and_largest
 

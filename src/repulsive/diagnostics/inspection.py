@@ -20,7 +20,7 @@ from repulsive.diagnostics.own_output import OwnChange, own_loss
 from repulsive.diagnostics.redundancy import Ablation, Curve, head_ablation, pruning_curve
 from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from repulsive.heads import HeadGroup
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 
 
 def short_names(groups: Sequence[HeadGroup]) -> dict[str, str]:

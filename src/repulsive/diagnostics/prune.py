@@ -26,7 +26,7 @@ from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
 from repulsive.diagnostics.redundancy import heads_of
 from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.place import module_of, unwrap
+from repulsive.heads.module_paths import module_of, unwrap
 
 # Attention classes (module and name) that shape q, k and v by the size of a head, and the attributes that count heads,
 # those that keys and values have, query heads that share one of these, or all features of the heads. Classes that ask

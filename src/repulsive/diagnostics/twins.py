@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from repulsive.errors import NoTwin
-from repulsive.heads.place import unwrap
+from repulsive.heads.module_paths import unwrap
 
 _SEED_OFFSET = 1 << 20  # models are made with small seeds; a twin with the same seed would be the model itself
 _RESETS = ("reset_parameters", "_reset_parameters")  # the second is that of torch's own Transformer

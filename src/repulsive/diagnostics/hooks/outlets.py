@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.place import clean, module_of, unwrap
-from repulsive.heads.table.outputs import output_projection
+from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.table.output_projection import output_projection
 
 Change = Callable[["Outlet", Tensor], Tensor | None]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import HeadGroup
-from repulsive.heads.place import clean, module_of, unwrap
+from repulsive.heads.module_paths import clean, module_of, unwrap
 
 # Norms that some attention classes have between a projection and the dot product.
 NORMS = {

@@ -14,10 +14,10 @@ from repulsive.lab.systems.glue.metrics import (
     moments,
     pearson,
     pearson_of,
-    ranks,
     spearman,
 )
 from repulsive.metrics.compare import compare, compare_totals
+from repulsive.metrics.ranks import ranks
 
 
 def optional(name):

@@ -29,7 +29,7 @@ from repulsive.lab.systems.electra.model import (
     open_masked,
 )
 from repulsive.lab.text.folders import digest
-from repulsive.metrics.detection import auc
+from repulsive.metrics.auc import auc
 
 _COMPILED = (  # modules that are, on request
     "ElectraLayer",

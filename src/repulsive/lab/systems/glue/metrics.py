@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from repulsive.metrics.ranks import ranks
+
 _FLAT = 1e-13  # of a variance to the square of its numbers: what rounding in float64 makes of equal ones, and more
 
 
@@ -40,20 +42,6 @@ def pearson(first: Tensor, second: Tensor) -> Tensor:
 def spearman(first: Tensor, second: Tensor) -> Tensor:
     """`pearson` of the ranks; equal values share the mean of theirs."""
     return pearson(ranks(first), ranks(second))
-
-
-def ranks(values: Tensor) -> Tensor:
-    """Place of each value among all, from 1; equal values share the mean of theirs. Where one is nan, all are.
-
-    Example:
-        >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
-        [2.5, 1.0, 2.5]
-    """
-    if bool(values.isnan().any()):
-        return torch.full_like(values, torch.nan, dtype=torch.float64)
-    _, which, count = values.unique(return_inverse=True, return_counts=True)  # sorted
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[which]
 
 
 def counts(guesses: Tensor, labels: Tensor) -> Tensor:

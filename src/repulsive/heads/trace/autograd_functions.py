@@ -1,4 +1,4 @@
-"""Look through autograd functions and checkpoints, which would hide the attention inside them from a trace."""
+"""Trace through autograd functions and checkpoints, which would otherwise hide the attention inside them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repulsive.heads.trace.intercept import Intercept
-from repulsive.heads.trace.norms import Hold
+from repulsive.heads.trace.norms import StopGradient
 from repulsive.heads.trace.projections import tensors_in
+from repulsive.heads.trace.recorder import Recorder
 
 
 class _Context:
-    """Stands for the `ctx` of a forward that is run as plain code: takes what is saved, and forgets it."""
+    """Stand-in for the `ctx` of a forward that runs as plain code; it discards what is saved."""
 
     def __init__(self, args: Iterable[Any]) -> None:
         self.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
@@ -35,26 +35,26 @@ class _Context:
 
 
 @contextmanager
-def functions_looked_through(watch: Intercept) -> Iterator[None]:
-    """Run the forward of autograd functions with gradients, where there is attention or a projection in it.
+def autograd_functions_traced(recorder: Recorder) -> Iterator[None]:
+    """Run the forward of autograd functions as plain code if it contains attention or a projection.
 
-    Reentrant checkpointing is such a function. One without attention keeps its own backward. Only the thread that
-    entered is affected, and only until the block ends.
+    Reentrant checkpointing is such a function. A function without attention keeps its own backward. Only the current
+    thread is affected, and only until the block ends.
     """
     original = torch.autograd.Function.__dict__["apply"]
-    here = threading.get_ident()
+    thread = threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        plain = original.__get__(None, cls)
-        if cls is Hold or threading.get_ident() != here or not torch.is_grad_enabled():
-            return plain(*args, **kwargs)
-        before = watch.mark()
-        result, settled = _run_forward(cls, args, watch)
-        if settled or (watch.has_recorded_since(before) and _carries_gradient(result)):
+        unchanged = original.__get__(None, cls)
+        if cls is StopGradient or threading.get_ident() != thread or not torch.is_grad_enabled():
+            return unchanged(*args, **kwargs)
+        before = recorder.mark()
+        result, must_keep = _run_forward(cls, args, recorder)
+        if must_keep or (recorder.has_recorded_since(before) and _carries_gradient(result)):
             return result
-        watch.rewind(before)
-        with watch.inside_opaque(cls.__name__):
-            return plain(*args, **kwargs)
+        recorder.rewind(before)
+        with recorder.inside_opaque(cls.__name__):
+            return unchanged(*args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
     try:
@@ -63,14 +63,14 @@ def functions_looked_through(watch: Intercept) -> Iterator[None]:
         torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 
-def _run_forward(cls: Any, args: tuple[Any, ...], watch: Intercept) -> tuple[Any, bool]:
-    """The forward as plain code, and whether its result must stand because it wrote into its arguments."""
+def _run_forward(cls: Any, args: tuple[Any, ...], recorder: Recorder) -> tuple[Any, bool]:
+    """Run the forward as plain code; also return whether it wrote into its arguments, so that it cannot run again."""
     context = _Context(args)
-    separate = cls.setup_context is not torch.autograd.Function.setup_context  # then forward takes no context
+    separate = cls.setup_context is not torch.autograd.Function.setup_context  # then forward takes no ctx
     try:
-        with watch.with_gradients():
+        with recorder.with_gradients():
             result = cls.forward(*args) if separate else cls.forward(context, *args)
-    except Exception:  # a kernel that needs the real context: its own apply decides
+    except Exception:  # it needs the real ctx: use its own apply
         return None, False
     return result, context.wrote_in_place
 
@@ -81,7 +81,7 @@ def _carries_gradient(result: Any) -> bool:
 
 @contextmanager
 def saved_tensors_kept() -> Iterator[None]:
-    """Ignore saved-tensor hooks: checkpoints without reentry would recompute a pass that is not the one traced."""
+    """Disable saved-tensor hooks: non-reentrant checkpoints would recompute activations and miss the traced ones."""
     hooks = torch.autograd.graph.saved_tensors_hooks
     enter, leave = hooks.__enter__, hooks.__exit__
     hooks.__enter__ = lambda self: None  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Where an attention module stands in its model: its clean name, its stack, encoder, decoder or cross."""
+"""Dotted names of attention modules: without wrappers, by stack and layer, encoder, decoder or cross."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from repulsive.heads.layout import HeadGroup
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_SENSES = ("vision", "visual", "audio", "speech", "acoustic")  # towers that encode what is not text
+_NOT_TEXT = ("vision", "visual", "audio", "speech", "acoustic")  # towers that encode other inputs than text
 _TEXT = ("language", "text")
 _CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_attn", "context_attn")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and compile wrappers."""
+    """Remove data-parallel and compile wrappers from a model."""
     while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
         model = getattr(model, attribute)
     return model
 
 
 def clean(name: str) -> str:
-    """A dotted name without the parts that wrappers add."""
+    """Remove the parts that wrappers add to a dotted name."""
     return ".".join(part for part in name.split(".") if part not in INNER)
 
 
 def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
-    """Is the attention module `name` "cross", "encoder" or "decoder"? Its path and class say, then its flags."""
+    """Classify the attention module `name` as "cross", "encoder" or "decoder".
+
+    Its path and class decide, then its tower, then `default`, then its `is_causal` flag.
+    """
     module = model.get_submodule(name)
     parent_name, _, attribute = name.rpartition(".")
     parent = model.get_submodule(parent_name)
@@ -44,13 +47,13 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
         return "cross"
     if getattr(module, "is_decoder", False) is True:
         return "decoder"
-    components = [type(module).__name__.lower(), *reversed(own.lower().split("."))]  # from the inside out
+    components = [type(module).__name__.lower(), *reversed(own.lower().split("."))]  # innermost first
     for component in components:
         for side in ("decoder", "encoder"):
             if side in component:
                 return side
-    senses = next((word for word in components if any(mark in word for mark in (*_SENSES, *_TEXT))), "")
-    if senses and not any(mark in senses for mark in _TEXT):
+    tower = next((word for word in components if any(mark in word for mark in (*_NOT_TEXT, *_TEXT))), "")
+    if tower and not any(mark in tower for mark in _TEXT):
         return "encoder"
     if default in ("encoder", "decoder", "cross"):
         return default
@@ -58,7 +61,7 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
 
 
 def stack_of(name: str) -> str:
-    """The dotted prefix before the first number; for a module outside any list, its parent."""
+    """Dotted name of the list of layers a module is in; of its parent if it is in no list."""
     parts = clean(name).split(".")
     for i, part in enumerate(parts):
         if part.isdigit():
@@ -87,5 +90,10 @@ def number_layers(groups: Sequence[HeadGroup], modules: Sequence[str]) -> list[H
 
 
 def module_of(group: HeadGroup) -> str:
-    """The attention module's name: a group's name without its part."""
+    """Dotted name of a group's attention module: the group's name without its part."""
     return group.name.removesuffix(f".{group.part}") if group.name != group.part else ""
+
+
+def dotted(*names: str) -> str:
+    """Join names with dots; skip empty ones."""
+    return ".".join(name for name in names if name)

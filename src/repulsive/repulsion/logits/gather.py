@@ -1,4 +1,4 @@
-"""All ranks see the tokens of all ranks, so that each computes the same force."""
+"""Gather the sampled tokens of all ranks, so that every rank computes the same force."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from repulsive.repulsion.logits.samples import Sample
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Number of ranks; 1 without torch.distributed."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def share(
+def gather_samples(
     layers: Sequence[CircuitLayer], samples: Mapping[tuple[int, str], Sample], tokens: int
 ) -> dict[tuple[int, str], Sample]:
-    """Samples of all ranks, joined. Every rank has to call this; one that saw no tokens adds none.
+    """Concatenate the samples of all ranks. Every rank must call this, even if it has no tokens.
 
     Args:
         layers: the layers, equal on every rank.
-        samples: of this rank.
-        tokens: rows that every rank sends, at least as many as it sampled.
+        samples: samples of this rank.
+        tokens: number of rows that every rank sends, at least as many as it sampled.
 
     Returns:
-        The same on every rank: [world x tokens] rows of each projection, of weight 0 where a rank had fewer.
+        The same samples on every rank: [world x tokens] rows of each projection; missing rows have weight 0.
     """
     world = world_size()
     joined: dict[tuple[int, str], Sample] = {}
@@ -58,17 +58,17 @@ def share(
 
 
 def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
-    """The norm of q or k, which is the same on every rank; one that saw no tokens reads it on made-up ones."""
+    """The norm of q or k, which is equal on all ranks; a rank without tokens derives it from random ones."""
     if own is not None or projection.norm is None:
         return None if own is None else own.norm
     parameter = projection.targets[0].slice.parameter()
     shape = (8, projection.group.num_heads, projection.width)
-    made_up = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(parameter)
-    return formula_of(projection.norm, made_up, projection.group.name)
+    tokens = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(parameter)
+    return formula_of(projection.norm, tokens, projection.group.name)
 
 
 def _columns(projection: Projection) -> list[int]:
-    """Numbers of a row: each input, then the projected token."""
+    """Width of each block of columns: the inputs, then the projected token."""
     weights = [target.slice for target in projection.targets if not target.is_bias]
     inputs = [part.parameter().shape[1 - part.axis] for part in weights]
     return [*inputs, projection.group.num_heads * projection.width]

@@ -1,11 +1,11 @@
-"""Exact classes of packages whose signature has been proved: built, run and traced by the surveys.
+"""Classes whose signature a survey has proved by building, running and tracing a model.
 
-From `results/survey/transformers.json` (architectures of which every group is verified) and `packages.json`.
+From `results/survey/transformers.json` (architectures with every group verified) and `results/survey/packages.json`.
 """
 
 from __future__ import annotations
 
-# (package, signature) -> class names, or "module.Class" where the package may have several classes of one name.
+# (package, signature) -> class names; "module.Class" where a package has several classes of the same name.
 _NAMES: dict[tuple[str, str], str] = {
     ("diffusers", "q_proj/k_proj/v_proj"): "models.embeddings.HunyuanDiTAttentionPool",
     ("diffusers", "to_q/... + add_k_proj/..."): "models.transformers.transformer_wan.WanAttention",

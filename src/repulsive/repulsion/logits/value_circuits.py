@@ -1,4 +1,4 @@
-r"""Value-output circuits as particles: what a head writes into the residual stream, beside where it looks.
+r"""Repulsion between value-output circuits: the map from a token to what a head adds to the residual stream.
 
 Head i adds $W_O^i v_i(x)$ for a token x that it attends to. Two heads have the inner product
 $\sum_{ab} (\tfrac1N v_i^\top v_j)_{ab} ({W_O^i}^\top W_O^j)_{ab}$, and the force is pulled back to the value projection
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
-from repulsive.heads.place import clean, module_of, unwrap
-from repulsive.heads.table.outputs import output_projection
+from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.table.output_projection import output_projection
 from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
@@ -31,12 +31,12 @@ class ValueLayer:
     """The value-output circuits of one attention layer.
 
     Args:
-        name: dotted name of the attention module, and "(values)".
-        attention: that module.
+        name: dotted name of the attention module, followed by "(values)".
+        attention: the attention module.
         where: "encoder", "decoder" or "cross".
         value: its value projection.
-        out: the heads' columns of its output projection.
-        reads: the value head that each query head reads, or None where there are equally many.
+        out: the columns of its output projection, by head.
+        reads: the value head of each query head, or None if there are as many.
     """
 
     name: str
@@ -57,12 +57,12 @@ class ValueLayer:
 
     @property
     def sides(self) -> tuple[tuple[HeadGroup, tuple[Target, ...]], ...]:
-        """What receives the force: groups and their parameters."""
+        """Groups that receive the force, with their parameters."""
         return (self.value.group, self.value.targets), (self.out, (Target(self.out.slices[0]),))
 
 
 def output_groups(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGroup]:
-    """The heads' columns of every output projection, as groups of the part "o".
+    """Columns of every output projection by head, as groups of the part "o".
 
     Args:
         model: the model.
@@ -87,17 +87,17 @@ def value_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[ValueLay
     layers: dict[str, dict[str, HeadGroup]] = {}
     for group in groups:
         layers.setdefault(module_of(group), {})[group.part] = group
-    found = []
+    pairs = []
     for name, parts in layers.items():
         value, attention = parts["v"], modules[name]
         projection = projection_of(value, value.slices[0].rows.shape[1], attention, modules)
         reads = reads_of(parts["q"], value)
-        found.append(ValueLayer(f"{name} (values)", attention, value.where, projection, parts["o"], reads))
-    return found
+        pairs.append(ValueLayer(f"{name} (values)", attention, value.where, projection, parts["o"], reads))
+    return pairs
 
 
 def value_force(layer: ValueLayer, sample: Sample, rule: SVGD, step: int, drive: Tensor | None) -> LayerForce:
-    """The force between the value-output circuits of one layer."""
+    """Compute the force between the value-output circuits of one layer."""
     dtype = compute_dtype(sample.outputs)
     values = sample.outputs.to(dtype) * sample.weights.to(dtype)[:, None, None]  # [N, M_v, d]
     part = layer.out.slices[0]
@@ -125,7 +125,10 @@ def _outputs(value: HeadGroup, query: HeadGroup, modules: Mapping[str, nn.Module
     found = output_projection(modules, name, value.family, heads, width)
     weight = getattr(found[1], "weight", None) if found is not None else None
     if found is None or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
-        raise RuleError(f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width}")
+        raise RuleError(
+            f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; choose "
+            "circuits='qk'"
+        )
     path, module, _ = found
     axis = 0 if type(module).__name__ == "Conv1D" else 1
     rows = torch.arange(heads * width).view(heads, width)

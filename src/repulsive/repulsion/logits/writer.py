@@ -1,4 +1,4 @@
-"""Write forces into gradients, whole or sharded."""
+"""Add forces to gradients, whole or sharded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from repulsive.repulsion.sharding.parts import gradient_of, is_sharded, local_pa
 
 @dataclass(frozen=True)
 class Written:
-    """A parameter's rows and what is added to their gradient.
+    """Rows of a parameter and the force on them.
 
     Args:
         slice: the rows.
-        force: [M, rows, ...]; None for nothing.
+        force: [M, rows, ...], added to the gradient; None for no force.
     """
 
     slice: HeadSlice
@@ -28,15 +28,15 @@ class Written:
 
 @dataclass(frozen=True)
 class _Change:
-    """gradient <- factor x gradient + force, for one parameter; all tensors are shaped as this rank's part of it."""
+    """gradient <- factor x gradient + force for one parameter; tensors have the shape of this rank's part."""
 
     slice: HeadSlice
-    factor: Tensor | None  # None: the same number everywhere
+    factor: Tensor | None  # None: the writer's share for all rows
     force: Tensor | None
-    registry: dict[str, Tensor] | None  # where its module keeps it, if it is a plain tensor there: quick to look up
+    registry: dict[str, Tensor] | None  # the module's parameters, for a fast lookup of a plain tensor
 
     def gradient(self) -> Tensor | None:
-        """Today's gradient, as much of it as lies on this rank."""
+        """The current gradient, or this rank's part of it; None if there is none."""
         if self.registry is not None:
             return self.registry[self.slice.attribute].grad
         if self.slice.parameter().grad is None:
@@ -46,11 +46,11 @@ class _Change:
 
 
 class Writer:
-    """gradient <- share x gradient + force, for the rows of many slices, with few calls.
+    """gradient <- share x gradient + force, for the rows of many slices in a few calls.
 
     Args:
-        written: what to add.
-        share: of the gradient that is kept.
+        written: rows and forces.
+        share: factor on the gradient of these rows.
     """
 
     def __init__(self, written: Sequence[Written], share: float) -> None:
@@ -58,9 +58,9 @@ class Writer:
         owners: dict[tuple[int, str], list[Written]] = defaultdict(list)
         for one in written:
             owners[id(one.slice.module), one.slice.attribute].append(one)
-        self._factors: dict[tuple[object, ...], Tensor] = {}  # equal ones are held once
+        self._factors: dict[tuple[object, ...], Tensor] = {}  # shared between equal parameters
         changes = [self._change(members) for members in owners.values()]
-        # By what the gradient is multiplied with, and whether anything is added: each kind is one call.
+        # Grouped by scalar or tensor factor, and with or without a force: each kind is one call.
         self._kinds = [
             [change for change in changes if (change.factor is None) == plain and (change.force is None) == empty]
             for plain in (True, False)
@@ -68,19 +68,19 @@ class Writer:
         ]
 
     def write(self, scale: Tensor | None) -> None:
-        """Change today's gradients; a parameter without one is passed over.
+        """Change the current gradients; parameters without a gradient are skipped.
 
         Args:
-            scale: what gradients are multiplied with right now.
+            scale: loss scale that the gradients contain, or None.
         """
         for kind in self._kinds:
-            today = [change.gradient() for change in kind]
-            grads = [grad for grad in today if grad is not None]
+            current = [change.gradient() for change in kind]
+            grads = [grad for grad in current if grad is not None]
             if not grads:
                 continue
             changes = kind
             if len(grads) < len(kind):
-                changes = [change for change, grad in zip(kind, today, strict=True) if grad is not None]
+                changes = [change for change, grad in zip(kind, current, strict=True) if grad is not None]
             factors = [change.factor for change in changes if change.factor is not None]
             if factors:
                 torch._foreach_mul_(grads, factors)
@@ -113,7 +113,7 @@ class Writer:
         return _Change(first, factor, force, kept if plain else None)
 
     def _factor(self, members: Sequence[Written], parameter: Tensor) -> Tensor:
-        """The share for rows of heads, 1 for others."""
+        """Tensor with the share in rows of heads and 1 in other rows."""
         rows = [(one.slice.axis, tuple(one.slice.rows.flatten().tolist())) for one in members]
         key = (*rows, parameter.shape, parameter.dtype, parameter.device)
         if key not in self._factors:
@@ -125,7 +125,7 @@ class Writer:
 
 
 def gradient_norms(layers: Sequence[Sequence[HeadSlice]]) -> Tensor:
-    """Norm of the gradients of each layer's slices together, [layers]; of sharded ones over all ranks."""
+    """Norm of the gradients of each layer's slices together, [layers]; sharded gradients are gathered."""
     rows, owners = [], []
     for number, parts in enumerate(layers):
         for part in parts:

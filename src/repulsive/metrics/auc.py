@@ -1,21 +1,21 @@
-"""How well something is told from its absence, whatever the threshold."""
+"""Area under the ROC curve."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from repulsive.lab.systems.glue.metrics import ranks
+from repulsive.metrics.ranks import ranks
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    r"""Area under the ROC curve: $P(s_+ > s_-) + P(s_+ = s_-) / 2$ for a positive and a negative item at random.
+    r"""Area under the ROC curve: $P(s_+ > s_-) + P(s_+ = s_-) / 2$ for a random positive and a random negative item.
 
     Args:
-        scores: higher for what is likelier to be positive, [N].
+        scores: [N], higher for items that are more likely positive.
         labels: bool [N].
 
     Returns:
-        From 0 to 1, 0.5 for guessing; nan where all labels are equal or a score is nan.
+        A number from 0 to 1, 0.5 for random scores; nan if all labels are equal or a score is nan.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Which tokens of a batch are sampled: spread evenly over sequences and their real tokens, at random offsets."""
+"""Choose the tokens of a batch to sample: evenly over sequences and their tokens without padding, at random offsets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from repulsive.particles import noise as counters
 
-LEAST = 32  # tokens of a sequence where it has as many, so that its mean key is known
+LEAST = 32  # smallest number of tokens from a sequence (if it has that many), to estimate its mean key
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Positions:
     """Sampled tokens of a batch [B, T].
 
     Args:
-        index: into the flattened batch, int64 [N].
-        weights: 1 for a token that counts, 0 for padding, [N].
-        sequences: which of the sampled sequences a token belongs to, int64 [N].
-        count: how many sequences were sampled.
+        index: index into the flattened batch, int64 [N].
+        weights: 1 for a real token, 0 for padding, [N].
+        sequences: number of the sampled sequence that a token belongs to, int64 [N].
+        count: number of sampled sequences.
     """
 
     index: Tensor
@@ -32,15 +32,15 @@ class Positions:
 def choose(
     shape: tuple[int, int], tokens: int, valid: Tensor | None, device: torch.device, *, seed: int, step: int
 ) -> Positions:
-    """Choose about `tokens` positions of a batch. The same seed and step give the same ones.
+    """Choose about `tokens` positions of a batch; the same seed and step give the same positions.
 
     Args:
         shape: (B, T).
-        tokens: how many to take; all where the batch has fewer.
-        valid: bool [B, T], False for padding; None: all tokens are real.
-        device: of the result.
-        seed: of the random offsets.
-        step: the optimizer step they are drawn for.
+        tokens: number of tokens to sample; a smaller batch is sampled completely.
+        valid: bool [B, T], False for padding; None if there is no padding.
+        device: device of the result.
+        seed: seed of the random offsets.
+        step: optimizer step that the sample is for.
     """
     batch, length = shape
     rows = max(1, min(batch, tokens // min(length, LEAST)))

@@ -1,4 +1,4 @@
-"""The output projection of an attention layer: the matrix that takes its heads side by side."""
+"""Find the output projection of an attention layer: the matrix applied to its concatenated heads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from repulsive.heads.table.families import FAMILIES
 from repulsive.heads.table.match import follow
 
-# Output projections of classes that the family table leaves open; the first that is as wide as the heads is taken.
-USUAL = (
+# Usual names of the output projection, for classes without `out` in the family table. The first that fits is taken.
+USUAL_NAMES = (
     "out_proj",
     "o_proj",
     "proj",
@@ -53,21 +53,21 @@ def output_projection(
 
     Args:
         modules: all modules of the model by dotted name.
-        name: of the attention module.
-        family: the line of the family table that matched it.
-        heads: query heads.
-        head_dim: width of a head's values; 0 where it is not known.
-        out: dotted name of the projection, where the caller knows it.
+        name: dotted name of the attention module.
+        family: name of the row of the family table that matched it.
+        heads: number of query heads.
+        head_dim: width of a head's values; 0 if unknown.
+        out: dotted name of the projection, if the caller knows it.
 
     Returns:
-        Its dotted name, the module and how many features it takes; None where there is none as wide as the heads.
+        Its dotted name, the module and its number of input features; None if none is as wide as the heads.
     """
     attention = modules[name]
     table = [f.out for f in FAMILIES if f.name == family and f.out]
-    tried = [out] if out is not None else [_absolute(name, path) for path in (*table, *USUAL)]
-    for path in tried:
+    candidates = [out] if out is not None else [_absolute(name, path) for path in (*table, *USUAL_NAMES)]
+    for path in candidates:
         projection = modules.get(path) or follow(attention, path.removeprefix(f"{name}."))
-        width = _width(projection)
+        width = _input_features(projection)
         if isinstance(projection, nn.Module) and width and width == heads * (head_dim or width // heads):
             return path, projection, width
     return None
@@ -78,12 +78,12 @@ def _absolute(name: str, path: str) -> str:
     return ".".join(part for part in (parent, path.removeprefix("../")) if part)
 
 
-def _width(projection: object) -> int | None:
-    """How many features a projection takes, or None if it is none."""
-    taken = getattr(projection, "in_features", None)
+def _input_features(projection: object) -> int | None:
+    """Number of input features of a projection; None if it is not a projection."""
+    declared = getattr(projection, "in_features", None)
     weight = getattr(projection, "weight", None)
-    if isinstance(taken, int):
-        return taken
+    if isinstance(declared, int):
+        return declared
     if isinstance(weight, Tensor) and weight.ndim == 2:
         return weight.shape[0 if type(projection).__name__ == "Conv1D" else 1]
     return None

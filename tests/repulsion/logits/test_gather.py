@@ -1,4 +1,4 @@
-"""Ranks that see different tokens apply one force: that of all tokens. Real process groups."""
+"""Ranks with different tokens apply the same force, computed from all tokens; with real process groups."""
 
 import os
 
@@ -54,7 +54,7 @@ def worker(rank: int, port: int, folder: str, kind: str) -> None:
         sent.append(given.numel() * given.element_size())
         return gather(received, given, *args, **kwargs)
 
-    if kind == "ddp":  # sharded weights gather for their own sake, too
+    if kind == "ddp":  # sharded weights call all_gather too
         dist.all_gather_into_tensor = counting
     train(wrapped, optimizer, data[:, 4 * rank : 4 * rank + 4])
     dist.all_gather_into_tensor = gather
@@ -75,10 +75,10 @@ def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
     train(model, optimizer, data)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(states[0][name], value, rtol=1e-9, atol=1e-12)
-    alone, data = model_and_data()
-    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), data)
-    moved = (alone.layers[0].q_proj.weight - states[0]["layers.0.q_proj.weight"]).norm()
-    assert moved > 1e-3  # the force was there
+    plain, data = model_and_data()
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), data)
+    difference = (plain.layers[0].q_proj.weight - states[0]["layers.0.q_proj.weight"]).norm()
+    assert difference > 1e-3  # repulsion had an effect
     if kind == "ddp":
-        # Three renewals, two layers, q and k: 64 rows of an input, its projection, a weight and a sequence.
+        # 3 forces x 2 layers x (q, k), each with 64 rows: an input, its projection, a weight and a sequence number.
         assert ranks[0]["sent"] == [64 * (16 + 16 + 2) * 8] * 12
