@@ -1,4 +1,4 @@
-"""The monitor: when it measures, what it logs, and that it warns once."""
+"""Monitor: measurement steps, logged values, and one warning per layer."""
 
 import warnings
 
@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from repulsive.diagnostics.circuits import circuit_similarity
-from repulsive.diagnostics.diversity import of_weights
 from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.monitor import Monitor
+from repulsive.diagnostics.similarity import of_weights
 from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads import find_heads
 from tests.heads.zoo import build
 
 
-def collapsed():
-    """Two layers of four heads; those of the second have equal weights, but for a little noise."""
+def duplicated():
+    """Two layers of four heads; the heads of the second have equal weights up to small noise."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -26,7 +26,7 @@ def collapsed():
     return model
 
 
-def test_it_measures_every_so_many_steps_and_logs_what_diversity_says():
+def test_it_measures_at_intervals_and_logs_the_similarity():
     model, _ = build("bert, sdpa")
     seen = []
     monitor = Monitor(model, lambda *entry: seen.append(entry), every=3)
@@ -49,9 +49,9 @@ def test_it_measures_every_so_many_steps_and_logs_what_diversity_says():
     )
 
 
-def test_it_warns_once_for_each_layer_that_collapses():
-    monitor = Monitor(collapsed(), lambda *_: None, every=1)
-    with pytest.warns(UserWarning, match="collapsed in weights") as caught:
+def test_it_warns_once_for_each_layer_with_similar_heads():
+    monitor = Monitor(duplicated(), lambda *_: None, every=1)
+    with pytest.warns(UserWarning, match="too similar in weights") as caught:
         monitor.step()
     assert len(caught) == 3 and all("layers.1" in str(w.message) for w in caught)
     assert caught[0].filename == __file__
@@ -93,7 +93,7 @@ def test_attention_without_queries_and_keys_has_no_logits_to_log():
     assert any(name.startswith("heads/outputs") for name in seen) and not any("logit" in name for name in seen)
 
 
-def test_logits_that_cannot_be_read_are_warned_of_once():
+def test_one_warning_if_logits_cannot_be_recorded():
     model, inputs = build("bert, sdpa")
     for layer in model.encoder.layer:  # as DeBERTa has it
         layer.attention.self.q_bias = nn.Parameter(torch.zeros(32))
@@ -119,7 +119,7 @@ def test_it_writes_to_tensorboard(tmp_path):
     assert (entry.step, entry.value) == (200, pytest.approx(of_weights(find_heads(model))[0].mean_cosine))
 
 
-def test_one_kv_head_is_neither_logged_nor_warned_of():
+def test_a_single_kv_head_is_neither_logged_nor_warned_about():
     model, _ = build("qwen2, sdpa")
     seen = []
     Monitor(model, lambda name, *_: seen.append(name)).step()

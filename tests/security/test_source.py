@@ -51,7 +51,7 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_IMPORTS = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "requests")
 # Calls by a name that is not in the source: these are asked by whoever types the command, and by nobody else's file.
 IMPORTS_BY_NAME = {
-    "src/repulsive/diagnostics/loading/target.py",
+    "src/repulsive/diagnostics/loading/import_path.py",
     "studies/survey/package_models.py",
     "studies/survey/packages.py",
 }
