@@ -35,17 +35,17 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        r"""$\sum_b \frac{|B_b|}{N} |acc_b - conf_b|$, expected calibration error (Guo et al., 2017)."""
+        r"""Expected calibration error $\sum_b \frac{|B_b|}{N} |acc_b - conf_b|$ (Guo et al., 2017)."""
         return float((self._share() * self._filled(self.gap).abs()).sum())
 
     @property
     def oe(self) -> float:
-        r"""$\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$, overconfidence (Thulasidasan et al., 2019)."""
+        r"""Overconfidence error $\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$ (Thulasidasan et al., 2019)."""
         return float((self._share() * self._filled(self.confidence * self.gap.clamp(min=0))).sum())
 
     @property
     def mce(self) -> float:
-        r"""$\max_b |acc_b - conf_b|$ over non-empty bins, maximum calibration error (Naeini et al., 2015)."""
+        r"""Maximum calibration error $\max_b |acc_b - conf_b|$ over non-empty bins (Naeini et al., 2015)."""
         return float(self._filled(self.gap).abs().max())
 
     def _filled(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-r"""First-order importance of heads: the derivative of the loss in a factor on each head (Michel et al., 2019, 4.1).
+r"""First-order importance of heads: the derivative of the loss in a factor on each head (Michel et al., 2019).
 
 With the factor $\xi_h$ on head h, $|\partial L / \partial \xi_h| = |o_h^\top \partial L / \partial o_h|$: the output of
 the head times its gradient. The value is the same before and after the output projection.
@@ -27,7 +27,7 @@ def first_order_importance(
     normalise: bool = True,
     layers: Sequence[AttentionLayer] | None = None,
 ) -> Tensor:
-    r"""$I_h = E\,|o_h^\top \partial L / \partial o_h|$, absolute value per token, mean over tokens.
+    r"""Compute first-order importance $I_h = E\,|o_h^\top \partial L / \partial o_h|$, a mean over tokens.
 
     Runs one forward and one backward pass per batch. Gradients of parameters are not computed, `.grad` does not change.
 

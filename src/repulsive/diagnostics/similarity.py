@@ -66,12 +66,12 @@ class Diversity:
 
     @property
     def mean_distance(self) -> float:
-        """Mean over pairs i < j; nan for a single head."""
+        """Mean distance over pairs i < j; nan for a single head."""
         return _over_pairs(self.distance)
 
     @property
     def mean_cosine(self) -> float:
-        """Mean over pairs i < j; nan for a single head."""
+        """Mean cosine over pairs i < j; nan for a single head."""
         return _over_pairs(self.cosine)
 
     @property
@@ -130,10 +130,13 @@ def merged(parts: Sequence[tuple[Diversity, float]]) -> Diversity:
 
 
 def effective_number(similarity: Tensor) -> float:
-    r"""$\exp(-\sum_k \lambda_k \ln \lambda_k)$ for the eigenvalues of $S / \mathrm{tr}\, S$, between 1 and M.
+    r"""Effective number of heads, $\exp(-\sum_k \lambda_k \ln \lambda_k)$ for the eigenvalues of $S / \mathrm{tr}\, S$.
 
     Args:
         similarity: a Gram matrix [M, M]: symmetric, positive semidefinite. A zero matrix gives 1.
+
+    Returns:
+        A number between 1 and M.
 
     Example:
         >>> round(effective_number(torch.eye(4)), 6), round(effective_number(torch.ones(4, 4)), 6)

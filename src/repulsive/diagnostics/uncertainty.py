@@ -41,7 +41,7 @@ class Detection:
 
 
 def entropy_cdf(probabilities: Tensor, points: int = 101) -> EntropyCDF:
-    r"""$F(h) = \frac1N \sum_n 1(H_n \le h)$ on an even grid from 0 to ln C (Louizos and Welling, 2017).
+    r"""Empirical CDF of entropy, $F(h) = \frac1N \sum_n 1(H_n \le h)$, 0 <= h <= ln C (Louizos and Welling, 2017).
 
     On inputs unlike the training data, a curve further to the lower right is better: few confident predictions.
 
@@ -77,7 +77,7 @@ def detect_foreign(inside: Tensor, outside: Tensor) -> Detection:
 
 
 def auroc(negative: Tensor, positive: Tensor) -> float:
-    r"""$\frac{1}{NK} \sum_{nk} 1(p_k > q_n) + \frac12 1(p_k = q_n)$, by ranks (Mann and Whitney, 1947).
+    r"""AUROC, $\frac{1}{NK} \sum_{nk} 1(p_k > q_n) + \frac12 1(p_k = q_n)$, by ranks (Mann and Whitney, 1947).
 
     Args:
         negative: scores q [N] that should be low.
@@ -107,7 +107,7 @@ def bootstrap_weights(heads: int, draws: int, generator: torch.Generator) -> Ten
 
 
 def mixture(logits: Tensor) -> Tensor:
-    r"""$\frac1K \sum_k \mathrm{softmax}(f_k)$: the mean of K predictions, [K, N, C] -> float64 [N, C].
+    r"""Mean of K predictions $\frac1K \sum_k \mathrm{softmax}(f_k)$, [K, N, C] -> float64 [N, C].
 
     Given `reweighted_logits(model, inputs, bootstrap_weights(M, K, generator))`, it is the head bootstrap.
 
