@@ -148,21 +148,21 @@ def test_torchs_own_attention_with_masks_and_either_order_of_axes():
     found = capture(model, inputs)
     torch.testing.assert_close(found.result, plain)
     assert model.training and torch.backends.mha.get_fastpath_enabled()
-    seen = found.layers[0]
-    assert seen.outputs[0].shape == (3, 5, 4, 4) and seen.weights[0].shape == (3, 4, 5, 5)
-    assert seen.weights[0][1, :, :, 3:].abs().max() == 0
+    captured = found.layers[0]
+    assert captured.outputs[0].shape == (3, 5, 4, 4) and captured.weights[0].shape == (3, 4, 5, 5)
+    assert captured.weights[0][1, :, :, 3:].abs().max() == 0
     attention = model.layers[0].self_attn
     value = nn.functional.linear(x, attention.in_proj_weight[32:], attention.in_proj_bias[32:])  # [T, B, E]
     value = value.transpose(0, 1).unflatten(-1, (4, 4)).transpose(1, 2)  # [B, M, T, d]
-    torch.testing.assert_close(seen.outputs[0].transpose(1, 2), seen.weights[0] @ value)
+    torch.testing.assert_close(captured.outputs[0].transpose(1, 2), captured.weights[0] @ value)
 
 
-@pytest.mark.parametrize("asked", [{}, {"need_weights": False}, {"average_attn_weights": False}])
-def test_callers_of_torchs_attention_get_the_result_they_asked_for(asked):
+@pytest.mark.parametrize("arguments", [{}, {"need_weights": False}, {"average_attn_weights": False}])
+def test_callers_of_torchs_attention_get_the_result_they_asked_for(arguments):
     model, (q, k, v) = build("torch packed")
     with torch.no_grad(), evaluating(model):
-        out, weights = model(q, k, v, **asked)
-    found = capture(model, {"query": q, "key": k, "value": v, **asked}).result
+        out, weights = model(q, k, v, **arguments)
+    found = capture(model, {"query": q, "key": k, "value": v, **arguments}).result
     torch.testing.assert_close(found[0], out)
     assert (found[1] is None) == (weights is None)
     if weights is not None:
@@ -286,21 +286,21 @@ def test_an_attention_sink_is_not_a_token():
         attn_implementation="eager",
     )
     model, given = transformers.GptOssForCausalLM(config).eval(), torch.randint(3, 20, (2, 5))
-    seen = capture(model, given).layers[0].weights[0]
+    captured = capture(model, given).layers[0].weights[0]
     with torch.no_grad():
         own = model(given, output_attentions=True).attentions[0]
-    torch.testing.assert_close(seen, own)
+    torch.testing.assert_close(captured, own)
 
 
 def test_existing_hooks_get_the_same_arguments_and_results():
     torch.manual_seed(0)
     layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8)
-    seen = []
-    layer.self_attn.register_forward_hook(lambda _module, args, result: seen.append((args[0], *result)))
+    calls = []
+    layer.self_attn.register_forward_hook(lambda _module, args, result: calls.append((args[0], *result)))
     with evaluating(layer):
         layer(x)
     assert capture(layer, x).layers[0].weights[0].shape == (2, 2, 5, 5)
-    (given, made, weights), (given_again, made_again, weights_again) = seen
+    (given, made, weights), (given_again, made_again, weights_again) = calls
     assert torch.equal(given, given_again) and weights is None is weights_again
     torch.testing.assert_close(made, made_again)
     assert len(layer.self_attn._forward_hooks) == 1 and not layer.self_attn._forward_pre_hooks

@@ -128,18 +128,18 @@ def shaken(model: nn.Module) -> nn.Module:
 
 def inputs_of(model: nn.Module, name: str, batch: Any) -> tuple[Tensor, Tensor]:
     """Inputs of the query and key projections of an attention module, [B, T, D]."""
-    seen: list[tuple[Tensor, Tensor]] = []
+    recorded: list[tuple[Tensor, Tensor]] = []
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else kwargs["hidden_states"]
         memory = kwargs.get("key_value_states")
-        seen.append((x, x if memory is None else memory))
+        recorded.append((x, x if memory is None else memory))
 
     handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
     with torch.no_grad():
         model(**batch)
     handle.remove()
-    return seen[0]
+    return recorded[0]
 
 
 @torch.no_grad()

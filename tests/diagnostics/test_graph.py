@@ -36,11 +36,11 @@ def layer(name):
 def test_weights_equal_those_the_layer_returns_for_each_edge(name):
     model, (x, edges) = layer(name), graph()
     with torch.no_grad():
-        plain, (seen, alpha) = model(x, edges, return_attention_weights=True)
+        plain, (returned_edges, alpha) = model(x, edges, return_attention_weights=True)
     found = capture(model, (x, edges))
     assert torch.equal(found.result, plain)  # the caller gets the result it asked for
     (weights,) = found.layers[0].weights  # [1, M, N, N]
-    for (source, target), each in zip(seen.T.tolist(), alpha, strict=True):
+    for (source, target), each in zip(returned_edges.T.tolist(), alpha, strict=True):
         torch.testing.assert_close(weights[0, :, target, source], each)
     assert float(weights.sum()) == pytest.approx(float(alpha.sum()), rel=1e-5)
     requested = capture(model, {"x": x, "edge_index": edges, "return_attention_weights": True}).result
@@ -84,9 +84,9 @@ def test_redundancy_and_inspection_of_a_graph_network():
     assert found.change.shape == (2, 3) and found.change[1, 2].isnan() and found.items.shape == (2, 3, NODES)
     scores = first_order_importance(model, lambda m, batch: m(*batch).square().mean(), [graph()])
     assert (scores[0] > 0).all() and scores[1, 2].isnan()
-    seen = inspect_heads(model, [graph()], ablation=True)
-    assert set(seen.diversity) == {"weights", "attention", "outputs"}
-    (note,) = seen.notes
+    inspection = inspect_heads(model, [graph()], ablation=True)
+    assert set(inspection.diversity) == {"weights", "attention", "outputs"}
+    (note,) = inspection.notes
     assert "GATConv (gat) has no queries and keys" in note and "TransformerConv attends along the edges" in note
     with pytest.raises(HeadLayoutError, match="GATConv cannot be pruned"):
         prune(model, [(0, 0)])
@@ -116,9 +116,9 @@ def test_a_graph_too_large_for_attention_maps_has_all_other_measurements(monkeyp
 
 
 def test_existing_hooks_get_the_same_arguments_and_results():
-    model, inputs, seen = layer("GATConv"), graph(), []
-    model.register_forward_hook(lambda _module, args, result: seen.append((args[0], result)))
+    model, inputs, calls = layer("GATConv"), graph(), []
+    model.register_forward_hook(lambda _module, args, result: calls.append((args[0], result)))
     model(*inputs)
     capture(model, inputs)
-    assert torch.equal(seen[0][0], seen[1][0])
-    torch.testing.assert_close(seen[0][1], seen[1][1])
+    assert torch.equal(calls[0][0], calls[1][0])
+    torch.testing.assert_close(calls[0][1], calls[1][1])

@@ -72,7 +72,7 @@ def one_line(outcome):
 
 def test_a_folder_with_text(inspect, folder, tmp_path):
     (tmp_path / "text.txt").write_text("the movie was great\n\n  \na slow plot and bad music\nnot bad\n")
-    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "seen")
+    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "out")
     assert code == 0
     for title in (
         "similarity of heads in weights",
@@ -82,9 +82,9 @@ def test_a_folder_with_text(inspect, folder, tmp_path):
         "by ablation: mean KL divergence of the model's own output distribution",
     ):
         assert title in out
-    numbers = json.loads((tmp_path / "seen" / "inspect.json").read_text())
+    numbers = json.loads((tmp_path / "out" / "inspect.json").read_text())
     assert numbers["items"] == 3 and len(numbers["ablation"]["change"]) == 2
-    page = (tmp_path / "seen" / "inspect.html").read_text()
+    page = (tmp_path / "out" / "inspect.html").read_text()
     assert "movie" in page and 'id="layers"' in page
 
 
@@ -190,9 +190,9 @@ def test_the_decoder_reads_the_same_sentences(inspect, folder, tmp_path):
     transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "t5" / name).write_bytes((folder / name).read_bytes())
-    code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "seen")
+    code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "out")
     assert code == 0 and "EncDecAttention" in out
-    assert "read the same sentences as the encoder" in (tmp_path / "seen" / "inspect.html").read_text()
+    assert "read the same sentences as the encoder" in (tmp_path / "out" / "inspect.html").read_text()
 
 
 def test_sentences_without_tokens_are_refused():

@@ -220,10 +220,10 @@ def test_page_text_and_json_have_the_numbers(tmp_path):
 def test_a_browser_reports_no_errors(tmp_path):
     found = inspect_heads(masked_lm(), text(), ablation=True)
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
-    seen = open_page(path)
-    assert seen.console == []
-    assert seen.dom.count('class="overlap"') == grids_of(found)
-    assert seen.dom.count('class="alone"') == 4 and 'class="h9"' in seen.dom  # all heads of the first layer
+    opened = open_page(path)
+    assert opened.console == []
+    assert opened.dom.count('class="overlap"') == grids_of(found)
+    assert opened.dom.count('class="alone"') == 4 and 'class="h9"' in opened.dom  # all heads of the first layer
 
 
 @needs_driver
@@ -232,14 +232,14 @@ def test_the_page_fits_a_phone_and_passes_axe(tmp_path, dark):
     found = inspect_heads(masked_lm(), text(), ablation=True)
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
     with driven_browser() as browser:
-        with driven_page(browser, path, dark=dark, width=360) as (page, said):
+        with driven_page(browser, path, dark=dark, width=360) as (page, console):
             wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
             names = page.evaluate(
                 """() => [...document.querySelectorAll(".scroll")].map(
                      (box) => box.querySelector("tbody th").offsetWidth / box.offsetWidth)"""
             )
             assert wide[0] <= wide[1] and names and max(names) < 0.5  # names stay visible and leave room for numbers
-            assert said == []
+            assert console == []
         assert violations(browser, path, "heads=mean", dark=dark, width=360) == []
 
 
