@@ -123,7 +123,7 @@ def test_heads_of_a_folder_without_weights(repulsive, tmp_path, end):
         (["heads", "needs_of_test_cli:small"], "needs 'a_package_nobody_has'"),
         (["heads", "syntax_of_test_cli:small"], "SyntaxError"),
         (["heads", "blocks_of_test_cli:SIZE"], "is an object of type int"),
-        (["heads", "blocks_of_test_cli:number"], "gave an object of type int"),
+        (["heads", "blocks_of_test_cli:number"], "returned an object of type int"),
         (["heads", "blocks_of_test_cli:sized"], "'width'"),
         (["heads", "blocks_of_test_cli:broken"], "RuntimeError: the weights"),
         (["heads", "blocks_of_test_cli:Plain"], "head"),

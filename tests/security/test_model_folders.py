@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from repulsive.cli.app import run
-from repulsive.diagnostics.loading.subject import _class_of
+from repulsive.diagnostics.loading.model import _model_class
 from repulsive.errors import ConfigError, DataError
 from repulsive.lab.systems.electra import model as electra
 from repulsive.lab.systems.glue.model import load_encoder, make_encoder
@@ -98,9 +98,9 @@ def test_code_of_a_folder_does_not_run(folder, capsys):
 def test_architectures_are_model_classes_or_nothing(folder, names):
     config = transformers.AutoConfig.from_pretrained(folder)
     config.architectures = names
-    assert _class_of(transformers, config) is transformers.AutoModel
+    assert _model_class(transformers, config) is transformers.AutoModel
     config.architectures = ["ElectraModel"]
-    assert _class_of(transformers, config) is transformers.ElectraModel
+    assert _model_class(transformers, config) is transformers.ElectraModel
 
 
 def test_an_architecture_that_is_a_number_gives_no_traceback(folder, capsys):

@@ -51,7 +51,7 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_IMPORTS = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "requests")
 # Files that may import a module by name: the name comes from the command line, not from a file.
 IMPORTS_BY_NAME = {
-    "src/repulsive/diagnostics/loading/target.py",
+    "src/repulsive/diagnostics/loading/import_path.py",
     "studies/survey/package_models.py",
     "studies/survey/packages.py",
 }

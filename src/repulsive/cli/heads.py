@@ -19,7 +19,7 @@ def heads(
     ],
 ) -> None:
     """Print the attention heads of a model: one line per group of heads."""
-    from repulsive.diagnostics.loading.target import load_model
+    from repulsive.diagnostics.loading.model import load_architecture
     from repulsive.heads import describe, find_heads
 
-    say(describe(find_heads(load_model(target))))
+    say(describe(find_heads(load_architecture(target))))

@@ -40,7 +40,8 @@ def inspect(
 ) -> None:
     """Print how alike the heads of a model are, and which are redundant; text needs no labels."""
     from repulsive.diagnostics.inspection import inspect_heads
-    from repulsive.diagnostics.loading.subject import example_inputs, load_subject, read_sentences, tokenized
+    from repulsive.diagnostics.loading.inputs import example_inputs, read_sentences, tokenize
+    from repulsive.diagnostics.loading.model import load_model
     from repulsive.diagnostics.summary import as_text
 
     if example and (text or sentence):
@@ -49,10 +50,10 @@ def inspect(
         raise typer.BadParameter("there is nothing to read; add --text, --sentence or --example", param_hint="--ablate")
     sentences = read_sentences(text, sentence or [], most)
     _check_place(out)
-    subject = load_subject(target, random=random)
-    reading = tokenized(subject, sentences, length) if sentences else None
-    batches = reading.batches if reading else [example_inputs(example, subject.model)] if example else []
-    found = inspect_heads(subject.model, batches, ablation=ablate, twins=twins, progress=_say)
+    loaded = load_model(target, random=random)
+    reading = tokenize(loaded, sentences, length) if sentences else None
+    batches = reading.batches if reading else [example_inputs(example, loaded.model)] if example else []
+    found = inspect_heads(loaded.model, batches, ablation=ablate, twins=twins, progress=_say)
     say(as_text(found))
     if not batches:
         say(
@@ -60,7 +61,7 @@ def inspect(
             "logits, attention and outputs, and how important they are"
         )
     facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
-    facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.twice else []
+    facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.decoder_reads_source else []
     page = _write(out, found, f"Heads of {target}", facts, reading.tokens if reading else [])
     say(f"\nwritten to {page}")
 

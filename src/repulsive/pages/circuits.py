@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from repulsive.diagnostics.chance import DEVIATIONS, MARGIN, Compared, Null
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.summary import count_verdicts
+from repulsive.diagnostics.untrained_baseline import DEVIATIONS, MARGIN, Compared, Null
 from repulsive.pages.panels import Grid
 from repulsive.pages.sections import grid_rows, scrolling_table
 from repulsive.pages.text import escaped, mean_and_sd, number

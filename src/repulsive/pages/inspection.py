@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from repulsive.diagnostics.diversity import Diversity
 from repulsive.diagnostics.inspection import Inspection
-from repulsive.diagnostics.summary import apart
+from repulsive.diagnostics.similarity import Diversity
+from repulsive.diagnostics.summary import format_distance
 from repulsive.pages.circuits import similarity_sections
 from repulsive.pages.figures import pruning_chart, redundancy_charts
 from repulsive.pages.frame import asset, document, header, write_whole
@@ -110,7 +110,7 @@ def _space(space: str, found: Inspection) -> str:
 
     rows = "".join(
         f"<tr>{_layer(found, d.name)}<td>{d.num_heads}</td><td>{d.effective_heads:.2f}</td>"
-        f"<td>{number(d.mean_cosine, 3)}</td><td>{apart(d)}</td>{tokens(d)}</tr>\n"
+        f"<td>{number(d.mean_cosine, 3)}</td><td>{format_distance(d)}</td>{tokens(d)}</tr>\n"
         for d in entries
     )
     names = ["layer", "heads", "effective heads", "mean cosine", "mean distance", *more]

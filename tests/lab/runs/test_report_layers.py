@@ -7,7 +7,7 @@ import torch
 
 from repulsive.cli import main
 from repulsive.diagnostics.hooks.capture import capture
-from repulsive.diagnostics.diversity import of_attention
+from repulsive.diagnostics.similarity import of_attention
 from repulsive.diagnostics.redundancy import ablate
 from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, layered_examples, measure_translator
 from repulsive.lab.runs.report import Options, gather
@@ -65,8 +65,8 @@ def test_heads_at_work_are_compared_without_padding(run):
         source, target = (side.padded(torch.tensor([index]))[0].long() for side in part.sentences)
         before = torch.nn.functional.pad(target[:, :-1], (1, 0), value=2)
         for layer in capture(model, (source, before)).layers:
-            cosines.setdefault(layer.outlet.name, []).append(of_attention(layer.weights[0]).cosine)
-            weights.setdefault(layer.outlet.name, []).append(layer.weights[0].shape[2])
+            cosines.setdefault(layer.name, []).append(of_attention(layer.weights[0]).cosine)
+            weights.setdefault(layer.name, []).append(layer.weights[0].shape[2])
     assert [d.name for d in found.running["attention"]] == list(cosines)
     for d in found.running["attention"]:
         size = torch.tensor(weights[d.name], dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repulsive.diagnostics.calibration import reliability
-from repulsive.diagnostics.diversity import Diversity
+from repulsive.diagnostics.similarity import Diversity
 from repulsive.pages import Grid, HeadTable, Panel, Sheet, mean_and_sd
 from repulsive.pages.figures import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
 from repulsive.pages.text import number

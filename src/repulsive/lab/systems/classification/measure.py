@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.diversity import Diversity, merged, of_outputs, of_weights
-from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
-from repulsive.diagnostics.hooks.reweighted import fewer_and_fewer, leave_one_out, only_one, reweighted_logits
-from repulsive.diagnostics.labels import short_names
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
+from repulsive.diagnostics.hooks.reweighted_heads import keep_one, leave_one_out, remove_in_order, reweighted_logits
+from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.redundancy import Curve, head_ablation
+from repulsive.diagnostics.similarity import Diversity, merged, of_outputs, of_weights
 from repulsive.diagnostics.uncertainty import bootstrap_weights, mixture
 from repulsive.heads import find_heads
 from repulsive.lab.engine.task import Evaluation
@@ -101,10 +101,10 @@ def measure_classifier(
         seed: of the head bootstrap.
         foreign: sentences of another data set, on the same device.
     """
-    outlets = find_outlets(model)
-    heads = outlets[0].num_heads
+    layers = find_attention_layers(model)
+    heads = layers[0].num_heads
     generator = torch.Generator().manual_seed(seed)
-    fixed = torch.cat([torch.ones(1, heads), leave_one_out(heads), only_one(heads)])  # [1 + 2 M, M]
+    fixed = torch.cat([torch.ones(1, heads), leave_one_out(heads), keep_one(heads)])  # [1 + 2 M, M]
     weights = torch.cat([fixed, bootstrap_weights(heads, DRAWS, generator)])
     sides = len(part.sentences)
     weights = weights.double() ** (1 / sides)  # a pair multiplies what the head makes of one sentence and of the other
@@ -118,8 +118,8 @@ def measure_classifier(
         for seen in attention if isinstance(attention, tuple) else (attention,):  # [B, M, T]
             overlap += head_overlap(seen.double()).sum(0).cpu() / sides
         for left in sentences if isinstance(sentences, tuple) else (sentences,):  # [B, M, d]
-            outputs.append((of_outputs(left.unsqueeze(2), name=outlets[0].name), len(left)))
-        logits = reweighted_logits(model, tuple(arguments), weights, outlets=outlets)  # [1 + 2 M + K, B, C]
+            outputs.append((of_outputs(left.unsqueeze(2), name=layers[0].name), len(left)))
+        logits = reweighted_logits(model, tuple(arguments), weights, layers=layers)  # [1 + 2 M + K, B, C]
         right = logits[: len(fixed)].argmax(-1) == part.labels[indices]  # [1 + 2 M, B]
         correct += right.sum(-1).double().cpu()
         mixed = mixture(logits[len(fixed) :]).cpu()  # [B, C]
@@ -130,14 +130,14 @@ def measure_classifier(
     running = {"outputs": [merged(outputs)]}
     found = Measured(of_weights(find_heads(model)), overlap / count, change, count, boot, there, running)
     order = change.argsort(descending=True, stable=True).tolist()
-    return replace(found, alone=correct[0] / count + alone, pruned=_pruned(model, part, count, order, outlets))
+    return replace(found, alone=correct[0] / count + alone, pruned=_pruned(model, part, count, order, layers))
 
 
-def _pruned(model: nn.Module, part: Part, count: int, order: list[int], outlets: Sequence[Outlet]) -> Curve:
+def _pruned(model: nn.Module, part: Part, count: int, order: list[int], layers: Sequence[AttentionLayer]) -> Curve:
     """Accuracy without the first heads of an order, all of it in one pass."""
-    weights, correct = fewer_and_fewer(order), torch.zeros(len(order) + 1, dtype=torch.float64)
+    weights, correct = remove_in_order(order), torch.zeros(len(order) + 1, dtype=torch.float64)
     for indices, arguments in _batches(part, count, _size(model, len(weights), len(order))):
-        logits = reweighted_logits(model, tuple(arguments), weights, outlets=outlets)  # [1 + M, B, C]
+        logits = reweighted_logits(model, tuple(arguments), weights, layers=layers)  # [1 + M, B, C]
         correct += (logits.argmax(-1) == part.labels[indices]).sum(-1).double().cpu()
     shares = (correct / count).tolist()
     return Curve(tuple(range(len(shares))), tuple(shares), tuple((0, head) for head in order))

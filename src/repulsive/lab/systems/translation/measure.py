@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.diagnostics.diversity import of_weights
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
 from repulsive.diagnostics.hooks.capture import capture
-from repulsive.diagnostics.hooks.outlets import find_outlets
-from repulsive.diagnostics.hooks.running import run_heads
-from repulsive.diagnostics.labels import short_names
+from repulsive.diagnostics.hooks.measure_batches import measure_batches
+from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.redundancy import Evaluate, head_ablation, pruning_curve
+from repulsive.diagnostics.similarity import of_weights
 from repulsive.heads import find_heads
 from repulsive.lab.systems.classification.measure import Measured
 from repulsive.lab.systems.translation import metrics
@@ -51,13 +51,13 @@ def measure_translator(
         bleu: of greedy translations; False: the share of pieces that are foreseen rightly, those before them given.
         tell: told how many heads were taken away, and of how many.
     """
-    groups, outlets = find_heads(model), find_outlets(model)
+    groups, attention_layers = find_heads(model), find_attention_layers(model)
     chosen = task.parts[part]
     count = min(most, len(chosen))
     batches = ((source, before) for _, source, before, _ in _batches(chosen, min(ALIKE, len(chosen))))
-    seen = run_heads(model, batches, outlets, real=_real)
+    seen = measure_batches(model, batches, attention_layers, real=_real)
     evaluate = bleu_of(task, part, count) if bleu else accuracy_of(chosen, count)
-    found = head_ablation(model, evaluate, outlets=outlets, progress=tell)
+    found = head_ablation(model, evaluate, layers=attention_layers, progress=tell)
     return Measured(
         of_weights(groups),
         change=found.change[~found.change.isnan()],
@@ -67,7 +67,7 @@ def measure_translator(
         by_layer=found.change,
         layers=found.layers,
         metric="BLEU" if bleu else "accuracy",
-        pruned=pruning_curve(model, evaluate, -found.change, outlets=outlets),
+        pruned=pruning_curve(model, evaluate, -found.change, layers=attention_layers),
     )
 
 
@@ -122,10 +122,10 @@ def layered_examples(task: TranslationTask, part: str, models: Mapping[str, nn.M
 
 def _read(model: nn.Module, source: Tensor, before: Tensor) -> list[Maps]:
     names, layers = short_names(find_heads(model)), []
-    for layer in capture(model, (source, before)).layers:
-        where = layer.outlet.where
+    for captured in capture(model, (source, before)).layers:
+        where = captured.layer.where
         rows, columns = ("source" if side else "target" for side in (where == "encoder", where != "decoder"))
-        layers.append(Maps(names[layer.outlet.name], layer.weights[0][0].float(), rows, columns))
+        layers.append(Maps(names[captured.name], captured.weights[0][0].float(), rows, columns))
     return layers
 
 

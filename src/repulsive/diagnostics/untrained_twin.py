@@ -1,7 +1,7 @@
-"""Untrained twins: the same architecture with fresh random weights, as the null of a score.
+"""Build untrained twins: the architecture of a model with new random weights.
 
-Random heads of few dimensions or on few tokens are alike by chance, so that a score says little without its value for
-heads that never learned anything.
+Random heads with few dimensions or on few tokens are similar by chance. A similarity score is therefore compared with
+its value in untrained twins.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import nn
 from repulsive.errors import NoTwin
 from repulsive.heads.module_paths import unwrap
 
-_SEED_OFFSET = 1 << 20  # models are made with small seeds; a twin with the same seed would be the model itself
-_RESETS = ("reset_parameters", "_reset_parameters")  # the second is that of torch's own Transformer
+_SEED_OFFSET = 1 << 20  # with the small seed of the model, the twin would equal the initial model
+_RESETS = ("reset_parameters", "_reset_parameters")  # torch.nn.Transformer has the second
 
 
 def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
-    """The same model with fresh random weights, on the same device.
+    """Build the same model with new random weights, on the same device.
 
-    A model with a `config` is built again by its class, as those of transformers are. Any other is copied, and every
-    module's `reset_parameters` draws its weights again. The global random state stays as it is.
+    A model with a `config`, such as those of transformers, is built by its class. Any other model is copied, and
+    `reset_parameters` of every module draws new weights. The global random state does not change.
 
     Args:
-        model: any module; it stays as it is.
-        seed: of the fresh weights.
+        model: any module; it does not change.
+        seed: random seed of the new weights.
 
     Raises:
-        NoTwin: the configuration does not describe the model's weights, and a module cannot be reset.
+        NoTwin: the model cannot be built from its config, and a module cannot be reset.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4))
@@ -47,7 +47,7 @@ def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def _from_config(model: nn.Module) -> nn.Module | None:
-    """A new model from the configuration; None where there is none, or where its weights have other shapes."""
+    """Build a model from the configuration; None if there is none, or if the parameters have other shapes."""
     config = getattr(model, "config", None)
     if config is None or isinstance(config, nn.Module):
         return None
@@ -56,17 +56,17 @@ def _from_config(model: nn.Module) -> nn.Module | None:
         return None
     try:
         twin = type(model)(config)
-    except Exception:  # the constructor is foreign code and may want anything
+    except Exception:  # third-party constructor: may need other arguments
         return None
     return twin if _shapes(twin) == _shapes(model) else None
 
 
 def _match_placement(model: nn.Module, twin: nn.Module) -> nn.Module:
-    """Give every weight and buffer the device and dtype of its namesake."""
-    theirs = dict(model.named_parameters()) | dict(model.named_buffers())
+    """Move every parameter and buffer to the device and dtype of the one with the same name."""
+    originals = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
-        if name in theirs:
-            tensor.data = tensor.data.to(theirs[name].device, theirs[name].dtype)
+        if name in originals:
+            tensor.data = tensor.data.to(originals[name].device, originals[name].dtype)
     return twin
 
 
@@ -82,11 +82,11 @@ def _reset_copy(model: nn.Module) -> nn.Module:
     ]
     if without_reset:
         raise NoTwin(
-            f"no untrained twin: {type(model).__name__} is not built by its config alone, and "
+            f"cannot build an untrained twin: {type(model).__name__} cannot be built from its config, and "
             f"{without_reset[0]} has no reset_parameters"
         )
     twin = deepcopy(model).cpu()
-    for module in reversed(list(twin.modules())):  # children first: a parent may set their weights in its own way
+    for module in reversed(list(twin.modules())):  # children first: a parent may initialise their weights differently
         reset = _reset_of(module)
         if reset is not None:
             with torch.no_grad():

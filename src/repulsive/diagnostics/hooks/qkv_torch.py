@@ -1,4 +1,4 @@
-"""Queries, keys and values of `nn.MultiheadAttention`, which multiplies its packed weights without a module call."""
+"""Record queries, keys and values of `nn.MultiheadAttention`, which has no projection modules to hook."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.diagnostics.hooks.qkv import Projection
+from repulsive.diagnostics.hooks.qkv_layers import Projection
 
-Keep = Callable[[str, Tensor, Tensor | None], None]  # part, heads [S, n, M, d], which tokens are not padding [S, n]
-_FORWARD = inspect.signature(nn.MultiheadAttention.forward)
-_READS = {"q": "query", "k": "key", "v": "value"}
+Keep = Callable[[str, Tensor, Tensor | None], None]  # part, heads [S, n, M, d], mask without padding [S, n]
+_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+_INPUTS = {"q": "query", "k": "key", "v": "value"}
 
 
-def watch_torch(stack: ExitStack, part: str, projection: Projection, real: Tensor | None, keep: Keep) -> None:
-    """Project one part of every call by hand; keys that the call itself masks as padding do not count.
+def hook_torch(stack: ExitStack, part: str, projection: Projection, real: Tensor | None, keep: Keep) -> None:
+    """Compute one projection of every call; keys that the call itself masks as padding do not count.
 
     Args:
-        stack: removes the hook when it closes.
+        stack: removes the hook when it is closed.
         part: "q", "k" or "v".
-        projection: of that part; its module is the attention.
-        real: which tokens count, bool [S, n]; None: nothing is known.
+        projection: the projection of that part; its module is the attention.
+        real: which tokens count, bool [S, n]; None if there is no mask.
         keep: called with the heads.
     """
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = _FORWARD.bind(module, *args, **kwargs).arguments
+        arguments = _SIGNATURE.bind(module, *args, **kwargs).arguments
         masks = [real]
-        if part != "q" or given["query"] is given["key"]:
-            masks.append(_unpadded(given.get("key_padding_mask")))
-        heads = _project(module, part, projection, given[_READS[part]])  # [S, n, M, d], [n, S, M, d] or [n, M, d]
+        if part != "q" or arguments["query"] is arguments["key"]:
+            masks.append(_without_padding(arguments.get("key_padding_mask")))
+        heads = _project(module, part, projection, arguments[_INPUTS[part]])  # [S, n, M, d], [n, S, M, d] or [n, M, d]
         if heads.ndim == 3:
             heads = heads.unsqueeze(0)
         elif not module.batch_first:
@@ -44,13 +44,13 @@ def watch_torch(stack: ExitStack, part: str, projection: Projection, real: Tenso
     stack.callback(projection.module.register_forward_pre_hook(before, with_kwargs=True).remove)
 
 
-def _unpadded(padding: Tensor | None) -> Tensor | None:
-    """True where a token counts: padding is True, or minus infinity."""
+def _without_padding(padding: Tensor | None) -> Tensor | None:
+    """Invert a padding mask, in which padding is True or minus infinity."""
     return None if padding is None else torch.atleast_2d(padding == 0)
 
 
 def _intersect(masks: Sequence[Tensor | None], heads: Tensor) -> Tensor | None:
-    """Tokens that count by every mask of the right shape, bool [S, n]; None where there is no such mask."""
+    """Intersection of the masks that have the shape of the tokens, bool [S, n]; None if there is none."""
     fitting = [mask.to(heads.device) for mask in masks if mask is not None and mask.shape == heads.shape[:2]]
     return torch.stack(fitting).all(0) if fitting else None
 

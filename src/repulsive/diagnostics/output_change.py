@@ -1,11 +1,12 @@
-r"""Measures for text without labels: how far a model's output moves from what it was.
+r"""Change of a model's output when heads are removed: measures that need no labels.
 
 A model with logits has a distribution p per token; the change to p' is $KL(p \| p') = \sum_c p_c \ln(p_c / p'_c)$ in
 nats, averaged over an item's tokens. Any other output h is taken as states; its change is $|h' - h| / |h|$.
 
-Both have slope zero at no change, so first-order importance needs another loss. For logits it is $-\ln p_y$ with y
-drawn from p itself: by $KL \approx \frac12 E_y (\delta^\top \nabla \ln p_y)^2$ its slope in a head's factor measures
-how far the distribution moves. For states it is $s^\top h$ with random signs s: $E_s (s^\top \delta)^2 = |\delta|^2$.
+The gradient of both is zero at no change, so first-order importance needs another loss. For logits it is $-\ln p_y$
+with y drawn from p itself: by $KL \approx \frac12 E_y (\delta^\top \nabla \ln p_y)^2$, its derivative with respect to a
+head's factor measures the change of the distribution. For states it is $s^\top h$ with random signs s:
+$E_s (s^\top \delta)^2 = |\delta|^2$.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ METRICS = {
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What a model returned: "logits" [B, ..., C] or "states" [B, ...]."""
+    """Output of a model: "logits" [B, ..., C] or "states" [B, ...]."""
 
     kind: str
     values: Tensor
 
     @property
     def metric(self) -> str:
-        """What `change` measures, in words."""
+        """Description of what `output_change` measures."""
         return METRICS[self.kind]
 
     def by_token(self) -> Tensor:
-        """[B, T, E], detached; an output without tokens has T = 1."""
+        """Output per token [B, T, E], detached; T = 1 for an output without tokens."""
         x = self.values.detach()
         if x.ndim < 3:
             return x.reshape(len(x), 1, -1)
@@ -47,30 +48,30 @@ class Output:
 
 
 def read_output(result: Any) -> Output:
-    """The logits of a model's result where it names them, else its first tensor; one number per item is no logit.
+    """Read the logits of a model's result if it has more than one class, else the first floating-point tensor.
 
     Raises:
-        DataError: the result holds no tensor of numbers.
+        DataError: the result has no floating-point tensor.
     """
     logits = getattr(result, "logits", None)
     if isinstance(logits, Tensor) and logits.ndim == 2 and "ForPreTraining" in type(result).__name__:
-        logits = torch.stack([torch.zeros_like(logits), logits], dim=-1)  # ELECTRA says yes or no of each token
+        logits = torch.stack([torch.zeros_like(logits), logits], dim=-1)  # ELECTRA: one binary logit per token
     if isinstance(logits, Tensor) and logits.ndim > 1 and logits.shape[-1] > 1:
         return Output("logits", logits)
     values = list(result.values()) if isinstance(result, Mapping) else result
     for value in values if isinstance(values, list | tuple) else [values]:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
             return Output("states", value)
-    raise DataError(f"the model returned {type(result).__name__} without a tensor; its output cannot be compared")
+    raise DataError(f"the model returned {type(result).__name__} without a floating-point tensor to compare")
 
 
-def change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
-    """How far each item moved, float64 [B]: see the top of this file; one that is all padding has not.
+def output_change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
+    """Compute the change of each item, float64 [B], as defined at the top of this file; 0 for items of padding only.
 
     Args:
-        before: of the whole model.
-        after: of the changed model, for the same inputs.
-        real: which tokens count, bool [B, T]; None, or an output without these tokens: all.
+        before: output of the complete model.
+        after: output of the changed model for the same inputs.
+        real: which tokens count, bool [B, T]; all if it is None or does not have the shape of the output.
     """
     old, new = before.by_token(), after.by_token()  # [B, T, E]
     if real is None or real.shape != old.shape[:2]:
@@ -81,14 +82,14 @@ def change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
         return (divergence * counts).sum(-1) / counts.sum(-1).clamp(min=1)
     moved, size = (new - old).double().square().sum(-1), old.double().square().sum(-1)  # [B, T]
     moved, size = (moved * counts).sum(-1), (size * counts).sum(-1)  # [B]
-    return (moved / size).sqrt().masked_fill(moved == 0, 0)  # zeros that stay zeros have not moved
+    return (moved / size).sqrt().masked_fill(moved == 0, 0)  # zeros that stay zeros: 0, not 0 / 0
 
 
-def own_loss(generator: torch.Generator) -> Any:
-    """A loss for `first_order_importance` that needs no labels, called with a model and a batch.
+def label_free_loss(generator: torch.Generator) -> Any:
+    """Make a loss for `first_order_importance` that needs no labels.
 
     Args:
-        generator: draws the model's own labels, or the signs; on the CPU.
+        generator: CPU generator that draws labels from the model's distribution, or signs.
     """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -108,15 +109,15 @@ def own_loss(generator: torch.Generator) -> Any:
 
 
 def real_tokens(batch: Any) -> Tensor | None:
-    """Which tokens of the output are no padding, bool [B, T]: the decoder's where it has its own; None: not known."""
+    """Mask of the output tokens that are not padding, bool [B, T]; the decoder's tokens if it has its own."""
     return real_queries(batch, "decoder")
 
 
-class OwnChange:
-    """A metric for `head_ablation`: the change of the model's own output on some batches, item by item.
+class OutputChange:
+    """Metric for `head_ablation`: the change of the model's output on some batches, one value per item.
 
     Args:
-        model: as it is now; its outputs are kept.
+        model: the complete model; its outputs are stored.
         batches: inputs, each with items in its first dimension.
     """
 
@@ -126,29 +127,31 @@ class OwnChange:
         self._before = [read_output(call(model, batch)) for batch in batches]
 
     def __call__(self, model: nn.Module) -> Tensor:
-        found = [
-            change(before, read_output(call(model, batch)), real_tokens(batch))
+        changes = [
+            output_change(before, read_output(call(model, batch)), real_tokens(batch))
             for before, batch in zip(self._before, self._batches, strict=True)
         ]
-        return torch.cat(found)  # [N]
+        return torch.cat(changes)  # [N]
 
     @property
     def metric(self) -> str:
+        """Description of the metric."""
         return self._before[0].metric
 
 
 def _divergence(old: Tensor, new: Tensor) -> Tensor:
-    r"""KL of each row of logits [..., C] as $\ln(1 + \sum_c p_c (e^{d_c} - 1 - d_c))$, d centred: $\sum_c p_c d_c = 0$.
+    r"""KL divergence of each row of logits [..., C].
 
-    No term is negative, so that a small divergence is not lost to cancellation, as it is in $\sum p (\ln p - \ln q)$.
-    A large one is summed up as it stands, since $e^d$ may overflow; a class that was impossible has no part in it.
+    It is $\ln(1 + \sum_c p_c (e^{d_c} - 1 - d_c))$ with d centred: $\sum_c p_c d_c = 0$. No term is negative, so a
+    small divergence is not lost to cancellation, as it is in $\sum p (\ln p - \ln q)$. A large divergence uses the
+    latter sum, since $e^d$ may overflow. Classes with probability zero do not count.
     """
     p, d = old.softmax(-1), new - old
-    d = d.masked_fill(old == -torch.inf, 0)  # and minus infinity less itself is no number
+    d = d.masked_fill(old == -torch.inf, 0)  # -inf minus -inf would be nan
     d = d - (p * d).sum(-1, keepdim=True)
     small = (p * (d.expm1() - d)).double().sum(-1).clamp(min=0).log1p()  # [...]
-    gone = old.double().log_softmax(-1) - new.double().log_softmax(-1)
-    large = (p.double() * gone).masked_fill(p == 0, 0).sum(-1)
+    log_ratio = old.double().log_softmax(-1) - new.double().log_softmax(-1)
+    large = (p.double() * log_ratio).masked_fill(p == 0, 0).sum(-1)
     return torch.where(small < 1, small, large)
 
 

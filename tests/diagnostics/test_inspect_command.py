@@ -1,4 +1,4 @@
-"""`repulsive inspect`: a model folder or an import path in, tables and a page out; mistakes end with one line."""
+"""`repulsive inspect`: tables and pages for model folders and import paths, and one-line error messages."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.diagnostics.loading.subject import _check_ids
+from repulsive.diagnostics.loading.inputs import _check_token_ids
 from repulsive.diagnostics.prune import prune, save_pruned
 from repulsive.errors import DataError
 from tests.heads.zoo import build
@@ -72,31 +72,31 @@ def one_line(outcome):
 
 def test_a_folder_with_text(inspect, folder, tmp_path):
     (tmp_path / "text.txt").write_text("the movie was great\n\n  \na slow plot and bad music\nnot bad\n")
-    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "seen")
+    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "out")
     assert code == 0
     for title in (
-        "diversity of weights",
-        "diversity of attention",
-        "diversity of outputs",
+        "similarity of heads in weights",
+        "similarity of heads in attention",
+        "similarity of heads in outputs",
         "first-order importance",
-        "exact ablation: mean KL divergence of the model's own output distribution",
+        "by ablation: mean KL divergence of the model's own output distribution",
     ):
         assert title in out
-    numbers = json.loads((tmp_path / "seen" / "inspect.json").read_text())
+    numbers = json.loads((tmp_path / "out" / "inspect.json").read_text())
     assert numbers["items"] == 3 and len(numbers["ablation"]["change"]) == 2
-    page = (tmp_path / "seen" / "inspect.html").read_text()
+    page = (tmp_path / "out" / "inspect.html").read_text()
     assert "movie" in page and 'id="layers"' in page
 
 
 def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
     code, out, _ = inspect(folder, "--sentence", "the plot", "--sentence", "not great")
-    assert code == 0 and "ablation" not in out and "diversity of outputs" in out
+    assert code == 0 and "ablation" not in out and "similarity of heads in outputs" in out
     assert out.endswith("written to inspect.html\n") and (tmp_path / "inspect.json").is_file()
     code, out, _ = inspect(folder)
-    assert code == 0 and "diversity of outputs" not in out and "note: weights alone" in out
+    assert code == 0 and "similarity of heads in outputs" not in out and "note: weights alone" in out
 
 
-def test_the_folders_weights_are_the_ones_measured(inspect, folder):
+def test_the_weights_of_the_folder_are_measured(inspect, folder):
     code, loaded, _ = inspect(folder)
     again, other, _ = inspect(folder, "--random")
     assert code == again == 0 and loaded != other
@@ -115,7 +115,7 @@ def test_a_model_by_import_path(inspect):
     assert inspect("models_of_test_inspect:small")[0] == 0
 
 
-def test_mistakes_end_with_one_line(inspect, folder, tmp_path):
+def test_errors_are_one_line(inspect, folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (tmp_path / "run" / "seed-0").mkdir(parents=True)
@@ -140,12 +140,15 @@ def test_mistakes_end_with_one_line(inspect, folder, tmp_path):
         (["models_of_test_inspect:small", "--sentence", "not"], "--example"),
         (["models_of_test_inspect:small", "--example", "models_of_test_inspect:nothing"], "has no 'nothing'"),
         (["models_of_test_inspect:small", "--example", "inputs"], "package.module:name"),
-        (["models_of_test_inspect:small", "--example", "models_of_test_inspect:narrow"], "does not run on --example"),
+        (
+            ["models_of_test_inspect:small", "--example", "models_of_test_inspect:narrow"],
+            "does not run on the example inputs",
+        ),
     ):
         assert expected in one_line(inspect(*words)), words
 
 
-def test_weights_that_are_not_all_there_are_refused(inspect, folder, tmp_path):
+def test_incomplete_weights_are_refused(inspect, folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     broken = tmp_path / "broken"
@@ -162,17 +165,17 @@ def test_weights_that_are_not_all_there_are_refused(inspect, folder, tmp_path):
     assert out == "" and "lack 4 parameters" in err and "query" in err
 
 
-def test_a_tokenizer_of_another_model_is_refused(inspect, folder, tmp_path):
+def test_the_tokenizer_of_another_model_is_refused(inspect, folder, tmp_path):
     other = tmp_path / "other"
     config = transformers.BertConfig.from_pretrained(folder)
     config.vocab_size = 8
     transformers.BertForMaskedLM(config).save_pretrained(other)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (other / name).write_bytes((folder / name).read_bytes())
-    assert "use its own tokenizer" in inspect(other, "--sentence", "the slow music")[2]
+    assert "use the model's own tokenizer" in inspect(other, "--sentence", "the slow music")[2]
 
 
-def test_a_pruned_model_is_read_at_its_size(inspect, folder, tmp_path):
+def test_a_pruned_model_is_loaded_with_its_number_of_heads(inspect, folder, tmp_path):
     model = transformers.BertForMaskedLM.from_pretrained(folder)
     smaller = save_pruned(prune(model, [(1, 0), (1, 2)]), tmp_path / "smaller")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -182,17 +185,17 @@ def test_a_pruned_model_is_read_at_its_size(inspect, folder, tmp_path):
     assert code == 0 and rows[0][1] == "2"
 
 
-def test_the_decoder_reads_the_same_sentences_and_the_page_says_so(inspect, folder, tmp_path):
+def test_the_decoder_reads_the_same_sentences(inspect, folder, tmp_path):
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4, "vocab_size": 18}
     transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "t5" / name).write_bytes((folder / name).read_bytes())
-    code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "seen")
+    code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "out")
     assert code == 0 and "EncDecAttention" in out
-    assert "read the same sentences as the encoder" in (tmp_path / "seen" / "inspect.html").read_text()
+    assert "read the same sentences as the encoder" in (tmp_path / "out" / "inspect.html").read_text()
 
 
-def test_sentences_without_a_token_are_told():
+def test_sentences_without_tokens_are_refused():
     model, _ = build("bert, sdpa")
-    with pytest.raises(DataError, match="makes no token"):
-        _check_ids(model, torch.zeros(1, 0, dtype=torch.long))
+    with pytest.raises(DataError, match="returns no tokens"):
+        _check_token_ids(model, torch.zeros(1, 0, dtype=torch.long))

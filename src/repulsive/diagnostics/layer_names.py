@@ -1,4 +1,4 @@
-"""Short names for layers: "encoder layer 3" says more than a dotted path, where it says enough."""
+"""Short names for attention layers, such as "encoder layer 3"."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from repulsive.heads.module_paths import module_of
 
 
 def short_names(groups: Sequence[HeadGroup]) -> dict[str, str]:
-    """Dotted name of each attention layer, and of each group -> "layer 3" and "layer 3 q", with its place.
+    """Map the dotted names of attention layers and groups to short ones: "layer 3", "layer 3 q".
 
-    The place ("encoder") is there where a model has several stacks. Layers that would be called the same keep their
+    Models with several stacks have a prefix: "encoder layer 3". Layers that would get the same short name keep their
     dotted names.
 
     Args:
-        groups: what `find_heads` returned.
+        groups: the result of `find_heads`.
     """
     several = len({(group.where, group.stack) for group in groups}) > 1
     layers = {module_of(g): f"{g.where} layer {g.layer}" if several else f"layer {g.layer}" for g in groups}
-    alike = Counter(layers.values())
-    layers = {name: short if alike[short] == 1 else name for name, short in layers.items()}
+    counts = Counter(layers.values())
+    layers = {name: short if counts[short] == 1 else name for name, short in layers.items()}
     return layers | {g.name: f"{layers[module_of(g)]} {g.part}".strip() for g in groups}

@@ -1,4 +1,4 @@
-"""Untrained twins: what they share with the model and what not; verdicts; and how often chance is called a finding."""
+"""Untrained twins: shapes and weights, verdicts, and the rate of false positives."""
 
 import math
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.chance import Null, against_chance
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.prune import prune
 from repulsive.diagnostics.summary import as_json, as_text
-from repulsive.diagnostics.twins import untrained_twin
+from repulsive.diagnostics.untrained_baseline import Null, against_chance
+from repulsive.diagnostics.untrained_twin import untrained_twin
 from repulsive.errors import NoTwin
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from repulsive.pages.inspection import render_inspection
@@ -28,8 +28,8 @@ def bert(seed: int = 0) -> nn.Module:
     return transformers.BertModel(transformers.BertConfig(**{**SMALL, "hidden_size": 64}))
 
 
-def alike(model: nn.Module) -> nn.Module:
-    """All heads of layer 0 get the logits of its head 0, each in a basis of its own; layer 1 stays untrained."""
+def with_equal_logits(model: nn.Module) -> nn.Module:
+    """Give all heads of layer 0 the logits of head 0, each in its own basis; layer 1 stays untrained."""
     attention, generator = model.encoder.layer[0].attention.self, torch.Generator().manual_seed(1)
     with torch.no_grad():
         for head in range(1, 4):
@@ -61,7 +61,7 @@ def test_twins_of_other_models():
     assert untrained_twin(own)(torch.ones(1, 3, dtype=torch.long), torch.ones(1, 2, dtype=torch.long)) is not None
     half = untrained_twin(bert().to(torch.bfloat16))
     assert half.encoder.layer[0].attention.self.query.weight.dtype == torch.bfloat16
-    cut = untrained_twin(prune(bert(), [(0, 1)]))  # its configuration still says four heads in layer 0
+    cut = untrained_twin(prune(bert(), [(0, 1)]))  # its configuration still has four heads in layer 0
     assert cut.encoder.layer[0].attention.self.query.weight.shape == (48, 64)
 
     class Scaled(nn.Module):
@@ -78,7 +78,7 @@ def test_twins_of_other_models():
     assert found.logits[0].verdict == "cannot say" and "no reset_parameters" in found.notes[0]
 
 
-def test_verdicts_need_three_deviations_and_a_margin():
+def test_verdicts_need_three_standard_deviations_and_a_margin():
     null = Null((0.0, 0.1, 0.2))  # 0.1 +- 0.1
     values = (0.39, 0.41, -0.19, -0.21, math.nan)
     assert [null.verdict(value) for value in values] == [
@@ -94,10 +94,10 @@ def test_verdicts_need_three_deviations_and_a_margin():
     assert Null((0.1,)).verdict(0.9) == Null().verdict(0.9) == "cannot say"
 
 
-def test_heads_made_alike_are_told_from_chance_in_logits_alone():
-    model = alike(bert())
+def test_equal_logits_are_detected_although_weights_differ():
+    model = with_equal_logits(bert())
     query = model.encoder.layer[0].attention.self.query.weight.detach().view(4, -1)
-    assert float(torch.corrcoef(query).triu(1).abs().max()) < 0.5  # weights do not show it
+    assert float(torch.corrcoef(query).triu(1).abs().max()) < 0.5  # the weights are not similar
     found = against_chance(model, [text(), text(1)])
     first, second = found.logits
     assert first.similarity.mean > 0.99 and first.verdict == first.pair_verdict == "more alike than chance"
@@ -108,7 +108,7 @@ def test_heads_made_alike_are_told_from_chance_in_logits_alone():
 
 
 def test_untrained_models_are_as_chance():
-    """Of 40 layers of untrained models at most 10 % may be called a finding: measured 3 % on 200."""
+    """At most 10 % of 40 layers of untrained models may be false positives; measured: 3 % of 200."""
     verdicts = []
     for seed in range(10):
         found = against_chance(bert(1000 + seed), [text(seed)], seed=10 * seed)
@@ -117,10 +117,10 @@ def test_untrained_models_are_as_chance():
 
 
 def test_the_inspection_shows_numbers_and_verdicts():
-    found = inspect_heads(alike(bert()), [text()])
+    found = inspect_heads(with_equal_logits(bert()), [text()])
     out = as_text(found)
     line = next(row for row in out.splitlines() if row.startswith("encoder.layer.0.attention.self "))
-    assert "similarity of attention logits" in out and "similarity of OV circuits" in out
+    assert "similarity of heads in attention logits" in out and "similarity of heads in OV circuits" in out
     assert "more alike than chance" in line and f"{found.circuits.logits[0].similarity.mean:+.3f}" in line
     numbers = as_json(found)["similarity"]
     assert numbers["logits"][0]["verdict"] == "more alike than chance" and len(numbers["ov"]) == 2
@@ -135,7 +135,7 @@ def test_the_inspection_shows_numbers_and_verdicts():
     assert places == sorted(places) and "<td>more alike</td>" in page and "mean over layers; untrained" in page
 
 
-def test_without_twins_the_page_says_nothing_of_chance():
+def test_without_twins_the_page_does_not_mention_chance():
     page = render_inspection(inspect_heads(bert(), [text()], twins=0), title="Heads")
     assert "Similarity of attention logits" in page and "fresh random weights" not in page and "cannot say" in page
 
