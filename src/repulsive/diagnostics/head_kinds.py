@@ -151,13 +151,14 @@ def pattern_masks(ids: Tensor, separators: Sequence[int] = ()) -> dict[str, Tens
 
 
 def _repeated_tokens(vocabulary: int, separators: Sequence[int], length: int, batch: int, seed: int) -> Tensor:
-    """Token ids [B, 2 length]: random distinct tokens, repeated once; each half ends with a separator if there is one."""
+    """Token ids [B, 2 length]: distinct random tokens, read twice; each half ends with the first separator, if any."""
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor([token for token in range(vocabulary) if token not in set(separators)])
     words = length - bool(len(separators))
     if len(allowed) < words or words < 2:
+        needed = max(words, 2)
         raise SelectionError(
-            f"{len(allowed)} tokens to draw from: head_kinds needs at least {max(words, 2)}; give length="
+            f"{len(allowed)} tokens to draw from, expected at least {needed}; choose a smaller length="
         )
     rows = [allowed[torch.randperm(len(allowed), generator=generator)[:words]] for _ in range(batch)]
     half = torch.stack(rows)  # [B, words]

@@ -149,10 +149,8 @@ class Heads:
             new = values[layer.name][runs[layer.name] % len(values[layer.name])]
             runs[layer.name] += 1
             if mode == "patch" and new.shape != outputs.shape:
-                raise SelectionError(
-                    f"{layer.name}: head outputs are {list(new.shape)} on the source and {list(outputs.shape)} on these "
-                    "inputs; patch with inputs of the same shape"
-                )
+                sizes = f"head outputs are {list(new.shape)} on the source and {list(outputs.shape)} on these inputs"
+                raise SelectionError(f"{layer.name}: {sizes}; patch with inputs of the same shape")
             mask = masks[layer.name].to(outputs.device).unsqueeze(-1)  # [M, 1]
             return torch.where(mask, new.to(outputs), outputs)
 
