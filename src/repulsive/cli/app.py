@@ -17,6 +17,7 @@ from repulsive.cli.inspect import inspect
 from repulsive.cli.judge import judge
 from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
+from repulsive.cli.prune import prune
 from repulsive.cli.report import report
 from repulsive.cli.reproduce import reproduce
 from repulsive.cli.say import complain, warnings_as_lines
@@ -36,6 +37,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(heads)
 app.command()(inspect)
+app.command()(prune)
 app.command()(bench)
 app.command()(prepare)
 app.command()(train)

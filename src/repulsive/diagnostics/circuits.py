@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, output_weight
 from repulsive.diagnostics.hooks.calling import TokenMask, real_keys, real_queries
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, sample_qkv
@@ -143,7 +143,7 @@ def circuit_similarity(
             continue
         try:
             own = [group for group in groups if module_of(group) == name]
-            result.ov.append(_ov(samples, _output_weight(model, own)))
+            result.ov.append(_ov(samples, output_weight(find_attention_layers(model, own)[0])))
         except (HeadLayoutError, RuleError) as error:
             left_out[name] = f"OV circuit: {error}"
     if not result.logits:
@@ -177,24 +177,3 @@ def _cosines(circuits: Circuits, name: str) -> Tensor:
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.device))
-
-
-@torch.no_grad()
-def _output_weight(model: nn.Module, groups: Sequence[HeadGroup]) -> Tensor:
-    """Weight of the output projection, [d_model, M d], including an adapter around it."""
-    layer = find_attention_layers(model, groups)[0]
-    width = layer.num_heads * layer.head_dim
-    projection: nn.Module = layer.attention.out_proj if layer.kind == "torch" else layer.module  # type: ignore[assignment]
-    weight = getattr(projection, "weight", None)
-    if isinstance(projection, nn.Linear) and isinstance(weight, Tensor) and weight.shape[-1] == width:
-        return weight.detach()
-    if type(projection).__name__ == "Conv1D" and isinstance(weight, Tensor):
-        return weight.detach().mT
-    first = next(projection.parameters())
-    unit = torch.eye(width, device=first.device, dtype=first.dtype if first.is_floating_point() else torch.float32)
-    training = projection.training
-    try:
-        response = projection.eval()(unit) - projection(torch.zeros_like(unit[:1]))  # [M d, d_model]
-    finally:
-        projection.train(training)
-    return response.mT

@@ -18,10 +18,12 @@ from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.errors import SelectionError
 from repulsive.particles.gram import compute_dtype
 
+Loss = Callable[[nn.Module, Any], Tensor]  # model, batch -> scalar
+
 
 def first_order_importance(
     model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
+    loss: Loss,
     batches: Iterable[Any],
     *,
     normalise: bool = True,
@@ -69,7 +71,7 @@ def first_order_importance(
 
 
 def _products(
-    model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], batch: Any, layers: Sequence[AttentionLayer]
+    model: nn.Module, loss: Loss, batch: Any, layers: Sequence[AttentionLayer]
 ) -> list[tuple[AttentionLayer, Tensor]]:
     """Compute |o . dL/do| for every run of every layer, float64 [tokens, M]."""
     outputs: list[tuple[AttentionLayer, Tensor]] = []

@@ -72,7 +72,7 @@ def ablate(
         True
     """
     layers = find_attention_layers(model) if layers is None else layers
-    masks = _masks(layers, heads)
+    masks = head_masks(layers, heads)
     ran: set[str] = set()
 
     def zero(layer: AttentionLayer, outputs: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def _evaluate(
     return float(value), None
 
 
-def _masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str, int]]) -> Mapping[str, Tensor]:
+def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str, int]]) -> Mapping[str, Tensor]:
     """Layer name -> which of its heads are ablated, bool [M]."""
     names = [layer.name for layer in layers]
     masks: dict[str, Tensor] = {}

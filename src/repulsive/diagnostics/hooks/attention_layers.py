@@ -101,6 +101,32 @@ def replaced_head_outputs(layers: Sequence[AttentionLayer], change: Change) -> I
         yield
 
 
+@torch.no_grad()
+def output_weight(layer: AttentionLayer) -> Tensor:
+    """Weight of a layer's output projection, [d_model, M d], including an adapter around it.
+
+    Args:
+        layer: a layer with an output projection (kind "projection" or "torch").
+    """
+    width = layer.num_heads * layer.head_dim
+    projection: nn.Module = layer.attention.out_proj if layer.kind == "torch" else layer.module  # type: ignore[assignment]
+    if isinstance(projection, _IdentityProjection):  # inside a context that replaces head outputs
+        projection = projection.originals[0]
+    weight = getattr(projection, "weight", None)
+    if isinstance(projection, nn.Linear) and isinstance(weight, Tensor) and weight.shape[-1] == width:
+        return weight.detach()
+    if type(projection).__name__ == "Conv1D" and isinstance(weight, Tensor):
+        return weight.detach().mT
+    first = next(projection.parameters())
+    unit = torch.eye(width, device=first.device, dtype=first.dtype if first.is_floating_point() else torch.float32)
+    training = projection.training
+    try:
+        response = projection.eval()(unit) - projection(torch.zeros_like(unit[:1]))  # [M d, d_model]
+    finally:
+        projection.train(training)
+    return response.mT
+
+
 def _attention_layer(
     modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup], out: str | None
 ) -> AttentionLayer:
@@ -165,6 +191,7 @@ class _IdentityProjection(nn.Module):
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()
+        self.originals = [original]  # in a list, so that it is not a submodule
         weight = original.weight
         self.changes: list[Change] = []  # of all open contexts, the outermost first
         self.register_buffer("weight", torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
