@@ -21,7 +21,7 @@ SYSTEM = "lab.systems.*"
 CORE = ("errors", "safety", "particles", "heads", "repulsion", "regularizers", API)
 THIRD_PARTY_OF_CORE = {"torch", "triton"}  # triton: in files that are imported only where Triton is used
 OPTIONAL = ("transformers", "tokenizers", "accelerate", "lightning", "pytorch_lightning", "torch_geometric", "peft")
-HEAVY = ("torch", *OPTIONAL, "spacy", "matplotlib", "typer", "rich", "sacrebleu", "optuna", "scipy", "sklearn", "pandas")
+HEAVY = ("torch", *OPTIONAL, "spacy", "matplotlib", "typer", "rich", "sacrebleu", "optuna", "scipy", "sklearn")
 
 
 def module_name(path: Path) -> str:

@@ -22,7 +22,7 @@ from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import read_output
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
