@@ -81,7 +81,7 @@ def _write(out: Path, found: Inspection, title: str, facts: list[tuple[str, str]
     import json
 
     from repulsive.diagnostics.summary import as_json
-    from repulsive.pages.inspection import write_inspection
+    from repulsive.pages.inspection_page import write_inspection
     from repulsive.safety.files import write_whole
 
     try:

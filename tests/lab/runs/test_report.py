@@ -13,7 +13,8 @@ from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
 from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
-from repulsive.pages import paper, render_page
+from repulsive.pages import render_page
+from repulsive.pages.figures import write as figures
 from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
 from repulsive.errors import ConfigError
 from repulsive.metrics.classification import brier, ece, nll, oe, overlap
@@ -309,7 +310,7 @@ def test_mistakes_end_with_one_line(repulsive, place, words, said):
 
 
 def test_without_matplotlib_nothing_is_measured_first(repulsive, monkeypatch):
-    monkeypatch.setattr(paper, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     assert "repulsive[report]" in repulsive("report", "ma", "--figures", "f", "--out", "never.html", code=2)
 
 

@@ -12,7 +12,7 @@ from repulsive.lab.judge.blind import TITLE, blind
 from repulsive.lab.judge.key import Key, read_key, system_names
 from repulsive.lab.judge.page import render_sheet
 from repulsive.lab.judge.texts import pair_texts, read_texts
-from repulsive.pages.frame import write_whole
+from repulsive.pages.html.document import write_whole
 
 _TELLING = 3  # letters: shorter names of systems are words of every other title
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from repulsive.lab.judge.blind import Sheet, Shown
 from repulsive.lab.judge.criteria import CHOICES, CRITERIA
 from repulsive.lab.judge.texts import Source
-from repulsive.pages.frame import document
+from repulsive.pages.html.document import document
 from repulsive.pages.text import escaped
 
 _ABOUT = (

@@ -12,6 +12,7 @@ from repulsive.diagnostics.diversity import Diversity, merged, of_outputs, of_we
 from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
 from repulsive.diagnostics.hooks.reweighted import fewer_and_fewer, leave_one_out, only_one, reweighted_logits
 from repulsive.diagnostics.labels import short_names
+from repulsive.diagnostics.overlap import head_overlap
 from repulsive.diagnostics.redundancy import Curve, head_ablation
 from repulsive.diagnostics.uncertainty import bootstrap_weights, mixture
 from repulsive.heads import find_heads
@@ -19,7 +20,6 @@ from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.systems.classification.task import model_inputs
 from repulsive.lab.text.batches import Buckets
 from repulsive.lab.text.prepared import Part
-from repulsive.pages.maps import head_overlap
 
 DRAWS = 20  # resamples of the head bootstrap
 _AT_ONCE = 256

@@ -1,4 +1,4 @@
-"""The page of a report in a real browser, from disk, with the network off: clicks, keys, phones, dark rooms."""
+"""The report page in a real browser, offline: mouse, keyboard, small screens, dark mode."""
 
 import re
 
@@ -8,7 +8,7 @@ import torch
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.head_count import HeadCount, HeadFit
 from repulsive.pages import Chart, Content, Grid, Panel, Series, Sheet, write_report
-from repulsive.pages.figures import heads_chart, redundancy_charts, reliability_charts
+from repulsive.pages.charts import heads_chart, redundancy_charts, reliability_charts
 from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
 from tests.pages.sample import METHODS, sample_content
 
@@ -20,15 +20,15 @@ def report_content() -> Content:
     make = torch.Generator().manual_seed(0)
     changes = {method: torch.randn(10, generator=make) for method in METHODS}
     p = (2 * torch.randn(200, 5, generator=make)).softmax(-1)
-    found = reliability(p, p.argmax(-1).where(torch.rand(200, generator=make) < 0.6, torch.tensor(0)))
+    diagram = reliability(p, p.argmax(-1).where(torch.rand(200, generator=make) < 0.6, torch.tensor(0)))
     counts = [HeadCount(m, (20 + 5 / m, 21 + 5 / m)) for m in (1, 4, 16)]
     columns = ["method", *(f"a column of numbers {i}" for i in range(8))]
     panels = [
-        Panel("How alike", ["In words."], [Grid(method, torch.eye(10), "cosine of weights") for method in METHODS]),
-        Panel("Worth", charts=redundancy_charts(changes, "change of accuracy")),
-        Panel("Sure", charts=reliability_charts(dict.fromkeys(METHODS, found))),
+        Panel("Similarity", ["Some text."], [Grid(method, torch.eye(10), "cosine of weights") for method in METHODS]),
+        Panel("Redundancy", charts=redundancy_charts(changes, "change of accuracy")),
+        Panel("Calibration", charts=reliability_charts(dict.fromkeys(METHODS, diagram))),
         Panel(
-            "How many",
+            "Number of heads",
             charts=[heads_chart({"MA": counts}, {"MA": HeadFit(5, 0.01, 20)}, "error (%)")],
             sheets=[Sheet("Wide", columns, [[method, *["0.123 ± 0.456"] * 8] for method in METHODS])],
         ),
@@ -51,7 +51,7 @@ def browser():
 
 
 def test_the_explorer_follows_clicks_and_keys(browser, path):
-    with driven_page(browser, path) as (page, said):
+    with driven_page(browser, path) as (page, messages):
         page.click("#next")
         assert page.evaluate("location.hash") == "#example=2&view=overall"
         assert page.is_visible("#example-2 .cards") and not page.is_visible("#example-1")
@@ -67,10 +67,10 @@ def test_the_explorer_follows_clicks_and_keys(browser, path):
         page.select_option("#pick", "3")
         page.hover("#example-3 .card .w")
         assert re.search(r"MA · head 3 · “.+” · 0\.\d{3}", page.inner_text("#readout"))
-        assert said == []
+        assert messages == []
 
 
-def test_everything_can_be_reached_and_is_named(browser, path):
+def test_controls_can_be_reached_by_keyboard_and_have_names(browser, path):
     with driven_page(browser, path) as (page, _):
         reached = []
         for _ in range(12):
@@ -100,8 +100,8 @@ def test_everything_can_be_reached_and_is_named(browser, path):
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_the_page_fits_and_text_can_be_read(browser, path, dark, width):
-    with driven_page(browser, path, dark=dark, width=width) as (page, said):
+def test_the_page_fits_the_screen_and_labels_are_large_enough(browser, path, dark, width):
+    with driven_page(browser, path, dark=dark, width=width) as (page, messages):
         for view in ("overall", "heads", "head"):
             page.evaluate(f"location.hash = 'example=1&view={view}'")
             wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
@@ -118,7 +118,7 @@ def test_the_page_fits_and_text_can_be_read(browser, path, dark, width):
             """() => ["bars", "band", "dot"].map((kind) => getComputedStyle(document.querySelector("." + kind)).fill)"""
         )
         assert all(fill not in ("rgb(0, 0, 0)", "none") for fill in fills)
-        assert said == []
+        assert messages == []
 
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
@@ -127,8 +127,8 @@ def test_axe_finds_nothing_wrong(browser, path, dark, view):
     assert violations(browser, path, f"view={view}", dark=dark, width=1280 if dark else 360) == []
 
 
-def test_two_of_many_runs_are_compared(browser, path):
-    with driven_page(browser, path) as (page, said):
+def test_methods_can_be_hidden(browser, path):
+    with driven_page(browser, path) as (page, messages):
         page.uncheck("input[name=runs][value='2']", force=True)
         page.focus("input[name=runs][value='4']")
         page.keyboard.press("Space")
@@ -140,12 +140,12 @@ def test_two_of_many_runs_are_compared(browser, path):
         page.check("input[name=runs][value='2']", force=True)
         page.check("input[name=runs][value='4']", force=True)
         assert "runs" not in page.evaluate("location.hash") and page.locator("#example-1 .maps:visible").count() == 4
-        assert said == []
+        assert messages == []
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_numbers_at_an_axis_are_whole(browser, tmp_path, width):
-    """A minus sign that the edge of the drawing cuts off makes another number of it."""
+def test_tick_labels_are_not_cut_off(browser, tmp_path, width):
+    """A minus sign cut off by the edge of the drawing would change the number."""
     ends = [(-0.000123, -0.00012), (1e-5, 5e-5), (-1234.0, 1234.0), (88_888.0, 99_999.5)]
     charts = [Chart(f"chart {i}", [Series("MA", [(0.0, a), (9.0, b)])]) for i, (a, b) in enumerate(ends)]
     page_of = write_report(tmp_path / "axes.html", Content("Axes", charts=charts, panels=[Panel("Few", charts=charts)]))

@@ -1,4 +1,4 @@
-"""What a report shows, as plain data. Nothing here is drawn, and what cannot be drawn is refused here."""
+"""Content of a report: results table, readings of examples, and the page as a whole."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from repulsive.metrics.compare import Comparison
-from repulsive.pages.layered import Layered
-from repulsive.pages.panels import Chart, Panel
+from repulsive.pages.data.layers import Layered
+from repulsive.pages.data.panels import Chart, Panel
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of the table.
+    """A column of the results table.
 
     Args:
-        name: what stands above the column.
-        better: "higher", "lower", or "neither" for a number that is only described.
+        name: column header.
+        better: "higher", "lower", or "neither" for a number without a preferred direction.
         digits: decimals shown.
-        percent: the numbers are shares and are shown times 100.
-        meaning: one sentence for readers who do not know the metric.
+        percent: values are fractions and are shown times 100.
+        meaning: one sentence that explains the metric.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of the table.
+    """A value of the results table.
 
     Args:
-        mean: over seeds.
+        mean: mean over seeds.
         sd: standard deviation over seeds; None for one seed.
-        paired: the method minus the baseline on the same seeds and items, where that was compared.
+        paired: paired comparison of the method with the baseline on the same seeds and items, if there is one.
     """
 
     mean: float
@@ -54,12 +54,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A method and its numbers, one cell per metric; None where it has none.
+    """A method and its values, one cell per metric; None where a value was not measured.
 
     Args:
-        method: its name, the same in charts and readings.
-        cells: in the order of the metrics.
-        control: it is there to tell causes apart, not to win.
+        method: name of the method, the same as in charts and readings.
+        cells: values in the order of the metrics.
+        control: the method is a control experiment, not a competitor.
     """
 
     method: str
@@ -69,15 +69,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Methods by metrics.
+    """Results table: one row per method, one column per metric.
 
     Args:
         metrics: the columns.
         rows: the methods.
-        baseline: the method the others are compared with.
-        caption: what the numbers are of.
-        notes: what the numbers show and what they do not, a paragraph each.
-        level: largest p-value that counts as a difference.
+        baseline: the method that the others are compared with.
+        caption: data and setting of the numbers.
+        notes: conclusions and caveats, one paragraph each.
+        level: significance level: differences with a larger p-value are not significant.
     """
 
     metrics: Sequence[Metric]
@@ -90,7 +90,7 @@ class Table:
     def __post_init__(self) -> None:
         names = [row.method for row in self.rows]
         if self.baseline not in names:
-            raise ValueError(f"baseline {self.baseline!r} is none of the methods {names}")
+            raise ValueError(f"baseline {self.baseline!r} is not one of the methods {names}")
         for row in self.rows:
             if len(row.cells) != len(self.metrics):
                 raise ValueError(f"row {row.method!r} has {len(row.cells)} cells for {len(self.metrics)} metrics")
@@ -98,13 +98,13 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a method makes of an example.
+    """Prediction and attention of a method for one example.
 
     Args:
-        method: its name.
-        predicted: the class it chooses, in words.
-        probability: that it gives to this class.
-        attention: weights [M, T], one head per row, padding cut off.
+        method: name of the method.
+        predicted: name of the predicted class.
+        probability: predicted probability of this class.
+        attention: weights [M, T], one row per head, without padding.
     """
 
     method: str
@@ -113,19 +113,19 @@ class Reading:
     attention: Tensor | Sequence[Sequence[float]]
 
     def weights(self) -> Tensor:
-        """The attention as float64 [M, T]."""
+        """Return the attention as float64 [M, T]."""
         return torch.as_tensor(self.attention, dtype=torch.float64).detach().cpu()
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A text and what the methods make of it.
+    """A text and the readings of all methods.
 
     Args:
-        tokens: its T words.
-        label: the true class, in words.
+        tokens: the T words of the text.
+        label: name of the true class.
         readings: one per method, in the same order in every example.
-        evidence: for each aspect the positions of the words that speak of it.
+        evidence: aspect -> positions of the words that mention it.
     """
 
     tokens: Sequence[str]
@@ -141,28 +141,28 @@ class Example:
             weights = reading.weights()
             if weights.ndim != 2 or not len(weights) or weights.shape[1] != count:
                 shape = f"attention {list(weights.shape)} of {reading.method!r}"
-                raise ValueError(f"{shape} does not fit {count} tokens: need [heads, {count}], padding cut off")
+                raise ValueError(f"{shape} does not fit {count} tokens: expected [heads, {count}] without padding")
             if not weights.isfinite().all() or (weights < 0).any():
-                raise ValueError(f"attention of {reading.method!r} has negative, infinite or missing weights")
-        for aspect, places in self.evidence.items():
-            if not all(0 <= place < count for place in places):
-                raise ValueError(f"evidence of {aspect!r} at {list(places)} lies outside of {count} tokens")
+                raise ValueError(f"attention of {reading.method!r} has negative, infinite or NaN weights")
+        for aspect, positions in self.evidence.items():
+            if not all(0 <= position < count for position in positions):
+                raise ValueError(f"evidence of {aspect!r} at {list(positions)} is outside the {count} tokens")
 
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """All a report shows; parts that are empty are not drawn.
+    """Everything a report shows. Empty parts are omitted.
 
     Args:
-        title: of the page.
-        lead: what was done, in a sentence or two.
-        facts: (name, value): data set, sizes, seeds, versions, command, seconds.
+        title: page title.
+        lead: the experiment in one or two sentences.
+        facts: (name, value) pairs such as dataset, sizes, seeds, versions, command and duration.
         table: the results.
         charts: learning curves.
-        examples: for the attention explorer, one layer whose heads read a text as a whole.
-        layered: for the attention explorer of models with layers; a page has examples of one kind.
-        threshold: least attention of one head on an aspect's evidence that counts as covering it.
-        panels: further sections; where one of them has grids, the heads of the examples are not compared again.
+        examples: examples for the attention explorer of models with one attention layer over the whole text.
+        layered: examples for the attention explorer of models with several layers; not together with `examples`.
+        threshold: a head covers an aspect if it gives at least this much attention to the aspect's evidence.
+        panels: further sections. If one of them has grids, the overlap of heads on the examples is not shown.
     """
 
     title: str
@@ -177,13 +177,13 @@ class Content:
 
     def __post_init__(self) -> None:
         if self.examples and self.layered:
-            raise ValueError("a page has one attention explorer: give examples or layered, not both")
-        seen = {tuple((r.method, len(r.attention)) for r in example.readings) for example in self.examples}
-        if len(seen) > 1:
-            raise ValueError(f"examples differ in their methods or numbers of heads: {sorted(seen)}")
+            raise ValueError("a page has one attention explorer: pass examples or layered, not both")
+        shapes = {tuple((r.method, len(r.attention)) for r in example.readings) for example in self.examples}
+        if len(shapes) > 1:
+            raise ValueError(f"examples differ in their methods or numbers of heads: {sorted(shapes)}")
 
     def methods(self) -> list[str]:
-        """Every method once, in the order of the table, then of the charts and the readings."""
+        """List every method once: first those of the table, then of the charts, then of the readings."""
         rows = [row.method for row in self.table.rows] if self.table else []
         lines = [series.method for chart in self.all_charts() for series in chart.series]
         readings = [reading.method for example in self.examples for reading in example.readings]
@@ -191,5 +191,5 @@ class Content:
         return list(dict.fromkeys([*rows, *lines, *readings, *layers]))
 
     def all_charts(self) -> list[Chart]:
-        """Learning curves, then the charts of the panels."""
+        """List the learning curves, then the charts of all panels."""
         return [*self.charts, *(chart for panel in self.panels for chart in panel.charts)]

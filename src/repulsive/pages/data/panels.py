@@ -1,4 +1,4 @@
-"""What a figure shows, as plain data: lines, dots and bars, grids of heads, and the section they stand in."""
+"""Content of a section: charts, grids of heads, tables, and the panel that holds them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ Band = tuple[float, float, float]  # x, low, high
 
 @dataclass(frozen=True)
 class Series:
-    """What a chart shows of a method.
+    """Data of one method in a chart.
 
     Args:
-        method: its name; the place among the methods of the page chooses its colour and dash.
-        points: (x, y) pairs in rising order of x; of bars, (left edge, height), the last closing the last bar.
-        band: (x, low, high) around the points: over seeds, or a confidence interval.
-        mark: "line", "dots", "bars", or "fit" for a thin line that was computed, not measured.
-        sizes: of dots, shares of the largest, one for each point; none: all alike.
+        method: name of the method; its position among the methods of the page determines colour and dash.
+        points: (x, y) pairs with increasing x. For bars: (left edge, height), and a last point with the right edge
+            of the last bar.
+        band: (x, low, high) around the points: spread over seeds, or a confidence interval.
+        mark: "line", "dots", "bars", or "fit" for a thin line that was fitted, not measured.
+        sizes: areas of the dots relative to the largest, one for each point; if empty, all are equal.
     """
 
     method: str
@@ -34,25 +35,27 @@ class Series:
         if self.sizes and len(self.sizes) != len(self.points):
             raise ValueError(f"series of {self.method!r}: {len(self.sizes)} sizes for {len(self.points)} points")
         if self.mark == "bars" and len(self.points) < 2:
-            raise ValueError(f"series of {self.method!r}: bars need a left edge each and the end of the last")
+            raise ValueError(
+                f"series of {self.method!r}: bars need a left edge each and the right edge of the last one"
+            )
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A quantity against another: "train loss", "accuracy by confidence".
+    """A chart of one quantity against another, such as training loss against steps.
 
     Args:
-        name: what stands above it.
+        name: title above the chart.
         series: one or more for each method.
-        x_name: below the horizontal axis.
-        y_name: what the vertical axis is; "" where the name says it.
+        x_name: label of the horizontal axis.
+        y_name: label of the vertical axis; "" if the title says it.
         note: a sentence below the chart.
-        x_limits: ends of the horizontal axis; None: as the points have it.
-        y_limits: ends of the vertical axis; None: as the points have it.
-        x_ticks: marks of the horizontal axis; none: round numbers.
-        x_log: equal factors are equally far apart; all x must be above zero.
-        diagonal: draw y = x, where predictions are as sure as they are right.
-        file: name of the figure for papers, without an ending; "" to make one of `name`.
+        x_limits: limits of the horizontal axis; None: those of the points.
+        y_limits: limits of the vertical axis; None: those of the points.
+        x_ticks: ticks of the horizontal axis; if empty, round numbers.
+        x_log: logarithmic horizontal axis; all x must be positive.
+        diagonal: draw y = x, the line of perfect calibration.
+        file: file name of the figure for papers, without suffix; "" to derive it from `name`.
     """
 
     name: str
@@ -69,18 +72,18 @@ class Chart:
 
     def __post_init__(self) -> None:
         if self.x_log and any(x <= 0 for series in self.series for x, *_ in (*series.points, *series.band)):
-            raise ValueError(f"chart {self.name!r}: a logarithmic axis has no place for x <= 0")
+            raise ValueError(f"chart {self.name!r}: a logarithmic axis needs x > 0")
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """How alike each pair of heads of a method is.
+    """Similarity of each pair of heads of a method.
 
     Args:
-        method: its name.
-        values: [M, M], 1 for heads that are the same, 0 and below for heads that have nothing in common.
-        what: the values are, in a word or two.
-        layer: whose heads they are, where there are several layers.
+        method: name of the method.
+        values: [M, M]: 1 for identical heads, 0 or less for unrelated heads.
+        what: name of the similarity measure, such as "overlap".
+        layer: name of the layer of these heads, for models with several layers.
     """
 
     method: str
@@ -95,18 +98,18 @@ class Grid:
     def __post_init__(self) -> None:
         shape = list(self.values.shape)
         if len(shape) != 2 or shape[0] != shape[1] or not self.values.isfinite().all():
-            raise ValueError(f"{self.what} of {self.method!r}: need finite [heads, heads], not {shape}")
+            raise ValueError(f"{self.what} of {self.method!r}: expected finite values [heads, heads], got {shape}")
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:
-    """A number for each head of each layer, or of each run.
+    """Table with one value per head: rows are layers or runs, columns are heads.
 
     Args:
-        caption: what the numbers are.
+        caption: description of the values.
         rows: names of the layers, or of the runs.
-        values: [L, M]; nan where there is no such head.
-        weight: not negative, [L, M]: how much each counts, which is its colour.
+        values: [L, M]; NaN if a row has fewer heads.
+        weight: [L, M], not negative: determines the colour of each cell.
         first: number of the first head.
         digits: decimals shown.
     """
@@ -125,12 +128,12 @@ class HeadTable:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A plain table of words and numbers that are words already.
+    """Plain table of text cells.
 
     Args:
-        caption: what it is of.
-        columns: names, that of the first column included.
-        rows: as many words each.
+        caption: description of the table.
+        columns: column headers, including that of the first column.
+        rows: one text per column.
     """
 
     caption: str
@@ -145,16 +148,16 @@ class Sheet:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A section of the page; parts that are empty are not drawn.
+    """A section of the page. Empty parts are omitted.
 
     Args:
-        title: its heading.
-        lead: what it shows and how to read it, a paragraph each.
-        grids: how alike heads are, a row of grids for each thing that was measured.
-        charts: figures.
-        sheets: numbers.
+        title: section heading.
+        lead: paragraphs on what the section shows and how to read it.
+        grids: similarity of heads; grids of the same measure form a row.
+        charts: charts.
+        sheets: plain tables.
         notes: what could not be measured, and why.
-        heads: numbers of single heads.
+        heads: tables with one value per head.
     """
 
     title: str

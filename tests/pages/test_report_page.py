@@ -1,4 +1,4 @@
-"""The page: nothing from outside, nothing run from data, every number as it was given."""
+"""The report page: it loads nothing from outside, runs nothing from data, and shows all values."""
 
 import dataclasses
 import html
@@ -8,11 +8,12 @@ import re
 import pytest
 import torch
 
+from repulsive.diagnostics.overlap import head_overlap
 from repulsive.metrics.classification import overlap
 from repulsive.pages import Content, Example, Reading, render_page, write_report
-from repulsive.pages.explorer import evidence_table
-from repulsive.pages.heads import head_order, top_words
-from repulsive.pages.maps import head_overlap, levels
+from repulsive.pages.html.example_explorer import evidence_table
+from repulsive.pages.html.head_maps import head_order, peak_summary
+from repulsive.pages.html.heat_map import levels
 from repulsive.pages.text import script_json
 from tests.pages.browser import needs_browser, open_page
 from tests.pages.sample import sample_content
@@ -35,7 +36,7 @@ HOSTILE = (
 
 
 def hostile_content() -> Content:
-    """Hostile text wherever text can stand."""
+    """Hostile text in every text field."""
     bad = HOSTILE[1]
     content = sample_content(2)
     weights = torch.full((2, len(HOSTILE)), 1 / len(HOSTILE))
@@ -57,14 +58,14 @@ def hostile_content() -> Content:
 
 
 def words_of(page: str, number: int) -> list[str]:
-    """The words of the first card of an example, read from the page."""
+    """Words of the first card of an example on the page."""
     section = page.split(f'id="example-{number}"')[1]
     card = section.split('<p class="words">')[1].split("</p>")[0]
     return [html.unescape(word) for word in re.findall(r'<span class="w [^>]*>(.*?)</span>', card, re.S)]
 
 
 def grid_cells(page: str) -> int:
-    """Coloured cells of the grid of the first method of the first example."""
+    """Number of coloured cells in the map of the first method of the first example."""
     grid = page.split('data-method="0"')[1].split("</g>")[0]
     return len(re.findall(r"M\d+ \d+\.5h\.9", grid))
 
@@ -74,7 +75,7 @@ def one_example(weights: torch.Tensor | list[list[float]]) -> Content:
     return Content("T", examples=[Example(tokens, "a", [Reading("MA", "a", 1.0, weights)])])
 
 
-def test_the_page_asks_for_nothing_outside():
+def test_the_page_loads_nothing_from_outside():
     page = render_page(sample_content())
     assert re.findall(r"(?i)https?:|\bsrc=|url\(|@import|<link|<iframe|<base|style=|\son\w+=", page) == []
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
@@ -82,7 +83,7 @@ def test_the_page_asks_for_nothing_outside():
     assert page.index("Content-Security-Policy") < page.index("<style>")
 
 
-def test_numbers_of_the_table_stand_as_formatted():
+def test_the_table_has_formatted_numbers():
     page = render_page(sample_content())
     table = page.split('<table class="results"')[1].split("</table>")[0]
     assert "68.4 ± 0.8" in table and "0.802 ± 0.010" in table and "1.655 ± 0.020" in table
@@ -90,14 +91,14 @@ def test_numbers_of_the_table_stand_as_formatted():
     assert "−0.051" in table
 
 
-def test_every_word_of_every_example_is_there():
+def test_every_word_of_every_example_is_on_the_page():
     content = sample_content()
     page = render_page(content)
     for number, example in enumerate(content.examples, 1):
         assert words_of(page, number) == list(example.tokens)
 
 
-def test_the_first_example_needs_no_script():
+def test_the_first_example_is_open_without_a_script():
     page = render_page(sample_content(3))
     assert re.findall(r'id="example-(\d)"( open)?>', page) == [("1", " open"), ("2", ""), ("3", "")]
     assert 'id="controls" hidden' in page and "<noscript>" in page
@@ -107,19 +108,19 @@ def test_thirty_heads_and_many_examples_stay_small():
     assert len(render_page(sample_content(12, heads=30)).encode()) < 3_000_000
 
 
-def test_examples_beyond_the_limit_are_left_out_and_told():
+def test_examples_beyond_the_size_limit_are_left_out_with_a_warning():
     content = sample_content(6)
     whole = len(render_page(content).encode())
-    page = render_page(content, most_bytes=whole * 2 // 3)
-    told = re.search(r"(\d) of 6 examples are left out", page)
-    assert told is not None and len(page.encode()) <= whole * 2 // 3
-    assert page.count('<details class="example"') == page.count("<option") == 6 - int(told[1])
-    assert "6 of 6 examples are left out" in render_page(content, most_bytes=1)
+    page = render_page(content, max_bytes=whole * 2 // 3)
+    warning = re.search(r"(\d) of 6 examples are left out", page)
+    assert warning is not None and len(page.encode()) <= whole * 2 // 3
+    assert page.count('<details class="example"') == page.count("<option") == 6 - int(warning[1])
+    assert "6 of 6 examples are left out" in render_page(content, max_bytes=1)
 
 
 def test_no_examples_no_charts_no_table():
     page = render_page(Content("Nothing yet"))
-    assert "was given no examples" in page and "<table" not in page and "<svg" not in page
+    assert "This report has no examples" in page and "<table" not in page and "<svg" not in page
 
 
 @pytest.mark.parametrize(("heads", "words"), [(1, 1), (1, 40), (64, 200)])
@@ -138,13 +139,13 @@ def test_heads_without_attention():
     assert "2 heads, peaks on 0 different words" in silent and grid_cells(silent) == 0
 
 
-def test_levels_at_their_edges():
+def test_levels_at_their_boundaries():
     a = torch.tensor([0.0, 0.01, 0.012, 0.25, 0.89, 0.9, 1.0]).double()
     assert levels(a, 1.0).tolist() == [0, 0, 1, 4, 8, 9, 9]
     assert levels(a * 0.3, 0.3).tolist() == levels(a, 1.0).tolist()
 
 
-def test_overlap_of_heads_by_hand_and_as_the_metric_has_it():
+def test_overlap_of_heads_by_hand_and_against_the_metric():
     weights = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0]]).double()
     matrix = head_overlap(weights)
     assert matrix.tolist() == [[1.0, 0.5, 0.0], [0.5, 1.0, 0.5], [0.0, 0.5, 1.0]]
@@ -157,17 +158,17 @@ def test_heads_are_ordered_by_their_peaks_and_silent_ones_last():
     assert head_order(weights) == [2, 3, 1, 0]
     shuffle = torch.tensor([3, 1, 0, 2])
     assert shuffle[head_order(weights[shuffle])].tolist() == head_order(weights)
-    assert top_words(Reading("MA", "a", 1.0, weights)) == "4 heads, peaks on 3 different words"
+    assert peak_summary(Reading("MA", "a", 1.0, weights)) == "4 heads, peaks on 3 different words"
 
 
-def test_coverage_is_told_per_aspect():
+def test_coverage_is_shown_per_aspect():
     reading = Reading("MA", "a", 1.0, [[0.1, 0.2, 0.2, 0.5], [0.7, 0.1, 0.1, 0.1]])
     example = Example(["a", "b", "c", "d"], "a", [reading], {"food": [1, 2], "price": [1], "none": [], "place": [3]})
     shown = re.findall(r"<td>.*?([✓✗]).*?<small>(.*?)</small>", evidence_table(example, 0.4))
     assert shown == [("✓", "0.40, head 1"), ("✗", "0.20"), ("✓", "0.50, head 1")]
 
 
-def test_json_may_stand_in_a_script():
+def test_json_is_safe_inside_a_script_element():
     value = ["</script><!--", "a&b", "\u2028", "]]>"]
     text = script_json(value)
     assert json.loads(text) == value and not set("<>&\u2028") & set(text)
@@ -175,7 +176,7 @@ def test_json_may_stand_in_a_script():
         script_json([float("nan")])
 
 
-def test_hostile_text_is_written_out():
+def test_hostile_text_is_escaped():
     page = render_page(hostile_content())
     assert page.count("<script") == 2 and page.count("</script") == 2 and "<img" not in page and "<!--" not in page
     assert words_of(page, 1)[7:10] == ["a⟨U+2028⟩b", "⟨U+202E⟩gnp.exe", "⟨U+0000⟩⟨U+D800⟩"]
@@ -197,17 +198,17 @@ def test_the_file_is_written_aside_and_renamed(tmp_path):
     [
         ({"tokens": ["a"]}, "does not fit 1 tokens"),
         ({"tokens": []}, "at least one token"),
-        ({"evidence": {"food": [2]}}, "outside of 2 tokens"),
-        ({"readings": [Reading("MA", "a", 1.0, [[0.5, float("nan")]])]}, "infinite or missing"),
+        ({"evidence": {"food": [2]}}, "outside the 2 tokens"),
+        ({"readings": [Reading("MA", "a", 1.0, [[0.5, float("nan")]])]}, "infinite or NaN"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(change, message):
+def test_examples_that_cannot_be_drawn_are_rejected(change, message):
     given = {"tokens": ["a", "b"], "label": "a", "readings": [Reading("MA", "a", 1.0, [[0.5, 0.5]])]}
     with pytest.raises(ValueError, match=message):
         Example(**{**given, **change})
 
 
-def test_examples_with_other_methods_are_refused():
+def test_examples_with_different_methods_are_rejected():
     one, two = (Example(["a"], "a", [Reading(name, "a", 1.0, [[1.0]])]) for name in ("MA", "SVGD"))
     with pytest.raises(ValueError, match="differ in their methods"):
         Content("T", examples=[one, two])
@@ -238,7 +239,7 @@ def test_the_policy_stops_what_escaping_would_miss(tmp_path):
 
 
 @needs_browser
-def test_the_address_chooses_example_view_and_head(tmp_path):
+def test_the_url_selects_example_view_and_head(tmp_path):
     content = sample_content(3)
     path = write_report(tmp_path / "report.html", content)
     seen = open_page(path, "example=2&view=head&head=4")
@@ -250,7 +251,7 @@ def test_the_address_chooses_example_view_and_head(tmp_path):
     assert f"head 4 of 10, peak on “{word}” ({float(weights[3].max()):.3f})" in section
     card = section.split('<p class="words">')[1].split("</p>")[0]
     top = max(float(reading.weights().max()) for reading in content.examples[1].readings)
-    thousandths = (weights[3] * 1000).round() / 1000  # what the page has of them
+    thousandths = (weights[3] * 1000).round() / 1000  # the precision of the page
     assert [int(step) for step in re.findall(r'class="w h(\d)', card)] == levels(thousandths, top).tolist()
 
 
@@ -270,7 +271,7 @@ document.title = JSON.stringify(seen);
 
 
 @needs_browser
-def test_buttons_slider_and_cells_choose_too(tmp_path):
+def test_buttons_slider_and_cells_select_too(tmp_path):
     content = sample_content(2)
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", render_page(content))
     path = tmp_path / "driven.html"

@@ -1,4 +1,4 @@
-"""From what diagnostics measured to what a chart shows. The page and the figures for papers draw the same charts."""
+"""Build charts from the results of diagnostics. Pages and figures for papers draw the same charts."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from repulsive.diagnostics.head_count import HeadCount, HeadFit
 from repulsive.diagnostics.redundancy import Curve
 from repulsive.diagnostics.uncertainty import EntropyCDF
 from repulsive.pages.axes import ticks
-from repulsive.pages.panels import Chart, Point, Series
+from repulsive.pages.data.panels import Chart, Point, Series
 
-_BINS = 12  # about so many bars of a histogram
+_BINS = 12  # approximate number of bars of a histogram
 
 
 def learning_curve(name: str, runs: Mapping[str, Sequence[Sequence[Point]]], file: str = "") -> Chart:
-    """The mean over seeds, step by step, in a band of one standard deviation; one seed has no band.
+    """Plot the mean over seeds at each step, with a band of one standard deviation if there are several seeds.
 
     Args:
-        name: of the quantity.
-        runs: method -> for each seed its (step, value) pairs. Steps that not every seed has are left out.
-        file: name of the figure for papers.
+        name: name of the quantity.
+        runs: method -> (step, value) pairs of each seed. Only steps that all seeds have are plotted.
+        file: file name of the figure for papers.
     """
     series = []
     for method, seeds in runs.items():
         tables = [dict(points) for points in seeds]
         steps = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
         values = {step: [table[step] for table in tables] for step in steps}
-        points = [(step, statistics.fmean(found)) for step, found in values.items()]
+        points = [(step, statistics.fmean(of_seeds)) for step, of_seeds in values.items()]
         band = [
             (step, mean - statistics.stdev(values[step]), mean + statistics.stdev(values[step]))
             for step, mean in points
@@ -44,12 +44,12 @@ def learning_curve(name: str, runs: Mapping[str, Sequence[Sequence[Point]]], fil
 
 
 def reliability_charts(diagrams: Mapping[str, Reliability], file: str = "reliability") -> list[Chart]:
-    """Accuracy against confidence for each method, a dot for each bin, its area the share of items."""
+    """Plot accuracy against confidence for each method; the area of a dot is the share of items in its bin."""
     charts = []
-    for place, (method, found) in enumerate(diagrams.items()):
-        full = [b for b in range(len(found.count)) if int(found.count[b])]
-        points = [(float(found.confidence[b]), float(found.accuracy[b])) for b in full]
-        sizes = [float(found.count[b] / found.count.max()) for b in full]
+    for number, (method, diagram) in enumerate(diagrams.items(), 1):
+        filled = [b for b in range(len(diagram.count)) if int(diagram.count[b])]
+        points = [(float(diagram.confidence[b]), float(diagram.accuracy[b])) for b in filled]
+        sizes = [float(diagram.count[b] / diagram.count.max()) for b in filled]
         series = [Series(method, points, mark="fit"), Series(method, points, mark="dots", sizes=sizes)]
         charts.append(
             Chart(
@@ -57,18 +57,18 @@ def reliability_charts(diagrams: Mapping[str, Reliability], file: str = "reliabi
                 series,
                 "confidence",
                 "accuracy",
-                f"All seeds together: ECE {found.ece:.3f}, OE {found.oe:.3f}, {len(found.count)} bins.",
+                f"All seeds pooled: ECE {diagram.ece:.3f}, OE {diagram.oe:.3f}, {len(diagram.count)} bins.",
                 x_limits=(0.0, 1.0),
                 y_limits=(0.0, 1.0),
                 diagonal=True,
-                file=f"{file}-{place + 1}",
+                file=f"{file}-{number}",
             )
         )
     return charts
 
 
 def entropy_chart(name: str, curves: Mapping[str, EntropyCDF], note: str = "", file: str = "") -> Chart:
-    """Share of predictions with at most this entropy."""
+    """Plot the share of predictions with at most a given entropy (cumulative distribution)."""
     series = [
         Series(method, list(zip(curve.entropy.tolist(), curve.share.tolist(), strict=True)))
         for method, curve in curves.items()
@@ -78,19 +78,19 @@ def entropy_chart(name: str, curves: Mapping[str, EntropyCDF], note: str = "", f
 
 
 def redundancy_charts(changes: Mapping[str, Tensor], what: str, file: str = "redundancy") -> list[Chart]:
-    """How the heads of each method are spread over what their absence changes; all methods in the same bins.
+    """Plot a histogram per method of the change of a metric when single heads are ablated, all with the same bins.
 
     Args:
-        changes: method -> change of the metric without each head, of any shape; nan where there is no head.
-        what: the change is, for the axis.
-        file: start of the names of the figures for papers.
+        changes: method -> change for each head, of any shape; NaN entries are ignored.
+        what: label of the horizontal axis.
+        file: start of the file names of the figures for papers.
     """
     kept = {method: change[~change.isnan()].flatten() for method, change in changes.items()}  # [heads]
     edges = histogram_edges(torch.cat(list(kept.values())))  # [bins + 1]
     shares = {method: histogram(change, edges) for method, change in kept.items()}  # [bins]
     top = 100 * max(float(share.max()) for share in shares.values())
     charts = []
-    for place, (method, share) in enumerate(shares.items()):
+    for number, (method, share) in enumerate(shares.items(), 1):
         bars = [*zip(edges[:-1].tolist(), (100 * share).tolist(), strict=True), (float(edges[-1]), 0.0)]
         charts.append(
             Chart(
@@ -100,57 +100,57 @@ def redundancy_charts(changes: Mapping[str, Tensor], what: str, file: str = "red
                 "% of heads",
                 x_limits=(float(edges[0]), float(edges[-1])),
                 y_limits=(0.0, top),
-                file=f"{file}-{place + 1}",
+                file=f"{file}-{number}",
             )
         )
     return charts
 
 
 def pruning_chart(curves: Mapping[str, Sequence[Curve]], metric: str, file: str = "pruning") -> Chart:
-    """A metric as more and more heads go: the mean over seeds, in a band of one standard deviation.
+    """Plot a metric against the share of pruned heads: mean over seeds with a band of one standard deviation.
 
     Args:
-        curves: method -> one for each seed.
-        metric: what falls as heads go.
-        file: name of the figure for papers.
+        curves: method -> one curve for each seed.
+        metric: name of the metric.
+        file: file name of the figure for papers.
     """
     runs = {
-        method: [[(100 * n / len(c.order), y) for n, y in zip(c.removed, c.metric, strict=True)] for c in each]
-        for method, each in curves.items()
+        method: [[(100 * n / len(c.order), y) for n, y in zip(c.removed, c.metric, strict=True)] for c in seeds]
+        for method, seeds in curves.items()
     }
-    return replace(learning_curve(metric, runs, file), x_name="% of heads taken away", x_limits=(0.0, 100.0))
+    return replace(learning_curve(metric, runs, file), x_name="% of heads pruned", x_limits=(0.0, 100.0))
 
 
 def histogram_edges(values: Tensor) -> Tensor:
-    """Equal bins with round middles that hold all values, one of them around zero: float64 [bins + 1].
+    """Choose equal bins with round centres that hold all values, one of them centred at zero: float64 [bins + 1].
 
     Example:
         >>> histogram_edges(torch.tensor([-0.9, 0.05])).tolist()[-3:]
         [-0.05, 0.05, 0.15]
     """
-    middles = ticks(min(0.0, float(values.min())), max(0.0, float(values.max())), _BINS)
-    step = middles[1] - middles[0]
-    edges = [*(round(middle - step / 2, 12) for middle in middles), round(middles[-1] + step / 2, 12)]
+    centres = ticks(min(0.0, float(values.min())), max(0.0, float(values.max())), _BINS)
+    step = centres[1] - centres[0]
+    edges = [*(round(centre - step / 2, 12) for centre in centres), round(centres[-1] + step / 2, 12)]
     return torch.tensor(edges, dtype=torch.float64)
 
 
 def histogram(values: Tensor, edges: Tensor) -> Tensor:
-    """Share of the values [N] in each bin [left, right), float64 [bins]."""
-    place = torch.bucketize(values.double(), edges.to(values.device), right=True) - 1  # [N]
-    counts = torch.bincount(place.clamp(0, len(edges) - 2), minlength=len(edges) - 1)
+    """Compute the share of the values [N] in each bin [left, right), float64 [bins]."""
+    bins = torch.bucketize(values.double(), edges.to(values.device), right=True) - 1  # [N]
+    counts = torch.bincount(bins.clamp(0, len(edges) - 2), minlength=len(edges) - 1)
     return counts.double() / len(values)
 
 
 def heads_chart(
     groups: Mapping[str, Sequence[HeadCount]], fits: Mapping[str, HeadFit], name: str, file: str = "heads"
 ) -> Chart:
-    """Error against the number of heads: dots with their confidence band, and the fitted curve.
+    """Plot the error against the number of heads: means with a confidence band, and the fitted curve.
 
     Args:
-        groups: method -> what was measured, in rising order of heads.
-        fits: method -> its curve, where there are enough points for one.
-        name: of the error.
-        file: name of the figure for papers.
+        groups: method -> measurements, sorted by the number of heads.
+        fits: method -> fitted curve, for methods with enough points.
+        name: name of the error.
+        file: file name of the figure for papers.
     """
     series = []
     for method, points in groups.items():
@@ -160,6 +160,6 @@ def heads_chart(
             low, high = points[0].heads, points[-1].heads
             grid = [low * (high / low) ** (i / 120) for i in range(121)]
             series.append(Series(method, [(m, fits[method].at(m)) for m in grid], mark="fit"))
-    note = "Dots: mean over seeds. Band: its 95 % confidence interval. Line: a / √M + b M + c, fitted."
+    note = "Dots: mean over seeds. Band: 95 % confidence interval of the mean. Line: fit of a / √M + b M + c."
     counts = sorted({p.heads for points in groups.values() for p in points})
     return Chart(name, series, "number of heads M", "", note, x_ticks=counts, x_log=True, file=file)

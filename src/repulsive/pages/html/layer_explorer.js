@@ -1,22 +1,22 @@
 "use strict";
-// Draws the attention of the chosen heads. Words go into the page as text, never as markup.
+// Draws the attention of the selected heads. Words are inserted as text, never as markup.
 (() => {
   const root = document.getElementById("layers");
   if (!root) return;
   const byId = (id) => document.getElementById(id);
   const { layers, methods, examples } = JSON.parse(byId("attention").textContent);
   const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-  const CODE = Object.fromEntries([...ALPHABET].map((letter, place) => [letter, place]));
-  const LARGE = 2, ROOM = 40;  // so many heads of a run are drawn with their words, and more over so many columns
-  const LONGEST = 16;  // letters of a word
+  const CODE = Object.fromEntries([...ALPHABET].map((letter, index) => [letter, index]));
+  const MAX_LARGE = 2, MAX_COLUMNS = 40;  // up to 2 maps, or up to 40 columns in all maps, are drawn large with words
+  const MAX_LETTERS = 16;  // of a word
   const pick = byId("pick"), layer = byId("layer"), left = byId("left"), right = byId("right");
   const chips = [...root.querySelectorAll("input[name=heads]")], stage = byId("stage"), readout = byId("readout");
   const state = { example: 1, layer: 1, left: 1, right: Math.min(2, methods.length), heads: [] };
 
-  const within = (text, most) => Math.min(most, Math.max(1, Math.trunc(Number(text)) || 1));
+  const clamp = (text, max) => Math.min(max, Math.max(1, Math.trunc(Number(text)) || 1));
   const level = (weight, top) => (top > 0 ? Math.floor(9.5 * Math.sqrt(Math.min(1, weight / top))) : 0);
-  const long = (word) => [...word].reduce((sum, sign) => sum + (sign >= "\u1100" ? 12.5 : 7.5), 0);  // pixels, at most
-  const short = (word) => ([...word].length > LONGEST ? `${[...word].slice(0, LONGEST - 1).join("")}…` : word);
+  const widthOf = (word) => [...word].reduce((sum, letter) => sum + (letter >= "\u1100" ? 12.5 : 7.5), 0);  // pixels, upper bound
+  const short = (word) => ([...word].length > MAX_LETTERS ? `${[...word].slice(0, MAX_LETTERS - 1).join("")}…` : word);
   const MEAN = "mean";
   const headName = (head) => (head === MEAN ? "mean over heads" : `head ${head}`);
   const asHead = (text) => (text === MEAN ? MEAN : Number(text));
@@ -24,20 +24,20 @@
   const mapsOf = (method) => examples[state.example - 1].maps[method - 1][state.layer - 1];
 
   function element(name, attributes = {}, ...children) {
-    const drawing = ["svg", "g", "path", "rect", "text"].includes(name);
-    const made = drawing ? document.createElementNS(byId("empty").namespaceURI, name) : document.createElement(name);
-    Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, String(value)));
-    made.append(...children);
-    return made;
+    const isSvg = ["svg", "g", "path", "rect", "text"].includes(name);
+    const node = isSvg ? document.createElementNS(byId("empty").namespaceURI, name) : document.createElement(name);
+    Object.entries(attributes).forEach(([key, value]) => node.setAttribute(key, String(value)));
+    node.append(...children);
+    return node;
   }
 
-  // Attention of one head, or the mean over all, as rows of weights.
+  // Decode the attention of one head, or the mean over all heads, as rows of weights.
   function rowsOf(maps, head) {
     const texts = examples[state.example - 1].texts, rows = texts[maps.rows].length, columns = texts[maps.columns].length;
-    const at = (place) => (64 * CODE[maps.weights[2 * place]] + CODE[maps.weights[2 * place + 1]]) / 4095;
-    const from = head === MEAN ? [...Array(maps.heads).keys()] : [head];
+    const at = (index) => (64 * CODE[maps.weights[2 * index]] + CODE[maps.weights[2 * index + 1]]) / 4095;
+    const heads = head === MEAN ? [...Array(maps.heads).keys()] : [head];
     return [...Array(rows).keys()].map((row) => [...Array(columns).keys()].map((column) =>
-      from.reduce((sum, one) => sum + at((one * rows + row) * columns + column), 0) / from.length));
+      heads.reduce((sum, one) => sum + at((one * rows + row) * columns + column), 0) / heads.length));
   }
 
   function cells(rows, top) {
@@ -47,14 +47,14 @@
   }
 
   function small(method, head, rows, top) {
-    const high = rows.length, wide = rows[0].length, width = Math.min(150, Math.max(60, 12 * wide));
-    const height = Math.min(300, Math.max(12, (width * high) / wide));
-    const said = `${headName(head)} of ${methods[method - 1]}: show it alone`;
-    const drawn = element("svg", { viewBox: `-.1 0 ${wide + 0.1} ${high}`, width, height, preserveAspectRatio: "none",
+    const down = rows.length, across = rows[0].length, width = Math.min(150, Math.max(60, 12 * across));
+    const height = Math.min(300, Math.max(12, (width * down) / across));
+    const label = `Show ${headName(head)} of ${methods[method - 1]} alone`;
+    const map = element("svg", { viewBox: `-.1 0 ${across + 0.1} ${down}`, width, height, preserveAspectRatio: "none",
       "aria-hidden": "true" }, element("g", { class: "cells" }, ...cells(rows, top)));
-    const button = element("button", { type: "button", class: "thumb", "aria-label": said }, drawn,
+    const button = element("button", { type: "button", class: "thumb", "aria-label": label }, map,
       element("span", {}, String(head)));
-    button.addEventListener("click", () => change({ heads: [head] }));
+    button.addEventListener("click", () => update({ heads: [head] }));
     return button;
   }
 
@@ -62,11 +62,11 @@
     const texts = examples[state.example - 1].texts, maps = mapsOf(method);
     const down = texts[maps.rows].map(short), across = texts[maps.columns].map(short);
     const cell = Math.min(16, Math.max(11, 460 / across.length));
-    const side = 12 + Math.max(...down.map(long)), above = 10 + Math.max(...across.map(long));
+    const side = 12 + Math.max(...down.map(widthOf)), above = 10 + Math.max(...across.map(widthOf));
     const height = above + down.length * cell + 2, width = across.length * cell + 2;
     const words = across.map((word, c) => element("text", { class: "word",
       transform: `translate(${(c + 0.5) * cell + 3.5} ${above - 6}) rotate(-90)` }, word));
-    const looking = down.map((word, r) => element("text", { class: "row", x: side - 6,
+    const queries = down.map((word, r) => element("text", { class: "row", x: side - 6,
       y: above + (r + 0.5) * cell + 3.5 }, word));
     const grid = element("g", { class: "cells", transform: `translate(.5 ${above}) scale(${cell})` },
       element("rect", { class: "touch", width: across.length, height: down.length }), ...cells(rows, top));
@@ -75,34 +75,34 @@
     const box = (wide) => ({ width: wide.toFixed(0), height: height.toFixed(0), viewBox: `0 0 ${wide} ${height}` });
     const region = { class: "maps", role: "region", tabindex: 0, "aria-label": `Map of ${headName(head)}, ${methods[method - 1]}` };
     return element("figure", { class: "alone" },
-      element("figcaption", {}, headName(head) + (maps.rows === maps.columns ? "" : `: ${maps.rows} looks at ${maps.columns}`)),
+      element("figcaption", {}, headName(head) + (maps.rows === maps.columns ? "" : `: ${maps.rows} attends to ${maps.columns}`)),
       element("div", region,
-        element("svg", { class: "side", ...box(side), "aria-hidden": "true" }, ...looking),
-        element("svg", { ...box(width), role: "img", "aria-label": `Each token looks most at: ${peaks}` },
+        element("svg", { class: "side", ...box(side), "aria-hidden": "true" }, ...queries),
+        element("svg", { ...box(width), role: "img", "aria-label": `Each token attends most to: ${peaks}` },
           element("rect", { class: "ground", x: 0, y: above, width: width - 2, height: down.length * cell }),
           ...words, grid)));
   }
 
   function column(method, heads, top) {
-    const maps = mapsOf(method), made = element("div", { class: "column" });
-    if (methods.length > 1) made.append(element("h3", {}, methods[method - 1]));
+    const maps = mapsOf(method), node = element("div", { class: "column" });
+    if (methods.length > 1) node.append(element("h3", {}, methods[method - 1]));
     if (!maps) {
-      made.append(element("p", {}, `${methods[method - 1]} has no ${layers[state.layer - 1]}.`));
-      return made;
+      node.append(element("p", {}, `${methods[method - 1]} has no ${layers[state.layer - 1]}.`));
+      return node;
     }
     const shown = heads.filter((head) => has(maps, head));
     const columns = examples[state.example - 1].texts[maps.columns].length;
-    const draw = shown.length > LARGE && shown.length * columns > ROOM ? small : large;
-    const drawn = shown.map((head) => draw(method, head, rowsOf(maps, head), top));
-    made.append(element("div", { class: draw === small ? "thumbs" : "large" }, ...drawn));
-    return made;
+    const draw = shown.length > MAX_LARGE && shown.length * columns > MAX_COLUMNS ? small : large;
+    const drawings = shown.map((head) => draw(method, head, rowsOf(maps, head), top));
+    node.append(element("div", { class: draw === small ? "thumbs" : "large" }, ...drawings));
+    return node;
   }
 
   function show() {
     const sides = methods.length > 1 ? [state.left, state.right] : [1];
-    const found = sides.map(mapsOf).filter(Boolean), most = Math.max(0, ...found.map((maps) => maps.heads));
-    const kept = state.heads.filter((head) => has({ heads: most }, head));
-    const heads = kept.length ? kept : [...Array(most).keys()];
+    const shown = sides.map(mapsOf).filter(Boolean), count = Math.max(0, ...shown.map((maps) => maps.heads));
+    const selected = state.heads.filter((head) => has({ heads: count }, head));
+    const heads = selected.length ? selected : [...Array(count).keys()];
     pick.value = String(state.example);
     layer.value = String(state.layer);
     byId("previous").disabled = state.example === 1;
@@ -110,27 +110,27 @@
     if (left) [left.value, right.value] = [String(state.left), String(state.right)];
     chips.forEach((chip) => {
       chip.checked = heads.includes(asHead(chip.value));
-      chip.parentNode.hidden = !has({ heads: most }, asHead(chip.value));
+      chip.parentNode.hidden = !has({ heads: count }, asHead(chip.value));
     });
-    const peak = (rows) => rows.reduce((most, row) => Math.max(most, ...row), 0);
-    const top = Math.max(0, ...found.flatMap((maps) =>
+    const peak = (rows) => rows.reduce((max, row) => Math.max(max, ...row), 0);
+    const top = Math.max(0, ...shown.flatMap((maps) =>
       heads.filter((head) => has(maps, head)).map((head) => peak(rowsOf(maps, head)))));
     byId("top").textContent = top.toFixed(3);
     stage.replaceChildren(...[...new Set(sides)].map((method) => column(method, heads, top)));
   }
 
   function readHash() {
-    const given = new URLSearchParams(location.hash.slice(1));
-    state.example = within(given.get("example"), examples.length);
-    state.layer = within(given.get("layer"), layers.length);
-    state.left = within(given.get("left"), methods.length);
-    state.right = given.has("right") ? within(given.get("right"), methods.length) : Math.min(2, methods.length);
-    state.heads = (given.get("heads") || "").split(",").filter((text) => /^(mean|\d+)$/.test(text)).map(asHead);
+    const hash = new URLSearchParams(location.hash.slice(1));
+    state.example = clamp(hash.get("example"), examples.length);
+    state.layer = clamp(hash.get("layer"), layers.length);
+    state.left = clamp(hash.get("left"), methods.length);
+    state.right = hash.has("right") ? clamp(hash.get("right"), methods.length) : Math.min(2, methods.length);
+    state.heads = (hash.get("heads") || "").split(",").filter((text) => /^(mean|\d+)$/.test(text)).map(asHead);
   }
 
-  function change(news) {
+  function update(changes) {
     const focused = document.activeElement && document.activeElement.id;
-    Object.assign(state, news);
+    Object.assign(state, changes);
     show();
     const sides = methods.length > 1 ? `&left=${state.left}&right=${state.right}` : "";
     const heads = state.heads.length ? `&heads=${state.heads.join(",")}` : "";
@@ -145,21 +145,21 @@
     const box = grid.querySelector(".touch").getBoundingClientRect(), rows = rowsOf(maps, head);
     const inside = (share, count) => Math.min(count - 1, Math.max(0, Math.floor(share * count)));
     const row = inside((event.clientY - box.top) / box.height, rows.length);
-    const place = inside((event.clientX - box.left) / box.width, rows[0].length);
+    const col = inside((event.clientX - box.left) / box.width, rows[0].length);
     const texts = examples[state.example - 1].texts;
-    const run = methods.length > 1 ? `${methods[method - 1]} · ` : "";
-    readout.textContent = `${run}${layers[state.layer - 1]} · ${headName(head)} · “${texts[maps.rows][row]}” looks at ` +
-      `“${texts[maps.columns][place]}” · ${rows[row][place].toFixed(3)}`;
+    const name = methods.length > 1 ? `${methods[method - 1]} · ` : "";
+    readout.textContent = `${name}${layers[state.layer - 1]} · ${headName(head)} · “${texts[maps.rows][row]}” attends to ` +
+      `“${texts[maps.columns][col]}” · ${rows[row][col].toFixed(3)}`;
   }
 
-  pick.addEventListener("change", () => change({ example: Number(pick.value) }));
-  layer.addEventListener("change", () => change({ layer: Number(layer.value) }));
-  byId("previous").addEventListener("click", () => change({ example: within(state.example - 1, examples.length) }));
-  byId("next").addEventListener("click", () => change({ example: within(state.example + 1, examples.length) }));
-  byId("every").addEventListener("click", () => change({ heads: [] }));
-  [left, right].forEach((side) => side && side.addEventListener("change", () => change({ [side.id]: Number(side.value) })));
+  pick.addEventListener("change", () => update({ example: Number(pick.value) }));
+  layer.addEventListener("change", () => update({ layer: Number(layer.value) }));
+  byId("previous").addEventListener("click", () => update({ example: clamp(state.example - 1, examples.length) }));
+  byId("next").addEventListener("click", () => update({ example: clamp(state.example + 1, examples.length) }));
+  byId("every").addEventListener("click", () => update({ heads: [] }));
+  [left, right].forEach((side) => side && side.addEventListener("change", () => update({ [side.id]: Number(side.value) })));
   chips.forEach((chip) => chip.addEventListener("change", () =>
-    change({ heads: chips.filter((one) => one.checked).map((one) => asHead(one.value)) })));
+    update({ heads: chips.filter((chip) => chip.checked).map((chip) => asHead(chip.value)) })));
   stage.addEventListener("pointermove", readCell);
   window.addEventListener("hashchange", () => { readHash(); show(); });
 

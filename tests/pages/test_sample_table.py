@@ -1,11 +1,11 @@
-"""The table of texts beside gold: copied entities marked, everything else as it was, nothing read as markup."""
+"""Table of generated texts: copied entities are marked, all other text is unchanged and escaped."""
 
 from html.parser import HTMLParser
 
 import pytest
 
 from repulsive.errors import DataError
-from repulsive.pages.samples import Sample, samples_html, samples_markdown
+from repulsive.pages.sample_table import Sample, samples_html, samples_markdown
 
 GOLD = ["we", "use", 1, "for", 0, "."]
 SAMPLE = Sample(
@@ -14,7 +14,7 @@ SAMPLE = Sample(
 
 
 class Cells(HTMLParser):
-    """Text of each cell, and of what is marked."""
+    """Parse the text of each cell and of each `<mark>`."""
 
     def __init__(self, page):
         super().__init__()
@@ -62,7 +62,7 @@ def test_html():
     assert "<mark>&lt;script&gt;&quot;</mark>" in page and "colgroup" not in page
 
 
-def test_entities_of_plain_texts_are_found_the_longest_first():
+def test_entities_in_plain_text_are_matched_longest_first():
     sample = Sample("", ["search", "beam search", ""], {"Gold": "Beam search is search , researched"})
     assert Cells(samples_html([sample])).marked == ["beam search", "search"]
 
@@ -70,14 +70,14 @@ def test_entities_of_plain_texts_are_found_the_longest_first():
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([], "no sample"),
-        ([Sample("", [], {})], "no sample, or one without texts"),
+        ([], "at least one sample"),
+        ([Sample("", [], {})], "at least one sample with texts, got none"),
         (
             [SAMPLE, Sample("", [], {"Gold": "a"})],
-            r"sample 1 has texts of \['Gold'\], the first of \['Gold', '\+ RMA'\]",
+            r"sample 1 has texts of \['Gold'\], the first sample of \['Gold', '\+ RMA'\]",
         ),
-        ([Sample("", ["a"], {"Gold": [1]})], "Gold: copies entity 1 of 1, numbered from 0"),
-        ([Sample("", ["a"], {"Gold": [-1]})], "Gold: copies entity -1 of 1"),
+        ([Sample("", ["a"], {"Gold": [1]})], "Gold: copies entity 1, but there are 1, numbered from 0"),
+        ([Sample("", ["a"], {"Gold": [-1]})], "Gold: copies entity -1, but there are 1"),
     ],
 )
 def test_mistakes(samples, message):

@@ -1,4 +1,4 @@
-"""What every page has: a head that locks it by a content security policy, its style, and a file that is whole."""
+"""HTML document: content security policy, style, script, page header, and writing the file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from pathlib import Path
 from repulsive.pages.text import escaped
 from repulsive.safety import files as safe
 
+_LONG_FACT = 28  # characters; longer facts get a wider box
+
 
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
-    """One HTML document that asks for nothing outside of itself.
+    """Assemble a self-contained HTML document that loads nothing from outside.
 
     Args:
-        title: of the page.
-        body: its markup, data escaped.
-        script: the one script that may run; "": none may.
-        style: of the page; "": that of reports.
+        title: page title.
+        body: markup of the body up to the end of `<main>`, with all data escaped.
+        script: the only script that the policy allows to run; "" allows none.
+        style: style sheet; "" for that of reports.
     """
     style = style or asset("page.css")
     allowed = f"script-src '{_digest(script)}'; " if script else ""
@@ -37,18 +39,32 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
 
 
 def header(title: str, lead: str = "", facts: Sequence[tuple[str, str]] = ()) -> str:
-    """The top of the page, and the start of its main part."""
-    led = f'<p class="lead">{escaped(lead)}</p>\n' if lead else ""
+    """Render the page header and open `<main>`.
+
+    Args:
+        title: heading of the page.
+        lead: paragraph below it.
+        facts: (name, value) pairs below the paragraph.
+    """
+    paragraph = f'<p class="lead">{escaped(lead)}</p>\n' if lead else ""
     items = ""
     for name, value in facts:
-        room = ' class="wide"' if len(value) > 28 else ""
-        items += f"<div{room}><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
+        wide = ' class="wide"' if len(value) > _LONG_FACT else ""
+        items += f"<div{wide}><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
     listed = f'<dl class="facts">{items}</dl>\n' if items else ""
-    return f"<header>\n<h1>{escaped(title)}</h1>\n{led}{listed}</header>\n<main>\n"
+    return f"<header>\n<h1>{escaped(title)}</h1>\n{paragraph}{listed}</header>\n<main>\n"
 
 
 def write_whole(path: str | Path, page: str) -> Path:
-    """Write a page aside and rename it: whoever opens `path` meanwhile sees the old page or the new one."""
+    """Write a page atomically: readers see either the old page or the new one, never a part.
+
+    Args:
+        path: the HTML file; its folder is created.
+        page: the document.
+
+    Returns:
+        The path written.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     safe.write_whole(path, page.encode())
@@ -56,7 +72,7 @@ def write_whole(path: str | Path, page: str) -> Path:
 
 
 def asset(name: str) -> str:
-    """A file beside this one."""
+    """Read a style sheet or script from this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
