@@ -1,4 +1,4 @@
-"""Kappa, intervals and the sign test against the literature's example and brute force."""
+"""Kappa, intervals and the sign test against a textbook example and brute force."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from repulsive.lab.judge.agreement import fleiss_kappa
 from repulsive.lab.judge.votes import Share, sign_test, verdict
 
 NAN = math.nan
-# Fourteen raters, ten subjects, five categories: the worked example of textbooks on Fleiss' kappa, which is 0.210.
+# Fourteen raters, ten subjects, five categories: a textbook example with kappa = 0.210.
 TEXTBOOK = [
     [0, 0, 0, 0, 14],
     [0, 2, 6, 4, 2],
@@ -27,7 +27,7 @@ TEXTBOOK = [
 
 
 def kappa_by_pairs(table: list[list[int]]) -> Fraction:
-    """Kappa by listing every pair of answers to an item, and every pair of categories by chance."""
+    """Compute kappa by listing every pair of answers to an item, and every pair of categories by chance."""
     answers = [[kind for kind, n in enumerate(row) for _ in range(n)] for row in table if sum(row)]
     alike = []
     for row in answers:
@@ -41,7 +41,7 @@ def kappa_by_pairs(table: list[list[int]]) -> Fraction:
     return (observed - expected) / (1 - expected)
 
 
-def test_kappa_of_the_textbook():
+def test_kappa_of_the_textbook_example():
     found = fleiss_kappa(torch.tensor(TEXTBOOK))
     assert found.observed == pytest.approx(0.378, abs=5e-4)
     assert found.expected == pytest.approx(0.213, abs=5e-4)
@@ -55,7 +55,7 @@ def test_kappa_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_kappa_with_missing_answers_is_that_of_all_pairs(seed):
+def test_kappa_with_missing_answers_agrees_with_listing_all_pairs(seed):
     make = torch.Generator().manual_seed(seed)
     table = torch.randint(0, 4, (12, 3), generator=make)
     table[0], table[1] = torch.tensor([0, 0, 0]), torch.tensor([0, 1, 0])  # no answer, and one
@@ -64,7 +64,7 @@ def test_kappa_with_missing_answers_is_that_of_all_pairs(seed):
     assert found.items == sum(sum(row) > 1 for row in table.tolist())
 
 
-def test_kappa_is_one_for_agreement_about_zero_for_chance_and_none_where_it_is_not_defined():
+def test_kappa_of_perfect_agreement_of_chance_and_where_it_is_undefined():
     assert fleiss_kappa(torch.tensor([[4, 0, 0], [0, 4, 0]])).kappa == 1
     dice = torch.randint(3, (4000, 5), generator=torch.Generator().manual_seed(0))
     table = torch.nn.functional.one_hot(dice, 3).sum(1)
@@ -76,19 +76,19 @@ def test_kappa_is_one_for_agreement_about_zero_for_chance_and_none_where_it_is_n
 
 
 @pytest.mark.parametrize(("more", "fewer"), [(5, 0), (8, 2), (3, 3), (0, 0), (1, 0), (2, 9)])
-def test_the_sign_test_counts_coins(more, fewer):
+def test_the_sign_test_agrees_with_listing_all_coin_flips(more, fewer):
     coins = itertools.product((1, -1), repeat=more + fewer)
     ends = [abs(sum(coin)) >= abs(more - fewer) for coin in coins]
     assert sign_test(more, fewer) == pytest.approx(sum(ends) / len(ends))
 
 
-def test_fifty_items_find_six_of_ten_one_time_in_four():  # as docs/judge.md says
+def test_power_of_the_sign_test_with_fifty_items():  # stated in docs/judge.md
     found = [k for k in range(51) if sign_test(k, 50 - k) < 0.05]
     assert sum(math.comb(50, k) * 0.6**k * 0.4 ** (50 - k) for k in found) == pytest.approx(0.24, abs=0.005)
 
 
 def every_resample(votes: torch.Tensor) -> list[tuple[float, ...]]:
-    """Win, lose, tie, lead of every way to draw items, and judges where there are several."""
+    """Win, lose, tie and lead of every possible bootstrap sample of judges and items."""
     judges, items = votes.shape
     found = []
     for rows in itertools.product(range(judges), repeat=judges):
@@ -110,13 +110,13 @@ def every_resample(votes: torch.Tensor) -> list[tuple[float, ...]]:
     ],
     ids=["one judge", "two judges", "missing", "three judges, missing"],
 )
-def test_intervals_are_those_of_all_resamples(votes):
+def test_intervals_agree_with_all_possible_resamples(votes):
     votes = torch.tensor(votes, dtype=torch.float64)
     found, resamples = verdict(votes, resamples=100_000), every_resample(votes)
     for place, share in enumerate((found.win, found.lose, found.tie, found.lead)):
         values = sorted(one[place] for one in resamples)
         for end, at in ((share.low, 0.025), (share.high, 0.975)):
-            # The exact quantile, its level moved by 0.003: six standard errors of 100,000 draws.
+            # The exact quantile with a tolerance of 0.003 in its level: six standard errors of 100,000 draws.
             low, high = (values[round((at + by) * (len(values) - 1))] for by in (-3e-3, 3e-3))
             assert low - 1e-9 <= end <= high + 1e-9
 
@@ -126,13 +126,13 @@ def test_shares_and_items_by_hand():
     assert found.answers == 10
     assert [found.win.value, found.lose.value, found.tie.value] == pytest.approx([0.5, 0.3, 0.2])
     assert found.lead.value == pytest.approx(0.2)
-    assert (found.items_for, found.items_against, found.p_value) == (2, 1, 1.0)  # the fourth is even
+    assert (found.items_for, found.items_against, found.p_value) == (2, 1, 1.0)  # the fourth item is tied
     # P: 1, 1/3, 1, 1 over four items; shares (1 + 2/3 + 0 + 0)/4, (0 + 1/3 + 1 + 0)/4, 1/4.
     chance = (5 / 12) ** 2 + (1 / 3) ** 2 + (1 / 4) ** 2
     assert found.agreement.kappa == pytest.approx((10 / 12 - chance) / (1 - chance))
 
 
-def test_the_other_system_sees_the_mirror_image():
+def test_swapping_the_systems_mirrors_the_result():
     votes = torch.randint(-1, 2, (4, 30), generator=torch.Generator().manual_seed(0)).double()
     one, other = verdict(votes), verdict(-votes)
     assert (one.win, one.lose, one.tie) == (other.lose, other.win, other.tie)
@@ -140,15 +140,15 @@ def test_the_other_system_sees_the_mirror_image():
     assert one.p_value == other.p_value and one.agreement.kappa == pytest.approx(other.agreement.kappa)
 
 
-def test_judges_who_differ_widen_the_interval():
+def test_disagreement_between_judges_widens_the_interval():
     split = torch.ones(6, 40, dtype=torch.float64)
-    split[3:] = -1  # half of the judges always for one, half for the other
+    split[3:] = -1  # half of the judges always prefer one system, half the other
     mixed = split.flatten()[torch.randperm(240, generator=torch.Generator().manual_seed(0))].reshape(6, 40)
     widths = [one.lead.high - one.lead.low for one in (verdict(split), verdict(mixed))]
     assert widths[0] > 2 * widths[1]
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
+def test_intervals_have_about_their_nominal_coverage():
     make, inside = torch.Generator().manual_seed(0), 0
     for _ in range(300):
         votes = (torch.rand(1, 50, generator=make) < 0.6).double() * 2 - 1

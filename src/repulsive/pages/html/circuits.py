@@ -27,7 +27,7 @@ _CHANCE = (
     f"{MARGIN:g} away from the untrained mean."
 )
 _COLUMNS = ("layer", "mean cosine", "versus chance", "untrained", "most similar pair", "versus chance", "untrained")
-MEASURE = "cosine of two heads (negative values are shown as 0)"
+MEASURE = "cosine of two heads (negative values have the colour of 0)"
 RowHeader = Callable[[Inspection, str], str]
 
 

@@ -165,7 +165,7 @@ def _card(example: Example, index: int, overall: Tensor, top: float, aspects: di
     words = " ".join(_word(token, steps[at], aspects.get(at)) for at, token in enumerate(example.tokens))
     return (
         f'<article class="card" data-run="{index + 1}"><h3>{escaped(reading.method)}</h3>'
-        f'<p class="said">predicts <b>{escaped(reading.predicted)}</b> ({reading.probability:.2f}) {mark}'
+        f'<p class="prediction">predicts <b>{escaped(reading.predicted)}</b> ({reading.probability:.2f}) {mark}'
         f'<span class="peaks">{peak_summary(reading)}</span></p><p class="words">{words}</p></article>\n'
     )
 

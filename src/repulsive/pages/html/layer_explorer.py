@@ -19,8 +19,8 @@ from repulsive.pages.text import escaped, script_json, shortened, visible
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"  # the same as in `layer_explorer.js`
 STEPS = len(ALPHABET) ** 2 - 1  # resolution of a packed weight between 0 and 1
 LEAD = (
-    "Each row is a query token, each column a key token; darker cells mean more attention. Select heads by number, or "
-    "click a small map to show its head alone. “mean” is the mean over all heads."
+    "Each row is a query token, each column a key token; stronger colours mean more attention. Select heads by number, "
+    "or click a small map to show its head alone. “mean” is the mean over all heads."
 )
 _OPTION_BYTES = 300  # size of an example's line in the list of examples
 
