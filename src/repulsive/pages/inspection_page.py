@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
-from repulsive.diagnostics.summary import apart
+from repulsive.diagnostics.summary import apart, as_json
+from repulsive.errors import RunError
 from repulsive.pages.charts import pruning_chart, redundancy_charts
 from repulsive.pages.data.layers import Layered, Maps
 from repulsive.pages.data.panels import Grid, HeadTable
@@ -21,6 +23,7 @@ from repulsive.pages.html.layer_explorer import layer_explorer
 from repulsive.pages.html.panel import charts_with_legend, grid_rows, head_table, scrolling_table
 from repulsive.pages.report_page import FRAME_BYTES, MAX_BYTES
 from repulsive.pages.text import escaped, number
+from repulsive.safety import files as safe
 
 _SPACES = ("weights", "attention", "outputs")
 _TOKEN_COSINE = (
@@ -28,6 +31,38 @@ _TOKEN_COSINE = (
     "layers above cannot distinguish tokens: the model is untrained, or its outputs are constant."
 )
 _METHOD = "model"  # the only method of this page
+
+
+def write_inspection_files(
+    folder: Path,
+    inspection: Inspection,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]] = (),
+    tokens: Sequence[Sequence[str]] = (),
+) -> Path:
+    """Write `inspect.html`, and the same numbers as `inspect.json`.
+
+    Args:
+        folder: output folder.
+        inspection: result of `inspect_heads`.
+        title: page title.
+        facts: (name, value) pairs at the top of the page.
+        tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    try:
+        page = write_inspection(folder / "inspect.html", inspection, title=title, facts=facts, tokens=tokens)
+        numbers = json.dumps(as_json(inspection), indent=1, allow_nan=False)
+        safe.write_whole(folder / "inspect.json", numbers.encode())
+    except OSError as error:
+        raise RunError(f"{str(folder)!r}: cannot be written ({error.strerror}); choose another folder") from None
+    return page
 
 
 def write_inspection(
