@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
         after a signal: 130 for Ctrl-C, 143 for SIGTERM.
     """
     if (number := next((i for i, word in enumerate(arguments, 1) if not _is_text(word)), 0)) > 0:
-        return _complain(f"argument {number} is not valid UTF-8 ({arguments[number - 1]!a}); rename the file")
+        return _complain(f"argument {number} is not UTF-8 ({arguments[number - 1]!a}); rename the file")
     try:
         with warnings_as_lines():
             code = app(args=arguments, prog_name="repulsive", standalone_mode=False)

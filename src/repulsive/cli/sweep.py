@@ -32,7 +32,7 @@ def sweep(
 ) -> None:
     """Try settings and write the best as a recipe. Rerun the same command to resume.
 
-    By default the stepsize (epsilon) and alpha are tried first, then beta, as in the paper.
+    The default grid depends on the rule. For SPOS it is the stepsize (epsilon) and alpha, then beta, as in the paper.
     """
     from repulsive.lab.runs.sweep import run_sweep
 

@@ -20,7 +20,7 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; default: that of the recipe.")] = None,
     seeds: Annotated[
-        int, typer.Option(help="Train this many runs per recipe, with seeds 0, 1, ..., on one device.", min=0)
+        int, typer.Option(help="Train this many runs per recipe, with seeds 0, 1, ...; 0: one run.", min=0)
     ] = 0,
     jobs: Annotated[int, typer.Option(help="Number of parallel runs; 0: one per core.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Output folder for all runs.")] = Path("runs"),

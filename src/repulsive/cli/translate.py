@@ -58,5 +58,5 @@ def _lines(file: BinaryIO) -> Iterator[str]:
             yield raw.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"line {number} of the input: byte {error.start} is not valid UTF-8; convert the input first"
+                f"line {number} of the input: byte {error.start} is not UTF-8; convert the input first"
             ) from None

@@ -93,8 +93,9 @@ def pair_texts(first: dict[str, Text], second: dict[str, Text]) -> Pairing:
     pairs = []
     for name in both:
         a, b = first[name], second[name]
-        for key, one, other in (("input", a.source, b.source), ("gold", a.gold, b.gold)):
-            if one and other and one != other:
+        optional: list[tuple[str, Any, Any]] = [("input", a.source, b.source), ("gold", a.gold, b.gold)]
+        for key, of_first, of_second in optional:
+            if of_first and of_second and of_first != of_second:
                 raise DataError(f"{b.place}: {key} of {name!r} differs from that of {a.place}; use the same items")
         pairs.append(Pair(name, a.text, b.text, a.source or b.source, a.gold or b.gold))
     return Pairing(pairs, len(first) - len(both), len(second) - len(both))
