@@ -127,6 +127,7 @@ def test_heads_of_a_model_folder_without_weights(repulsive, tmp_path, end):
         (["heads", "blocks_of_test_cli:sized"], "'width'"),
         (["heads", "blocks_of_test_cli:broken"], "RuntimeError: the weights"),
         (["heads", "blocks_of_test_cli:Plain"], "head"),
+        (["demo", "--data", "news"], "choose reviews or movie-reviews"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -81,7 +81,7 @@ def violations(browser: Any, path: Path, fragment: str = "", *, dark: bool = Fal
         page = context.new_page()
         page.goto(f"{path.as_uri()}#{fragment}")
         page.evaluate(script)
-        found = page.evaluate("axe.run()")["violations"]
-        return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
+        problems = page.evaluate("axe.run()")["violations"]
+        return [f"{each['id']}: {node['html'][:120]}" for each in problems for node in each["nodes"]]
     finally:
         context.close()

@@ -146,7 +146,7 @@ def full_content() -> Content:
     base = sample_content(1)
     hostile = "<b>$x^</b>"
     panel = Panel(
-        "How alike <i>",
+        "Similarity <i>",
         ["<u>read</u>"],
         [Grid("MA", torch.eye(3), "cosine"), Grid(hostile, torch.ones(2, 2), "cosine")],
         [

@@ -108,8 +108,8 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with driven_browser() as found:
-        yield found
+    with driven_browser() as started:
+        yield started
 
 
 @needs_driver

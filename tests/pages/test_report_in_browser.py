@@ -46,8 +46,8 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with driven_browser() as found:
-        yield found
+    with driven_browser() as started:
+        yield started
 
 
 def test_the_explorer_follows_clicks_and_keys(browser, path):

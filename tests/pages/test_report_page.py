@@ -8,8 +8,6 @@ import re
 import pytest
 import torch
 
-from repulsive.diagnostics.overlap import head_overlap
-from repulsive.metrics.classification import overlap
 from repulsive.pages import Content, Example, Reading, render_page, write_report
 from repulsive.pages.html.example_explorer import evidence_table
 from repulsive.pages.html.head_maps import head_order, peak_summary
@@ -143,14 +141,6 @@ def test_levels_at_their_boundaries():
     a = torch.tensor([0.0, 0.01, 0.012, 0.25, 0.89, 0.9, 1.0]).double()
     assert levels(a, 1.0).tolist() == [0, 0, 1, 4, 8, 9, 9]
     assert levels(a * 0.3, 0.3).tolist() == levels(a, 1.0).tolist()
-
-
-def test_overlap_of_heads_by_hand_and_against_the_metric():
-    weights = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0]]).double()
-    matrix = head_overlap(weights)
-    assert matrix.tolist() == [[1.0, 0.5, 0.0], [0.5, 1.0, 0.5], [0.0, 0.5, 1.0]]
-    i, j = torch.triu_indices(3, 3, 1)
-    torch.testing.assert_close(matrix[i, j].mean(), overlap(weights.unsqueeze(0)))
 
 
 def test_heads_are_ordered_by_their_peaks_and_silent_ones_last():

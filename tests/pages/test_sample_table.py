@@ -50,12 +50,12 @@ def test_markdown():
 
 def test_html():
     page = samples_html([SAMPLE, SAMPLE])
-    found = Cells(page)
+    parsed = Cells(page)
     row = ["A <b>title</b> | two", "we use beam search for parsing .", "we parse with beam search ."]
-    assert [cell.strip() for cell in found.cells] == ["Gold", "+ RMA", *row, *row]
-    assert found.marked == ["beam search", "parsing", "beam search"] * 2 and "b" not in found.tags
+    assert [cell.strip() for cell in parsed.cells] == ["Gold", "+ RMA", *row, *row]
+    assert parsed.marked == ["beam search", "parsing", "beam search"] * 2 and "b" not in parsed.tags
     for tag in ("table", "thead", "tbody", "tr", "td", "th", "mark"):
-        assert found.tags.count(tag) == found.tags.count(f"/{tag}") > 0
+        assert parsed.tags.count(tag) == parsed.tags.count(f"/{tag}") > 0
     nasty = Sample("", ['<script>"'], {"<i>": ["</td>", 0, "&", "\u202e"]})
     page = samples_html([nasty])
     assert "<script" not in page and "<i>" not in page and page.count("</td>") == 1 and "⟨U+202E⟩" in page

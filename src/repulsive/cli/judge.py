@@ -33,15 +33,15 @@ def make(
     from repulsive.lab.judge.blind import TITLE
     from repulsive.lab.judge.make import make as write
 
-    made = write(first, second, out, count=count, seed=seed, title=title or TITLE)
-    for path, ignored in ((first, made.only_first), (second, made.only_second)):
+    result = write(first, second, out, count=count, seed=seed, title=title or TITLE)
+    for path, ignored in ((first, result.only_first), (second, result.only_second)):
         if ignored:
             say(f"ignored {ignored} {'id' if ignored == 1 else 'ids'} that only {path} has", err=True)
-    if made.equal:
-        say(f"{made.equal} of the {made.shown} pairs have two equal texts", err=True)
-    say(f"{made.shown} of {made.pairs} pairs, {made.systems[0]} versus {made.systems[1]}")
-    say(f"written to {made.page}: send it to the judges")
-    say(f"written to {made.key}: keep it secret until all judges have answered")
+    if result.equal:
+        say(f"{result.equal} of the {result.shown} pairs have two equal texts", err=True)
+    say(f"{result.shown} of {result.pairs} pairs, {result.systems[0]} versus {result.systems[1]}")
+    say(f"written to {result.page}: send it to the judges")
+    say(f"written to {result.key}: keep it secret until all judges have answered")
 
 
 @judge.command()

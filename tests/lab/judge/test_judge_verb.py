@@ -159,8 +159,8 @@ def test_control_characters_are_removed_from_names(repulsive, tmp_path, key):
 
 
 def test_a_judge_given_twice_is_an_error(repulsive, tmp_path, key):
-    said = {1: {"grammar": "left"}}
-    paths = [saved(tmp_path, key, name, said) for name in ("Ada Lovelace", " ada  lovelace")]
+    choices = {1: {"grammar": "left"}}
+    paths = [saved(tmp_path, key, name, choices) for name in ("Ada Lovelace", " ada  lovelace")]
     line = one_line(repulsive("judge", "tally", *paths, "--key", "judge.key.json"))
     assert "both are from 'ada lovelace'; pass only one of them" in line
 

@@ -26,8 +26,8 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with driven_browser() as found:
-        yield found
+    with driven_browser() as started:
+        yield started
 
 
 def press(page, keys):

@@ -18,7 +18,7 @@ _MIN_NAME = 3  # letters; shorter system names are common words and not searched
 
 
 @dataclass(frozen=True)
-class Made:
+class PageFiles:
     """Files written, and statistics of the pairs.
 
     Args:
@@ -42,7 +42,7 @@ class Made:
     equal: int
 
 
-def make(first: Path, second: Path, out: Path, *, count: int = 50, seed: int = 0, title: str = TITLE) -> Made:
+def make(first: Path, second: Path, out: Path, *, count: int = 50, seed: int = 0, title: str = TITLE) -> PageFiles:
     """Write the page, and its key beside it.
 
     Args:
@@ -79,4 +79,4 @@ def make(first: Path, second: Path, out: Path, *, count: int = 50, seed: int = 0
         raise DataError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
     equal = sum(one.left == one.right for one in sheet.shown)
     shown, total = len(sheet.shown), len(pairing.pairs)
-    return Made(out, key, systems, shown, total, pairing.only_first, pairing.only_second, equal)
+    return PageFiles(out, key, systems, shown, total, pairing.only_first, pairing.only_second, equal)

@@ -58,12 +58,12 @@ def _section(title: str, lead: str, entries: Sequence[Compared], inspection: Ins
 
 def _row(entry: Compared, inspection: Inspection, row_header: RowHeader) -> str:
     own, pair = entry.similarity, entry.similarity.pair
-    most = "n/a" if pair is None else f"{pair.first} and {pair.second}: {number(pair.cosine, 3)}"
+    closest = "n/a" if pair is None else f"{pair.first} and {pair.second}: {number(pair.cosine, 3)}"
     cells = (
         number(own.mean, 3),
         _short(entry.verdict),
         _null(entry.mean),
-        most,
+        closest,
         _short(entry.pair_verdict),
         _null(entry.largest),
     )
