@@ -93,7 +93,7 @@ def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
     assert code == 0 and "ablation" not in out and "similarity of heads in outputs" in out
     assert out.endswith("written to inspect.html\n") and (tmp_path / "inspect.json").is_file()
     code, out, _ = inspect(folder)
-    assert code == 0 and "similarity of heads in outputs" not in out and "note: weights alone" in out
+    assert code == 0 and "similarity of heads in outputs" not in out and "note: without inputs only weights are measured" in out
 
 
 def test_the_weights_of_the_folder_are_measured(inspect, folder):
@@ -128,15 +128,15 @@ def test_errors_are_one_line(inspect, folder, tmp_path):
         ([folder, "--text", "latin.txt"], "cannot read 'latin.txt'"),
         ([folder, "--text", "empty.txt"], "no sentence"),
         ([folder, "--sentence", " "], "no sentence"),
-        ([folder, "--ablate"], "nothing to read"),
+        ([folder, "--ablate"], "needs inputs"),
         ([folder, "--sentence", "not", "--example", "a:b"], "not both"),
         ([bare], "--random"),
         ([bare, "--random", "--sentence", "not"], "tokenizer"),
         (["models_of_test_inspect:headless"], "no attention heads found"),
         (["run"], "repulsive report run"),
         (["run/seed-0"], "repulsive report run/seed-0"),
-        ([folder, "--out", "empty.txt/page"], "no folder can be made there"),
-        ([folder, "--out", "empty.txt"], "no folder can be made there"),
+        ([folder, "--out", "empty.txt/page"], "cannot be created"),
+        ([folder, "--out", "empty.txt"], "cannot be created"),
         (["models_of_test_inspect:small", "--sentence", "not"], "--example"),
         (["models_of_test_inspect:small", "--example", "models_of_test_inspect:nothing"], "has no 'nothing'"),
         (["models_of_test_inspect:small", "--example", "inputs"], "package.module:name"),

@@ -17,7 +17,7 @@ from repulsive.diagnostics.similarity import of_attention, of_weights
 from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.errors import DataError, NoHeadsFound
 from repulsive.heads import find_heads
-from repulsive.pages.inspection import layered_examples, render_inspection, write_inspection
+from repulsive.pages.inspection_page import layered_examples, render_inspection, write_inspection
 from tests.heads.zoo import SMALL, build, ids
 from tests.pages.browser import driven_browser, driven_page, needs_browser, needs_driver, open_page, violations
 

@@ -13,7 +13,7 @@ from repulsive.diagnostics.untrained_baseline import Null, against_chance
 from repulsive.diagnostics.untrained_twin import untrained_twin
 from repulsive.errors import NoTwin
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
-from repulsive.pages.inspection import render_inspection
+from repulsive.pages.inspection_page import render_inspection
 from tests.heads.zoo import SMALL, build
 
 transformers = pytest.importorskip("transformers")
@@ -130,7 +130,7 @@ def test_the_inspection_shows_numbers_and_verdicts():
     page = render_inspection(found, title="Heads")
     places = [
         page.index(f"<h2>{title}</h2>")
-        for title in ("Similarity of attention logits", "Similarity of value-output circuits", "Which heads could go")
+        for title in ("Similarity of attention logits", "Similarity of value-output circuits", "Redundant heads")
     ]
     assert places == sorted(places) and "<td>more alike</td>" in page and "mean over layers; untrained" in page
 

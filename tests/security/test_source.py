@@ -25,7 +25,8 @@ from repulsive.lab.systems.registry import find, open_recipe
 from repulsive.lab.text import documents, lines
 from repulsive.lab.text.folders import MANIFEST, write_folder
 from repulsive.lab.text.prepared import Prepared
-from repulsive.pages import render_page, samples
+from repulsive.pages import render_page
+from repulsive.pages.sample_table import Sample, samples_html
 from repulsive.pages.text import escaped, script_json
 from tests.lab.text.test_prepared import small
 from tests.pages.sample import sample_content
@@ -437,8 +438,8 @@ def test_a_report_shows_markup_as_text():
 
 
 def test_a_table_of_samples_shows_markup_as_text():
-    one = samples.Sample(NASTY, [NASTY], {NASTY: [NASTY, 0], "b": [0, NASTY]})
-    assert find_markup(samples.samples_html([one])).found == []
+    one = Sample(NASTY, [NASTY], {NASTY: [NASTY, 0], "b": [0, NASTY]})
+    assert find_markup(samples_html([one])).found == []
 
 
 def test_downloads_have_a_checksum():

@@ -9,25 +9,26 @@ import pytest
 import torch
 
 from repulsive.cli import main
+from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
+from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
+from repulsive.errors import ConfigError
+from repulsive.lab.engine.launch import Spec, train_here
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.runs.head_counts import grouped, heads_of
+from repulsive.lab.runs.load import open_methods
+from repulsive.lab.runs.report import Options, gather
+from repulsive.lab.runs.score import load_run
+from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
+from repulsive.lab.systems.classification.measure import DRAWS, measure_classifier, predictions
+from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
-from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
-from repulsive.pages import paper, render_page
-from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
-from repulsive.errors import ConfigError
 from repulsive.metrics.classification import brier, ece, nll, oe, overlap
-from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
-from repulsive.lab.runs.load import open_methods
-from repulsive.lab.runs.head_counts import grouped, heads_of
-from repulsive.lab.systems.classification.measure import DRAWS, measure_classifier, predictions
-from repulsive.lab.runs.report import Options, gather
-from repulsive.lab.runs.score import load_run
-from repulsive.lab.engine.launch import Spec, train_here
-from repulsive.lab.engine.runs import RunFolder
-from tests.pages.browser import needs_browser, open_page
+from repulsive.pages import render_page
+from repulsive.pages.figures import write as figures
 from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
 TINY = {"model.units": 4, "model.hidden": 4, "model.mlp": 8, "model.embedding": 6, "model.gate": 5,
         "training.epochs": 2, "training.batch": 16, "training.precision": "fp32"}
@@ -309,7 +310,7 @@ def test_mistakes_end_with_one_line(repulsive, place, words, said):
 
 
 def test_without_matplotlib_nothing_is_measured_first(repulsive, monkeypatch):
-    monkeypatch.setattr(paper, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     assert "repulsive[report]" in repulsive("report", "ma", "--figures", "f", "--out", "never.html", code=2)
 
 

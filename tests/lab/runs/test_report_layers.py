@@ -7,14 +7,14 @@ import torch
 
 from repulsive.cli import main
 from repulsive.diagnostics.hooks.capture import capture
-from repulsive.diagnostics.similarity import of_attention
 from repulsive.diagnostics.redundancy import ablate
-from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, layered_examples, measure_translator
+from repulsive.diagnostics.similarity import of_attention
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.engine.runs import RunFolder
-from tests.pages.browser import needs_browser, open_page
+from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, layered_examples, measure_translator
 from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
 for package in ("sacremoses", "tokenizers", "sacrebleu"):
     pytest.importorskip(package)
@@ -116,5 +116,5 @@ def test_the_page_opens_and_the_figures_are_there(place, monkeypatch, capsys):
     names = {path.name for path in (place / "figures").iterdir()}
     assert {"attention-1-1.svg", "attention-8-2.pdf", "cosine-of-attention.svg", "redundancy-2.pdf"} <= names
     seen = open_page(place / "page.html", "example=2&layer=3&heads=1")
-    assert seen.console == [] and seen.dom.count('class="column"') == 2 and "target looks at source" in seen.dom
+    assert seen.console == [] and seen.dom.count('class="column"') == 2 and "target attends to source" in seen.dom
     assert "change of BLEU" in seen.dom and "Not in this report" in seen.dom

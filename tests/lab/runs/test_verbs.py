@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.lab.text.prepare import prepare
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.demo import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
+from repulsive.lab.systems.registry import open_recipe
+from repulsive.lab.text.prepare import prepare
 
 TINY = {"model.units": 4, "model.hidden": 4, "model.heads": 3, "model.mlp": 8, "model.embedding": 6,
         "training.epochs": 1, "training.batch": 16}
@@ -80,7 +80,7 @@ def test_the_demo_with_one_seed_speaks_of_no_deviation(trained):
     one = replace(demo, seeds=1)
     assert dict(one._facts(9.0))["trained in"] == "9 s, one seed of 4 methods"
     table = one._content(rows([demo.out / "runs" / method for method in ("ma", "svgd")]), 9.0).table
-    assert table is not None and table.caption.startswith("Test set, one seed;")
+    assert table is not None and table.caption.startswith("Test set, one seed.")
 
 
 def test_the_demo_does_not_train_again(trained):

@@ -10,7 +10,7 @@ from typing import Any
 
 from repulsive.diagnostics.head_count import HeadCount, HeadFit, fit_heads
 from repulsive.pages import Content, Panel, Sheet
-from repulsive.pages.figures import heads_chart
+from repulsive.pages.charts import heads_chart
 from repulsive.pages.text import number
 from repulsive.errors import RunError
 from repulsive.lab.runs.load import Method, facts, open_methods, part_name

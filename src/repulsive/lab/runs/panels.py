@@ -12,7 +12,7 @@ from torch import Tensor
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.similarity import Diversity
 from repulsive.pages import Grid, HeadTable, Panel, Sheet, mean_and_sd
-from repulsive.pages.figures import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
+from repulsive.pages.charts import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
 from repulsive.pages.text import number
 from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
 from repulsive.metrics.classification import BINS, brier, entropy, nll

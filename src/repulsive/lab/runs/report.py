@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.pages import Chart, Content, Example, Layered, Panel, write_report
-from repulsive.pages.figures import learning_curve
-from repulsive.pages.paper import check_matplotlib, write_figures
+from repulsive.pages.charts import learning_curve
+from repulsive.pages.figures.write import check_matplotlib, write_figures
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.systems.registry import from_tables, make_task
 from repulsive.lab.runs import panels

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.hooks.reweighted_heads import keep_one, leave_one_out, remove_in_order, reweighted_logits
 from repulsive.diagnostics.layer_names import short_names
+from repulsive.diagnostics.overlap import head_overlap
 from repulsive.diagnostics.redundancy import Curve, head_ablation
 from repulsive.diagnostics.similarity import Diversity, merged, of_outputs, of_weights
 from repulsive.diagnostics.uncertainty import bootstrap_weights, mixture
@@ -19,7 +20,6 @@ from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.systems.classification.task import model_inputs
 from repulsive.lab.text.batches import Buckets
 from repulsive.lab.text.prepared import Part
-from repulsive.pages.maps import head_overlap
 
 DRAWS = 20  # resamples of the head bootstrap
 _AT_ONCE = 256
