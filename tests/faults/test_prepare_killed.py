@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from repulsive.errors import DataError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.text.claims import claimed
 from repulsive.lab.text.folders import MANIFEST, read_folder, write_folder
-from repulsive.lab.text.prepare import prepare
 from tests.lab.engine import tiny
 
 # Holds the claim on a folder until it is killed.

@@ -25,7 +25,7 @@ def demo(
 ) -> None:
     """Train plain, regularised and repulsive attention, print the paper's Table 1 and write a page with the heads."""
     from repulsive.lab.demo import Demo
-    from repulsive.lab.text.prepare import prepare
+    from repulsive.lab.systems.datasets import prepare
 
     if data not in ("reviews", "movie-reviews"):
         raise typer.BadParameter(f"{data!r}: choose reviews or movie-reviews", param_hint="--data")

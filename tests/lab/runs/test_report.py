@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.lab.text.prepare import prepare
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
 from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.lab.text.prepare import prepare
+from repulsive.lab.systems.datasets import prepare
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.demo import Demo

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from repulsive.errors import DataError
+from repulsive.lab.systems.classification import sources
 from repulsive.lab.systems.classification.generated import NEGATIONS, OPINIONS
-from repulsive.lab.text import sources, tokenizing
-from repulsive.lab.text.prepare import prepare
+from repulsive.lab.systems.datasets import prepare
+from repulsive.lab.text import tokenizing
 from repulsive.lab.text.tokens import UNK
 
 PARTS = ("train", "dev", "test")
@@ -128,7 +129,7 @@ def test_yelp_from_the_official_file(tmp_path):
     same = prepare("yelp", path, tmp_path / "same", **asked)
     other = prepare("yelp", path, tmp_path / "other", seed=1, **asked)
     assert same.vocabulary == found.vocabulary != other.vocabulary
-    with pytest.raises(DataError, match=r"has 30 reviews, not 500,000 \+ 4 \+ 5; say how many with --train"):
+    with pytest.raises(DataError, match=r"has 30 reviews, expected 500,000 \+ 4 \+ 5; choose smaller sizes"):
         prepare("yelp", tmp_path, tmp_path / "new", tokenizer="regex", dev=4, test=5)
 
 
@@ -195,20 +196,20 @@ def test_generated_reviews_keep_their_evidence(tmp_path):
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
-        ("yepl", {}, "task 'yepl' is unknown; did you mean 'yelp'"),
-        ("sorting", {}, "task 'sorting' is unknown; tasks: yelp, age"),
-        ("tsv", {"dev": 3}, "task 'tsv' has no option 'dev'; it has label, text, header"),
-        ("snli", {"labell": 3}, "task 'snli' has no option 'labell'; it has none"),
+        ("yepl", {}, "dataset 'yepl' is unknown; did you mean 'yelp'"),
+        ("sorting", {}, "dataset 'sorting' is unknown; datasets: yelp, age"),
+        ("tsv", {"dev": 3}, "dataset 'tsv' has no option 'dev'; .*it has label, text, header"),
+        ("tsv", {"labell": 3}, "dataset 'tsv' has no option 'labell'; did you mean 'label'\\? It has label"),
         ("tsv", {"label": "stars"}, r"train\.tsv: no column 'stars'; the header has 'text', 'label'"),
         ("snli", {}, "no snli_1.0_train.jsonl, no|no column 'gold_label'"),
         ("yelp", {"train": 3}, "no yelp_academic_dataset_review.json"),
-        ("age", {"dev": 2}, "dev=2: it is the share"),
+        ("age", {"dev": 2}, "dev=2: expected the share"),
         ("age", {}, r"raw/train\.tsv"),
-        ("reviews", {}, "'reviews' is generated: it reads no data"),
+        ("reviews", {}, "'reviews' is generated and reads no data"),
         ("tsv", {"tokenizer": "nltk"}, "'nltk' is unknown"),
-        ("tsv", {"minimum": 0}, "minimum=0: at least 1"),
-        ("tsv", {"longest": 0}, "longest=0: at least 1"),
-        ("tsv", {"size": 50}, "no file of vectors is given"),
+        ("tsv", {"minimum": 0}, "minimum=0: expected at least 1"),
+        ("tsv", {"longest": 0}, "longest=0: expected at least 1"),
+        ("tsv", {"size": 50}, "give a file with --vectors"),
         ("tsv", {"vectors": "none.txt"}, r"none\.txt: cannot be read \(No such file"),
     ],
 )
@@ -219,16 +220,16 @@ def test_mistakes_are_named_and_nothing_is_written(toy, task, settings, message)
 
 
 def test_missing_files_and_folders(tmp_path):
-    with pytest.raises(DataError, match="needs the folder of its files: give --data, or set REPULSIVE_DATA"):
+    with pytest.raises(DataError, match="needs a folder with its files: give --data, or set REPULSIVE_DATA"):
         prepare("yelp", None, tmp_path / "out")
-    with pytest.raises(DataError, match="gone: no such folder; it should hold the files of task 'yelp'"):
+    with pytest.raises(DataError, match="gone: no such folder; it should hold the files of dataset 'yelp'"):
         prepare("yelp", tmp_path / "gone", tmp_path / "out")
     write(tmp_path / "train.tsv", "5\tgood")
     with pytest.raises(DataError, match=r"no dev\.tsv, no yelp_academic_dataset_review\.json; files may be"):
         prepare("yelp", tmp_path, tmp_path / "out")
     with pytest.raises(DataError, match="every part needs a review"):
         prepare("reviews", None, tmp_path / "out", dev=0)
-    with pytest.raises(DataError, match="would not be used"):
+    with pytest.raises(DataError, match="is tokenised already; leave out --tokenizer regex"):
         prepare("reviews", None, tmp_path / "out", tokenizer="regex", train=1)
 
 

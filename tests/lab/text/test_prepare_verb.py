@@ -57,12 +57,12 @@ def test_the_verb_looks_for_data_under_the_tasks_name(toy, monkeypatch, capsys):
         (["snl"], "did you mean 'snli'?"),
         (["yelp"], "give --data, or set REPULSIVE_DATA"),
         (["reviews", "--aspects", "3", "9"], "from 1 to 6"),
-        (["reviews", "--jobs", "0"], "--jobs: 0: at least 1"),
-        (["reviews", "--also", "more=raw/test"], "task 'reviews' has no option 'also'"),
+        (["reviews", "--jobs", "0"], "--jobs: 0: expected at least 1"),
+        (["reviews", "--also", "more=raw/test"], "dataset 'reviews' has no option '--also'"),
         (["translation", "--also", "raw/test"], "--also: 'raw/test': give NAME=PATH"),
         (["translation", "--also", "more="], "--also: 'more=': give NAME=PATH"),
         (["translation", "--also", "a=raw/dev", "--also", "a=raw/test"], "--also: 'a' is given twice"),
-        (["reviews", "--dev", "0.5"], "dev=0.5"),
+        (["reviews", "--dev", "0.5"], "Invalid value for '--dev'"),
     ],
 )
 def test_mistakes_at_the_command_line_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):

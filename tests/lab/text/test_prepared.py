@@ -10,9 +10,9 @@ import torch
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.classification import generated
-from repulsive.lab.systems.classification.generated import ASPECTS, generate
+from repulsive.lab.systems.classification.generated import ASPECTS, generate, pack_evidence
 from repulsive.lab.text import folders
-from repulsive.lab.text.prepared import Part, Prepared, pack_evidence
+from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import Vocabulary
 from repulsive.metrics.classification import evidence_coverage
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 
 from repulsive.errors import DataError
+from repulsive.lab.text.progress import Progress
 from repulsive.lab.text.tokens import Tokenizer, tokenizer
 from repulsive.safety.parents import watch_parent
 
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many (0: not known)
 _CHUNK = 250  # texts sent to a process at a time; few, so that Ctrl-C need not wait long
 _FEW = 5_000_000  # characters that are done before other processes would have started
 _split: Tokenizer  # of a worker process

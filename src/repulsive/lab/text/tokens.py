@@ -158,6 +158,18 @@ class Ragged:
     values: Tensor
     offsets: Tensor
 
+    @classmethod
+    def from_lengths(cls, values: Tensor, lengths: Tensor) -> Ragged:
+        """Join values and the lengths of the sentences, integers [N]."""
+        start = torch.zeros(1, dtype=torch.int64)
+        return cls(values, torch.cat([start, lengths.cumsum(0, dtype=torch.int64)]))
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """Pack lists of ids."""
+        values = torch.tensor([item for row in rows for item in row], dtype=torch.int32)
+        return cls.from_lengths(values, torch.tensor([len(row) for row in rows], dtype=torch.int64))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -140,10 +140,10 @@ def test_the_number_of_processes_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("repulsive.lab.systems.electra.prepare._CHUNK", 2_000)
     corpus, vocabulary = words.write_corpus(tmp_path, 150), words.write_vocabulary(tmp_path)
     told = []
-    plans = [plan_pretrain(corpus, vocabulary, tmp_path / str(jobs), length=32, dev=0.1) for jobs in (1, 2)]
+    plans = [plan_pretrain(corpus, tmp_path / str(jobs), vocabulary=vocabulary, length=32, dev=0.1) for jobs in (1, 2)]
     one, two = (p.make(jobs, lambda *x: told.append(x)) for p, jobs in zip(plans, (1, 2), strict=True))
     assert one.manifest == two.manifest and told[-1] == ("documents", 150, 0)
-    other = plan_pretrain(corpus, vocabulary, tmp_path / "seed", length=32, dev=0.1, seed=1).make(1)
+    other = plan_pretrain(corpus, tmp_path / "seed", vocabulary=vocabulary, length=32, dev=0.1, seed=1).make(1)
     assert other.manifest["files"]["train.npy"] != one.manifest["files"]["train.npy"]
 
 
@@ -161,7 +161,7 @@ def test_the_verb(tmp_path, capsys):
         (["--packing", "none"], "choose one of official, full"),
         (["--length", "4"], "from 8 to 512"),
         (["--dev", "0.7"], "between 0 and 0.5"),
-        (["--tokenizer", "spacy"], "task 'pretrain' has no option 'tokenizer'"),
+        (["--tokenizer", "spacy"], "dataset 'pretrain' has no option '--tokenizer'"),
         (["--data", str(tmp_path / "none")], "no such file or folder"),
         (["--vocabulary", str(corpus)], "corpus.txt: a WordPiece vocabulary has [PAD]"),
         (["--vocabulary", str(tmp_path / "none.txt")], "none.txt"),
@@ -172,27 +172,27 @@ def test_the_verb(tmp_path, capsys):
     assert run(["prepare", "pretrain", "--data", str(corpus)]) == 2
     assert "--vocabulary" in capsys.readouterr().err
     assert run(["prepare", "tsv", "--data", str(tmp_path), "--length", "9"]) == 2
-    assert "no option 'length'" in capsys.readouterr().err
+    assert "no option '--length'" in capsys.readouterr().err
 
 
 def test_a_vocabulary_without_masks(tmp_path):
     vocabulary = words.write_vocabulary(tmp_path)
     vocabulary.write_text(vocabulary.read_text().replace("[MASK]", "mask"))
     with pytest.raises(DataError, match=r"vocab.txt: a vocabulary for pre-training has \[MASK\]; this one does not"):
-        plan_pretrain(words.write_corpus(tmp_path), vocabulary, tmp_path / "out")
+        plan_pretrain(words.write_corpus(tmp_path), tmp_path / "out", vocabulary=vocabulary)
 
 
 def test_a_part_without_documents(tmp_path):
     corpus, vocabulary = words.write_corpus(tmp_path, 3), words.write_vocabulary(tmp_path)
     with pytest.raises(DataError, match=r"corpus.txt: too few texts for a (dev|test) part; raise --dev"):
-        plan_pretrain(corpus, vocabulary, tmp_path / "out", dev=1e-6).make(1)
+        plan_pretrain(corpus, tmp_path / "out", vocabulary=vocabulary, dev=1e-6).make(1)
     assert not (tmp_path / "out").exists()
 
 
 def test_texts_too_short_for_a_block(tmp_path):
     corpus, vocabulary = words.write_corpus(tmp_path, 3), words.write_vocabulary(tmp_path)
     with pytest.raises(DataError, match=rf"{corpus}.*: not one block of 512 pieces; give more text or a smaller"):
-        plan_pretrain(corpus, vocabulary, tmp_path / "out", length=512, dev=1e-6).make(1)
+        plan_pretrain(corpus, tmp_path / "out", vocabulary=vocabulary, length=512, dev=1e-6).make(1)
 
 
 def test_a_damaged_folder(tmp_path):

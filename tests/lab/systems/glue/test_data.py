@@ -10,6 +10,7 @@ import torch
 
 from repulsive.cli.app import run
 from repulsive.errors import DataError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.glue.data import (
     TASKS,
     cut_pair,
@@ -19,7 +20,6 @@ from repulsive.lab.systems.glue.data import (
     task_named,
     without_stops,
 )
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.wordpiece import WordPieces
 from tests.lab.systems.glue import glue_files
@@ -276,8 +276,8 @@ def test_texts_that_lose_their_stops_are_told_of(tmp_path, capsys):
         (["--task", "cola", "--vocabulary", "vocab.txt", "--held-out", "1"], "held_out=1"),
         (["--task", "cola", "--vocabulary", "vocab.txt", "--stops", "some"], "stops='some': choose one of auto, keep"),
         (["--task", "cola", "--vocabulary", "vocab.txt", "--tokenizer", "spacy"], "takes wordpiece"),
-        (["--task", "cola", "--vocabulary", "vocab.txt", "--longest", "4"], "longest=4: at least 8"),
-        (["--task", "cola", "--vocabulary", "vocab.txt", "--vectors", "vocab.txt"], "--vectors would not be used"),
+        (["--task", "cola", "--vocabulary", "vocab.txt", "--longest", "4"], "longest=4: expected at least 8"),
+        (["--task", "cola", "--vocabulary", "vocab.txt", "--vectors", "vocab.txt"], "leave out --vectors"),
     ],
 )
 def test_mistakes_are_one_line(more, message, tmp_path, monkeypatch, capsys):

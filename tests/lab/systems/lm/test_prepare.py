@@ -12,7 +12,7 @@ from repulsive.errors import DataError
 from repulsive.lab.systems.electra.toy import write_corpus, write_vocabulary
 from repulsive.lab.systems.lm import toy as recall
 from repulsive.lab.systems.lm.data import Text, numbers
-from repulsive.lab.systems.lm.prepare import TOY_LINES, plan_text, plan_toy, summary, tokenize
+from repulsive.lab.systems.lm.prepare import TOY_LINES, plan_text, plan_toy, summarize, tokenize
 from repulsive.lab.text.folders import digest
 from repulsive.lab.text.wordpiece import SEP, WordPieces
 
@@ -55,7 +55,7 @@ def test_word_pieces_stand_for_the_same_bytes(files, tmp_path):
     assert made.bytes["dev"] == 10 and made.tokens_per_byte("dev") == 3 / 10
     assert np.load(tmp_path / "out" / "dev.npy").dtype == np.uint16 and made.vocabulary == len(pieces.pieces)
     assert made.manifest["unknown"] == {"train": 4 / 8, "dev": 0.0, "test": 1 / 3}  # four line feeds; "." is known
-    assert "50.00% unknown" in summary(made) and plan.already() is not None
+    assert "50.00% unknown" in summarize(made) and plan.existing() is not None
 
 
 def test_large_numbers_are_read_without_a_sign():
@@ -90,7 +90,7 @@ def test_chunks_join_without_a_seam(tmp_path, monkeypatch):
 
 
 def test_the_toy_is_the_same_everywhere_and_needs_its_context(tmp_path):
-    made = plan_toy(tmp_path / "toy").make()
+    made = plan_toy(None, tmp_path / "toy").make()
     assert [text_of(made, part).count("\n") for part in made.parts] == list(TOY_LINES.values())
     assert not set(recall.lines(50, "0/dev")) & set(recall.lines(50, "0/test"))
     for line in recall.lines(200, 3):
@@ -132,11 +132,11 @@ def test_the_verb_says_what_it_made_and_leaves_it_alone(files, tmp_path, monkeyp
         (["--data", "one.txt", "--vocabulary", "one.txt"], "--vocabulary is for word pieces"),
         (["--data", "one.txt", "--lowercase"], "--lowercase is for word pieces"),
         (["--data", "one.txt", "--dev", "0.5"], "between 0 and 0.5"),
-        (["--data", "one.txt", "--length", "5"], "task 'lm' has no option 'length'"),
+        (["--data", "one.txt", "--length", "5"], "dataset 'lm' has no option '--length'"),
         (["--data", "raw", "--suffix", "de"], "raw: no train file; it is called train.de"),
         (["--data", "raw", "--suffix", "en", "--dev", "0.1"], "leave out --dev"),
         (["--data", "broken.xz"], "broken.xz: truncated or damaged"),
-        ([], "needs the texts to train on: give --data"),
+        ([], "needs texts to train on: give --data"),
     ],
 )
 def test_a_mistake_is_one_line(words, told, files, tmp_path, monkeypatch, capsys):

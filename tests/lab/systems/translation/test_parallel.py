@@ -11,9 +11,9 @@ import pytest
 
 from repulsive.cli.app import run
 from repulsive.errors import DataError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.translation.parallel import clean
 from repulsive.lab.text.pieces import BOS, EOS, MARKS, Pieces, learn
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import UNK, tokenizer
 from tests.lab.systems.translation.parallel_files import write_pairs
@@ -205,7 +205,7 @@ def test_mistakes_name_file_and_line(raw):
         with pytest.raises(DataError, match=message):
             made(raw)
     (raw / "valid.de").unlink()
-    with pytest.raises(DataError, match="no dev files in de and en; they are called dev or valid or val, with"):
+    with pytest.raises(DataError, match="no dev files in de and en; expected dev or valid or val, with"):
         made(raw)
     assert not (raw.parent / "out").exists()
 
@@ -214,8 +214,8 @@ def test_mistakes_name_file_and_line(raw):
     ("settings", "message"),
     [
         ({"tokenizer": "spacy"}, "takes moses, normalized, none"),
-        ({"vectors": "glove.txt"}, "--vectors would not be used"),
-        ({"ratio": 0.5}, "ratio=0.5: at least 1"),
+        ({"vectors": "glove.txt"}, "leave out --vectors"),
+        ({"ratio": 0.5}, "ratio=0.5: expected at least 1"),
         ({"target": "de"}, "give two different endings"),
         ({"target": "fr"}, "no train files in de and fr"),
         ({"dev": 3}, "has no option 'dev'; it has source, target, ratio"),
@@ -229,7 +229,7 @@ def test_settings_that_cannot_be(raw, settings, message):
 
 @pytest.mark.parametrize("name", ["Talks", "my talks", "a/b", "..", "14", "", "naïve", "-o"])
 def test_a_further_test_set_has_a_plain_name(raw, talks, name):
-    with pytest.raises(DataError, match="a name is a lower-case letter, then"):
+    with pytest.raises(DataError, match="expected a name of lower-case letters, digits"):
         made(raw, also={name: talks})
 
 

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from repulsive.lab.text.evidence import MOST_ASPECTS, pack_word
+from repulsive.lab.text.tokens import Ragged
+
 SCORES = (-2, -1, 1, 2)
 NEGATED = {-2: 1, -1: 1, 1: -1, 2: -1}  # "not superb" is a complaint, but not as strong a one as "revolting"
 NEGATIONS = ("not", "never", "hardly")
@@ -66,6 +69,7 @@ _LEXICON = {
     ),
 }
 ASPECTS = tuple(_LEXICON)
+assert len(ASPECTS) <= MOST_ASPECTS
 SUBJECTS = {aspect: tuple(words[0].split()) for aspect, words in _LEXICON.items()}
 OPINIONS = {  # aspect -> score -> words
     aspect: {score: tuple(words.split()) for score, words in zip(SCORES, rest, strict=True)}
@@ -169,6 +173,24 @@ def evidence_mask(reviews: Sequence[Review], length: int, *, sentences: bool = F
                 places = range(*review.sentences[aspect]) if sentences else review.evidence[aspect]
                 mask[row, column, list(places)] = True
     return mask
+
+
+def pack_evidence(reviews: Sequence[Review], longest: int | None = None) -> Ragged:
+    """Pack the evidence of reviews for a prepared folder; `text.evidence` describes the form.
+
+    Args:
+        reviews: the reviews.
+        longest: maximum length of a review in words; None: unlimited. Evidence past it is dropped.
+    """
+    rows = []
+    for review in reviews:
+        row = []
+        for aspect, (start, end) in review.sentences.items():
+            for position in range(start, min(end, longest or end)):
+                is_opinion = position in review.evidence[aspect]
+                row.append(pack_word(ASPECTS.index(aspect), position, is_opinion))
+        rows.append(row)
+    return Ragged.from_rows(rows)
 
 
 def _review(draw: random.Random, fewest: int, most: int, filler: int) -> Review:

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from repulsive.errors import DataError
+from repulsive.lab.text.inputs import find_file
 from repulsive.lab.text.lines import BadLines, first_line
-from repulsive.lab.text.raw import find_file
 from repulsive.lab.text.tsv import read_columns
 
 MOST = 5.0  # points of similarity of STS-B; 0 is the least

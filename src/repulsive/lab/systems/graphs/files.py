@@ -9,8 +9,8 @@ from repulsive.errors import DataError
 from repulsive.lab.systems.graphs.agenda import read_json_graphs, read_relations, read_tsv_graphs
 from repulsive.lab.systems.graphs.data import Graphs
 from repulsive.lab.systems.graphs.webnlg import read_webnlg
+from repulsive.lab.text.inputs import find_file
 from repulsive.lab.text.prepared import PARTS
-from repulsive.lab.text.raw import find_file
 from repulsive.lab.text.tokens import Tokenizer
 
 RELATIONS, ARCHIVE = "relations.vocab", "unprocessed.tar.gz"

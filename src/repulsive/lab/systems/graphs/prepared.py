@@ -21,7 +21,7 @@ from torch import Tensor
 from repulsive.errors import DataError
 from repulsive.lab.text.folders import read_folder, read_manifest, understood, write_folder
 from repulsive.lab.text.pieces import EOS, MARKS
-from repulsive.lab.text.prepared import PARTS, _ragged, _tensor_bytes, _tensors, as_text, check_ids, read_rows
+from repulsive.lab.text.prepared import PARTS, as_text, check_ids, read_rows, tensors_from_bytes, tensors_to_bytes
 from repulsive.lab.text.tokens import UNK, Ragged, Vocabulary
 
 TASK = "graphs"
@@ -68,10 +68,6 @@ class GraphPart:
     def texts_of(self, graph: int) -> range:
         """Rows of `targets` and `copies` that are texts of a graph."""
         return range(int(self.texts[graph]), int(self.texts[graph + 1]))
-
-    def entities_of(self, graph: int) -> range:
-        """Rows of `entities` that are those of a graph."""
-        return range(int(self.types.offsets[graph]), int(self.types.offsets[graph + 1]))
 
 
 @dataclass(frozen=True)
@@ -170,7 +166,7 @@ class PreparedGraphs:
         files, manifest = read_folder(folder)
         with understood(folder):
             told = json.loads(files[_REFERENCES])
-            parts = {name: _part(_tensors(files[f"{name}.safetensors"]), told[name]) for name in PARTS}
+            parts = {name: _part(tensors_from_bytes(files[f"{name}.safetensors"]), told[name]) for name in PARTS}
             vocabularies = GraphVocabularies.from_bytes(files[_VOCABULARIES])
             for name, part in parts.items():
                 _check(part, vocabularies, f"{folder / name}.safetensors")
@@ -202,12 +198,12 @@ def _part_bytes(part: GraphPart) -> bytes:
         rows: Ragged = getattr(part, name)
         tensors[name] = rows.values
         tensors[f"{name}.lengths"] = rows.lengths.int()
-    return _tensor_bytes(tensors)
+    return tensors_to_bytes(tensors)
 
 
 def _part(tensors: dict[str, Tensor], told: dict[str, Any]) -> GraphPart:
     rows: dict[str, Any] = {name: read_rows(tensors[name], tensors[f"{name}.lengths"]) for name in _RAGGED}
-    texts = _ragged(tensors["texts"], tensors["texts"]).offsets
+    texts = Ragged.from_lengths(tensors["texts"], tensors["texts"]).offsets
     return GraphPart(texts=texts, **rows, **{key: told[key] for key in _TEXTS})
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from repulsive.errors import DataError
-from repulsive.lab.systems.translation.parallel import NAMES
 from repulsive.lab.text.documents import read_documents
+from repulsive.lab.text.inputs import PART_NAMES, find_file
 from repulsive.lab.text.lines import BadLines, read_lines
 from repulsive.lab.text.prepared import PARTS
-from repulsive.lab.text.raw import find_file
 
 Passage = tuple[str, str]  # part, and text that ends with a line feed
 
@@ -30,12 +29,12 @@ def find_part_files(data: Path, suffix: str | None) -> dict[str, Path]:
         DataError: some are there and others are missing, or a suffix is given and all are missing.
     """
     ending, found = suffix or "txt", dict[str, Path]()
-    for part, names in NAMES.items() if data.is_dir() else ():
+    for part, names in PART_NAMES.items() if data.is_dir() else ():
         if here := [path for name in names if (path := find_file(data, f"{name}.{ending}"))]:
             found[part] = here[0]
     missing = [part for part in PARTS if part not in found]
     if missing and (found or suffix is not None):
-        known = " or ".join(f"{name}.{ending}" for name in NAMES[missing[0]])
+        known = " or ".join(f"{name}.{ending}" for name in PART_NAMES[missing[0]])
         raise DataError(f"{data}: no {missing[0]} file; it is called {known}, plain, .xz or .gz")
     return found
 
