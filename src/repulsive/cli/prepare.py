@@ -72,10 +72,11 @@ def _run(
 
 
 def _parse(option: Option, value: Any) -> Any:
-    if option.parse is None or not value:
-        return value or None if isinstance(value, list) else value
+    """Convert a value of the command line; None if the option was not given."""
+    if value is None or value == []:  # an option that may be repeated, in some versions of Typer
+        return None
     try:
-        return option.parse(value)
+        return value if option.parse is None else option.parse(value)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=_flag(option)) from None
 
@@ -97,10 +98,11 @@ def _parameters(dataset: Dataset) -> Iterator[inspect.Parameter]:
     own += [Option("out", Path, "Folder to make.", f"prepared/{dataset.name}{below}"), *dataset.options]
     own += [Option("jobs", int, "Number of processes; one per processor if not given.")]
     own += [Option("force", bool, "Prepare it again, even if it is there.", flag="--force")]
+    annotated: Any = Annotated
     for option in own:
         names = [option.flag] if option.flag else []
         info: Any = typer.Option(*names, help=_help(option), hidden=option.hidden, show_default=False)
-        kind = Annotated[option.type | None, info]
+        kind = annotated[option.type | None, info]
         yield inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 

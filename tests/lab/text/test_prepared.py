@@ -87,7 +87,7 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
 
 
 def test_a_folder_that_is_not_there_or_of_another_format(tmp_path):
-    with pytest.raises(DataError, match=r"run: repulsive prepare TASK --data DIR --out .*toy$"):
+    with pytest.raises(DataError, match=r"run: repulsive prepare DATASET --data DIR --out .*toy$"):
         Prepared.load(tmp_path / "toy")
     folder = small(tmp_path / "toy").save().folder
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -104,7 +104,7 @@ def test_saving_replaces_a_prepared_folder_and_nothing_else(tmp_path):
     (other / "chapter.txt").write_text("years of work")
     with pytest.raises(DataError, match="thesis: holds something else"):
         small(other).save()
-    with pytest.raises(DataError, match="a file, where a folder is to be"):
+    with pytest.raises(DataError, match="expected a folder, found a file"):
         small(other / "chapter.txt").save()
     with pytest.raises(DataError, match="cannot be written"):
         small(other / "chapter.txt" / "toy").save()
