@@ -80,7 +80,7 @@ def test_vectors_and_their_coverage(toy):
     assert found.vectors[2:4].tolist() == [[1, 2], [3, 4]] and found.vectors[0].tolist() == [0, 0]
     assert found.manifest["coverage"] == {"types": 2 / 3, "words": 5 / 8}
     assert found.manifest["sources"]["glove.txt"] == hashlib.sha256(vectors.read_bytes()).hexdigest()
-    with pytest.raises(DataError, match="vectors of 3 are wanted"):
+    with pytest.raises(DataError, match="2 numbers after the word, expected 3"):
         prepared_toy(toy, vectors=vectors, size=3, force=True)
 
 
@@ -264,7 +264,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
         "tokenizing.tokenize(['a'] * 600, 'regex', jobs=2)\n"
     )
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert result.returncode and "DataError: a process that makes words ended early" in result.stderr
+    assert result.returncode and "DataError: a worker process ended early" in result.stderr
 
 
 def test_examples_in_docstrings():

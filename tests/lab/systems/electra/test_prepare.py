@@ -163,7 +163,7 @@ def test_the_verb(tmp_path, capsys):
         (["--dev", "0.7"], "between 0 and 0.5"),
         (["--tokenizer", "spacy"], "dataset 'pretrain' has no option '--tokenizer'"),
         (["--data", str(tmp_path / "none")], "no such file or folder"),
-        (["--vocabulary", str(corpus)], "corpus.txt: a WordPiece vocabulary has [PAD]"),
+        (["--vocabulary", str(corpus)], "corpus.txt: not a WordPiece vocabulary: it lacks [PAD]"),
         (["--vocabulary", str(tmp_path / "none.txt")], "none.txt"),
     ):
         assert run([*command, "--data", str(corpus), *more]) == 2, more
@@ -178,7 +178,7 @@ def test_the_verb(tmp_path, capsys):
 def test_a_vocabulary_without_masks(tmp_path):
     vocabulary = words.write_vocabulary(tmp_path)
     vocabulary.write_text(vocabulary.read_text().replace("[MASK]", "mask"))
-    with pytest.raises(DataError, match=r"vocab.txt: a vocabulary for pre-training has \[MASK\]; this one does not"):
+    with pytest.raises(DataError, match=r"vocab.txt: the vocabulary lacks \[MASK\]"):
         plan_pretrain(words.write_corpus(tmp_path), tmp_path / "out", vocabulary=vocabulary)
 
 

@@ -75,7 +75,7 @@ def test_rows_are_called_what_the_file_calls_them(tmp_path):
     path = write(tmp_path / "test.tsv", "id\tquestion1\tquestion2", "7\ta\tb", "3\tc\td")
     assert read_glue(path, TASKS["qqp"], labelled=False).indices == [7, 3]
     path = write(tmp_path / "test.tsv", "id\tquestion1\tquestion2", "seven\ta\tb")
-    with pytest.raises(DataError, match="line 2: 'seven' is no number of a row"):
+    with pytest.raises(DataError, match="line 2: expected a row number, got 'seven'"):
         read_glue(path, TASKS["qqp"], labelled=False)
 
 
@@ -95,14 +95,14 @@ def test_packed_files_and_subsets_are_found(packed, end, tmp_path):
 @pytest.mark.parametrize(
     ("task", "line", "why"),
     [
-        ("rte", "1\tonly this", r"line 3: has 2 columns; column 3 \(from 0\) is needed"),
-        ("rte", "1\ta\tb\tentailment\tmore", "line 3: has 5 columns where the first line has 4"),
-        ("rte", "1\t \tb\tentailment", "line 3: nothing in column 'sentence1'"),
-        ("rte", "1\ta\t\tentailment", "line 3: nothing in column 'sentence2'"),
-        ("rte", "1\ta\tb\t-", "line 3: label '-' is none of entailment, not_entailment"),
-        ("sts", "1\t\t\t\t\t\t\ta\tb\t5.1", "line 3: score '5.1' is no number from 0 to 5"),
-        ("sts", "1\t\t\t\t\t\t\ta\tb\thigh", "line 3: score 'high' is no number from 0 to 5"),
-        ("sts", "1\t\t\t\t\t\t\ta\tb\tnan", "line 3: score 'nan'"),
+        ("rte", "1\tonly this", "line 3: has 2 columns, expected at least 4"),
+        ("rte", "1\ta\tb\tentailment\tmore", "line 3: has 5 columns, the first line has 4"),
+        ("rte", "1\t \tb\tentailment", "line 3: column 'sentence1' is empty"),
+        ("rte", "1\ta\t\tentailment", "line 3: column 'sentence2' is empty"),
+        ("rte", "1\ta\tb\t-", "line 3: invalid label '-', expected one of entailment, not_entailment"),
+        ("sts", "1\t\t\t\t\t\t\ta\tb\t5.1", "line 3: invalid score '5.1', expected a number from 0 to 5"),
+        ("sts", "1\t\t\t\t\t\t\ta\tb\thigh", "line 3: invalid score 'high', expected a number from 0 to 5"),
+        ("sts", "1\t\t\t\t\t\t\ta\tb\tnan", "line 3: invalid score 'nan'"),
     ],
 )
 def test_bad_rows_are_named_counted_and_skipped_up_to_a_limit(task, line, why, tmp_path):
@@ -180,9 +180,9 @@ def test_pieces_are_berts(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: p[1:], r"has \[PAD\]; this one does not"),
+        (lambda p: p[1:], r"it lacks \[PAD\]"),
         (lambda p: [p[1], p[0], *p[2:]], r"\[PAD\] must be the first piece"),
-        (lambda p: [*p, "good"], "repeats some"),
+        (lambda p: [*p, "good"], "contains a piece twice"),
     ],
 )
 def test_a_vocabulary_that_is_none(change, message, tmp_path):

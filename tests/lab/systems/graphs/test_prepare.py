@@ -100,7 +100,7 @@ def test_the_folder_is_checked(tmp_path):
         PreparedGraphs.load(tmp_path / "none")
     manifest = json.loads((out / "manifest.json").read_text()) | {"task": "yelp"}
     (out / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="is task 'yelp', not 'graphs'; prepare it with: repulsive prepare graphs"):
+    with pytest.raises(DataError, match="is dataset 'yelp', not 'graphs'; prepare it with: repulsive prepare graphs"):
         PreparedGraphs.load(out)
 
 
@@ -130,7 +130,7 @@ def test_folders_that_cannot_be(tmp_path):
         plan_graphs(raw, tmp_path / "out")
     write_tsv(raw)
     (raw / "relations.vocab").unlink()
-    with pytest.raises(DataError, match=r"no relations\.vocab, which says what the numbers of relations mean"):
+    with pytest.raises(DataError, match=r"no relations\.vocab, which has the names of the relations"):
         plan_graphs(raw, tmp_path / "out")
     with pytest.raises(DataError, match="no such folder"):
         plan_graphs(tmp_path / "none", tmp_path / "out")
@@ -162,7 +162,7 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     asked = ["prepare", "graphs", "--data", "bad", "--out", "out"]
     assert run([*asked, "--limit", "0"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "bad lines; line 1: relation 'USED-FOR' has entity 9 of 3" in said
+    assert said.count("\n") == 1 and "bad lines; line 1: relation 'USED-FOR' has entity 9, but there are 3" in said
     assert run(asked) == 0
     said = capsys.readouterr()
     assert "1 bad lines skipped: line 1" in said.err and said.out.splitlines()[4].split() == ["skipped", "1", "0", "0"]

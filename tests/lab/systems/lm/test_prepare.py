@@ -127,13 +127,13 @@ def test_the_verb_says_what_it_made_and_leaves_it_alone(files, tmp_path, monkeyp
         (["--data", "one.txt", "--tokenizer", "wordpiece"], "give --vocabulary vocab.txt"),
         (
             ["--data", "one.txt", "--tokenizer", "wordpiece", "--vocabulary", "one.txt"],
-            "one.txt: a WordPiece vocabulary",
+            "one.txt: not a WordPiece vocabulary",
         ),
         (["--data", "one.txt", "--vocabulary", "one.txt"], "--vocabulary is for word pieces"),
         (["--data", "one.txt", "--lowercase"], "--lowercase is for word pieces"),
         (["--data", "one.txt", "--dev", "0.5"], "between 0 and 0.5"),
         (["--data", "one.txt", "--length", "5"], "dataset 'lm' has no option '--length'"),
-        (["--data", "raw", "--suffix", "de"], "raw: no train file; it is called train.de"),
+        (["--data", "raw", "--suffix", "de"], "raw: no train file; expected train.de"),
         (["--data", "raw", "--suffix", "en", "--dev", "0.1"], "leave out --dev"),
         (["--data", "broken.xz"], "broken.xz: truncated or damaged"),
         ([], "needs texts to train on: give --data"),
@@ -172,7 +172,7 @@ def rewrite(folder, change):
         (lambda folder, m: np.save(folder / "dev.npy", np.zeros(1, np.uint8)), "at least 2 tokens"),
         (lambda folder, m: m.pop("bytes"), "was not made by"),
         (lambda folder, m: m["bytes"].update(dev=0), "a part of 0 bytes"),
-        (lambda folder, m: m.update(task="glue"), "was prepared for 'glue', not 'lm'"),
+        (lambda folder, m: m.update(task="glue"), "is dataset 'glue', not 'lm'"),
     ],
 )
 def test_a_folder_of_another_content_is_refused(change, told, files, tmp_path):

@@ -111,7 +111,7 @@ def test_processes_share_a_pack():
 
 
 def test_packs_refuse():
-    with pytest.raises(DataError, match=r"training\.batch=50: a sentence has 7"):
+    with pytest.raises(DataError, match=r"training\.batch=50: expected at least 7"):
         TokenPacks(SOURCE, TARGET, 50)
     with pytest.raises(DataError, match="no sentence pairs"):
         TokenPacks(SOURCE[:0], TARGET[:0], 50)

@@ -199,7 +199,7 @@ def test_mistakes_name_file_and_line(raw):
         (b"\n".join(lines[:150]) + b"\n", r"train\.en: ends after line 150, but .*train\.de has 200 lines"),
         (b"\n".join([*lines[:9], b"caf\xe9", *lines[10:]]), r"train\.en, line 10: byte 3 \(0xe9\) is not UTF-8"),
         (b"", r"train\.en: empty file"),
-        (lzma.compress(whole)[:-40], r"train\.en: truncated or damaged after line \d+ .*; fetch it again"),
+        (lzma.compress(whole)[:-40], r"train\.en: truncated or damaged after line \d+ .*; download it again"),
     ):
         (raw / "train.en").write_bytes(content)
         with pytest.raises(DataError, match=message):
@@ -288,5 +288,5 @@ def test_the_verb(raw, monkeypatch, capsys):
     assert said[2].split() == ["rows", "200", "20", "20", "20", "20"] and "talks/test.de, talks/test.en" in said[-1]
     assert run(further) == 0 and "is prepared already" in capsys.readouterr().out
     assert run(further[:-4] + further[-2:]) == 2 and "was prepared with also" in capsys.readouterr().err
-    with pytest.raises(DataError, match="is task 'reviews', not translation"):
+    with pytest.raises(DataError, match="is dataset 'reviews', not translation"):
         Pieces.of(prepare("reviews", None, raw.parent / "reviews", train=5, dev=1, test=1, jobs=1))

@@ -1,9 +1,9 @@
-"""A corpus to blocks of word pieces, in several processes, however large it is.
+"""Prepare a pre-training corpus of any size: documents to blocks of word pieces, in several processes.
 
-    plan_pretrain("data/pretrain", "vocab.txt", "prepared/pretrain").make()
+    prepare("pretrain", "data/pretrain", "prepared/pretrain", vocabulary="vocab.txt")
 
-Documents are dealt out to the parts at random. Chunks of them are cut into pieces and packed, each with random numbers
-of its own, so that the same files make the same blocks, whatever the number of processes.
+Documents are dealt out to the parts at random. Chunks of them are tokenised and packed, each with its own random
+generator, so that the blocks do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from repulsive.lab.text.folders import filling
 from repulsive.lab.text.inputs import checksums
 from repulsive.lab.text.prepared import PARTS
 from repulsive.lab.text.progress import Progress
-from repulsive.lab.text.tokenizing import interrupts_held
+from repulsive.lab.text.tokenizing import hold_interrupts
 from repulsive.lab.text.wordpiece import WordPieces
 from repulsive.safety.parents import watch_parent
 
 _CHUNK = 1_000_000  # characters packed together
-_FEW = 5_000_000  # bytes that are done before other processes would have started
+_FEW = 5_000_000  # bytes; fewer are done before other processes would have started
 _packer: Packer  # of a worker process
 
 
 @dataclass(frozen=True)
 class Packer:
-    """How a chunk of documents becomes rows.
+    """Tokenise and pack a chunk of documents.
 
     Args:
         pieces: the vocabulary.
         length: of a block.
-        packing: see `packing`.
-        seed: of what is drawn.
+        packing: a key of `PACKINGS`.
+        seed: random seed.
     """
 
     pieces: WordPieces
@@ -59,13 +59,13 @@ class Packer:
     seed: int
 
     def __call__(self, part: str, number: int, documents: list[Document]) -> tuple[np.ndarray, Counter[str]]:
-        """Rows of a chunk, and what was counted on the way."""
+        """Return the rows of a chunk, and counts for the manifest."""
         marks = marks_of(self.pieces)
         encoded = iter(self.pieces.encode([text for document in documents for text in document]))
-        found = [[next(encoded) for _ in document] for document in documents]
+        ids = [[next(encoded) for _ in document] for document in documents]
         draw = random.Random(f"{self.seed} {part} {number}")
-        rows = as_rows(PACKINGS[self.packing](found, self.length, draw), self.length, marks)
-        pieces = [piece for document in found for paragraph in document for piece in paragraph]
+        rows = as_rows(PACKINGS[self.packing](ids, self.length, draw), self.length, marks)
+        pieces = [piece for document in ids for paragraph in document for piece in paragraph]
         counts = Counter(
             documents=len(documents),
             pieces=len(pieces),
@@ -111,18 +111,18 @@ class _Corpus:
             manifest["rows"] = {part: file.rows for part, file in files.items()}
             for part, file in files.items():
                 if not file.rows:
-                    which = f"too few texts for a {part} part; raise --dev"
+                    problem = f"too few texts for a {part} part; raise --dev"
                     if part == "train":
                         short = f"not one block of {length} pieces; give more text or a smaller --length"
-                        which = short if counts[part]["documents"] else "no texts"
-                    raise DataError(f"{', '.join(str(path) for path in self.files[:3])}: {which}")
+                        problem = short if counts[part]["documents"] else "no texts"
+                    raise DataError(f"{', '.join(str(path) for path in self.files[:3])}: {problem}")
             for name in ("documents", "pieces", "kept", "padding"):
                 manifest[name] = {part: counts[part][name] for part in PARTS}
             manifest["unknown"] = {part: counts[part]["unknown"] / max(1, counts[part]["pieces"]) for part in PARTS}
         return Blocks.load(plan.out)
 
     def _chunks(self) -> Iterator[tuple[str, int, list[Document]]]:
-        """Documents of a part that are packed together, with a number."""
+        """Yield chunks of documents: the part, the number of the chunk in it, and the documents."""
         draw, dev = random.Random(self.packer.seed), self.dev
         waiting: dict[str, list[Document]] = {part: [] for part in PARTS}
         sizes, numbers = Counter[str](), Counter[str]()
@@ -146,9 +146,9 @@ class _Corpus:
         running: deque[tuple[str, Future[tuple[np.ndarray, Counter[str]]]]] = deque()
         try:
             for part, number, some in self._chunks():
-                with interrupts_held():
+                with hold_interrupts():
                     running.append((part, pool.submit(_in_worker, part, number, some)))
-                if len(running) > 3 * jobs:  # a corpus need not fit into memory
+                if len(running) > 3 * jobs:  # limits how much of the corpus is in memory
                     first, future = running.popleft()
                     yield first, future.result()
             while running:
@@ -156,8 +156,8 @@ class _Corpus:
                 yield first, future.result()
         except BrokenProcessPool:
             raise DataError(
-                "a process that packs texts ended early: out of memory, or a script without "
-                '`if __name__ == "__main__":`; jobs=1 needs no processes'
+                "a worker process ended early: out of memory, or a script without "
+                '`if __name__ == "__main__":`; jobs=1 uses no worker processes'
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
@@ -220,14 +220,15 @@ def plan_pretrain(
 
 
 def summarize(blocks: Blocks) -> str:
-    """What was made, in a few lines."""
-    told, lines = blocks.manifest, []
+    """Describe what was made, one line per part."""
+    manifest, lines = blocks.manifest, []
     for part in PARTS:
-        rows, kept = told["rows"][part], told["kept"][part]
-        lost, padding = 1 - kept / max(1, told["pieces"][part]), told["padding"][part] / (rows * blocks.length)
+        rows, kept = manifest["rows"][part], manifest["kept"][part]
+        lost = 1 - kept / max(1, manifest["pieces"][part])
+        padding = manifest["padding"][part] / (rows * blocks.length)
         lines.append(
-            f"{part:5}  {told['documents'][part]:>11,} documents  {rows:>11,} blocks  {kept:>14,} pieces"
-            f"  ({lost:.1%} cut off, {padding:.1%} padding, {told['unknown'][part]:.2%} unknown)"
+            f"{part:5}  {manifest['documents'][part]:>11,} documents  {rows:>11,} blocks  {kept:>14,} pieces"
+            f"  ({lost:.1%} cut off, {padding:.1%} padding, {manifest['unknown'][part]:.2%} unknown)"
         )
     return "\n".join([*lines, f"blocks of {blocks.length}, vocabulary of {len(blocks.pieces.pieces):,} pieces"])
 
@@ -238,7 +239,7 @@ def _start(parent: int, packer: Packer) -> None:
 
     watch_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # of this process alone: there is one for every processor
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # in this worker alone: there is one worker per processor
     _packer = packer
 
 

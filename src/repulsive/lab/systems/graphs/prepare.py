@@ -1,9 +1,9 @@
-"""Graphs and texts to a prepared folder.
+"""Prepare knowledge graphs and texts about them.
 
-    plan_graphs("data/webnlg", "prepared/webnlg").make()
+    prepare("graphs", "data/webnlg", "prepared/webnlg")
 
-What the files are is found from their names: AGENDA's processed TSV, its unprocessed JSON, plain or in its archive, or
-WebNLG as JSON lines. The vocabularies are those of GraphWriter's code, read from the training part alone.
+The names of the files decide the form: AGENDA's processed TSV, its unprocessed JSON, plain or in its archive, or WebNLG
+as JSON lines. The vocabularies are built from the training set, as in GraphWriter's code.
 """
 
 from __future__ import annotations
@@ -100,16 +100,16 @@ def _write(
 def build_vocabularies(
     found: dict[str, Graphs], names: Sequence[str] | None, minimum: int, most: int | None
 ) -> GraphVocabularies:
-    """Vocabularies as GraphWriter has them.
+    """Build the vocabularies of GraphWriter.
 
-    Words of titles and texts occur `minimum` times at least; of entities all words are known. Each relation has an
-    inverse. The types are words as well: what follows a copied entity is told its type.
+    Words of titles and texts need `minimum` occurrences; all words of entities are kept. Each relation has an inverse.
+    The types are words too: after a copied entity, the decoder reads the word of its type.
 
     Args:
-        found: the graphs of each part; "train" has the words.
+        found: the graphs of each part; words are taken from "train".
         names: of the relations; None: those of "train", by code point.
-        minimum: how often a word occurs.
-        most: words in the vocabulary, the marks and types included; None: all.
+        minimum: occurrences that a word needs.
+        most: maximum size of the vocabulary, marks and types included; None: unlimited.
     """
     train = found["train"].graphs
     types = tuple(sorted({kind for some in found.values() for graph in some.graphs for kind in graph.types}))
@@ -157,7 +157,7 @@ def _sentences(graphs: Iterable[Graph]) -> Iterable[list[str]]:
 
 
 def _encode(graphs: list[Graph], known: GraphVocabularies, longest: int | None, split: Tokenizer) -> GraphPart:
-    first = len(MARKS) + len(known.types)  # a text that spells a mark or a type means neither
+    first = len(MARKS) + len(known.types)  # a mark or type in a text is an unknown word
     index = {word: i for i, word in enumerate(known.words.words) if i >= first}
     kinds = {kind: i for i, kind in enumerate(known.types, len(MARKS))}
     relations = {name: i for i, name in enumerate(known.relations) if len(RELATION_MARKS) <= i}
@@ -195,8 +195,8 @@ def _rows(rows: Sequence[Sequence[Any]], width: int | None = None, *, values: bo
 
 
 def _unseen(graphs: list[Graph], train: list[Graph]) -> float:
-    seen = {graph.category for graph in train}
-    return sum(graph.category not in seen for graph in graphs) / max(1, len(graphs))
+    known = {graph.category for graph in train}
+    return sum(graph.category not in known for graph in graphs) / max(1, len(graphs))
 
 
 def _share(which: torch.Tensor) -> float:

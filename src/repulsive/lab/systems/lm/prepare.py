@@ -1,8 +1,8 @@
-"""Plain text to packed tokens for language models: bytes, or word pieces of a given vocabulary.
+"""Prepare plain text for language models, as bytes or as word pieces of a given vocabulary.
 
-    plan_text("data/corpus.txt.xz", "prepared/lm").make()
+    prepare("lm", "data/corpus.txt.xz", "prepared/lm")
 
-A folder with files train, dev and test is taken as it is. Of any other text, documents (blank lines stand between them)
+A folder with files train, dev and test is used as it is. Any other text is split into documents at blank lines, which
 are dealt out to the three parts at random.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.lm import toy as recall
-from repulsive.lab.systems.lm.data import TASK, TOKENIZERS, VOCABULARY, Text, kind_of
+from repulsive.lab.systems.lm.data import TASK, TOKENIZERS, VOCABULARY, Text, storage_type
 from repulsive.lab.systems.lm.datasets import DEV
 from repulsive.lab.systems.lm.files import Passage, deal_documents, find_part_files, read_parts
 from repulsive.lab.text.dataset import Plan
@@ -34,7 +34,7 @@ from repulsive.lab.text.wordpiece import SEP, UNKNOWN, WordPieces
 
 TOY_LINES = {"train": 4_000, "dev": 200, "test": 200}
 _CHUNK = 1_000_000  # characters tokenised together
-_MOST = 1 << 16  # pieces that 16 bits can number
+_MOST = 1 << 16  # ids that fit into 16 bits
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Source:
         return Text.load(plan.out)
 
     def _chunks(self) -> Iterator[Passage]:
-        """Passages of a part, joined into longer ones."""
+        """Join the passages of each part into longer ones."""
         waiting: dict[str, list[str]] = {part: [] for part in PARTS}
         sizes = Counter[str]()
         for part, passage in self.read():
@@ -90,11 +90,11 @@ class _Source:
 
 
 def tokenize(text: str, pieces: WordPieces | None) -> np.ndarray:
-    """Tokens of a text that ends with a line feed: its bytes, or pieces with [SEP] for every line feed.
+    """Tokenise a text that ends with a line feed.
 
     Args:
         text: the text.
-        pieces: the WordPiece vocabulary; None: bytes.
+        pieces: the WordPiece vocabulary, with [SEP] for every line feed; None: tokens are bytes.
 
     Returns:
         uint8 or uint16 [N].
@@ -102,8 +102,8 @@ def tokenize(text: str, pieces: WordPieces | None) -> np.ndarray:
     if pieces is None:
         return np.frombuffer(text.encode(), dtype=np.uint8)
     end = pieces.index[SEP]
-    found = [[*line, end] for line in pieces.encode(text.split("\n")[:-1])]
-    return np.array([piece for line in found for piece in line], dtype=kind_of(len(pieces.pieces)))
+    lines = [[*line, end] for line in pieces.encode(text.split("\n")[:-1])]
+    return np.array([piece for line in lines for piece in line], dtype=storage_type(len(pieces.pieces)))
 
 
 def plan_text(
@@ -187,7 +187,7 @@ def _pieces(tokenizer: str, vocabulary: str | Path | None, lowercase: bool | Non
     if tokenizer == "bytes":
         if vocabulary is not None or lowercase:
             which = "--lowercase" if vocabulary is None else "--vocabulary"
-            raise DataError(f"{which} is for word pieces, and bytes keep the text as it is; give --tokenizer wordpiece")
+            raise DataError(f"{which} is for word pieces, but the tokenizer is bytes; give --tokenizer wordpiece")
         return None
     if vocabulary is None:
         raise DataError("tokenizer='wordpiece' needs a vocabulary: give --vocabulary vocab.txt")
@@ -199,4 +199,4 @@ def _pieces(tokenizer: str, vocabulary: str | Path | None, lowercase: bool | Non
 
 def _too_little(part: str) -> str:
     more = "" if part == "train" else ", raise --dev, or give a file for each part"
-    return f"too little text for {part}; give more documents (blank lines stand between them){more}"
+    return f"too little text for {part}; give more documents, separated by blank lines{more}"
