@@ -13,13 +13,19 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from repulsive.cli.say import say
+from repulsive.errors import DataError
 from repulsive.lab.systems.datasets import dataset_named, datasets
 from repulsive.lab.text.dataset import VARIABLE, Dataset, Option
 from repulsive.safety.terminal import one_line
 
 
 class _Group(TyperGroup):
-    """Commands by dataset; an unknown dataset gets the error of the registry, which suggests a name."""
+    """One command per dataset, with errors that name the datasets."""
+
+    def parse_args(self, context: Any, args: list[str]) -> Any:
+        if args and args[0].startswith("-") and args[0] != "--help":
+            raise DataError(f"expected a dataset before {args[0]}; give: repulsive prepare DATASET {args[0]} ...")
+        return super().parse_args(context, args)
 
     def resolve_command(self, context: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-"):
@@ -28,7 +34,7 @@ class _Group(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """The command of a dataset; an unknown option gets the error of the dataset, which lists the options."""
+    """The command of one dataset, with errors that name its options."""
 
     def parse_args(self, context: Any, args: list[str]) -> Any:
         try:
@@ -93,11 +99,12 @@ def _parameters(dataset: Dataset) -> Iterator[inspect.Parameter]:
         "download": f"Folder to download to. Default: ${VARIABLE}/{dataset.name}, or downloads beside --out.",
         "nothing": "",
     }
-    below = f"/{dataset.folder_option.upper()}" if dataset.folder_option else ""
+    below = "".join(f"/{_flag(o)[2:].upper()}" for o in dataset.options if o.name == dataset.folder_option)
     own = [Option("data", Path, places[dataset.reads], hidden=dataset.reads == "nothing")]
     own += [Option("out", Path, "Folder to make.", f"prepared/{dataset.name}{below}"), *dataset.options]
-    own += [Option("jobs", int, "Number of processes; one per processor if not given.")]
-    own += [Option("force", bool, "Prepare it again, even if it is there.", flag="--force")]
+    jobs = "Number of processes; one per processor if not given."
+    own += [Option("jobs", int, jobs, hidden=not dataset.is_parallel)]
+    own += [Option("force", bool, "Prepare the dataset again, even if it is there.", flag="--force")]
     annotated: Any = Annotated
     for option in own:
         names = [option.flag] if option.flag else []
@@ -109,7 +116,11 @@ def _parameters(dataset: Dataset) -> Iterator[inspect.Parameter]:
 def _help(option: Option) -> str:
     if option.default is None:
         return option.help
-    default = _flag(option)[2:] if option.default is True else option.default
+    default = option.default
+    if default is True:
+        default = _flag(option)[2:]
+    elif isinstance(default, float):
+        default = f"{default:g}"
     return f"{option.help} Default: {default}."
 
 

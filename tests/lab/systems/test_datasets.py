@@ -64,7 +64,8 @@ def test_help_lists_the_options_of_one_dataset(name, monkeypatch, capsys):
     shown = {word for word in printed.split() if word.startswith("--")}
     hidden = {f"--{option.name.replace('_', '-')}" for option in dataset_named(name).options if option.hidden}
     assert shown & others == flags - hidden
-    assert {"--out", "--force", "--jobs"} <= shown and ("--data" in shown) == (name not in ("reviews", "lm-toy"))
+    assert {"--out", "--force"} <= shown and ("--data" in shown) == (name not in ("reviews", "lm-toy"))
+    assert ("--jobs" in shown) == (name not in ("reviews", "glue", "graphs", "lm", "lm-toy"))
 
 
 def test_help_lists_the_datasets(monkeypatch, capsys):
@@ -73,6 +74,11 @@ def test_help_lists_the_datasets(monkeypatch, capsys):
         assert run(words) == 0
         printed = capsys.readouterr().out
         assert all(dataset.name in printed and dataset.summary in printed for dataset in datasets().values())
+
+
+def test_the_dataset_comes_before_its_options(capsys):
+    assert run(["prepare", "--data", "raw", "tsv"]) == 2
+    assert "expected a dataset before --data; give: repulsive prepare DATASET --data" in capsys.readouterr().err
 
 
 def test_an_option_that_was_misspelt(capsys):

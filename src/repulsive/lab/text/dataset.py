@@ -132,6 +132,7 @@ class Dataset:
         reads: "folder": `data` is a folder of files with fixed names. "corpus": a text file or a folder of them.
             "download": the folder to download to. "nothing": the dataset is generated.
         folder_option: the option whose value names a subfolder of the default output folder; "" if there is none.
+        is_parallel: preparing it uses several processes.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Dataset:
     options: tuple[Option, ...] = ()
     reads: Literal["folder", "corpus", "download", "nothing"] = "folder"
     folder_option: str = ""
+    is_parallel: bool = False
 
     def make_plan(self, data: str | Path | None, out: str | Path, **options: Any) -> Plan[Any]:
         """Check the options and find the files.

@@ -115,7 +115,7 @@ def test_packs_refuse():
         TokenPacks(SOURCE, TARGET, 50)
     with pytest.raises(DataError, match="no sentence pairs"):
         TokenPacks(SOURCE[:0], TARGET[:0], 50)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         TokenPacks(SOURCE, TARGET, 0)
 
 

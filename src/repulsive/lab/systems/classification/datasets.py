@@ -24,6 +24,7 @@ YELP = Dataset(
         Option("test", int, "Test reviews to sample from Yelp's JSON file.", 2_000),
         *shared_options(longest={"default": 200}),
     ),
+    is_parallel=True,
 )
 AGE = Dataset(
     "age",
@@ -33,12 +34,14 @@ AGE = Dataset(
         Option("dev", float, "Share of the training texts that become the development set.", 0.1),
         *shared_options(longest={"default": 64}),
     ),
+    is_parallel=True,
 )
 SNLI = Dataset(
     "snli",
     "SNLI sentence pairs, from the official JSON lines or {train,dev,test}.tsv.",
     f"{_PREPARE}:plan_snli",
     shared_options(longest={"default": 64}),
+    is_parallel=True,
 )
 TSV = Dataset(
     "tsv",
@@ -50,6 +53,7 @@ TSV = Dataset(
         Option("header", bool, "The first line names the columns; by default, if a column is given by name."),
         *shared_options(longest={"default": 200}),
     ),
+    is_parallel=True,
 )
 REVIEWS = Dataset(
     "reviews",
@@ -71,5 +75,6 @@ MOVIE_REVIEWS = Dataset(
     f"{_PREPARE}:plan_movie_reviews",
     shared_options(longest={"default": 64}),
     reads="download",
+    is_parallel=True,
 )
 DATASETS = (YELP, AGE, SNLI, TSV, REVIEWS, MOVIE_REVIEWS)

@@ -23,5 +23,6 @@ PRETRAIN = Dataset(
         Option("limit", int, "Number of bad lines that may be skipped in a file.", 20),
     ),
     reads="corpus",
+    is_parallel=True,
 )
 DATASETS = (PRETRAIN,)

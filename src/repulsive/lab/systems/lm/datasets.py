@@ -18,7 +18,7 @@ LM = Dataset(
     (
         Option("tokenizer", str, "Tokenizer: bytes or wordpiece.", "bytes"),
         Option("vocabulary", Path, "BERT's vocab.txt, for --tokenizer wordpiece."),
-        Option("lowercase", bool, "Lower-case word pieces; the default. Bytes keep the text as it is."),
+        Option("lowercase", bool, "Lower-case the text; for --tokenizer wordpiece only.", True),
         Option("suffix", str, "Extension of the files train, dev and test, if there is one for each part.", "txt"),
         Option("dev", float, "Share of the documents that go to dev; test gets as many.", DEV),
         _SEED,

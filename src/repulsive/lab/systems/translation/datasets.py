@@ -54,5 +54,6 @@ TRANSLATION = Dataset(
             limit={"hidden": True},
         ),
     ),
+    is_parallel=True,
 )
 DATASETS = (TRANSLATION,)
