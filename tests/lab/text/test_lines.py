@@ -1,4 +1,4 @@
-"""Reading lines: what opens, what is skipped and counted, and what is one clear error."""
+"""Read lines: plain and compressed files, skipped lines, and errors."""
 
 import gzip
 import lzma

@@ -1,4 +1,4 @@
-"""`repulsive prepare`: what it prints, where it looks, and how a mistake ends."""
+"""`repulsive prepare`: its output, the default folders, and errors."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_the_verb_prints_a_table_and_then_leaves_the_folder_alone(toy, monkeypat
     assert run([*asked, "--minimum", "1", "--force"]) == 0
 
 
-def test_the_verb_looks_for_data_under_the_tasks_name(toy, monkeypatch, capsys):
+def test_the_default_data_folder_has_the_name_of_the_dataset(toy, monkeypatch, capsys):
     (toy / "raw").rename(toy / "tsv")
     monkeypatch.setenv("REPULSIVE_DATA", str(toy))
     asked = ["prepare", "tsv", "--tokenizer", "regex", "--out", str(toy / "out")]
@@ -74,7 +74,7 @@ def test_mistakes_at_the_command_line_are_one_line(arguments, message, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_skipped_lines_are_told_in_one_line(toy, capsys):
+def test_skipped_lines_are_reported_in_one_line(toy, capsys):
     (toy / "raw" / "dev.tsv").write_text("text\tlabel\na\tno\nbroken\n")
     assert run(["prepare", "tsv", "--tokenizer", "regex", "--data", str(toy / "raw"), "--out", str(toy / "out")]) == 0
     told = capsys.readouterr().err

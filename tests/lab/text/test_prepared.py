@@ -1,4 +1,4 @@
-"""The prepared folder: what is written is read back, and what is damaged is named."""
+"""The prepared folder: files are read back as written, and damaged files are named."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
         Prepared.load(folder)
 
 
-def test_a_folder_that_is_not_there_or_of_another_format(tmp_path):
+def test_a_missing_folder_and_another_format(tmp_path):
     with pytest.raises(DataError, match=r"run: repulsive prepare DATASET --data DIR --out .*toy$"):
         Prepared.load(tmp_path / "toy")
     folder = small(tmp_path / "toy").save().folder

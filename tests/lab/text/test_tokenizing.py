@@ -8,7 +8,7 @@ import pytest
 from repulsive.lab.text import tokenizing
 
 
-def test_processes_make_the_same_words(monkeypatch):
+def test_several_processes_give_the_same_words(monkeypatch):
     texts = [f"It isn't {i} words, is it?" * (i % 3 + 1) for i in range(12)]
     alone = tokenizing.tokenize(texts, "regex", lowercase=True, longest=7)
     monkeypatch.setattr(tokenizing, "_FEW", 0)
@@ -22,7 +22,7 @@ def test_processes_make_the_same_words(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_is_told_so(tmp_path):
+def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from repulsive.lab.text import tokenizing\ntokenizing._FEW = 0\n"

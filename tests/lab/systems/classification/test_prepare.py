@@ -1,4 +1,4 @@
-"""From small raw files to prepared folders: every task and every mistake."""
+"""Prepare classification datasets from small raw files, and the errors for invalid options and files."""
 
 import doctest
 import gzip
@@ -28,7 +28,7 @@ def write(path, *lines):
 
 
 def words(prepared, part, side=0):
-    """The sentences of a part as words again."""
+    """Decode the sentences of a part."""
     names = prepared.vocabulary.words
     sentences = prepared.parts[part].sentences[side]
     return [[names[i] for i in sentences[n].tolist()] for n in range(len(sentences))]
@@ -36,7 +36,7 @@ def words(prepared, part, side=0):
 
 @pytest.fixture
 def toy(tmp_path):
-    """Training words: a three times, b and x twice, c once."""
+    """Write raw files; in the training set, a occurs three times, b and x twice, c once."""
     write(tmp_path / "raw" / "train.tsv", "text\tlabel", "A b a a b\tno", "x X\tyes", "c\tno")
     write(tmp_path / "raw" / "dev.tsv.xz", "text\tlabel", "a d d d d\tyes", "b b\tno")
     write(tmp_path / "raw" / "test.tsv.gz", "text\tlabel", "b\tno")
@@ -47,12 +47,17 @@ def prepared_toy(folder, **settings):
     return prepare("tsv", folder / "raw", folder / "out", **{"tokenizer": "regex", **settings})
 
 
-# what comes out
+# results
 
 
 def test_numbers_vocabulary_and_counts(toy):
     found = prepared_toy(toy, longest=4)
-    assert found.vocabulary.words == ("<pad>", "<unk>", "a", "x")  # one b is cut, and one is too few
+    assert found.vocabulary.words == (
+        "<pad>",
+        "<unk>",
+        "a",
+        "x",
+    )  # one of two b is cut off, so that b occurs too rarely
     assert words(found, "train") == [["a", "<unk>", "a", "a"], ["x", "x"], ["<unk>"]]
     assert words(found, "dev") == [["a", *["<unk>"] * 3], ["<unk>"] * 2]
     assert found.classes == ("no", "yes") and found.task == "tsv"
@@ -103,7 +108,7 @@ def test_a_second_time_nothing_is_done_unless_something_changed(toy):
         prepare("reviews", None, toy / "out", train=5, dev=1, test=1)
 
 
-# the tasks
+# datasets
 
 
 def test_yelp_from_tsv(tmp_path):
@@ -116,7 +121,7 @@ def test_yelp_from_tsv(tmp_path):
 
 
 def test_yelp_from_the_official_file(tmp_path):
-    reviews = [json.dumps({"stars": i % 5 + 1, "text": f"word{i} \ud800"}) for i in range(30)]  # half a character
+    reviews = [json.dumps({"stars": i % 5 + 1, "text": f"word{i} \ud800"}) for i in range(30)]  # a lone surrogate
     path = write(tmp_path / "yelp_academic_dataset_review.json.gz", *reviews)
     asked = {"tokenizer": "regex", "minimum": 1, "train": 10, "dev": 4, "test": 5}
     found = prepare("yelp", tmp_path, tmp_path / "out", **asked)
@@ -154,7 +159,7 @@ def test_snli_in_both_forms_and_tokenised_in_part(tmp_path):
     keys = ("gold_label", "sentence1", "sentence2")
     plain = [("neutral", 'A man isn\'t "here", is he?', "He's by the T-shirt stand."), ("-", "No.", "Yes.")]
     split = [("neutral", "A man is n't `` here '' , is he ?", "He 's by the T-shirt stand .")]
-    plain.append(("contradiction", "No.", "Yes."))  # a second class, without which there is nothing to learn
+    plain.append(("contradiction", "No.", "Yes."))  # a second class, which training needs
     split.append(("contradiction", "No .", "Yes ."))
     for part in PARTS:
         objects = [json.dumps(dict(zip(keys, row, strict=True))) for row in plain]
@@ -188,7 +193,7 @@ def test_generated_reviews_keep_their_evidence(tmp_path):
     assert more.manifest["sources"]["generated train"] != found.manifest["sources"]["generated train"]
 
 
-# mistakes
+# errors
 
 
 @pytest.mark.parametrize(

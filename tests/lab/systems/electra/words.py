@@ -1,4 +1,4 @@
-"""A corpus that is learned in seconds: all words of a document begin alike."""
+"""A toy corpus that is learned in seconds: all words of a document start with the same syllable."""
 
 from repulsive.lab.systems.electra.prepare import plan_pretrain
 from repulsive.lab.systems.electra.toy import WORDS, write_corpus, write_vocabulary  # noqa: F401  tests take WORDS from here

@@ -1,4 +1,4 @@
-"""GLUE files: every task's layout, every quirk, every mistake; and what is prepared from them."""
+"""Read and prepare GLUE: the layout of every task, errors, and the prepared folder."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ pytest.importorskip("tokenizers")
 
 @pytest.fixture(autouse=True)
 def loud():
-    """Skipped lines are warned of; where a test does not expect that, nothing may be skipped."""
+    """Turn warnings about skipped lines into errors, unless a test expects them."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -45,7 +45,7 @@ def write(path, *lines):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_reads_what_was_written(task, tmp_path):
-    """By the header's names, with all the official columns, a byte order mark (MRPC), or no header (CoLA)."""
+    """Find columns by name among all the official ones, after a byte order mark (MRPC), or without a header (CoLA)."""
     files = find_glue(glue_files.write_task(tmp_path, task), TASKS[task])
     rows = list(glue_files.rows_of(task, 80, 0))
     found = read_glue(files["train"], TASKS[task])
@@ -67,7 +67,7 @@ def test_quotes_have_no_meaning(tmp_path):
 def test_columns_are_found_by_name_wherever_they_stand(tmp_path):
     path = write(tmp_path / "dev.tsv", "index\tsentence1\tsentence2\tgold_label", "0\ta\tb\tneutral")
     assert read_glue(path, TASKS["mnli"]).labels == [2]
-    path = write(tmp_path / "cola.tsv", "label\tsentence", "0\tA header.")  # CoLA where somebody gave it one
+    path = write(tmp_path / "cola.tsv", "label\tsentence", "0\tA header.")  # a copy of CoLA with a header
     assert read_glue(path, TASKS["cola"]).texts == (["A header."],)
 
 
@@ -149,7 +149,7 @@ def test_lost_full_stops_are_noticed():
     assert stops_to_drop(whole * 50, whole) == "keep"
     assert stops_to_drop(bare * 50, whole) == "all"
     assert stops_to_drop(["One. Two", "Three"] * 50, whole) == "final"
-    assert stops_to_drop(bare * 50, bare) == "keep"  # then nothing differs
+    assert stops_to_drop(bare * 50, bare) == "keep"  # both sides lack full stops
     assert [without_stops("a. b...", which) for which in ("keep", "final", "all")] == ["a. b...", "a. b", "a b"]
     assert without_stops("...", "all") == "..."
 
@@ -159,7 +159,7 @@ def test_lost_full_stops_are_noticed():
     [(5, 2, 4, (2, 2)), (2, 5, 4, (2, 2)), (3, 3, 5, (3, 2)), (1, 9, 5, (1, 4)), (2, 2, 4, (2, 2))],
 )
 def test_the_longer_side_is_cut_first(a, b, most, kept):
-    """As the official code: while there are too many, the longer loses its last, the second of equals."""
+    """Compare with the official code: drop the last piece of the longer text, or of the second if they are equal."""
     first, second = cut_pair(list(range(a)), list(range(b)), most)
     assert (len(first), len(second)) == kept and first == list(range(len(first)))
 
@@ -170,7 +170,7 @@ def test_the_longer_side_is_cut_first(a, b, most, kept):
 def test_pieces_are_berts(tmp_path):
     pieces = WordPieces.read(glue_files.write_vocabulary(tmp_path))
     words = [pieces.pieces[i] for i in pieces.encode(["Goodly, BÁD xyz [SEP]"])[0]]
-    assert words == ["good", "##ly", ",", "bad", "[UNK]", "[UNK]", "[UNK]", "[UNK]"]  # a text cannot spell a mark
+    assert words == ["good", "##ly", ",", "bad", "[UNK]", "[UNK]", "[UNK]", "[UNK]"]  # a mark in a text is not a mark
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=True)
     texts = [second for _, second, _ in glue_files.rows_of("rte", 20)] + ["Goodly, BÁD w3.", "yes\tno w1,w2"]

@@ -1,4 +1,4 @@
-"""Graphs are read the same from every form, and what is wrong with a line is said with its number."""
+"""Read graphs: every form gives the same graphs, and errors name the line."""
 
 import doctest
 import gzip
@@ -289,7 +289,7 @@ def test_a_copy_writes_what_people_write(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(entry))
     graph = read_webnlg(tmp_path / "a.jsonl", SPLIT).graphs[0]
     assert graph.names == ["twilight", "december 31 , 2006"] and graph.targets == [[0, "began", "on", 1, "."]]
-    assert graph.entities[0] == ["twilight", "(", "band", ")"]  # what is in brackets is read all the same
+    assert graph.entities[0] == ["twilight", "(", "band", ")"]  # the entity itself keeps its brackets
 
 
 def test_positions_stay_and_long_names_come_first():

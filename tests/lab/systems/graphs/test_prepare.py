@@ -1,4 +1,4 @@
-"""Graphs as numbers: what each number means, the folder, the verb and its mistakes."""
+"""Prepare graphs: ids and vocabularies, the folder, the command and its errors."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_only_words_that_occur_often_enough_are_known_and_none_that_spells_a_mar
     found = made(write_tsv(tmp_path / "raw", [*ROWS, spelt]), minimum=3)
     part, words = found.parts["train"], found.vocabularies.words
     assert [int(i) if i < 8 else words.words[i] for i in part.targets[2]] == [UNK] * 3 + ["we", 7, UNK, ".", EOS]
-    assert "beam" in found.vocabularies.entities.words and "rare" not in words.words  # entities' words all are known
+    assert "beam" in found.vocabularies.entities.words and "rare" not in words.words  # all words of entities are kept
     small = plan_graphs(tmp_path / "raw", tmp_path / "small", minimum=1, most=9, longest=2).make()
     assert len(small.vocabularies.words) == 9 and small.parts["train"].targets.lengths.tolist() == [3, 3, 3]
     assert small.manifest["cut"]["train"] == 3 and small.parts["train"].references == part.references
@@ -81,7 +81,7 @@ def test_all_forms_of_agenda_give_the_same_tensors(tmp_path):
         assert len({one.manifest["files"][name] for one in found}) == 1
     (folders[1] / "relations.vocab").unlink()
     named = plan_graphs(folders[1], tmp_path / "named").make().vocabularies.relations
-    assert named[3:5] == ("CONJUNCTION", "USED-FOR")  # without the file: those of train, by code point
+    assert named[3:5] == ("CONJUNCTION", "USED-FOR")  # without the file: the relations of train, by code point
 
 
 def test_the_folder_is_checked(tmp_path):

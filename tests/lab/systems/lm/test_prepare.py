@@ -1,4 +1,4 @@
-"""`repulsive prepare lm`: what is stored is the text, how many bytes it stands for, and how each mistake ends."""
+"""`repulsive prepare lm`: the tokens decode to the text, the byte counts are right, and errors are one line."""
 
 import json
 import lzma
@@ -21,7 +21,7 @@ TEXTS = {"train": "Ünder\n\ta  b\n\nlast", "valid": "kara kasi\n", "test": "nop
 
 @pytest.fixture
 def files(tmp_path):
-    """Files of the three parts, one of them xz, and what their names end with."""
+    """Write one file per part, one of them xz."""
     folder = tmp_path / "raw"
     folder.mkdir()
     for name, text in TEXTS.items():
@@ -37,14 +37,14 @@ def text_of(prepared, part):
 
 def test_bytes_are_the_text(files, tmp_path):
     made = plan_text(files, tmp_path / "out", suffix="en").make()
-    assert text_of(made, "train") == TEXTS["train"] + "\n"  # the last line ends, too
+    assert text_of(made, "train") == TEXTS["train"] + "\n"  # the last line gets a line feed
     assert text_of(made, "dev") == TEXTS["valid"] and text_of(made, "test") == TEXTS["test"]
     assert made.bytes == {"train": 19, "dev": 10, "test": 6} and made.vocabulary == 256
     assert all(made.tokens_per_byte(part) == 1 for part in made.parts)
     assert np.load(tmp_path / "out" / "train.npy").dtype == np.uint8
 
 
-def test_word_pieces_stand_for_the_same_bytes(files, tmp_path):
+def test_word_pieces_count_the_same_bytes(files, tmp_path):
     pytest.importorskip("tokenizers")
     vocabulary = write_vocabulary(tmp_path, [f"piece{i}" for i in range(300)])
     pieces = WordPieces.read(vocabulary)
@@ -58,7 +58,7 @@ def test_word_pieces_stand_for_the_same_bytes(files, tmp_path):
     assert "50.00% unknown" in summarize(made) and plan.existing() is not None
 
 
-def test_large_numbers_are_read_without_a_sign():
+def test_large_ids_are_read_as_unsigned():
     assert numbers(torch.from_numpy(np.array([0, 40_000, 65_535], dtype=np.uint16).view(np.int16))).tolist() == [
         0,
         40_000,
@@ -157,7 +157,7 @@ def test_the_toy_reads_no_data(tmp_path, capsys):
 
 
 def rewrite(folder, change):
-    """Change a prepared folder, checksums and all."""
+    """Change a prepared folder and update its checksums."""
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest)
     manifest["files"] = {name: digest(folder / name) for name in manifest["files"]}

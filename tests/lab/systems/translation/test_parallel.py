@@ -1,4 +1,4 @@
-"""Parallel files to pieces and back: names, cleaning, marks, mistakes, and the same vocabulary in every process."""
+"""Prepare parallel files: file names, cleaning, marks, errors, and the same vocabulary in every process."""
 
 import gzip
 import hashlib
@@ -68,7 +68,7 @@ def test_a_text_that_spells_a_mark_ends_nothing(raw):
 
 @pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process(tmp_path):
-    """The package's own mark at the end of words gives another one each time."""
+    """With the package's own end-of-word mark, every process would learn another vocabulary."""
     code = (
         "from repulsive.lab.text.pieces import learn\n"
         "words = [[a + b + c for a in 'xyz' for b in 'uvw' for c in 'rst']] * 3\n"
@@ -132,7 +132,7 @@ def test_moses_knows_abbreviations_by_their_capitals():
 
 @pytest.fixture
 def talks(raw):
-    """Pairs elsewhere: one that cleaning would drop, one with a letter train has not, one that is empty."""
+    """Write a further test set: a pair that cleaning would drop, one with a letter unknown to train, an empty one."""
     folder = raw.parent / "talks"
     folder.mkdir()
     (folder / "test.raw.de").write_text("Eins.\nZwei zwei.\n\n", encoding="utf-8")
@@ -189,7 +189,7 @@ def test_a_further_test_set_may_be_packed(raw, talks):
     assert packed.manifest["files"] == plain.manifest["files"]
 
 
-# mistakes
+# errors
 
 
 def test_mistakes_name_file_and_line(raw):
@@ -267,7 +267,7 @@ def test_without_the_packages_the_error_says_what_to_install(raw, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(DataError, match=r"pip install 'repulsive\[translation\]'"):
         made(raw, force=True)
-    assert len(Prepared.load(found.folder).parts["train"]) == 200  # training on it needs neither
+    assert len(Prepared.load(found.folder).parts["train"]) == 200  # loading needs neither package
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DataError, match="need the package tokenizers"):
         made(raw, tokenizer="none", force=True)

@@ -52,12 +52,12 @@ class GlueTask:
     def files(self) -> dict[str, tuple[str, ...]]:
         """File names of each part, in order of preference. The official development set is the part "test"."""
         ends = ("_matched", "_mismatched") if self.matched else ("",)
-        found: dict[str, tuple[str, ...]] = {"train": ("train.tsv", "train_subset.tsv")}
+        names: dict[str, tuple[str, ...]] = {"train": ("train.tsv", "train_subset.tsv")}
         for end in ends:
             part = "test" if end != "_mismatched" else "mismatched"
-            found[part] = (f"dev{end}.tsv", f"dev{end}_subset.tsv")
-            found[PREDICT + end.removeprefix("_matched")] = (f"test{end}.tsv",)
-        return found
+            names[part] = (f"dev{end}.tsv", f"dev{end}_subset.tsv")
+            names[PREDICT + end.removeprefix("_matched")] = (f"test{end}.tsv",)
+        return names
 
     @property
     def submissions(self) -> dict[str, str]:
@@ -137,15 +137,15 @@ def find_glue(data: Path, task: GlueTask) -> dict[str, Path]:
         DataError: a file is missing.
     """
     folder = data / task.folder if (data / task.folder).is_dir() else data
-    found = {}
+    files = {}
     for part, names in task.files.items():
         path = next((path for name in names if (path := find_file(folder, name))), None)
         if path is not None:
-            found[part] = path
+            files[part] = path
         elif part in ("train", "test"):
             expected = " or ".join(names)
             raise DataError(f"{folder}: no {expected} of GLUE task {task.name!r}; files may be plain, .xz or .gz")
-    return found
+    return files
 
 
 def read_glue(path: str | Path, task: GlueTask, *, labelled: bool = True, limit: int = 20) -> GlueRows:

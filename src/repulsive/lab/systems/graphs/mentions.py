@@ -123,12 +123,12 @@ def _dates(year: int, month: int, day: int) -> list[str]:
         return []
     name = _MONTHS[month - 1]
     th = "th" if 10 < day < 20 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
-    found = []
+    dates = []
     for called in (name, name[:3]):
-        found += [f"{called} {day} {year}", f"{day} {called} {year}", f"{called} {day}{th} {year}"]
-        found += [f"{day}{th} {called} {year}", f"{day}{th} of {called} {year}", f"{day} of {called} {year}"]
-        found += [f"{called} {day:02} {year}", f"{day:02} {called} {year}"]
-    return [*found, f"{day:02}/{month:02}/{year}", f"{month:02}/{day:02}/{year}", f"{day}/{month}/{year}"]
+        dates += [f"{called} {day} {year}", f"{day} {called} {year}", f"{called} {day}{th} {year}"]
+        dates += [f"{day}{th} {called} {year}", f"{day}{th} of {called} {year}", f"{day} of {called} {year}"]
+        dates += [f"{called} {day:02} {year}", f"{day:02} {called} {year}"]
+    return [*dates, f"{day:02}/{month:02}/{year}", f"{month:02}/{day:02}/{year}", f"{day}/{month}/{year}"]
 
 
 def _numbers(sign: str, whole: str, rest: str | None, power: str | None, unit: str | None) -> list[str]:

@@ -98,7 +98,7 @@ def _write(
 
 
 def build_vocabularies(
-    found: dict[str, Graphs], names: Sequence[str] | None, minimum: int, most: int | None
+    parts: dict[str, Graphs], names: Sequence[str] | None, minimum: int, most: int | None
 ) -> GraphVocabularies:
     """Build the vocabularies of GraphWriter.
 
@@ -106,13 +106,13 @@ def build_vocabularies(
     The types are words too: after a copied entity, the decoder reads the word of its type.
 
     Args:
-        found: the graphs of each part; words are taken from "train".
+        parts: the graphs of each part; words are taken from "train".
         names: of the relations; None: those of "train", by code point.
         minimum: occurrences that a word needs.
         most: maximum size of the vocabulary, marks and types included; None: unlimited.
     """
-    train = found["train"].graphs
-    types = tuple(sorted({kind for some in found.values() for graph in some.graphs for kind in graph.types}))
+    train = parts["train"].graphs
+    types = tuple(sorted({kind for some in parts.values() for graph in some.graphs for kind in graph.types}))
     if names is None:
         names = sorted({name for graph in train for _, name, _ in graph.relations})
     words = Vocabulary.build(_sentences(train), minimum=minimum).words[len(RESERVED) :]
