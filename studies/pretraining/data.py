@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from repulsive.errors import ConfigError, RepulsiveError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.electra.blocks import VOCABULARY, Blocks, Writer
 from repulsive.lab.systems.glue.data import TASKS
 from repulsive.lab.text.folders import digest
-from repulsive.lab.text.prepare import prepare
 
 # Numbers have two bytes, so literals and places are told apart by the last bit of where they stand.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]

@@ -21,7 +21,7 @@ from repulsive.lab.engine import tables
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.systems.translation import metrics
-from repulsive.lab.systems.translation.parallel import REFERENCES
+from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.text.pieces import Pieces
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import PAD

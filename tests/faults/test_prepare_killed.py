@@ -1,4 +1,4 @@
-"""`prepare`, killed at the worst moments or started twice: no worker is left, and no prepared folder is lost."""
+"""`prepare`, killed or started twice: no worker process is left, and no prepared folder is lost."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from repulsive.errors import DataError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.text.claims import claimed
 from repulsive.lab.text.folders import MANIFEST, read_folder, write_folder
-from repulsive.lab.text.prepare import prepare
 from tests.lab.engine import tiny
 
 # Holds the claim on a folder until it is killed.
@@ -25,7 +25,7 @@ with claimed(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
-# Starts workers that make words, and says who they are.
+# Starts workers that tokenise, and prints their process ids.
 WORKING = """
 import sys, time
 from repulsive.lab.text import tokenizing
@@ -47,7 +47,7 @@ def start(script, *words):
 
 
 def alive(pid):
-    """Whether a process runs: one that has ended and that nobody asked for does not."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -79,28 +79,28 @@ def test_two_processes_do_not_prepare_one_folder(tmp_path):
     process = start(script, folder)
     try:
         assert process.stdout.readline() == "held\n"
-        (tmp_path / "in" / f".toy.{process.pid}.new").mkdir()  # what it is working on
+        (tmp_path / "in" / f".toy.{process.pid}.new").mkdir()  # its unfinished folder
         with pytest.raises(DataError, match="another process is preparing it"):
             prepare("reviews", None, folder, train=30, dev=10, test=10, jobs=1)
         with pytest.raises(DataError, match="another process is preparing it"):
             write_folder(folder, {"a": b"1"}, {})
         assert (tmp_path / "in" / f".toy.{process.pid}.new").is_dir()
-        write_folder(folder.with_name("other"), {"a": b"1"}, {})  # beside it anybody may
+        write_folder(folder.with_name("other"), {"a": b"1"}, {})  # other folders are not locked
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-    write_folder(folder, {"a": b"1"}, {})  # the claim ended with the process
+    write_folder(folder, {"a": b"1"}, {})  # the lock ended with the process
     assert sorted(path.name for path in folder.parent.iterdir()) == ["other", "toy"]
 
 
-def test_a_claim_may_be_made_again_by_its_holder(tmp_path):
+def test_a_process_may_claim_its_folder_again(tmp_path):
     with claimed(tmp_path / "toy"), claimed(tmp_path / "toy"):
         write_folder(tmp_path / "toy", {"a": b"1"}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
 
 
-def test_a_disk_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+def test_a_disk_without_locks_gives_a_warning(tmp_path, monkeypatch):
     import fcntl
 
     def refuse(*_):
@@ -113,12 +113,12 @@ def test_a_disk_without_locks_is_no_obstacle(tmp_path, monkeypatch):
 
 
 class Killed(BaseException):
-    """The process dies: nothing after it runs."""
+    """Stands for the death of the process."""
 
 
 @pytest.mark.parametrize("reader", ["load", "write"])
 def test_killed_between_two_renames(tmp_path, monkeypatch, reader):
-    """The old folder is aside and the new one is not in place yet: whoever comes next finds the old one."""
+    """The old folder is moved away and the new one is not in place yet: the next process restores the old one."""
     folder = tmp_path / "toy"
     write_folder(folder, {"a": b"old"}, {})
     os.rename(folder, tmp_path / ".toy.123.old")

@@ -14,14 +14,14 @@ import torch
 
 from repulsive.lab.engine.stopping import Stopped
 from repulsive.lab.systems.classification.movie_reviews import fetch, read_movie_reviews
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.electra.blocks import Blocks
 from repulsive.lab.systems.electra.prepare import plan_pretrain
-from repulsive.lab.systems.graphs.prepare import plan_graphs, summary
+from repulsive.lab.systems.graphs.prepare import plan_graphs, summarize
 from repulsive.lab.systems.graphs.prepared import PreparedGraphs
 from repulsive.lab.systems.lm.data import Text, numbers
 from repulsive.lab.systems.lm.prepare import plan_text
 from repulsive.lab.text.folders import MANIFEST
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Prepared
 from tests.fuzz.harness import Subject
 from tests.lab.engine import tiny
@@ -162,7 +162,7 @@ def read_glue(task: str) -> Subject:
 
 def read_corpus(folder: Path, out: Path) -> None:
     settings: dict[str, Any] = {"length": 16, "dev": 0.2, "limit": 3}
-    plan_pretrain(folder / "texts", folder / "vocab.txt", out, **settings).make(1)
+    plan_pretrain(folder / "texts", out, vocabulary=folder / "vocab.txt", **settings).make(1)
 
 
 def read_text(folder: Path, out: Path) -> None:
@@ -171,7 +171,7 @@ def read_text(folder: Path, out: Path) -> None:
 
 
 def read_graphs(folder: Path, out: Path) -> None:
-    summary(plan_graphs(folder, out, minimum=1, limit=3, **_tokenizer(folder)).make())
+    summarize(plan_graphs(folder, out, minimum=1, limit=3, **_tokenizer(folder)).make())
 
 
 def _tokenizer(folder: Path) -> dict[str, str]:

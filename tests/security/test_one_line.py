@@ -15,7 +15,7 @@ from repulsive.diagnostics.hooks.calling import call, items_in, real_queries
 from repulsive.errors import DataError
 from repulsive.lab.engine import launch
 from repulsive.lab.systems.classification.task import ClassificationTask
-from repulsive.lab.text.prepare import prepare
+from repulsive.lab.systems.datasets import prepare
 from tests.lab.engine import tiny
 
 

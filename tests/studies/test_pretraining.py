@@ -11,9 +11,9 @@ import torch
 
 from repulsive.heads import find_heads
 from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.electra.export import export
 from repulsive.lab.systems.electra.model import open_electra
-from repulsive.lab.systems.electra.prepare import plan_pretrain
 from repulsive.lab.text.prepared import Prepared
 from tests.lab.systems.glue import glue_files, toy_glue
 from tests.scripts import study
@@ -42,7 +42,9 @@ def folder(tmp_path_factory):
     (made / "corpus.txt").write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
     toy_glue.make_data(made / "data" / "glue", *TASKS, sizes=(64, 32, 9))
     vocabulary = made / "data" / "glue" / "vocab.txt"
-    plan_pretrain(made / "corpus.txt", vocabulary, made / "data" / "pretrain", length=32, dev=0.1).make(jobs=1)
+    prepare(
+        "pretrain", made / "corpus.txt", made / "data" / "pretrain", jobs=1, vocabulary=vocabulary, length=32, dev=0.1
+    )
     return made
 
 

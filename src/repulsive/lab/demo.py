@@ -18,8 +18,8 @@ from repulsive.lab.engine.runs import RunFolder, versions
 from repulsive.lab.runs.results import results
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.classification.readings import examples, spread
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Prepared
 from repulsive.pages import Chart, Content, Example, Series, write_report
 

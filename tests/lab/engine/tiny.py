@@ -13,8 +13,8 @@ from repulsive.lab.engine.loop import Loop
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.runs.plan import plan
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.text.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 20  # of two epochs

@@ -20,8 +20,8 @@ from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
 from repulsive.lab.systems.classification.measure import DRAWS, measure_classifier, predictions
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
 from repulsive.metrics.classification import brier, ece, nll, oe, overlap

@@ -13,8 +13,8 @@ from repulsive.lab.demo import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import open_recipe
-from repulsive.lab.text.prepare import prepare
 
 TINY = {"model.units": 4, "model.hidden": 4, "model.heads": 3, "model.mlp": 8, "model.embedding": 6,
         "training.epochs": 1, "training.batch": 16}

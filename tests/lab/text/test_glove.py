@@ -57,14 +57,14 @@ def test_a_word2vec_header_is_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("text", "size", "message"),
     [
-        (FILE, 3, "line 1: 2 numbers after the word; vectors of 3 are wanted"),
-        (FILE, 1, "line 1: 2 numbers after the word; vectors of 1 are wanted"),
-        ("the 1 2\nThe 3\n", None, "line 2: 1 numbers after the word; vectors of 2 are wanted"),
+        (FILE, 3, "line 1: 2 numbers after the word, expected 3"),
+        (FILE, 1, "line 1: 2 numbers after the word, expected 1"),
+        ("the 1 2\nThe 3\n", None, "line 2: 1 numbers after the word, expected 2"),
         ("the 1 two\n", None, "line 1: could not convert string to float: 'two'"),
-        ("the 1 nan\n", None, "line 1: a vector with infinite or missing numbers"),
+        ("the 1 nan\n", None, "line 1: a vector with infinite or NaN values"),
         ("", None, "empty file"),
         ("just\nwords\n", None, "line 1: 0 numbers"),
-        ("other 1 2\n", None, "holds none of the 5 words"),
+        ("other 1 2\n", None, "has none of the 5 words"),
     ],
 )
 def test_errors(tmp_path, text, size, message):

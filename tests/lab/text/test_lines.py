@@ -1,4 +1,4 @@
-"""Reading lines: what opens, what is skipped and counted, and what is one clear error."""
+"""Read lines: plain and compressed files, skipped lines, and errors."""
 
 import gzip
 import lzma
@@ -28,7 +28,7 @@ def test_an_empty_file_has_no_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "why"), [(b"caf\xe9", r"byte 3 \(0xe9\) is not UTF-8"), (b"a\x00b", "holds a NUL byte")]
+    ("line", "why"), [(b"caf\xe9", r"byte 3 \(0xe9\) is not UTF-8"), (b"a\x00b", "contains a NUL byte")]
 )
 def test_bytes_that_are_not_text(tmp_path, line, why):
     path = write(tmp_path / "a.txt", b"fine\n" + line + b"\nfine again\n")
@@ -45,7 +45,7 @@ def test_a_truncated_file_is_an_error_with_its_last_line(tmp_path, pack, keep):
     lines = b"".join(b"line %d, and some text to compress %d\n" % (i, i * i) for i in range(2000))
     data = pack(lines)
     path = write(tmp_path / "a.txt.x", data[: int(len(data) * keep)])
-    with pytest.raises(DataError, match=r"a\.txt\.x: truncated or damaged after line \d+ .*fetch it again"):
+    with pytest.raises(DataError, match=r"a\.txt\.x: truncated or damaged after line \d+ .*download it again"):
         list(read_lines(path, BadLines(path)))
 
 

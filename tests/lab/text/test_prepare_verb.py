@@ -1,4 +1,4 @@
-"""`repulsive prepare`: what it prints, where it looks, and how a mistake ends."""
+"""`repulsive prepare`: its output, the default folders, and errors."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_the_verb_prints_a_table_and_then_leaves_the_folder_alone(toy, monkeypat
     assert run([*asked, "--minimum", "1", "--force"]) == 0
 
 
-def test_the_verb_looks_for_data_under_the_tasks_name(toy, monkeypatch, capsys):
+def test_the_default_data_folder_has_the_name_of_the_dataset(toy, monkeypatch, capsys):
     (toy / "raw").rename(toy / "tsv")
     monkeypatch.setenv("REPULSIVE_DATA", str(toy))
     asked = ["prepare", "tsv", "--tokenizer", "regex", "--out", str(toy / "out")]
@@ -57,12 +57,12 @@ def test_the_verb_looks_for_data_under_the_tasks_name(toy, monkeypatch, capsys):
         (["snl"], "did you mean 'snli'?"),
         (["yelp"], "give --data, or set REPULSIVE_DATA"),
         (["reviews", "--aspects", "3", "9"], "from 1 to 6"),
-        (["reviews", "--jobs", "0"], "--jobs: 0: at least 1"),
-        (["reviews", "--also", "more=raw/test"], "task 'reviews' has no option 'also'"),
+        (["reviews", "--jobs", "0"], "--jobs: 0: expected at least 1"),
+        (["reviews", "--also", "more=raw/test"], "dataset 'reviews' has no option '--also'"),
         (["translation", "--also", "raw/test"], "--also: 'raw/test': give NAME=PATH"),
         (["translation", "--also", "more="], "--also: 'more=': give NAME=PATH"),
         (["translation", "--also", "a=raw/dev", "--also", "a=raw/test"], "--also: 'a' is given twice"),
-        (["reviews", "--dev", "0.5"], "dev=0.5"),
+        (["reviews", "--dev", "0.5"], "Invalid value for '--dev'"),
     ],
 )
 def test_mistakes_at_the_command_line_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
@@ -74,7 +74,7 @@ def test_mistakes_at_the_command_line_are_one_line(arguments, message, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_skipped_lines_are_told_in_one_line(toy, capsys):
+def test_skipped_lines_are_reported_in_one_line(toy, capsys):
     (toy / "raw" / "dev.tsv").write_text("text\tlabel\na\tno\nbroken\n")
     assert run(["prepare", "tsv", "--tokenizer", "regex", "--data", str(toy / "raw"), "--out", str(toy / "out")]) == 0
     told = capsys.readouterr().err

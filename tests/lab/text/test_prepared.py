@@ -1,4 +1,4 @@
-"""The prepared folder: what is written is read back, and what is damaged is named."""
+"""The prepared folder: files are read back as written, and damaged files are named."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import torch
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.classification import generated
-from repulsive.lab.systems.classification.generated import ASPECTS, generate
+from repulsive.lab.systems.classification.generated import ASPECTS, generate, pack_evidence
 from repulsive.lab.text import folders
-from repulsive.lab.text.prepared import Part, Prepared, pack_evidence
+from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import Vocabulary
 from repulsive.metrics.classification import evidence_coverage
 
@@ -86,8 +86,8 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
         Prepared.load(folder)
 
 
-def test_a_folder_that_is_not_there_or_of_another_format(tmp_path):
-    with pytest.raises(DataError, match=r"run: repulsive prepare TASK --data DIR --out .*toy$"):
+def test_a_missing_folder_and_another_format(tmp_path):
+    with pytest.raises(DataError, match=r"run: repulsive prepare DATASET --data DIR --out .*toy$"):
         Prepared.load(tmp_path / "toy")
     folder = small(tmp_path / "toy").save().folder
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -104,7 +104,7 @@ def test_saving_replaces_a_prepared_folder_and_nothing_else(tmp_path):
     (other / "chapter.txt").write_text("years of work")
     with pytest.raises(DataError, match="thesis: holds something else"):
         small(other).save()
-    with pytest.raises(DataError, match="a file, where a folder is to be"):
+    with pytest.raises(DataError, match="expected a folder, found a file"):
         small(other / "chapter.txt").save()
     with pytest.raises(DataError, match="cannot be written"):
         small(other / "chapter.txt" / "toy").save()

@@ -57,7 +57,7 @@ def test_vocabulary_order_cut_and_reserved_words():
     assert Vocabulary.build(SENTENCES, most=3).words == ("<pad>", "<unk>", "b")
     with pytest.raises(DataError, match="starts with"):
         Vocabulary(("a", "b"))
-    with pytest.raises(DataError, match="repeats"):
+    with pytest.raises(DataError, match="contains a word twice"):
         Vocabulary(("<pad>", "<unk>", "a", "a"))
 
 
@@ -70,7 +70,7 @@ def test_encoding():
     assert found[1].tolist() == [UNK, 3, 2, UNK] and found[-1].tolist() == [UNK] and found[2].tolist() == []
     assert Vocabulary.build(SENTENCES).encode(SENTENCES, longest=2).lengths.tolist() == [2, 2, 0, 1]
     assert Vocabulary.build(SENTENCES).encode([[], []]).lengths.tolist() == [0, 0]
-    with pytest.raises(IndexError, match="sentence 4 of 4"):
+    with pytest.raises(IndexError, match="sentence 4 is out of range for 4"):
         found[4]
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from repulsive.lab.paper.datasets import DataSet
 from repulsive.lab.systems.classification import toy as opinions
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.electra import toy as corpus
-from repulsive.lab.systems.electra.prepare import plan_pretrain
 from repulsive.lab.systems.glue import toy as marked
 from repulsive.lab.systems.graphs import toy as told
-from repulsive.lab.systems.graphs.prepare import plan_graphs
 from repulsive.lab.systems.translation import toy as spelled
 from repulsive.lab.text.folders import MANIFEST
-from repulsive.lab.text.prepare import prepare
 
 SEEDS = 2
 _TRAINING = ("training.log_every=20", "training.precision=fp32")
@@ -124,12 +122,12 @@ def _translation(data: DataSet, raw: Path, folder: Path) -> None:
 
 
 def _graphs(data: DataSet, raw: Path, folder: Path) -> None:
-    plan_graphs(told.write_graphs(raw / "told", (160, 20, 24)), folder, tokenizer="regex", minimum=1).make()
+    prepare("graphs", told.write_graphs(raw / "told", (160, 20, 24)), folder, tokenizer="regex", minimum=1)
 
 
 def _pretrain(data: DataSet, raw: Path, folder: Path) -> None:
     text = corpus.write_corpus(_made(raw / "corpus"))
-    plan_pretrain(text, _vocabulary(raw), folder, length=32, dev=0.1).make(jobs=1)
+    prepare("pretrain", text, folder, jobs=1, vocabulary=_vocabulary(raw), length=32, dev=0.1)
 
 
 def _glue(data: DataSet, raw: Path, folder: Path) -> None:

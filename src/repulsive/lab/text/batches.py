@@ -1,4 +1,4 @@
-"""Batches of sentences of about the same length, in few shapes."""
+"""Batches of sentences of similar length, in few shapes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Which sentences go together.
+    """Sentences that are trained on together.
 
     Args:
-        indices: int64 [B].
-        length: to pad them to.
+        indices: of the sentences, int64 [B].
+        length: padded length.
     """
 
     indices: Tensor
@@ -32,15 +32,15 @@ class Batch:
 
 
 class ByLength(Generic[T]):
-    """Sorts sentences into buckets by length and cuts batches from them; every sentence is in one batch an epoch.
+    """Sort sentences into buckets by length and cut batches from them; each sentence is in one batch per epoch.
 
-    What is left of a bucket moves on to the next longer one, so that one batch at most is not full.
+    Sentences that do not fill a batch move to the next longer bucket, so that at most one batch is not full.
 
     Args:
         lengths: of the sentences, int64 [N].
-        bounds: longest sentence of each bucket, rising; the last holds all.
-        sizes: sentences in a batch of each bucket.
-        seed: with the epoch, decides the order.
+        bounds: maximum length in each bucket, ascending; the last one must fit every sentence.
+        sizes: batch size of each bucket.
+        seed: of the order, together with the number of the epoch.
     """
 
     def __init__(self, lengths: Tensor, bounds: Sequence[int], sizes: Sequence[int], seed: int) -> None:
@@ -51,11 +51,16 @@ class ByLength(Generic[T]):
         self._bucket = torch.bucketize(lengths, torch.tensor(self.bounds))  # [N]
 
     def batch(self, indices: Tensor, bound: int) -> T:
-        """What a batch is; each kind of buckets says it."""
+        """Make a batch; subclasses implement this.
+
+        Args:
+            indices: of its sentences, int64 [B].
+            bound: the bound of its bucket.
+        """
         raise NotImplementedError
 
     def epoch(self, number: int) -> Iterator[T]:
-        """The batches of one epoch in random order: the same for the same seed and number, on any machine."""
+        """Yield the batches of one epoch in random order; the same seed and number give the same on any machine."""
         generator = shuffler(self.seed, number)
         order = torch.randperm(len(self.lengths), generator=generator)  # [N]
         batches = self._cut(order)
@@ -63,7 +68,7 @@ class ByLength(Generic[T]):
             yield batches[i]
 
     def in_order(self) -> Iterator[T]:
-        """The batches from short to long, nothing random: for evaluation."""
+        """Yield the batches from short to long, for evaluation; nothing is random."""
         yield from self._cut(self.lengths.argsort(stable=True))
 
     def _cut(self, order: Tensor) -> list[T]:
@@ -78,16 +83,16 @@ class ByLength(Generic[T]):
 
 
 class Buckets(ByLength[Batch]):
-    """Batches of one size, whatever the length.
+    """Batches with the same number of sentences each.
 
-    A batch is padded to its bucket's bound, so there are as many lengths as buckets, each at most eight words or a
-    third longer than the one before: compiled and captured graphs are reused, and little is padding.
+    A batch is padded to the bound of its bucket. Bounds grow by at most eight words or a third, so that there are few
+    shapes (compiled and captured graphs are reused) and little padding.
 
     Args:
         lengths: of the sentences, int64 [N]; of pairs, the longer of the two.
         size: sentences in a batch.
-        seed: with the epoch, decides the order.
-        most: longer than this no batch is padded; at least as long as the longest sentence.
+        seed: of the order, together with the number of the epoch.
+        most: maximum padded length; at least that of the longest sentence.
 
     Example:
         >>> buckets = Buckets(torch.tensor([3, 30, 5, 4]), size=2)
@@ -97,20 +102,20 @@ class Buckets(ByLength[Batch]):
 
     def __init__(self, lengths: Tensor, size: int, seed: int = 0, most: int | None = None) -> None:
         if size < 1:
-            raise ValueError(f"size={size}: a batch has at least one sentence")
+            raise ValueError(f"size={size}: expected at least one sentence per batch")
         if not len(lengths):
             raise DataError("no sentences to make batches of")
         self.size = size
         longest = int(lengths.max())
-        found = bounds(longest)
+        limits = bounds(longest)
         if most is not None:
             if most < longest:
-                raise ValueError(f"most={most}: there is a sentence of {longest}")
-            found[-1] = min(found[-1], most)
-        super().__init__(lengths, found, [size] * len(found), seed)
+                raise ValueError(f"most={most}: expected at least {longest}, the longest sentence")
+            limits[-1] = min(limits[-1], most)
+        super().__init__(lengths, limits, [size] * len(limits), seed)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return -(-len(self.lengths) // self.size)
 
     def batch(self, indices: Tensor, bound: int) -> Batch:
@@ -118,14 +123,14 @@ class Buckets(ByLength[Batch]):
 
 
 def shuffler(seed: int, epoch: int) -> torch.Generator:
-    """What decides the order of an epoch, the same on any machine."""
+    """Make the random generator for the order of an epoch; the same on any machine."""
     digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def bounds(longest: int) -> list[int]:
-    """8, 16, 24, 32, 40, 48, 64, 80, 104, ...: multiples of eight, until one holds `longest`."""
-    found = [8]
-    while found[-1] < longest:
-        found.append(max(found[-1] + 8, found[-1] * 4 // 3 // 8 * 8))
-    return found
+    """Return bucket bounds, multiples of eight up to one that fits `longest`: 8, 16, 24, 32, 40, 48, 64, 80, ..."""
+    limits = [8]
+    while limits[-1] < longest:
+        limits.append(max(limits[-1] + 8, limits[-1] * 4 // 3 // 8 * 8))
+    return limits

@@ -1,10 +1,9 @@
-"""One process at a time prepares a folder, and the next one repairs what a killed one left."""
+"""Locks on prepared folders: only one process prepares a folder, and the next one repairs what a killed one left."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -13,16 +12,17 @@ from pathlib import Path
 
 from repulsive.errors import DataError
 from repulsive.safety.files import locked, sync_folder
+from repulsive.safety.folders import leftovers
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # of some network file systems
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # on some network file systems
 _CLAIMED: set[Path] = set()  # by this process
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Keep other processes from preparing the same folder, and repair what a killed one left.
+    """Lock a folder that is being prepared, and repair what a killed process left.
 
-    The process that holds the folder may claim it again.
+    The process that holds the lock may claim the folder again.
 
     Raises:
         DataError: another process is preparing it, or its parent folder cannot be written.
@@ -34,7 +34,7 @@ def claimed(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(_lock_of(place), remove=True))
+            stack.enter_context(locked(place.with_name(f".{place.name}.lock"), remove=True))
         except BlockingIOError:
             raise DataError(
                 f"{folder}: another process is preparing it; wait until it has ended, or choose another --out"
@@ -42,42 +42,30 @@ def claimed(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from None
-            warnings.warn(f"{folder}: its disk has no locks; let no other process prepare it meanwhile", stacklevel=3)
+            warnings.warn(f"{folder}: its disk has no locks; do not prepare it in two processes at once", stacklevel=3)
         _CLAIMED.add(place)
         stack.callback(_CLAIMED.discard, place)
-        _bring_back(place)
+        _restore(place)
         yield
 
 
 def recover(folder: Path) -> None:
-    """Bring back a prepared folder that a process was replacing when it was killed; nothing where there is none."""
-    if folder.exists() or not _left(Path(os.path.realpath(folder)), "old"):
+    """Restore a prepared folder that a process was replacing when it was killed; do nothing if there is none."""
+    if folder.exists() or not leftovers(Path(os.path.realpath(folder)), "old"):
         return
-    with suppress(DataError), claimed(folder):  # another process may be at it
+    with suppress(DataError), claimed(folder):  # fails if another process is preparing it
         pass
 
 
-def _bring_back(folder: Path) -> None:
-    left = _left(folder, "old")
+def _restore(folder: Path) -> None:
+    left = leftovers(folder, "old")
     if not folder.exists() and left:
         with suppress(OSError):
             os.rename(left[0], folder)
             sync_folder(folder.parent)
 
 
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
-
-
 def clean(folder: Path) -> None:
     """Remove what killed processes left behind."""
-    for path in _left(folder, "new|old"):
+    for path in leftovers(folder, "new", "old"):
         shutil.rmtree(path)
-
-
-def _left(folder: Path, kinds: str) -> list[Path]:
-    """Folders that killed processes left beside a folder."""
-    name = re.compile(rf"\.{re.escape(folder.name)}\.\d+\.({kinds})")
-    if not folder.parent.is_dir():
-        return []
-    return sorted(path for path in folder.parent.iterdir() if name.fullmatch(path.name) and path.is_dir())

@@ -1,6 +1,6 @@
-"""Documents of a corpus, one after the other, without ever unpacking an archive to disk.
+"""Read the documents of a corpus one by one, without unpacking archives to disk.
 
-A text file, plain, xz or gzip, has one paragraph a line and a blank line between documents. In an archive, such as
+A text file, plain, xz or gzip, has one paragraph per line and a blank line between documents. In an archive, such as
 those of OpenWebText (a tar of xz-compressed tars of texts), every text is one document.
 """
 
@@ -22,39 +22,39 @@ from repulsive.safety.limits import Unpacked, counted
 
 Document = list[str]  # paragraphs that are not empty
 ENDINGS = (".txt", ".xz", ".gz", ".tar", ".tgz")
-_MAGIC = slice(257, 262)  # where a tar says "ustar"
-_LARGEST = 1 << 28  # bytes of one text: more is no text of a web page
+_MAGIC = slice(257, 262)  # the bytes of a tar file that read "ustar"
+_LARGEST = 1 << 28  # bytes of one text; no web page is longer
 _DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
 
 
 def find_corpus(data: Path, *, apart_from: Path | None = None) -> list[Path]:
-    """The files of a corpus.
+    """Find the files of a corpus.
 
     Args:
         data: a file, or a folder of text files and archives.
-        apart_from: a file of that folder which is no text, the vocabulary say.
+        apart_from: a file of that folder to leave out, such as the vocabulary.
 
     Raises:
-        DataError: there are none.
+        DataError: there are no files.
     """
     if not data.exists():
         raise DataError(f"{data}: no such file or folder; it should hold the texts to train on")
     if data.is_file():
         return [data]
-    found = [path for path in data.iterdir() if path.is_file() and path.name.endswith(ENDINGS)]
+    files = [path for path in data.iterdir() if path.is_file() and path.name.endswith(ENDINGS)]
     if apart_from is not None:
-        found = [path for path in found if realpath(path) != realpath(apart_from)]
-    if not found:
-        raise DataError(f"{data}: no texts; they are called *.txt, plain, .xz or .gz, or are archives *.tar, *.tar.xz")
-    return sorted(found)
+        files = [path for path in files if realpath(path) != realpath(apart_from)]
+    if not files:
+        raise DataError(f"{data}: no texts; expected *.txt, plain, .xz or .gz, or archives *.tar, *.tar.xz")
+    return sorted(files)
 
 
 def read_documents(path: Path, limit: int = 20) -> Iterator[Document]:
-    """The documents of one file.
+    """Read the documents of one file.
 
     Args:
-        path: a text file or an archive, told apart by what is in them.
-        limit: lines, or texts of an archive, that may be skipped because they are not UTF-8.
+        path: a text file or an archive, recognised by its content.
+        limit: number of lines, or of texts in an archive, that may be skipped because they are not UTF-8.
 
     Raises:
         DataError: the file is damaged, or has too many bad lines.
@@ -81,7 +81,7 @@ def _paragraphs(path: Path, bad: BadLines) -> Iterator[Document]:
 
 
 def _texts(file: IO[bytes], name: str, bad: BadLines, unpacked: Unpacked, depth: int = 2) -> Iterator[Document]:
-    """Every text of a tar, and of the tars in it, read as a stream: nothing is unpacked."""
+    """Read every text of a tar file, and of the tar files in it, as a stream."""
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             inner = archive.extractfile(member) if member.isfile() else None
@@ -120,6 +120,6 @@ def _whole(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGED as error:
-        raise DataError(f"{path}: truncated or damaged ({error}); fetch it again") from None
+        raise DataError(f"{path}: truncated or damaged ({error}); download it again") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -1,11 +1,10 @@
-"""A folder of files that is whole or not there: written aside, with checksums in a manifest, renamed into place."""
+"""Prepared folders: files and a manifest with their checksums, complete or not there at all."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,21 +12,21 @@ from typing import Any
 
 from repulsive.errors import DataError, RepulsiveError
 from repulsive.lab.text.claims import claimed, clean, recover
-from repulsive.safety.files import sync_file, sync_folder, write_synced
+from repulsive.safety.files import write_synced
+from repulsive.safety.folders import replacing
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_AGAIN = "prepare it again with --force"
 
 
 def write_folder(folder: Path, files: dict[str, bytes], manifest: dict[str, Any]) -> None:
-    """Write files and, last, the manifest, which also gets their SHA-256 as `files`.
-
-    A process killed on the way leaves nothing half made in `folder`.
+    """Write files and a manifest with their SHA-256, atomically.
 
     Args:
-        folder: where to; what `check_replaceable` lets pass is replaced.
+        folder: where to; a prepared folder is replaced.
         files: contents by name.
-        manifest: what else to put into it.
+        manifest: further entries of the manifest.
 
     Raises:
         DataError: the folder holds something else, or cannot be written.
@@ -39,71 +38,53 @@ def write_folder(folder: Path, files: dict[str, bytes], manifest: dict[str, Any]
 
 @contextmanager
 def filling(folder: Path, manifest: dict[str, Any], order: Sequence[str] = ()) -> Iterator[Path]:
-    """A folder to write files into; at the end of the block it gets its manifest and is renamed into place.
+    """Yield a folder to write files into; at the end of the block it gets its manifest and is renamed into place.
 
     Args:
-        folder: where to; what `check_replaceable` lets pass is replaced.
-        manifest: as `write_folder` has it; read at the end of the block.
-        order: files that the manifest lists first, and in which order; others follow by name.
+        folder: where to; a prepared folder is replaced.
+        manifest: further entries of the manifest, read at the end of the block.
+        order: files that the manifest lists first; the others follow by name.
 
     Raises:
         DataError: the folder holds something else, or cannot be written.
     """
     with claimed(folder):
         check_replaceable(folder)
-        with _filling(Path(os.path.realpath(folder)), manifest, order) as aside:  # a link stays, its target is replaced
-            yield aside
-
-
-@contextmanager
-def _filling(folder: Path, manifest: dict[str, Any], order: Sequence[str]) -> Iterator[Path]:
-    aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
-    try:
-        clean(folder)
-        aside.mkdir()
-        yield aside
-        written = sorted(path.name for path in aside.iterdir())
-        sums = {name: digest(aside / name) for name in dict.fromkeys([*order, *written])}
-        listed = json.dumps(manifest | {"format": FORMAT, "files": sums}, indent=1).encode()
-        for name in written:
-            sync_file(aside / name)
-        write_synced(aside / MANIFEST, listed)
-        sync_folder(aside)
-        if folder.exists():
-            os.rename(folder, old)  # whoever is killed after this leaves no folder: `recover` brings it back
-        os.rename(aside, folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            os.rename(old, folder)
-        shutil.rmtree(old, ignore_errors=True)
+        target = Path(os.path.realpath(folder))  # a link stays, and its target is replaced
+        try:
+            clean(target)
+            with replacing(target) as aside:
+                yield aside
+                written = sorted(path.name for path in aside.iterdir())
+                sums = {name: digest(aside / name) for name in dict.fromkeys([*order, *written])}
+                listed = json.dumps(manifest | {"format": FORMAT, "files": sums}, indent=1)
+                write_synced(aside / MANIFEST, listed.encode())
+        except OSError as error:
+            raise DataError(f"{target}: cannot be written ({error.strerror}: {error.filename})") from None
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, read piece by piece."""
+    """Compute the SHA-256 of a file without reading it into memory at once."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of a folder, by name, and its manifest.
+    """Read the files of a folder, by name, and its manifest.
 
     Raises:
         DataError: there is no such folder, or a file in it is missing or damaged.
     """
     manifest = read_manifest(folder)
     files = {}
-    for name, digest in manifest["files"].items():
+    for name, expected in manifest["files"].items():
         path = member(folder, name)
         try:
             files[name] = path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); prepare it again with --force") from None
-        if hashlib.sha256(files[name]).hexdigest() != digest:
-            raise DataError(f"{path}: damaged, its checksum differs from the manifest's; prepare it again with --force")
+            raise DataError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}") from None
+        if hashlib.sha256(files[name]).hexdigest() != expected:
+            raise DataError(f"{path}: damaged, its checksum differs from the manifest's; {_AGAIN}")
     return files, manifest
 
 
@@ -116,15 +97,15 @@ def check_digests(folder: Path, manifest: dict[str, Any]) -> None:
     for name, expected in manifest["files"].items():
         path = member(folder, name)
         try:
-            found = digest(path)
+            actual = digest(path)
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); prepare it again with --force") from None
-        if found != expected:
-            raise DataError(f"{path}: damaged, its checksum differs from the manifest's; prepare it again with --force")
+            raise DataError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}") from None
+        if actual != expected:
+            raise DataError(f"{path}: damaged, its checksum differs from the manifest's; {_AGAIN}")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder.
+    """Read the manifest of a prepared folder.
 
     Raises:
         DataError: there is none, it is damaged, of another format, or names files elsewhere.
@@ -133,28 +114,28 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     recover(folder)
     try:
         manifest = json.loads(path.read_bytes())
-        found, _ = manifest["format"], manifest["files"].items()
+        format_, _ = manifest["format"], manifest["files"].items()
     except OSError:
-        advice = f"run: repulsive prepare TASK --data DIR --out {folder}"
+        advice = f"run: repulsive prepare DATASET --data DIR --out {folder}"
         raise DataError(f"{folder}: nothing prepared here; {advice}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{path}: damaged, or no manifest of ours; prepare it again with --force") from None
-    if found != FORMAT:
-        raise DataError(f"{folder}: has format {found!r}, this version reads {FORMAT}; prepare it again with --force")
+        raise DataError(f"{path}: damaged, or not written by `repulsive prepare`; {_AGAIN}") from None
+    if format_ != FORMAT:
+        raise DataError(f"{folder}: has format {format_!r}, this version reads {FORMAT}; {_AGAIN}")
     for name in manifest["files"]:
         member(folder, name)
     return dict(manifest)
 
 
 def member(folder: Path, name: str) -> Path:
-    """A file that a manifest names, which must lie in its folder: a manifest may come from anybody.
+    """Return the path of a file that a manifest names. It must lie in the folder: manifests are not trusted.
 
     Raises:
-        DataError: the name is a path, or a link that leads elsewhere.
+        DataError: the name is a path, or a link that leads out of the folder.
     """
     path = folder / name
     if name in ("", ".", "..") or "\0" in name or len(name) > 200 or Path(name).name != name:
-        raise DataError(f"{folder / MANIFEST}: names {name[:60]!r}, which is no file of its folder; prepare it again")
+        raise DataError(f"{folder / MANIFEST}: names {name[:60]!r}, which is not a file of its folder; {_AGAIN}")
     if os.path.islink(path) and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder):
         raise DataError(f"{path}: a link that leads out of its folder; put the file itself there")
     return path
@@ -162,29 +143,30 @@ def member(folder: Path, name: str) -> Path:
 
 @contextmanager
 def understood(folder: Path) -> Iterator[None]:
-    """Files whose checksums are right and whose content is not ours, as an error that says so.
+    """Turn any error about the content of files, such as a missing entry or a wrong shape, into a `DataError`.
+
+    Their checksums are right, so the files were written by something else than `repulsive prepare`.
 
     Raises:
-        DataError: in place of whatever a reader met: a missing entry, a wrong type or shape, numbers out of range.
+        DataError: in place of any other error.
     """
     try:
         yield
     except (RepulsiveError, MemoryError):
         raise
-    except Exception as error:  # each format has errors of its own, and safetensors' are plain exceptions
+    except Exception as error:  # each format has errors of its own, and those of safetensors are plain exceptions
         why = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        told = f"was not made by `repulsive prepare`, or is damaged ({why})"
-        raise DataError(f"{folder}: {told}; prepare it again with --force") from None
+        raise DataError(f"{folder}: was not made by `repulsive prepare`, or is damaged ({why}); {_AGAIN}") from None
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to replace what is no prepared folder.
+    """Refuse to replace anything but a prepared folder or an empty one.
 
     Raises:
         DataError: there is a file of this name, or a folder that holds something else.
     """
     if folder.is_dir():
         if any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-            raise DataError(f"{folder}: holds something else than a prepared task; choose another folder")
+            raise DataError(f"{folder}: holds something else than a prepared dataset; choose another folder")
     elif folder.exists():
-        raise DataError(f"{folder}: a file, where a folder is to be; choose another name")
+        raise DataError(f"{folder}: expected a folder, found a file; choose another name")

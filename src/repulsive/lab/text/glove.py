@@ -1,4 +1,4 @@
-"""GloVe vectors for a vocabulary."""
+"""Pre-trained GloVe vectors for the words of a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from repulsive.errors import DataError
 from repulsive.lab.text.lines import read_lines
 
-_RESERVED = 2  # padding and the unknown word, which no file of vectors has
+_RESERVED = 2  # padding and the unknown word have no pre-trained vector
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Vectors of a vocabulary's words.
+    """Vectors of the words of a vocabulary.
 
     Args:
         table: float32 [words, size]; padding is zero, words without a vector are random.
-        found: bool [words], which have a vector of their own.
+        found: bool [words], whether a word has a pre-trained vector.
     """
 
     table: Tensor
@@ -29,11 +29,11 @@ class Vectors:
 
     @property
     def coverage(self) -> float:
-        """Share of the words, padding and the unknown word aside, that have a vector."""
+        """Share of the words that have a vector, without padding and the unknown word."""
         return float(self.found[_RESERVED:].double().mean()) if len(self.found) > _RESERVED else 0.0
 
     def coverage_of(self, tokens: Tensor) -> float:
-        """Share of running words, ids of any shape, that have a vector; padding does not count."""
+        """Compute the share of tokens (ids of any shape) that have a vector; padding is excluded."""
         real = tokens[tokens != 0].long()
         return float(self.found[real].double().mean()) if len(real) else 0.0
 
@@ -41,20 +41,21 @@ class Vectors:
 def read_glove(
     path: str | Path, words: Sequence[str], size: int | None = None, *, any_case: bool = True, seed: int = 0
 ) -> Vectors:
-    """Vectors from a GloVe text file: a word and its numbers on each line, separated by single spaces.
+    """Read vectors from a GloVe text file: a word and its numbers on each line, separated by single spaces.
 
-    Words without a vector start normal with the mean and deviation of those found, per dimension.
+    Words without a vector are drawn from a normal distribution with the mean and deviation of the others, per
+    dimension.
 
     Args:
         path: the file, plain, gzip or xz.
         words: the vocabulary, padding and the unknown word first.
-        size: of a vector; None: as the first line has it. Say it where you know it: files differ.
-        any_case: let a word without a vector take its lower-case form's.
+        size: dimension of the vectors; None: that of the first line. Give it if you know it, to detect a wrong file.
+        any_case: a word without a vector takes that of its lower-case form.
         seed: of the random vectors.
 
     Raises:
-        DataError: a line has too few numbers or one that is none, the size is another than `size`, the file is empty,
-            or not one word of the vocabulary is in it.
+        DataError: a line has too few numbers or an invalid one, the dimension differs from `size`, the file is empty,
+            or it has no word of the vocabulary.
     """
     exact = {word: i for i, word in enumerate(words) if i >= _RESERVED}
     cased: dict[str, list[int]] = {}
@@ -70,16 +71,16 @@ def read_glove(
         spaces = line.count(" ")
         if table is None:
             if spaces == 1 and line.replace(" ", "").isdigit():
-                continue  # the count and size that word2vec's text format starts with
+                continue  # the first line of word2vec's text format: count and dimension
             if size is not None and spaces > size:
-                raise DataError(f"{path}, line {number}: {spaces} numbers after the word; vectors of {size} are wanted")
+                raise DataError(f"{path}, line {number}: {spaces} numbers after the word, expected {size}")
             width = width or spaces
             table = torch.zeros(len(words), width)
         if spaces < width or not spaces:
-            raise DataError(f"{path}, line {number}: {spaces} numbers after the word; vectors of {width} are wanted")
+            raise DataError(f"{path}, line {number}: {spaces} numbers after the word, expected {width}")
         word, _, rest = line.partition(" ")
         if spaces > width or (word not in exact and word not in cased):
-            continue  # not asked for; or a "word" with spaces in it, as the 840B file has and no tokenizer makes
+            continue  # not in the vocabulary; or a "word" with spaces in it, as in the 840B file
         vector = _numbers(path, number, rest)  # [size]
         for i in cased.get(word, []):
             if i not in own:
@@ -91,7 +92,7 @@ def read_glove(
     if table is None:
         raise DataError(f"{path}: empty file")
     if not own | borrowed:
-        raise DataError(f"{path}: holds none of the {len(exact)} words of the vocabulary; is it the right file?")
+        raise DataError(f"{path}: has none of the {len(exact)} words of the vocabulary; is it the right file?")
     found = torch.zeros(len(words), dtype=torch.bool)
     found[sorted(own | borrowed)] = True
     return Vectors(_fill(table, found, seed), found)
@@ -101,9 +102,9 @@ def _numbers(path: str | Path, number: int, text: str) -> Tensor:
     try:
         vector = torch.tensor([float(value) for value in text.split(" ")])
     except ValueError as error:
-        raise DataError(f"{path}, line {number}: {error}; is it a file of vectors?") from None
+        raise DataError(f"{path}, line {number}: {error}; is it a file of word vectors?") from None
     if not vector.isfinite().all():
-        raise DataError(f"{path}, line {number}: a vector with infinite or missing numbers")
+        raise DataError(f"{path}, line {number}: a vector with infinite or NaN values")
     return vector
 
 

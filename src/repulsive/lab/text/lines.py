@@ -1,4 +1,4 @@
-"""Lines of text files, plain or compressed, and what to do with the bad ones."""
+"""Read lines of text files, plain or compressed, and count the bad ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from repulsive.errors import DataError
 from repulsive.safety.limits import Unpacked, counted
 
 _SHOWN = 3  # bad lines quoted in a message
-_LONGEST = 1 << 26  # bytes of one line: more is no text, or a file made to fill the memory
+_LONGEST = 1 << 26  # bytes of one line; longer ones are not text, or are made to fill the memory
 
 
 class BadLines:
-    """Counts lines that had to be skipped, and stops when there are too many to be an accident.
+    """Count the lines that are skipped, and raise an error if there are too many.
 
-    As a context manager it says at the end, in one warning, what was skipped.
+    As a context manager, it gives one warning at the end about what was skipped.
 
     Args:
-        path: the file the lines are from, for messages.
-        limit: how many may be skipped.
+        path: the file, for messages.
+        limit: number of lines that may be skipped.
 
     Example:
         >>> bad = BadLines("reviews.json", limit=0)
@@ -46,12 +46,12 @@ class BadLines:
         """Count one line.
 
         Raises:
-            DataError: it is one more than the limit.
+            DataError: more lines than the limit were skipped.
         """
         self.skip_named(f"line {line}", why)
 
     def skip_named(self, place: str, why: str) -> None:
-        """Count something that has a name instead of a line number."""
+        """Count an item that has a name instead of a line number."""
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(f"{place}: {why}")
@@ -69,14 +69,14 @@ class BadLines:
 
 
 def read_lines(path: str | Path, bad: BadLines | None = None) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file, without their ends, each with its number from 1.
+    """Yield the lines of a UTF-8 file without their line ends, numbered from 1.
 
-    Only a line feed ends a line: texts may hold any other separator Unicode knows. A byte order mark is dropped. A
-    line has 64 MiB at most, however well it was compressed.
+    Only a line feed ends a line: texts may contain the other line separators of Unicode. A byte order mark is dropped.
+    A line has at most 64 MiB after decompression.
 
     Args:
-        path: a plain, gzip or xz file, told apart by its first bytes.
-        bad: counts and skips lines that are not UTF-8 or hold NUL bytes; where None the first one is an error.
+        path: a plain, gzip or xz file, recognised by its first bytes.
+        bad: counts lines that are not UTF-8 or contain NUL bytes, which are skipped; None: the first one is an error.
 
     Raises:
         DataError: the file is missing, unreadable or truncated, or a line is bad or too long.
@@ -86,7 +86,7 @@ def read_lines(path: str | Path, bad: BadLines | None = None) -> Iterator[tuple[
         try:
             for number, raw in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
                 if len(raw) == _LONGEST:
-                    raise DataError(f"{path}, line {number}: has more than {_LONGEST:,} bytes; is it a text file?")
+                    raise DataError(f"{path}, line {number}: longer than {_LONGEST:,} bytes; is it a text file?")
                 text, why = _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw)
                 if not why:
                     yield number, text
@@ -95,22 +95,22 @@ def read_lines(path: str | Path, bad: BadLines | None = None) -> Iterator[tuple[
                 else:
                     raise DataError(f"{path}, line {number}: {why}; convert the file to UTF-8 text")
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{path}: truncated or damaged after line {number} ({error}); fetch it again") from None
+            raise DataError(f"{path}: truncated or damaged after line {number} ({error}); download it again") from None
 
 
 def read_json(path: str | Path, bad: BadLines) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file of JSON lines, each with its line number; lines that hold none are skipped and counted."""
+    """Yield the objects of a file of JSON lines with their line numbers; other lines are skipped and counted."""
     for number, line in read_lines(path, bad):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
-            value = whole_characters(value) if "\\u" in line else value
+            value = replace_surrogates(value) if "\\u" in line else value
         except json.JSONDecodeError as error:
             bad.skip(number, f"not JSON ({error.msg} at character {error.pos})")
             continue
         except (ValueError, RecursionError):
-            bad.skip(number, "JSON that nobody can read: a number too long or brackets too deep")
+            bad.skip(number, "JSON with too long a number or too deep brackets")
             continue
         if isinstance(value, dict):
             yield number, value
@@ -118,8 +118,8 @@ def read_json(path: str | Path, bad: BadLines) -> Iterator[tuple[int, dict[str, 
             bad.skip(number, "not a JSON object")
 
 
-def whole_characters(value: Any) -> Any:
-    """What JSON holds, with a question mark for each half of a character: JSON can spell those, and UTF-8 cannot."""
+def replace_surrogates(value: Any) -> Any:
+    """Replace lone surrogates by question marks: JSON can contain them, UTF-8 cannot."""
     written = json.dumps(value, ensure_ascii=False)
     try:
         written.encode()
@@ -129,10 +129,10 @@ def whole_characters(value: Any) -> Any:
 
 
 def first_line(path: str | Path) -> str:
-    """The first readable line, which tells what kind of file this is.
+    """Return the first readable line, by which readers recognise the kind of a file.
 
     Raises:
-        DataError: there is none.
+        DataError: the file is empty.
     """
     for _, line in read_lines(path, BadLines(path)):
         return line
@@ -144,10 +144,10 @@ def open_bytes(path: str | Path, unpacked: Unpacked | None = None) -> BinaryIO:
 
     Args:
         path: the file.
-        unpacked: counts what a compressed file unpacks to; a count of its own by default.
+        unpacked: counts the bytes that a compressed file unpacks to; a new counter by default.
 
     Raises:
-        DataError: in reading, a compressed file unpacks to more than the limit; see `safety.limits`.
+        DataError: while reading, if a compressed file unpacks to more than the limit; see `safety.limits`.
     """
     with open(path, "rb") as file:
         start = file.read(6)
@@ -160,9 +160,9 @@ def open_bytes(path: str | Path, unpacked: Unpacked | None = None) -> BinaryIO:
 
 
 def _decode(raw: bytes) -> tuple[str, str]:
-    """The line, and why it is not text ("" where it is)."""
+    """Return the line, and why it is not text ("" if it is)."""
     if b"\x00" in raw:
-        return "", "holds a NUL byte: not text, or UTF-16"
+        return "", "contains a NUL byte: not text, or UTF-16"
     try:
         return raw.decode("utf-8").rstrip("\r\n"), ""
     except UnicodeDecodeError as error:
@@ -176,6 +176,6 @@ def _missing_named(path: str | Path) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise DataError(f"{path}: a folder, where a file is needed") from None
+        raise DataError(f"{path}: expected a file, found a folder") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -1,25 +1,25 @@
-"""Many texts to words, in several processes."""
+"""Tokenise many texts in several processes."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 
 from repulsive.errors import DataError
+from repulsive.lab.text.progress import Progress
 from repulsive.lab.text.tokens import Tokenizer, tokenizer
 from repulsive.safety.parents import watch_parent
 
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many (0: not known)
-_CHUNK = 250  # texts sent to a process at a time; few, so that Ctrl-C need not wait long
-_FEW = 5_000_000  # characters that are done before other processes would have started
+_CHUNK = 250  # texts sent to a process at a time; few, so that Ctrl-C takes effect soon
+_FEW = 5_000_000  # characters; fewer are done before other processes would have started
 _split: Tokenizer  # of a worker process
-_Words = tuple[str, int]  # the words kept, separated by spaces, and how many there were
+_Words = tuple[str, int]  # the words kept, separated by spaces, and how many the text had
 
 
 def tokenize(
@@ -31,23 +31,23 @@ def tokenize(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[list[str]], list[int]]:
-    """The words of many texts.
+    """Split texts into words.
 
-    Other processes are started only where the texts are many, and import the calling script anew, as Python's
-    `spawn` does: guard its work with `if __name__ == "__main__":`, or give `jobs=1`.
+    Other processes are started only for many texts. They import the calling script again, as Python's `spawn` does:
+    guard it with `if __name__ == "__main__":`, or give `jobs=1`.
 
     Args:
         texts: the texts.
-        name: of the tokenizer, as `tokens.tokenizer` has it.
+        name: of the tokenizer; see `tokens.tokenizer`.
         lowercase: lower-case the words.
-        longest: keep so many words of each; None: all.
-        jobs: processes; None: as many as there are processors.
-        progress: told how many texts are done.
+        longest: maximum number of words to keep of a text; None: unlimited.
+        jobs: number of processes; None: one per processor.
+        progress: called with the number of texts done.
 
     Returns:
-        The words kept of each text, and how many each had.
+        The words kept of each text, and how many words each text had.
     """
-    split = tokenizer(name, lowercase=lowercase)  # here too, so that a mistake is met before any process starts
+    split = tokenizer(name, lowercase=lowercase)  # here too, so that an error is raised before any process starts
     chunks = [texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK)]
     jobs = min(jobs or os.cpu_count() or 1, len(chunks))
     if jobs < 2 or sum(map(len, texts)) < _FEW:
@@ -56,7 +56,7 @@ def tokenize(
         done = _pooled(chunks, jobs, name, lowercase, longest)
     words: list[list[str]] = []
     counts: list[int] = []
-    same: dict[str, str] = {}  # a word is one object however often it occurs
+    same: dict[str, str] = {}  # share one object between all occurrences of a word
     for chunk in done:
         for kept, count in chunk:
             words.append([same.setdefault(word, word) for word in kept.split(" ")] if kept else [])
@@ -72,23 +72,23 @@ def _pooled(
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, spawn, initializer=_start, initargs=(os.getpid(), name, lowercase))
     try:
-        with interrupts_held():
+        with hold_interrupts():
             results = pool.map(partial(_in_worker, longest), chunks)
         yield from results
     except BrokenProcessPool:
         raise DataError(
-            'a process that makes words ended early: out of memory, or a script without `if __name__ == "__main__":`; '
-            "jobs=1 needs no processes"
+            'a worker process ended early: out of memory, or a script without `if __name__ == "__main__":`; '
+            "jobs=1 uses no worker processes"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the end; processes started meanwhile inherit that it never reaches them.
+def hold_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the block; processes started in it never receive it.
 
-    A terminal sends it to all processes: one of them is to answer, and not with a traceback for each.
+    A terminal sends Ctrl-C to all processes, and each would print a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -112,8 +112,8 @@ def _in_worker(longest: int | None, texts: Sequence[str]) -> list[_Words]:
 
 
 def _tokenize(split: Tokenizer, longest: int | None, texts: Sequence[str]) -> list[_Words]:
-    found = []
+    tokenized = []
     for text in texts:
-        words = split(text.encode("utf-8", "replace").decode())  # JSON can spell half a character; spaCy cannot take it
-        found.append((" ".join(words[:longest]), len(words)))
-    return found
+        words = split(text.encode("utf-8", "replace").decode())  # spaCy cannot handle lone surrogates
+        tokenized.append((" ".join(words[:longest]), len(words)))
+    return tokenized

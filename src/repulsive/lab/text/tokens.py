@@ -1,4 +1,4 @@
-"""Texts to numbers: tokenizers by name, a vocabulary, and many sentences of different lengths in two tensors."""
+"""Texts to token ids: tokenizers by name, a vocabulary, and ragged sentences in two tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAD, UNK = 0, 1
 RESERVED = ("<pad>", "<unk>")
 Tokenizer = Callable[[str], list[str]]
 
-# Splits as GloVe's corpora do: do | n't, it | 's; links, @names and #tags stay whole.
+# Splits as in GloVe's corpora: do | n't, it | 's; links, @names and #tags are not split.
 _WORD = re.compile(
     r"https?://\S+|[@#]\w+|\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|m|d|re|ve|ll)\b|\d+(?:[.,]\d+)+|\w+|[^\w\s]",
     re.IGNORECASE,
@@ -27,13 +27,13 @@ _WORD = re.compile(
 
 
 def tokenizer(name: str, *, lowercase: bool = False) -> Tokenizer:
-    """A function from a text to its words.
+    """Return a function that splits a text into words.
 
     Args:
-        name: "spacy", spaCy's rules for English, as in the paper (no model is needed); or "regex", near them, without
-            spaCy. "moses-de" and so on are the rules machine translation uses, for a language; "normalized-de" first
-            makes typographic quotes, dashes and spaces plain, by Moses' rules too; "none" splits at spaces and joins
-            what subword-nmt has cut. They give different words: keep to one for a vocabulary and all it is used on.
+        name: "spacy", spaCy's rules for English, as in the paper (no model is needed); "regex", similar rules without
+            spaCy; "moses-de" and so on, the Moses rules for a language; "normalized-de", the same after typographic
+            quotes, dashes and spaces are made plain; "none", splitting at spaces and joining the pieces of subword-nmt.
+            Use the same tokenizer for a vocabulary and all texts encoded with it.
         lowercase: lower-case the words, as uncased vectors need.
 
     Raises:
@@ -50,7 +50,7 @@ def tokenizer(name: str, *, lowercase: bool = False) -> Tokenizer:
     elif name.startswith(("moses-", "normalized-")):
         kind, _, language = name.partition("-")
         split = _moses(language, normalized=kind == "normalized")
-        # It knows abbreviations by their capitals, so those go last.
+        # Lower-case last: Moses recognises abbreviations by their capitals.
         return (lambda text: [word.lower() for word in split(text)]) if lowercase else split
     elif name == "none":
         split = _at_spaces
@@ -64,7 +64,7 @@ def _spacy() -> Tokenizer:
         spacy = importlib.import_module("spacy")
     except ImportError:
         raise DataError(
-            "tokenizer 'spacy' needs the package spacy (pip install spacy); 'regex' needs nothing, but its words differ"
+            "tokenizer 'spacy' needs the package spacy (pip install spacy); 'regex' does not, but its words differ"
         ) from None
     rules = spacy.blank("en").tokenizer
     return lambda text: [token.text for token in rules(text) if not token.is_space]
@@ -75,8 +75,8 @@ def _moses(language: str, normalized: bool) -> Tokenizer:
         sacremoses = importlib.import_module("sacremoses")
     except ImportError:
         raise DataError(
-            "tokenizer 'moses' needs the package sacremoses (pip install 'repulsive[translation]'); texts whose words "
-            "lie on spaces already need none: --tokenizer none"
+            "tokenizer 'moses' needs the package sacremoses (pip install 'repulsive[translation]'); for texts that are "
+            "tokenised already, use --tokenizer none"
         ) from None
     rules = sacremoses.MosesTokenizer(lang=language)
     plain = sacremoses.MosesPunctNormalizer(lang=language).normalize if normalized else str
@@ -89,33 +89,33 @@ def _at_spaces(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words and their numbers; 0 is padding and 1 any unknown word.
+    """Words and their ids; 0 is padding and 1 any unknown word.
 
     Args:
-        words: all words, the two reserved ones first.
+        words: in the order of their ids, the two reserved ones first.
     """
 
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if self.words[:2] != RESERVED:
-            raise DataError(f"a vocabulary starts with {RESERVED}, not {self.words[:2]}")
+            raise DataError(f"expected a vocabulary that starts with {RESERVED}, got {self.words[:2]}")
         if len(set(self.words)) != len(self.words):
-            raise DataError("a vocabulary has every word once; this one repeats some")
+            raise DataError("the vocabulary contains a word twice")
 
     @classmethod
     def build(cls, sentences: Iterable[Sequence[str]], *, minimum: int = 1, most: int | None = None) -> Vocabulary:
-        """The words of some sentences, the most frequent first, equally frequent ones by code point.
+        """Build a vocabulary, the most frequent words first, equally frequent ones by code point.
 
         Args:
             sentences: words of each sentence, of the training set alone.
-            minimum: how often a word must occur.
-            most: how many words to keep, the reserved ones included; None: all.
+            minimum: occurrences that a word needs.
+            most: maximum size, the reserved words included; None: unlimited.
         """
         counts: Counter[str] = Counter()
         for sentence in sentences:
             counts.update(sentence)
-        for word in RESERVED:  # a text may spell them; there they are unknown words
+        for word in RESERVED:  # in a text they are unknown words
             counts.pop(word, None)
         kept = sorted((-count, word) for word, count in counts.items() if count >= minimum)
         return cls((*RESERVED, *(word for _, word in kept))[:most])
@@ -125,15 +125,15 @@ class Vocabulary:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Number of each word; the reserved ones are not in it, for no text may produce padding."""
+        """Id of each word, without the reserved ones: no text may produce padding."""
         return {word: i for i, word in enumerate(self.words) if i >= len(RESERVED)}
 
     def encode(self, sentences: Iterable[Sequence[str]], longest: int | None = None) -> Ragged:
-        """Numbers of the words of each sentence.
+        """Encode the words of each sentence as ids.
 
         Args:
             sentences: words of each sentence.
-            longest: cut sentences after so many words; None: never.
+            longest: maximum number of words in a sentence; None: unlimited.
         """
         index, values, offsets = self.index, array("i"), array("q", [0])  # a list takes ten times the memory
         for sentence in sentences:
@@ -148,44 +148,56 @@ def _tensor(values: array[int], dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Sentences of different lengths, one after the other.
+    """Sentences of different lengths, stored end to end.
 
     Args:
-        values: int32 [words], all sentences.
-        offsets: int64 [N + 1], where each starts, and the end.
+        values: ids of all sentences, int32 [words].
+        offsets: int64 [N + 1], the start of each sentence, and the end of the last.
     """
 
     values: Tensor
     offsets: Tensor
+
+    @classmethod
+    def from_lengths(cls, values: Tensor, lengths: Tensor) -> Ragged:
+        """Join values and the lengths of the sentences, integers [N]."""
+        start = torch.zeros(1, dtype=torch.int64)
+        return cls(values, torch.cat([start, lengths.cumsum(0, dtype=torch.int64)]))
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """Pack lists of ids."""
+        values = torch.tensor([item for row in rows for item in row], dtype=torch.int32)
+        return cls.from_lengths(values, torch.tensor([len(row) for row in rows], dtype=torch.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, i: int) -> Tensor:
         if not -len(self) <= i < len(self):
-            raise IndexError(f"sentence {i} of {len(self)}")
+            raise IndexError(f"sentence {i} is out of range for {len(self)} sentences")
         i %= len(self)
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     @property
     def lengths(self) -> Tensor:
-        """int64 [N]"""
+        """Length of each sentence, int64 [N]."""
         return self.offsets.diff()
 
     def to(self, device: torch.device | str) -> Ragged:
-        """The same sentences on another device."""
+        """Copy the sentences to a device."""
         return Ragged(self.values.to(device), self.offsets.to(device))
 
     def padded(self, indices: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
-        """Some sentences as a table.
+        """Pad some sentences to the same length.
 
         Args:
-            indices: which, int64 [B].
-            length: columns of the table; None: what the longest needs, at least one, for which a GPU is waited for.
-                On a GPU a length that is too short cuts sentences; elsewhere it is an error.
+            indices: of the sentences, int64 [B].
+            length: padded length, T; None: that of the longest sentence, at least 1, which synchronises with a GPU.
+                A length that is too short cuts sentences on a GPU, and is an error on a CPU.
 
         Returns:
-            int32 [B, T], padded at the end, and the lengths [B].
+            Ids padded at the end, int32 [B, T], and the lengths [B].
         """
         starts = self.offsets[indices]  # [B]
         lengths = self.offsets[indices + 1] - starts  # [B]
@@ -193,10 +205,10 @@ class Ragged:
             needed = max(1, int(lengths.max()))
             length = needed if length is None else length
             if length < needed:
-                raise ValueError(f"length={length} is too short for a sentence of {needed} words; cut in `encode`")
-        places = torch.arange(length, device=indices.device)  # [T]
-        real = places < lengths.unsqueeze(1)  # [B, T]
+                raise ValueError(f"length={length}: too short for a sentence of {needed} words; cut it in `encode`")
+        positions = torch.arange(length, device=indices.device)  # [T]
+        real = positions < lengths.unsqueeze(1)  # [B, T]
         if not len(self.values):
             return torch.full(real.shape, PAD, dtype=self.values.dtype, device=indices.device), lengths
-        found = self.values[(starts.unsqueeze(1) + places).clamp(max=len(self.values) - 1)]  # [B, T]
-        return torch.where(real, found, PAD), lengths
+        ids = self.values[(starts.unsqueeze(1) + positions).clamp(max=len(self.values) - 1)]  # [B, T]
+        return torch.where(real, ids, PAD), lengths

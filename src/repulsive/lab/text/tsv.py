@@ -1,4 +1,4 @@
-"""Labelled texts from tab-separated files, and the `Examples` every reader of single texts returns."""
+"""Read labelled texts from tab-separated files. `Examples` is what every reader of single texts returns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from repulsive.lab.text.lines import BadLines, read_lines
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with a class each.
+    """Texts with one class each.
 
     Args:
         texts: the texts.
         labels: class of each text, an index into `classes`.
         classes: names of the classes.
-        skipped: bad lines that were left out in reading.
+        skipped: number of bad lines left out.
     """
 
     texts: list[str]
@@ -31,11 +31,11 @@ class Examples:
         return len(self.texts)
 
     def select(self, indices: Sequence[int]) -> Self:
-        """Some of the examples, in the order given."""
+        """Select examples, in the given order."""
         return replace(self, texts=[self.texts[i] for i in indices], labels=[self.labels[i] for i in indices])
 
     def counts(self) -> dict[str, int]:
-        """How many texts each class has."""
+        """Count the texts of each class."""
         return {name: self.labels.count(i) for i, name in enumerate(self.classes)}
 
 
@@ -48,18 +48,18 @@ def read_tsv(
     classes: Sequence[str] | None = None,
     limit: int = 20,
 ) -> Examples:
-    """Labelled texts from two columns of a tab-separated file; quotes have no meaning.
+    """Read labelled texts from two columns of a tab-separated file. Quotes are not special.
 
     Args:
         path: the file, plain, gzip or xz.
         label: the label's column, by name or index.
         text: the text's column, by name or index.
-        header: does the first line name the columns? None: yes if a column is given by name.
-        classes: the labels allowed, in the order of their indices; None: those found, sorted.
-        limit: bad lines that may be skipped.
+        header: whether the first line names the columns; None: yes if a column is given by name.
+        classes: the labels allowed, in the order of their indices; None: those in the file, sorted.
+        limit: number of bad lines that may be skipped.
 
     Raises:
-        DataError: no such column, too many bad lines, no usable line, or a label that is not among `classes` too often.
+        DataError: no such column, no usable line, or too many bad lines or labels.
     """
     with BadLines(path, limit) as bad:
         rows = [
@@ -73,7 +73,7 @@ def read_tsv(
 def read_columns(
     path: str | Path, columns: Sequence[str | int], bad: BadLines, header: bool | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """(line number, the columns asked for) of each line.
+    """Yield the line number and the given columns of each line.
 
     Raises:
         DataError: the file is empty, or the header has no such column.
@@ -91,9 +91,9 @@ def read_columns(
         if not line.strip():
             continue  # an empty line, often the last
         if len(fields) <= max(places):
-            bad.skip(number, f"has {len(fields)} columns; column {max(places)} (from 0) is needed")
+            bad.skip(number, f"has {len(fields)} columns, expected at least {max(places) + 1}")
         elif len(fields) > width:
-            bad.skip(number, f"has {len(fields)} columns where the first line has {width}: a tab inside a text?")
+            bad.skip(number, f"has {len(fields)} columns, the first line has {width}; is there a tab inside a text?")
         else:
             yield number, [fields[place] for place in places]
     if places is None:
@@ -107,20 +107,20 @@ def label_rows(
     bad: BadLines,
     read: Callable[[str], str | None] = str.strip,
 ) -> Examples:
-    """Examples of (line number, label, text) rows.
+    """Turn rows of (line number, label, text) into examples.
 
     Args:
         path: for messages.
-        rows: what was read.
+        rows: as read from the file.
         classes: as in `read_tsv`.
-        bad: counts labels that are none.
-        read: turns what stands in the file into a class name, None where it cannot.
+        bad: counts invalid labels.
+        read: converts a label of the file into a class name; None for an invalid one.
     """
     kept: list[tuple[str, str]] = []
     for number, label, text in rows:
         name = read(label)
         if not name or (classes is not None and name not in classes):
-            bad.skip(number, f"label {label!r} is none of {list(classes)}" if classes else f"label {label!r} is none")
+            bad.skip(number, f"invalid label {label!r}" + (f", expected one of {list(classes)}" if classes else ""))
         else:
             kept.append((name, text))
     if not kept:
@@ -138,7 +138,7 @@ def _places(path: str | Path, columns: Sequence[str | int], first: list[str], he
                 raise DataError(f"{path}: no column {column}; the first line has columns 0 to {len(first) - 1}")
             places.append(column)
         elif not header:
-            raise DataError(f"{path}: column {column!r} is asked for by name, but header=False")
+            raise DataError(f"{path}: column {column!r} is given by name, but header=False")
         elif column not in first:
             raise DataError(f"{path}: no column {column!r}; the header has {', '.join(map(repr, first[:12]))}")
         else:

@@ -1,4 +1,4 @@
-"""WordPiece as BERT and ELECTRA have it: a vocabulary file of one piece a line, and texts as numbers of pieces."""
+"""The WordPiece tokenizer of BERT and ELECTRA, with a vocabulary file of one piece per line."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from repulsive.lab.text.tokens import RESERVED, Vocabulary
 
 FILE = "vocab.txt"
 CLS, SEP, UNKNOWN, PADDING = "[CLS]", "[SEP]", "[UNK]", "[PAD]"
-_LONGEST_WORD = 200  # characters; longer ones are unknown, as in the official code
+_LONGEST_WORD = 200  # characters; longer words are unknown, as in the official code
 _AT_ONCE = 20_000  # texts
 
 
 @dataclass(frozen=True, eq=False)
 class WordPieces:
-    """How texts become pieces.
+    """A WordPiece vocabulary.
 
     Args:
-        pieces: all of them, in the order of their numbers.
-        lowercase: lower-case the texts and drop their accents, for "uncased" vocabularies.
+        pieces: in the order of their ids.
+        lowercase: lower-case texts and drop their accents, for "uncased" vocabularies.
     """
 
     pieces: tuple[str, ...]
@@ -33,18 +33,18 @@ class WordPieces:
 
     def __post_init__(self) -> None:
         if missing := [mark for mark in (PADDING, UNKNOWN, CLS, SEP) if mark not in self.index]:
-            raise DataError(f"a WordPiece vocabulary has {', '.join(missing)}; this one does not")
+            raise DataError(f"not a WordPiece vocabulary: it lacks {', '.join(missing)}")
         if self.index[PADDING] != 0:
-            raise DataError(f"{PADDING} must be the first piece of a vocabulary, not number {self.index[PADDING]}")
+            raise DataError(f"{PADDING} must be the first piece of a vocabulary; here its id is {self.index[PADDING]}")
         if len(self.index) != len(self.pieces):
-            raise DataError("a vocabulary has every piece once; this one repeats some")
+            raise DataError("the vocabulary contains a piece twice")
 
     @classmethod
     def read(cls, path: Path, lowercase: bool = True) -> WordPieces:
-        """Of a vocabulary file, or of a folder that has one.
+        """Read a vocabulary file, or that of a model's folder.
 
         Raises:
-            DataError: there is none, or it is not one of WordPiece.
+            DataError: there is no such file, or it is not a WordPiece vocabulary.
         """
         file = path / FILE if path.is_dir() else path
         try:
@@ -54,23 +54,23 @@ class WordPieces:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Number of each piece."""
-        return {piece: number for number, piece in enumerate(self.pieces)}
+        """Id of each piece."""
+        return {piece: i for i, piece in enumerate(self.pieces)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Numbers of the pieces of each text, without marks; a text that spells "[SEP]" has brackets and letters."""
-        found: list[list[int]] = []
+        """Encode texts as ids, without marks; "[SEP]" in a text becomes brackets and letters."""
+        ids: list[list[int]] = []
         for start in range(0, len(texts), _AT_ONCE):
             batch = self._tokenizer.encode_batch(list(texts[start : start + _AT_ONCE]), add_special_tokens=False)
-            found += [encoding.ids for encoding in batch]
-        return found
+            ids += [encoding.ids for encoding in batch]
+        return ids
 
     def as_bytes(self) -> bytes:
-        """The vocabulary file."""
+        """Return the content of the vocabulary file."""
         return "".join(f"{piece}\n" for piece in self.pieces).encode()
 
     def as_vocabulary(self) -> Vocabulary:
-        """What a prepared folder keeps: the same numbers, the first two under the names they have everywhere."""
+        """Return the vocabulary of a prepared folder: the same ids, the first two with their reserved names."""
         return Vocabulary((*RESERVED, *self.pieces[len(RESERVED) :]))
 
     @cached_property

@@ -56,7 +56,7 @@ def test_snippets_and_classes(tmp_path):
 
 def test_bad_lines(tmp_path):
     path = write_archive(tmp_path, *LINES, "4\t9\ttoo good", "5\tnan\tno number", "6\t1", "7\t1\t ", "8\t1\tfine\t")
-    with pytest.warns(UserWarning, match="5 bad lines skipped: line 4: not a number, a rating"):
+    with pytest.warns(UserWarning, match="5 bad lines skipped: line 4: expected a number, a rating"):
         assert len(read_movie_reviews(path)) == 3
     with pytest.raises(DataError, match="more than 4 bad lines"):
         read_movie_reviews(path, limit=4)
@@ -85,13 +85,13 @@ def test_parts_are_disjoint_and_a_repeated_text_is_in_one():
     assert len(set.union(*kinds.values())) == 90
     assert split_snippets(examples, 20, 1)["dev"].texts == parts["dev"].texts
     assert split_snippets(examples, 20, 2)["dev"].texts != parts["dev"].texts
-    with pytest.raises(DataError, match="45 each leave nothing of 90"):
+    with pytest.raises(DataError, match="45 each leave none of 90"):
         split_snippets(examples, held=45)
 
 
 def test_an_archive_with_another_checksum_is_refused(tmp_path):
     write_archive(tmp_path, *LINES)
-    with pytest.raises(DataError, match=rf"{ARCHIVE}: its SHA-256 is .*remove it"):
+    with pytest.raises(DataError, match=rf"{ARCHIVE}: expected SHA-256 .*remove it"):
         fetch(tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_pip_fetches_by_name_and_checks_the_hash(tmp_path, offline_pip, monkeypa
     pytest.importorskip("setuptools")
     archive = write_archive(offline_pip, *LINES)
     folder = tmp_path / "new" / "downloads"
-    with pytest.raises(DataError, match=r"pip could not fetch vaderSentiment==3\.3\.2 \(ERROR: .*HASH"):
+    with pytest.raises(DataError, match=r"pip could not download vaderSentiment==3\.3\.2 \(ERROR: .*HASH"):
         fetch(folder)
     assert list(folder.iterdir()) == []
     monkeypatch.setattr(movie_reviews, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
@@ -121,7 +121,7 @@ def test_pip_fetches_by_name_and_checks_the_hash(tmp_path, offline_pip, monkeypa
 
 
 def test_what_pip_cannot_fetch_is_one_line(tmp_path, offline_pip):
-    with pytest.raises(DataError, match=r"pip could not fetch .* \(ERROR: .*\); .* put it into ") as error:
+    with pytest.raises(DataError, match=r"pip could not download .* \(ERROR: .*\); .* put it into ") as error:
         fetch(tmp_path / "downloads")
     assert "\n" not in str(error.value) and str(tmp_path / "downloads") in str(error.value)
 

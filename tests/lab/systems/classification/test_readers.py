@@ -52,7 +52,7 @@ def test_tsv_with_bad_lines(tmp_path):
     [
         (("l\tt", "x\tone"), {"label": "stars", "text": "t"}, "no column 'stars'; the header has 'l', 't'"),
         (("l\tt", "x\tone"), {"label": 0, "text": 2}, "no column 2; the first line has columns 0 to 1"),
-        (("x\tone",), {"label": "l", "text": 1, "header": False}, "asked for by name"),
+        (("x\tone",), {"label": "l", "text": 1, "header": False}, "is given by name"),
         (("l\tt",), {"label": "l", "text": "t"}, "no usable line"),
     ],
 )
@@ -110,7 +110,7 @@ def test_reviews_with_bad_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("just words", "neither JSON lines, nor a TSV"), ("a\ttext", "none of the columns")]
+    ("line", "message"), [("just words", "expected JSON lines, or a TSV"), ("a\ttext", "expected one of the columns")]
 )
 def test_files_that_hold_no_reviews(tmp_path, line, message):
     with pytest.raises(DataError, match=message):
@@ -153,7 +153,7 @@ def test_snli_with_bad_lines(tmp_path):
     path = write(tmp_path / "a.tsv", header, "neutral\tA\tB", "maybe\tA\tB", "neutral\tA", "neutral\t\tB")
     with pytest.warns(UserWarning, match="3 bad lines skipped"):
         assert read_snli(path).skipped == 3
-    with pytest.raises(DataError, match="label 'maybe' is none of"):
+    with pytest.raises(DataError, match="invalid label 'maybe', expected one of"):
         read_snli(path, limit=0)
     with pytest.raises(DataError, match="no column 'sentence2'"):
         read_snli(write(tmp_path / "b.tsv", "gold_label\tsentence1", "neutral\tA"))
@@ -169,13 +169,13 @@ def test_snli_with_bad_lines(tmp_path):
 
 def test_age_from_tsv(tmp_path):
     lines = ["18-24\thello\tF\ta", "50-xx\tgood day\tM\tb", "18-24\thi\tF\ta", "young\they\tF\tc"]
-    with pytest.warns(UserWarning, match="author c, line 5: 'young' is no age group"):
+    with pytest.warns(UserWarning, match="author c, line 5: 'young', expected an age group"):
         found = read_age(write(tmp_path / "a.tsv", "age_group\ttext\tgender\tauthor_id", *lines))
     assert found.texts == ["hello", "good day", "hi"] and found.classes == ("18-24", "50-XX")
     assert (found.labels, found.genders, found.authors) == ([0, 1, 0], ["F", "M", "F"], ["a", "b", "a"])
     test = read_age(write(tmp_path / "b.tsv", *lines[1:2]), classes=found.classes)
     assert test.labels == [1]
-    with pytest.raises(DataError, match="'50-xx' is none of"):
+    with pytest.raises(DataError, match="'50-xx', expected one of"):
         read_age(write(tmp_path / "b.tsv", *lines[1:2]), classes=("18-24",), limit=0)
 
 
@@ -226,5 +226,5 @@ def test_development_authors_are_others_and_every_class_has_some(tmp_path):
     assert all(author.startswith(dev.classes[label]) for author, label in zip(dev.authors, dev.labels, strict=True))
     assert split_authors(profiles, 0.2, seed=1)[1].texts == dev.texts != split_authors(profiles, 0.2, seed=2)[1].texts
     assert set(split_authors(profiles, 0.99)[0].labels) == {0, 1, 2}  # an author of each class stays
-    with pytest.raises(DataError, match="50-XX has one author only"):
+    with pytest.raises(DataError, match="50-XX has only one author"):
         split_authors(profiles.select([*range(120), 120]))

@@ -1,4 +1,4 @@
-"""Which pieces are to be guessed: how many, which never, how often each, and what stands there instead."""
+"""Masking: number and distribution of the positions to predict, and the tokens that replace them."""
 
 import pytest
 import torch
@@ -34,17 +34,17 @@ def test_what_a_draw_is_made_of(end):
     for row in range(64):
         drawn = found.places[row, :count]
         assert not found.places[row, count:].any() and int(drawn.max()) < end
-        assert not set(tokens[row, drawn].tolist()) & {0, 2, 3, 4}  # never a mark, never padding
+        assert not set(tokens[row, drawn].tolist()) & {0, 2, 3, 4}  # neither marks nor padding
         assert found.answers[row, :count].tolist() == tokens[row, drawn].tolist()
         for i, place in enumerate(drawn.tolist()):
             assert int(found.first[row, i]) == drawn.tolist().index(place)
     changed = found.tokens != tokens
     assert bool((found.tokens[changed] == 4).all())
-    assert not changed.scatter(1, found.places, False).any()  # nothing but what was drawn
+    assert not changed.scatter(1, found.places, False).any()  # only drawn positions change
 
 
 def test_statistics():
-    """About 17.7 different places of 125, 85 % of draws masked, every piece equally often."""
+    """About 17.7 distinct positions of 125, 85 % of draws masked, every piece equally often."""
     tokens, ends = blocks(4000)
     found = mask(tokens, ends, MARKS)
     distinct = torch.tensor([len(set(row)) for row in found.places.tolist()]).double()
@@ -72,7 +72,7 @@ def test_a_block_of_marks_alone_does_no_harm():
 
 
 def test_places_by_hand():
-    """The k-th of the pieces that are no marks, for k = floor(u x their number), one by one."""
+    """Find the k-th piece that is not a mark, for k = floor(u x their number), in a plain loop."""
     tokens, ends = blocks(8, end=40)
     found = mask(tokens, ends, MARKS, draw=torch.Generator().manual_seed(3))
     uniform = torch.rand(2, 8, 19, generator=torch.Generator().manual_seed(3))

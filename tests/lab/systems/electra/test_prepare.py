@@ -1,4 +1,4 @@
-"""A corpus to blocks: against a plain builder, from texts and archives, whole or not at all, and what goes wrong."""
+"""Prepare a pre-training corpus: packing against the official builder, texts and archives, the folder, errors."""
 
 import gzip
 import io
@@ -23,7 +23,7 @@ pytest.importorskip("tokenizers")
 
 
 def documents(seed=0, count=60, longest=40):
-    """Paragraphs of numbers, all different, so that every piece can be followed."""
+    """Make paragraphs of numbers that are all different, so that every piece can be traced."""
     draw, number = random.Random(seed), itertools.count(100)
     return [
         [[next(number) for _ in range(draw.randint(0, longest))] for _ in range(draw.randint(1, 6))]
@@ -35,7 +35,7 @@ def documents(seed=0, count=60, longest=40):
 
 
 class OfficialBuilder:
-    """google-research/electra's ExampleBuilder, word by word, on numbers instead of texts."""
+    """Reimplement the ExampleBuilder of google-research/electra, on numbers instead of texts."""
 
     def __init__(self, max_length, draw):
         self.sentences, self.length, self.max, self.target, self.draw = [], 0, max_length, max_length, draw
@@ -68,7 +68,9 @@ class OfficialBuilder:
 
 @pytest.mark.parametrize("length", [16, 64])
 def test_official_blocks_are_those_of_the_official_builder(length):
-    found = [[p for p in document if p] for document in documents(count=300)]  # its lines are never empty
+    found = [
+        [p for p in document if p] for document in documents(count=300)
+    ]  # the official builder never sees empty lines
     found = [document for document in found if document]
     builder, expected = OfficialBuilder(length, random.Random(3)), []
     for document in found:
@@ -90,12 +92,12 @@ def test_full_blocks_lose_nothing_and_have_no_padding():
     for first, second in blocks:
         assert len(first) + len(second) == (length - 3 if second else length - 2)
         if second:
-            assert at + len(first) in ends  # segments end where paragraphs do, as near to the middle as any
+            assert at + len(first) in ends  # segments end with a paragraph, the nearest to the middle
             inside = [end - at for end in ends if 0 < end - at < length - 3]
             assert abs(2 * len(first) - (length - 3)) == min(abs(2 * end - (length - 3)) for end in inside)
         alone += not second
         at += len(first) + len(second)
-    assert 0.05 < alone / len(blocks) < 0.6  # a tenth, and those within long paragraphs
+    assert 0.05 < alone / len(blocks) < 0.6  # a tenth at random, and blocks within long paragraphs
 
 
 def test_rows_say_where_segments_end():
@@ -140,10 +142,10 @@ def test_the_number_of_processes_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("repulsive.lab.systems.electra.prepare._CHUNK", 2_000)
     corpus, vocabulary = words.write_corpus(tmp_path, 150), words.write_vocabulary(tmp_path)
     told = []
-    plans = [plan_pretrain(corpus, vocabulary, tmp_path / str(jobs), length=32, dev=0.1) for jobs in (1, 2)]
+    plans = [plan_pretrain(corpus, tmp_path / str(jobs), vocabulary=vocabulary, length=32, dev=0.1) for jobs in (1, 2)]
     one, two = (p.make(jobs, lambda *x: told.append(x)) for p, jobs in zip(plans, (1, 2), strict=True))
     assert one.manifest == two.manifest and told[-1] == ("documents", 150, 0)
-    other = plan_pretrain(corpus, vocabulary, tmp_path / "seed", length=32, dev=0.1, seed=1).make(1)
+    other = plan_pretrain(corpus, tmp_path / "seed", vocabulary=vocabulary, length=32, dev=0.1, seed=1).make(1)
     assert other.manifest["files"]["train.npy"] != one.manifest["files"]["train.npy"]
 
 
@@ -151,7 +153,7 @@ def test_the_verb(tmp_path, capsys):
     corpus, vocabulary = words.write_corpus(tmp_path), words.write_vocabulary(tmp_path)
     command = ["prepare", "pretrain", "--vocabulary", str(vocabulary), "--out", str(tmp_path / "out"), "--jobs", "1"]
     command += ["--length", "32", "--dev", "0.1"]
-    assert run([*command, "--data", str(tmp_path)]) == 0  # the vocabulary, beside it, is no text
+    assert run([*command, "--data", str(tmp_path)]) == 0  # the vocabulary in the same folder is left out
     assert "0.0% padding" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"].keys() == {"corpus.txt", "vocab.txt"}
     assert run([*command, "--data", str(corpus)]) == 0
@@ -161,9 +163,9 @@ def test_the_verb(tmp_path, capsys):
         (["--packing", "none"], "choose one of official, full"),
         (["--length", "4"], "from 8 to 512"),
         (["--dev", "0.7"], "between 0 and 0.5"),
-        (["--tokenizer", "spacy"], "task 'pretrain' has no option 'tokenizer'"),
+        (["--tokenizer", "spacy"], "dataset 'pretrain' has no option '--tokenizer'"),
         (["--data", str(tmp_path / "none")], "no such file or folder"),
-        (["--vocabulary", str(corpus)], "corpus.txt: a WordPiece vocabulary has [PAD]"),
+        (["--vocabulary", str(corpus)], "corpus.txt: not a WordPiece vocabulary: it lacks [PAD]"),
         (["--vocabulary", str(tmp_path / "none.txt")], "none.txt"),
     ):
         assert run([*command, "--data", str(corpus), *more]) == 2, more
@@ -172,27 +174,27 @@ def test_the_verb(tmp_path, capsys):
     assert run(["prepare", "pretrain", "--data", str(corpus)]) == 2
     assert "--vocabulary" in capsys.readouterr().err
     assert run(["prepare", "tsv", "--data", str(tmp_path), "--length", "9"]) == 2
-    assert "no option 'length'" in capsys.readouterr().err
+    assert "no option '--length'" in capsys.readouterr().err
 
 
 def test_a_vocabulary_without_masks(tmp_path):
     vocabulary = words.write_vocabulary(tmp_path)
     vocabulary.write_text(vocabulary.read_text().replace("[MASK]", "mask"))
-    with pytest.raises(DataError, match=r"vocab.txt: a vocabulary for pre-training has \[MASK\]; this one does not"):
-        plan_pretrain(words.write_corpus(tmp_path), vocabulary, tmp_path / "out")
+    with pytest.raises(DataError, match=r"vocab.txt: the vocabulary lacks \[MASK\]"):
+        plan_pretrain(words.write_corpus(tmp_path), tmp_path / "out", vocabulary=vocabulary)
 
 
 def test_a_part_without_documents(tmp_path):
     corpus, vocabulary = words.write_corpus(tmp_path, 3), words.write_vocabulary(tmp_path)
     with pytest.raises(DataError, match=r"corpus.txt: too few texts for a (dev|test) part; raise --dev"):
-        plan_pretrain(corpus, vocabulary, tmp_path / "out", dev=1e-6).make(1)
+        plan_pretrain(corpus, tmp_path / "out", vocabulary=vocabulary, dev=1e-6).make(1)
     assert not (tmp_path / "out").exists()
 
 
 def test_texts_too_short_for_a_block(tmp_path):
     corpus, vocabulary = words.write_corpus(tmp_path, 3), words.write_vocabulary(tmp_path)
     with pytest.raises(DataError, match=rf"{corpus}.*: not one block of 512 pieces; give more text or a smaller"):
-        plan_pretrain(corpus, vocabulary, tmp_path / "out", length=512, dev=1e-6).make(1)
+        plan_pretrain(corpus, tmp_path / "out", vocabulary=vocabulary, length=512, dev=1e-6).make(1)
 
 
 def test_a_damaged_folder(tmp_path):
@@ -211,7 +213,7 @@ def test_a_damaged_folder(tmp_path):
 
 
 def packed(*texts, name="page"):
-    """A tar of texts."""
+    """Make a tar file of texts."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for i, text in enumerate(texts):
@@ -222,7 +224,7 @@ def packed(*texts, name="page"):
 
 
 def open_web_text(path, *archives):
-    """A tar of xz-compressed tars, as OpenWebText comes."""
+    """Make a tar file of xz-compressed tar files, as OpenWebText is published."""
     with tarfile.open(path, "w:xz") as outer:
         outer.addfile(tarfile.TarInfo("openwebtext/README"))
         for i, inner in enumerate(archives):
@@ -246,14 +248,14 @@ def test_archives_are_read_without_unpacking(tmp_path):
     pages = packed(b"One.\n\nTwo.\n", b"Three."), packed(b"Four.", b"\n \n")
     path = open_web_text(tmp_path / "openwebtext.tar.xz", *pages)
     assert list(read_documents(path)) == expected
-    (tmp_path / "urlsf_subset00_data.xz").write_bytes(lzma.compress(pages[0]))  # one of the inner ones alone
+    (tmp_path / "urlsf_subset00_data.xz").write_bytes(lzma.compress(pages[0]))  # one of the inner archives
     assert list(read_documents(tmp_path / "urlsf_subset00_data.xz")) == expected[:2]
     (tmp_path / "plain.tar").write_bytes(packed(b"Four."))
     assert list(read_documents(tmp_path / "plain.tar")) == expected[2:]
     assert {p.name for p in tmp_path.iterdir()} == {"openwebtext.tar.xz", "urlsf_subset00_data.xz", "plain.tar"}
 
 
-def test_texts_that_are_no_text_are_counted(tmp_path):
+def test_files_that_are_not_utf8_are_counted(tmp_path):
     path = open_web_text(tmp_path / "a.tar.xz", packed(b"One.", b"\xff\xfe", b"Two."))
     with pytest.warns(UserWarning, match=r"page-1.txt: byte 0 \(0xff\) is not UTF-8"):
         assert list(read_documents(path)) == [["One."], ["Two."]]

@@ -1,4 +1,4 @@
-"""A corpus that is learned in seconds: all words of a document begin alike."""
+"""A toy corpus that is learned in seconds: all words of a document start with the same syllable."""
 
 from repulsive.lab.systems.electra.prepare import plan_pretrain
 from repulsive.lab.systems.electra.toy import WORDS, write_corpus, write_vocabulary  # noqa: F401  tests take WORDS from here
@@ -29,7 +29,7 @@ def make_data(folder, documents=200, **settings):
     folder.mkdir(parents=True, exist_ok=True)
     corpus, vocabulary = write_corpus(folder, documents), write_vocabulary(folder)
     settings = {"length": 32, "dev": 0.1} | settings
-    plan_pretrain(corpus, vocabulary, folder / "prepared", **settings).make(jobs=1)
+    plan_pretrain(corpus, folder / "prepared", vocabulary=vocabulary, **settings).make(jobs=1)
     toml(folder).write_text(RECIPE.format(data=folder / "prepared"))
     return folder
 

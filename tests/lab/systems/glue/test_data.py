@@ -1,4 +1,4 @@
-"""GLUE files: every task's layout, every quirk, every mistake; and what is prepared from them."""
+"""Read and prepare GLUE: the layout of every task, errors, and the prepared folder."""
 
 import gzip
 import json
@@ -10,6 +10,7 @@ import torch
 
 from repulsive.cli.app import run
 from repulsive.errors import DataError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.glue.data import (
     TASKS,
     cut_pair,
@@ -19,7 +20,6 @@ from repulsive.lab.systems.glue.data import (
     task_named,
     without_stops,
 )
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.wordpiece import WordPieces
 from tests.lab.systems.glue import glue_files
@@ -29,7 +29,7 @@ pytest.importorskip("tokenizers")
 
 @pytest.fixture(autouse=True)
 def loud():
-    """Skipped lines are warned of; where a test does not expect that, nothing may be skipped."""
+    """Turn warnings about skipped lines into errors, unless a test expects them."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -45,7 +45,7 @@ def write(path, *lines):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_reads_what_was_written(task, tmp_path):
-    """By the header's names, with all the official columns, a byte order mark (MRPC), or no header (CoLA)."""
+    """Find columns by name among all the official ones, after a byte order mark (MRPC), or without a header (CoLA)."""
     files = find_glue(glue_files.write_task(tmp_path, task), TASKS[task])
     rows = list(glue_files.rows_of(task, 80, 0))
     found = read_glue(files["train"], TASKS[task])
@@ -67,7 +67,7 @@ def test_quotes_have_no_meaning(tmp_path):
 def test_columns_are_found_by_name_wherever_they_stand(tmp_path):
     path = write(tmp_path / "dev.tsv", "index\tsentence1\tsentence2\tgold_label", "0\ta\tb\tneutral")
     assert read_glue(path, TASKS["mnli"]).labels == [2]
-    path = write(tmp_path / "cola.tsv", "label\tsentence", "0\tA header.")  # CoLA where somebody gave it one
+    path = write(tmp_path / "cola.tsv", "label\tsentence", "0\tA header.")  # a copy of CoLA with a header
     assert read_glue(path, TASKS["cola"]).texts == (["A header."],)
 
 
@@ -75,7 +75,7 @@ def test_rows_are_called_what_the_file_calls_them(tmp_path):
     path = write(tmp_path / "test.tsv", "id\tquestion1\tquestion2", "7\ta\tb", "3\tc\td")
     assert read_glue(path, TASKS["qqp"], labelled=False).indices == [7, 3]
     path = write(tmp_path / "test.tsv", "id\tquestion1\tquestion2", "seven\ta\tb")
-    with pytest.raises(DataError, match="line 2: 'seven' is no number of a row"):
+    with pytest.raises(DataError, match="line 2: expected a row number, got 'seven'"):
         read_glue(path, TASKS["qqp"], labelled=False)
 
 
@@ -95,14 +95,14 @@ def test_packed_files_and_subsets_are_found(packed, end, tmp_path):
 @pytest.mark.parametrize(
     ("task", "line", "why"),
     [
-        ("rte", "1\tonly this", r"line 3: has 2 columns; column 3 \(from 0\) is needed"),
-        ("rte", "1\ta\tb\tentailment\tmore", "line 3: has 5 columns where the first line has 4"),
-        ("rte", "1\t \tb\tentailment", "line 3: nothing in column 'sentence1'"),
-        ("rte", "1\ta\t\tentailment", "line 3: nothing in column 'sentence2'"),
-        ("rte", "1\ta\tb\t-", "line 3: label '-' is none of entailment, not_entailment"),
-        ("sts", "1\t\t\t\t\t\t\ta\tb\t5.1", "line 3: score '5.1' is no number from 0 to 5"),
-        ("sts", "1\t\t\t\t\t\t\ta\tb\thigh", "line 3: score 'high' is no number from 0 to 5"),
-        ("sts", "1\t\t\t\t\t\t\ta\tb\tnan", "line 3: score 'nan'"),
+        ("rte", "1\tonly this", "line 3: has 2 columns, expected at least 4"),
+        ("rte", "1\ta\tb\tentailment\tmore", "line 3: has 5 columns, the first line has 4"),
+        ("rte", "1\t \tb\tentailment", "line 3: column 'sentence1' is empty"),
+        ("rte", "1\ta\t\tentailment", "line 3: column 'sentence2' is empty"),
+        ("rte", "1\ta\tb\t-", "line 3: invalid label '-', expected one of entailment, not_entailment"),
+        ("sts", "1\t\t\t\t\t\t\ta\tb\t5.1", "line 3: invalid score '5.1', expected a number from 0 to 5"),
+        ("sts", "1\t\t\t\t\t\t\ta\tb\thigh", "line 3: invalid score 'high', expected a number from 0 to 5"),
+        ("sts", "1\t\t\t\t\t\t\ta\tb\tnan", "line 3: invalid score 'nan'"),
     ],
 )
 def test_bad_rows_are_named_counted_and_skipped_up_to_a_limit(task, line, why, tmp_path):
@@ -149,7 +149,7 @@ def test_lost_full_stops_are_noticed():
     assert stops_to_drop(whole * 50, whole) == "keep"
     assert stops_to_drop(bare * 50, whole) == "all"
     assert stops_to_drop(["One. Two", "Three"] * 50, whole) == "final"
-    assert stops_to_drop(bare * 50, bare) == "keep"  # then nothing differs
+    assert stops_to_drop(bare * 50, bare) == "keep"  # both sides lack full stops
     assert [without_stops("a. b...", which) for which in ("keep", "final", "all")] == ["a. b...", "a. b", "a b"]
     assert without_stops("...", "all") == "..."
 
@@ -159,7 +159,7 @@ def test_lost_full_stops_are_noticed():
     [(5, 2, 4, (2, 2)), (2, 5, 4, (2, 2)), (3, 3, 5, (3, 2)), (1, 9, 5, (1, 4)), (2, 2, 4, (2, 2))],
 )
 def test_the_longer_side_is_cut_first(a, b, most, kept):
-    """As the official code: while there are too many, the longer loses its last, the second of equals."""
+    """Compare with the official code: drop the last piece of the longer text, or of the second if they are equal."""
     first, second = cut_pair(list(range(a)), list(range(b)), most)
     assert (len(first), len(second)) == kept and first == list(range(len(first)))
 
@@ -170,7 +170,7 @@ def test_the_longer_side_is_cut_first(a, b, most, kept):
 def test_pieces_are_berts(tmp_path):
     pieces = WordPieces.read(glue_files.write_vocabulary(tmp_path))
     words = [pieces.pieces[i] for i in pieces.encode(["Goodly, BÁD xyz [SEP]"])[0]]
-    assert words == ["good", "##ly", ",", "bad", "[UNK]", "[UNK]", "[UNK]", "[UNK]"]  # a text cannot spell a mark
+    assert words == ["good", "##ly", ",", "bad", "[UNK]", "[UNK]", "[UNK]", "[UNK]"]  # a mark in a text is not a mark
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=True)
     texts = [second for _, second, _ in glue_files.rows_of("rte", 20)] + ["Goodly, BÁD w3.", "yes\tno w1,w2"]
@@ -180,9 +180,9 @@ def test_pieces_are_berts(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: p[1:], r"has \[PAD\]; this one does not"),
+        (lambda p: p[1:], r"it lacks \[PAD\]"),
         (lambda p: [p[1], p[0], *p[2:]], r"\[PAD\] must be the first piece"),
-        (lambda p: [*p, "good"], "repeats some"),
+        (lambda p: [*p, "good"], "contains a piece twice"),
     ],
 )
 def test_a_vocabulary_that_is_none(change, message, tmp_path):
@@ -276,8 +276,8 @@ def test_texts_that_lose_their_stops_are_told_of(tmp_path, capsys):
         (["--task", "cola", "--vocabulary", "vocab.txt", "--held-out", "1"], "held_out=1"),
         (["--task", "cola", "--vocabulary", "vocab.txt", "--stops", "some"], "stops='some': choose one of auto, keep"),
         (["--task", "cola", "--vocabulary", "vocab.txt", "--tokenizer", "spacy"], "takes wordpiece"),
-        (["--task", "cola", "--vocabulary", "vocab.txt", "--longest", "4"], "longest=4: at least 8"),
-        (["--task", "cola", "--vocabulary", "vocab.txt", "--vectors", "vocab.txt"], "--vectors would not be used"),
+        (["--task", "cola", "--vocabulary", "vocab.txt", "--longest", "4"], "longest=4: expected at least 8"),
+        (["--task", "cola", "--vocabulary", "vocab.txt", "--vectors", "vocab.txt"], "leave out --vectors"),
     ],
 )
 def test_mistakes_are_one_line(more, message, tmp_path, monkeypatch, capsys):

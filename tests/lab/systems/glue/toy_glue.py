@@ -1,7 +1,7 @@
 """GLUE at toy size: tiny files, random weights, learned in seconds."""
 
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import open_recipe
-from repulsive.lab.text.prepare import prepare
 from tests.lab.systems import running
 from tests.lab.systems.glue import glue_files
 

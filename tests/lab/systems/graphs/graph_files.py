@@ -69,7 +69,7 @@ def write_json(folder, parts=("train", "val", "test")):
 
 
 def write_archive(folder):
-    """`unprocessed.tar.gz`, with what archives made on other systems also hold."""
+    """Write `unprocessed.tar.gz`, with the extra files that other systems put into archives."""
     folder.mkdir(parents=True, exist_ok=True)
     data = json.dumps(ENTRIES, indent=2).encode()
     with tarfile.open(folder / "unprocessed.tar.gz", "w:gz") as archive:

@@ -1,4 +1,4 @@
-"""Graphs are read the same from every form, and what is wrong with a line is said with its number."""
+"""Read graphs: every form gives the same graphs, and errors name the line."""
 
 import doctest
 import gzip
@@ -76,21 +76,21 @@ def test_compressed_files_are_read_directly(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        (0, "a\tb", "7 columns, where there are 6"),
+        (0, "a\tb", "7 columns, expected 6"),
         (1, "", "no entity"),
         (1, "parsing ; beam search", "2 entities with 3 types"),
         (1, "parsing ;  ; treebank", "entity 1 has no words"),
         (2, "<task> <task> <material>", "mentions <method_1>, but entity 1 is of type <task>"),
-        (3, "1 0 3", "relation 'USED-FOR' has entity 3 of 3, numbered from 0"),
-        (3, "-1 0 2", "relation 'USED-FOR' has entity -1 of 3"),
+        (3, "1 0 3", "relation 'USED-FOR' has entity 3, but there are 3, numbered from 0"),
+        (3, "-1 0 2", "relation 'USED-FOR' has entity -1, but there are 3"),
         (3, "1 2 0", "relation 2 is unknown: there are 2, numbered from 0"),
         (3, "1 -1 0", "relation -1 is unknown"),
-        (3, "1 0", "relation '1 0': head, relation and tail are three numbers"),
-        (3, "1 x 0", "relation '1 x 0': not numbers"),
-        (4, "we use <method_7> .", "the text mentions entity 7 of 3"),
+        (3, "1 0", "relation '1 0': expected three numbers"),
+        (3, "1 x 0", "relation '1 x 0': expected integers"),
+        (4, "we use <method_7> .", "the text mentions entity 7, but there are 3"),
         (4, " ", "no text, or an empty one"),
         (5, "1 2", "the sentence plan does not end with -1"),
-        (5, "one -1", "sentence plan 'one -1': not numbers"),
+        (5, "one -1", "sentence plan 'one -1': expected integers"),
     ],
 )
 def test_a_bad_line_is_named_counted_and_skipped(tmp_path, column, value, message):
@@ -109,13 +109,17 @@ def test_a_bad_line_is_named_counted_and_skipped(tmp_path, column, value, messag
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("title", None, "'title' is missing or no text"),
-        ("entities", "parsing", "'entities' is missing or no list of texts"),
-        ("entities", [], "no entity|not two of the entities"),
-        ("relations", [3], "'relations' is missing or no list of texts"),
-        ("relations", ["beam search -- USED-FOR -- trees"], "'beam search -- USED-FOR -- trees' is not two of the"),
-        ("relations", ["beam search USED-FOR parsing"], "is not two of the entities"),
-        ("relations", ["parsing -- LIKES -- treebank"], "relation 'LIKES' is unknown; known are USED-FOR, CONJ"),
+        ("title", None, "'title' is missing or not a string"),
+        ("entities", "parsing", "'entities' is missing or not a list of strings"),
+        ("entities", [], "no entity|expected 'entity -- NAME -- entity'"),
+        ("relations", [3], "'relations' is missing or not a list of strings"),
+        (
+            "relations",
+            ["beam search -- USED-FOR -- trees"],
+            "'beam search -- USED-FOR -- trees': expected 'entity -- NAME",
+        ),
+        ("relations", ["beam search USED-FOR parsing"], "expected 'entity -- NAME -- entity'"),
+        ("relations", ["parsing -- LIKES -- treebank"], "relation 'LIKES' is unknown; relations: USED-FOR, CONJ"),
     ],
 )
 def test_a_bad_entry_is_named_by_its_line(tmp_path, key, value, message):
@@ -151,14 +155,14 @@ def test_json_is_read_in_pieces_wherever_they_end(tmp_path, monkeypatch, piece):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "ends at line 1, before its list does"),
+        ("", "ends at line 1, before the end of its list"),
         ("[]", "no usable graph"),
-        ("{}", r"line 1: not a list in JSON: '\[' is missing"),
-        ('[\n{"a": 1}\n{"b": 2}]', "line 3: not a list in JSON: ',' is missing"),
+        ("{}", r"line 1: expected a list in JSON, but '\[' is missing"),
+        ('[\n{"a": 1}\n{"b": 2}]', "line 3: expected a list in JSON, but ',' is missing"),
         ('[{"a": 1},\n{"b": }]', r"line 2: not JSON \(Expecting value\)"),
         ('[{"a": 1},\n{"b"', "line 2: not JSON"),
-        ('[{"a": 1},\n', "ends at line 2, before its list does"),
-        ('[{"a": 1}', "ends at line 1, before its list does"),
+        ('[{"a": 1},\n', "ends at line 2, before the end of its list"),
+        ('[{"a": 1}', "ends at line 1, before the end of its list"),
         (b'["\xff"]', "not UTF-8"),
     ],
 )
@@ -214,8 +218,8 @@ def test_webnlg_has_the_numbers_of_entities_where_they_are_mentioned(tmp_path):
     ("change", "message"),
     [
         ({"triples": []}, "no entity: the list of triples is empty"),
-        ({"triples": None}, "lacks a list of triples or of texts"),
-        ({"triples": [["a", "b"]]}, r"triple \['a', 'b'\]: subject, name and object are three texts"),
+        ({"triples": None}, "expected lists of triples and of texts"),
+        ({"triples": [["a", "b"]]}, r"triple \['a', 'b'\]: expected three strings: subject, name and object"),
         ({"triples": [["a", " ", "c"]]}, r"triple \['a', ' ', 'c'\]: the relation has no name"),
         ({"triples": [["_", "b", "c"]]}, "entity 0 has no words"),
         ({"texts": []}, "no text, or an empty one"),
@@ -285,7 +289,7 @@ def test_a_copy_writes_what_people_write(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(entry))
     graph = read_webnlg(tmp_path / "a.jsonl", SPLIT).graphs[0]
     assert graph.names == ["twilight", "december 31 , 2006"] and graph.targets == [[0, "began", "on", 1, "."]]
-    assert graph.entities[0] == ["twilight", "(", "band", ")"]  # what is in brackets is read all the same
+    assert graph.entities[0] == ["twilight", "(", "band", ")"]  # the entity itself keeps its brackets
 
 
 def test_positions_stay_and_long_names_come_first():

@@ -1,4 +1,4 @@
-"""Graphs as numbers: what each number means, the folder, the verb and its mistakes."""
+"""Prepare graphs: ids and vocabularies, the folder, the command and its errors."""
 
 import json
 
@@ -7,10 +7,10 @@ import torch
 
 from repulsive.cli.app import run
 from repulsive.errors import DataError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.graphs.prepare import plan_graphs
 from repulsive.lab.systems.graphs.prepared import WORD, PreparedGraphs
 from repulsive.lab.text.pieces import EOS, MARKS
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import UNK
 from tests.lab.systems.graphs.graph_files import ROWS, WEBNLG, lines, write_archive, write_json, write_tsv, write_webnlg
@@ -29,8 +29,8 @@ def test_every_number_means_what_the_file_says(tmp_path):
     words = known.words.words
     assert len(part) == 2 and [words[i] for i in part.titles[0]] == ["beam", "search", "."]
     assert [words[i] for i in part.types[0]] == ["<task>", "<method>", "<material>"]
-    entities = [[known.entities.words[i] for i in part.entities[row]] for row in part.entities_of(0)]
-    assert entities == [["parsing"], ["beam", "search"], ["treebank"]] and list(part.entities_of(1)) == [3]
+    entities = [[known.entities.words[i] for i in part.entities[row]] for row in range(3)]
+    assert entities == [["parsing"], ["beam", "search"], ["treebank"]] and part.types.offsets[:3].tolist() == [0, 3, 4]
     assert part.relations[0].tolist() == [[1, 3, 0], [0, 4, 2]] and part.relations[1].shape == (0, 3)
     assert known.inverse(torch.tensor([3, 4, UNK])).tolist() == [5, 6, UNK]
     assert part.copies[0].tolist() == [WORD, WORD, 1, WORD, 0, WORD, WORD, 2, WORD, 1, WORD, WORD, WORD]
@@ -53,7 +53,7 @@ def test_a_graph_of_webnlg_has_several_texts(tmp_path):
     names = ("cityServed", "leaderName", "runwayLength")
     assert found.vocabularies.relations[3:] == (*names, *(f"{name}_inv" for name in names))
     assert test.relations[2].tolist() == [[0, UNK, 1]] and test.categories == ["Airport", "Airport", "City"]
-    assert test.entities[int(test.entities_of(2)[0])].tolist() == [UNK] and test.titles.lengths.tolist() == [0, 0, 0]
+    assert test.entities[int(test.types.offsets[2])].tolist() == [UNK] and test.titles.lengths.tolist() == [0, 0, 0]
     assert found.manifest["unseen categories"] == {"train": 0, "dev": 0, "test": 1 / 3}
     assert found.manifest["unknown relations"]["test"] == 0.25
 
@@ -64,7 +64,7 @@ def test_only_words_that_occur_often_enough_are_known_and_none_that_spells_a_mar
     found = made(write_tsv(tmp_path / "raw", [*ROWS, spelt]), minimum=3)
     part, words = found.parts["train"], found.vocabularies.words
     assert [int(i) if i < 8 else words.words[i] for i in part.targets[2]] == [UNK] * 3 + ["we", 7, UNK, ".", EOS]
-    assert "beam" in found.vocabularies.entities.words and "rare" not in words.words  # entities' words all are known
+    assert "beam" in found.vocabularies.entities.words and "rare" not in words.words  # all words of entities are kept
     small = plan_graphs(tmp_path / "raw", tmp_path / "small", minimum=1, most=9, longest=2).make()
     assert len(small.vocabularies.words) == 9 and small.parts["train"].targets.lengths.tolist() == [3, 3, 3]
     assert small.manifest["cut"]["train"] == 3 and small.parts["train"].references == part.references
@@ -81,13 +81,13 @@ def test_all_forms_of_agenda_give_the_same_tensors(tmp_path):
         assert len({one.manifest["files"][name] for one in found}) == 1
     (folders[1] / "relations.vocab").unlink()
     named = plan_graphs(folders[1], tmp_path / "named").make().vocabularies.relations
-    assert named[3:5] == ("CONJUNCTION", "USED-FOR")  # without the file: those of train, by code point
+    assert named[3:5] == ("CONJUNCTION", "USED-FOR")  # without the file: the relations of train, by code point
 
 
 def test_the_folder_is_checked(tmp_path):
     out = made(write_tsv(tmp_path / "raw")).folder
     assert json.loads((out / "manifest.json").read_text())["task"] == "graphs"
-    with pytest.raises(DataError, match="is task 'graphs', which has no sentences with labels"):
+    with pytest.raises(DataError, match="is dataset 'graphs', which has no sentences with labels"):
         Prepared.load(out)
     data = (out / "dev.safetensors").read_bytes()
     (out / "dev.safetensors").write_bytes(data[:-1] + b"\xff")
@@ -100,17 +100,16 @@ def test_the_folder_is_checked(tmp_path):
         PreparedGraphs.load(tmp_path / "none")
     manifest = json.loads((out / "manifest.json").read_text()) | {"task": "yelp"}
     (out / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="is task 'yelp', not 'graphs'; prepare it with: repulsive prepare graphs"):
+    with pytest.raises(DataError, match="is dataset 'yelp', not 'graphs'; prepare it with: repulsive prepare graphs"):
         PreparedGraphs.load(out)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vectors": "glove.txt"}, "learns its vectors: --vectors would not be used"),
-        ({"tokenizer": "regex"}, "is made of words: the tokenizer 'regex' would not be used"),
-        ({"minimum": 0}, "minimum=0: at least 1"),
-        ({"ratio": 2.0}, "task 'graphs' has no option 'ratio'"),
+        ({"vectors": "glove.txt"}, "learns its own vectors; leave out --vectors"),
+        ({"tokenizer": "regex"}, "is tokenised already; leave out --tokenizer regex"),
+        ({"minimum": 0}, "minimum=0: expected at least 1"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, settings, message):
@@ -118,9 +117,11 @@ def test_settings_that_cannot_be(tmp_path, settings, message):
         plan_graphs(write_tsv(tmp_path / "raw"), tmp_path / "out", **settings)
 
 
-def test_the_function_for_other_tasks_names_the_one_for_graphs(tmp_path):
-    with pytest.raises(DataError, match=r"has a plan of its own: call data\.prepare_graphs\.plan_graphs"):
-        prepare("graphs", tmp_path, tmp_path / "out")
+def test_the_function_for_any_dataset_prepares_graphs(tmp_path):
+    made = prepare("graphs", write_tsv(tmp_path / "raw"), tmp_path / "out", minimum=1)
+    assert isinstance(made, PreparedGraphs) and made.manifest["settings"]["form"] == "agenda tsv"
+    with pytest.raises(DataError, match="dataset 'graphs' has no option 'ratio'"):
+        prepare("graphs", tmp_path / "raw", tmp_path / "out", ratio=2.0)
 
 
 def test_folders_that_cannot_be(tmp_path):
@@ -129,7 +130,7 @@ def test_folders_that_cannot_be(tmp_path):
         plan_graphs(raw, tmp_path / "out")
     write_tsv(raw)
     (raw / "relations.vocab").unlink()
-    with pytest.raises(DataError, match=r"no relations\.vocab, which says what the numbers of relations mean"):
+    with pytest.raises(DataError, match=r"no relations\.vocab, which has the names of the relations"):
         plan_graphs(raw, tmp_path / "out")
     with pytest.raises(DataError, match="no such folder"):
         plan_graphs(tmp_path / "none", tmp_path / "out")
@@ -154,14 +155,14 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     assert run([*asked, "--minimum", "1", "--force"]) == 0
     capsys.readouterr()
     assert run(["prepare", "graphs"]) == 2 and "give --data, or set REPULSIVE_DATA" in capsys.readouterr().err
-    assert run([*asked, "--ratio", "2"]) == 2 and "has no option 'ratio'" in capsys.readouterr().err
+    assert run([*asked, "--ratio", "2"]) == 2 and "has no option '--ratio'" in capsys.readouterr().err
     assert run(["prepare", "graph"]) == 2 and "did you mean 'graphs'?" in capsys.readouterr().err
     bad = write_tsv(tmp_path / "bad")
     (bad / "preprocessed.train.tsv").write_text(lines([[*ROWS[0][:3], "9 0 0", *ROWS[0][4:]], ROWS[1]]))
     asked = ["prepare", "graphs", "--data", "bad", "--out", "out"]
     assert run([*asked, "--limit", "0"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "bad lines; line 1: relation 'USED-FOR' has entity 9 of 3" in said
+    assert said.count("\n") == 1 and "bad lines; line 1: relation 'USED-FOR' has entity 9, but there are 3" in said
     assert run(asked) == 0
     said = capsys.readouterr()
     assert "1 bad lines skipped: line 1" in said.err and said.out.splitlines()[4].split() == ["skipped", "1", "0", "0"]

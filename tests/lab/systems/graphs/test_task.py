@@ -51,7 +51,7 @@ def task_and_model(data, *more):
 def alone(task, part, text):
     """One text as the prepared data have it, without padding: what the model is given, target numbers, copies."""
     graph = int(torch.searchsorted(part.texts, text, right=True)) - 1
-    entities = [part.entities[i].long() for i in part.entities_of(graph)]
+    entities = [part.entities[i].long() for i in range(*part.types.offsets[graph : graph + 2].tolist())]
     table = torch.nn.utils.rnn.pad_sequence(entities, True)[None]
     words, copies = part.targets[text].long(), part.copies[text].long()
     before = torch.cat([torch.tensor([BOS]), words[:-1]])[None]

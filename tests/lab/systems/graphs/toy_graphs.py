@@ -1,4 +1,4 @@
-"""Graphs that are told in seconds: who likes or makes what."""
+"""Toy graphs that are learned in seconds: who likes or makes what."""
 
 from repulsive.lab.systems.graphs.prepare import plan_graphs
 from repulsive.lab.systems.graphs.toy import write_graphs

@@ -1,4 +1,4 @@
-"""`repulsive prepare lm`: what is stored is the text, how many bytes it stands for, and how each mistake ends."""
+"""`repulsive prepare lm`: the tokens decode to the text, the byte counts are right, and errors are one line."""
 
 import json
 import lzma
@@ -12,7 +12,7 @@ from repulsive.errors import DataError
 from repulsive.lab.systems.electra.toy import write_corpus, write_vocabulary
 from repulsive.lab.systems.lm import toy as recall
 from repulsive.lab.systems.lm.data import Text, numbers
-from repulsive.lab.systems.lm.prepare import TOY_LINES, plan_text, plan_toy, summary, tokenize
+from repulsive.lab.systems.lm.prepare import TOY_LINES, plan_text, plan_toy, summarize, tokenize
 from repulsive.lab.text.folders import digest
 from repulsive.lab.text.wordpiece import SEP, WordPieces
 
@@ -21,7 +21,7 @@ TEXTS = {"train": "Ünder\n\ta  b\n\nlast", "valid": "kara kasi\n", "test": "nop
 
 @pytest.fixture
 def files(tmp_path):
-    """Files of the three parts, one of them xz, and what their names end with."""
+    """Write one file per part, one of them xz."""
     folder = tmp_path / "raw"
     folder.mkdir()
     for name, text in TEXTS.items():
@@ -37,14 +37,14 @@ def text_of(prepared, part):
 
 def test_bytes_are_the_text(files, tmp_path):
     made = plan_text(files, tmp_path / "out", suffix="en").make()
-    assert text_of(made, "train") == TEXTS["train"] + "\n"  # the last line ends, too
+    assert text_of(made, "train") == TEXTS["train"] + "\n"  # the last line gets a line feed
     assert text_of(made, "dev") == TEXTS["valid"] and text_of(made, "test") == TEXTS["test"]
     assert made.bytes == {"train": 19, "dev": 10, "test": 6} and made.vocabulary == 256
     assert all(made.tokens_per_byte(part) == 1 for part in made.parts)
     assert np.load(tmp_path / "out" / "train.npy").dtype == np.uint8
 
 
-def test_word_pieces_stand_for_the_same_bytes(files, tmp_path):
+def test_word_pieces_count_the_same_bytes(files, tmp_path):
     pytest.importorskip("tokenizers")
     vocabulary = write_vocabulary(tmp_path, [f"piece{i}" for i in range(300)])
     pieces = WordPieces.read(vocabulary)
@@ -55,10 +55,10 @@ def test_word_pieces_stand_for_the_same_bytes(files, tmp_path):
     assert made.bytes["dev"] == 10 and made.tokens_per_byte("dev") == 3 / 10
     assert np.load(tmp_path / "out" / "dev.npy").dtype == np.uint16 and made.vocabulary == len(pieces.pieces)
     assert made.manifest["unknown"] == {"train": 4 / 8, "dev": 0.0, "test": 1 / 3}  # four line feeds; "." is known
-    assert "50.00% unknown" in summary(made) and plan.already() is not None
+    assert "50.00% unknown" in summarize(made) and plan.existing() is not None
 
 
-def test_large_numbers_are_read_without_a_sign():
+def test_large_ids_are_read_as_unsigned():
     assert numbers(torch.from_numpy(np.array([0, 40_000, 65_535], dtype=np.uint16).view(np.int16))).tolist() == [
         0,
         40_000,
@@ -90,7 +90,7 @@ def test_chunks_join_without_a_seam(tmp_path, monkeypatch):
 
 
 def test_the_toy_is_the_same_everywhere_and_needs_its_context(tmp_path):
-    made = plan_toy(tmp_path / "toy").make()
+    made = plan_toy(None, tmp_path / "toy").make()
     assert [text_of(made, part).count("\n") for part in made.parts] == list(TOY_LINES.values())
     assert not set(recall.lines(50, "0/dev")) & set(recall.lines(50, "0/test"))
     for line in recall.lines(200, 3):
@@ -127,16 +127,16 @@ def test_the_verb_says_what_it_made_and_leaves_it_alone(files, tmp_path, monkeyp
         (["--data", "one.txt", "--tokenizer", "wordpiece"], "give --vocabulary vocab.txt"),
         (
             ["--data", "one.txt", "--tokenizer", "wordpiece", "--vocabulary", "one.txt"],
-            "one.txt: a WordPiece vocabulary",
+            "one.txt: not a WordPiece vocabulary",
         ),
         (["--data", "one.txt", "--vocabulary", "one.txt"], "--vocabulary is for word pieces"),
         (["--data", "one.txt", "--lowercase"], "--lowercase is for word pieces"),
         (["--data", "one.txt", "--dev", "0.5"], "between 0 and 0.5"),
-        (["--data", "one.txt", "--length", "5"], "task 'lm' has no option 'length'"),
-        (["--data", "raw", "--suffix", "de"], "raw: no train file; it is called train.de"),
+        (["--data", "one.txt", "--length", "5"], "dataset 'lm' has no option '--length'"),
+        (["--data", "raw", "--suffix", "de"], "raw: no train file; expected train.de"),
         (["--data", "raw", "--suffix", "en", "--dev", "0.1"], "leave out --dev"),
         (["--data", "broken.xz"], "broken.xz: truncated or damaged"),
-        ([], "needs the texts to train on: give --data"),
+        ([], "needs texts to train on: give --data"),
     ],
 )
 def test_a_mistake_is_one_line(words, told, files, tmp_path, monkeypatch, capsys):
@@ -157,7 +157,7 @@ def test_the_toy_reads_no_data(tmp_path, capsys):
 
 
 def rewrite(folder, change):
-    """Change a prepared folder, checksums and all."""
+    """Change a prepared folder and update its checksums."""
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest)
     manifest["files"] = {name: digest(folder / name) for name in manifest["files"]}
@@ -172,7 +172,7 @@ def rewrite(folder, change):
         (lambda folder, m: np.save(folder / "dev.npy", np.zeros(1, np.uint8)), "at least 2 tokens"),
         (lambda folder, m: m.pop("bytes"), "was not made by"),
         (lambda folder, m: m["bytes"].update(dev=0), "a part of 0 bytes"),
-        (lambda folder, m: m.update(task="glue"), "was prepared for 'glue', not 'lm'"),
+        (lambda folder, m: m.update(task="glue"), "is dataset 'glue', not 'lm'"),
     ],
 )
 def test_a_folder_of_another_content_is_refused(change, told, files, tmp_path):

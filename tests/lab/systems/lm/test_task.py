@@ -30,7 +30,7 @@ SMALL += ["training.log_every=3"]
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy") / "prepared"
-    plan_toy(folder).make()
+    plan_toy(None, folder).make()
     return folder
 
 

@@ -1,7 +1,7 @@
 """A translation that is learned in seconds: numbers from German into English."""
 
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import open_recipe
-from repulsive.lab.text.prepare import prepare
 from tests.lab.systems import running
 from tests.lab.systems.translation.parallel_files import write_pairs
 

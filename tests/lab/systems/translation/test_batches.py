@@ -1,4 +1,4 @@
-"""Batches by tokens: every pair once, few shapes that repeat, the same order for the same seed and epoch."""
+"""Batches by tokens: every pair once, few shapes, and the same order for the same seed and epoch."""
 
 import doctest
 from collections import Counter
@@ -27,7 +27,7 @@ def test_every_pair_once_and_in_few_shapes(order):
     found = list(order(buckets))
     assert sorted(i for batch in ids(found) for i in batch) == list(range(3001))
     shapes = Counter((len(batch), batch.length) for batch in found)
-    assert len(shapes) <= len(buckets.bounds) + 1 <= 14  # one may be left that is not full
+    assert len(shapes) <= len(buckets.bounds) + 1 <= 14  # one batch may not be full
     for batch in found:
         assert torch.maximum(SOURCE, TARGET)[batch.indices].max() <= batch.length
         assert batch.tokens == TARGET[batch.indices].double().mean()
@@ -83,7 +83,7 @@ def test_what_is_refused():
 def test_packs_hold_every_pair_once_and_are_nearly_full(tokens):
     packs = TokenPacks(SOURCE, TARGET, tokens, seed=3)
     epochs = [packs.epoch(number) for number in range(3)]
-    assert len({len(epoch) for epoch in epochs}) == 1  # as many steps in every epoch
+    assert len({len(epoch) for epoch in epochs}) == 1  # every epoch has the same number of steps
     for epoch in epochs:
         assert sorted(i for pack in ids(epoch) for i in pack) == list(range(3001))
         for pack in epoch:
@@ -111,11 +111,11 @@ def test_processes_share_a_pack():
 
 
 def test_packs_refuse():
-    with pytest.raises(DataError, match=r"training\.batch=50: a sentence has 7"):
+    with pytest.raises(DataError, match=r"training\.batch=50: expected at least 7"):
         TokenPacks(SOURCE, TARGET, 50)
     with pytest.raises(DataError, match="no sentence pairs"):
         TokenPacks(SOURCE[:0], TARGET[:0], 50)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         TokenPacks(SOURCE, TARGET, 0)
 
 

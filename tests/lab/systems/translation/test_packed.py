@@ -10,8 +10,8 @@ from repulsive.errors import ConfigError
 from repulsive.lab.engine.loop import Loop, _slice
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.watch import Watcher
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.text.prepare import prepare
 from tests.lab.engine import tiny
 from tests.lab.systems.translation import digits
 from tests.lab.systems.translation.parallel_files import write_pairs

@@ -1,4 +1,4 @@
-"""Parallel files to pieces and back: names, cleaning, marks, mistakes, and the same vocabulary in every process."""
+"""Prepare parallel files: file names, cleaning, marks, errors, and the same vocabulary in every process."""
 
 import gzip
 import hashlib
@@ -11,9 +11,9 @@ import pytest
 
 from repulsive.cli.app import run
 from repulsive.errors import DataError
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.translation.parallel import clean
 from repulsive.lab.text.pieces import BOS, EOS, MARKS, Pieces, learn
-from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import UNK, tokenizer
 from tests.lab.systems.translation.parallel_files import write_pairs
@@ -68,7 +68,7 @@ def test_a_text_that_spells_a_mark_ends_nothing(raw):
 
 @pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process(tmp_path):
-    """The package's own mark at the end of words gives another one each time."""
+    """With the package's own end-of-word mark, every process would learn another vocabulary."""
     code = (
         "from repulsive.lab.text.pieces import learn\n"
         "words = [[a + b + c for a in 'xyz' for b in 'uvw' for c in 'rst']] * 3\n"
@@ -132,7 +132,7 @@ def test_moses_knows_abbreviations_by_their_capitals():
 
 @pytest.fixture
 def talks(raw):
-    """Pairs elsewhere: one that cleaning would drop, one with a letter train has not, one that is empty."""
+    """Write a further test set: a pair that cleaning would drop, one with a letter unknown to train, an empty one."""
     folder = raw.parent / "talks"
     folder.mkdir()
     (folder / "test.raw.de").write_text("Eins.\nZwei zwei.\n\n", encoding="utf-8")
@@ -189,7 +189,7 @@ def test_a_further_test_set_may_be_packed(raw, talks):
     assert packed.manifest["files"] == plain.manifest["files"]
 
 
-# mistakes
+# errors
 
 
 def test_mistakes_name_file_and_line(raw):
@@ -199,13 +199,13 @@ def test_mistakes_name_file_and_line(raw):
         (b"\n".join(lines[:150]) + b"\n", r"train\.en: ends after line 150, but .*train\.de has 200 lines"),
         (b"\n".join([*lines[:9], b"caf\xe9", *lines[10:]]), r"train\.en, line 10: byte 3 \(0xe9\) is not UTF-8"),
         (b"", r"train\.en: empty file"),
-        (lzma.compress(whole)[:-40], r"train\.en: truncated or damaged after line \d+ .*; fetch it again"),
+        (lzma.compress(whole)[:-40], r"train\.en: truncated or damaged after line \d+ .*; download it again"),
     ):
         (raw / "train.en").write_bytes(content)
         with pytest.raises(DataError, match=message):
             made(raw)
     (raw / "valid.de").unlink()
-    with pytest.raises(DataError, match="no dev files in de and en; they are called dev or valid or val, with"):
+    with pytest.raises(DataError, match="no dev files in de and en; expected dev or valid or val, with"):
         made(raw)
     assert not (raw.parent / "out").exists()
 
@@ -214,8 +214,8 @@ def test_mistakes_name_file_and_line(raw):
     ("settings", "message"),
     [
         ({"tokenizer": "spacy"}, "takes moses, normalized, none"),
-        ({"vectors": "glove.txt"}, "--vectors would not be used"),
-        ({"ratio": 0.5}, "ratio=0.5: at least 1"),
+        ({"vectors": "glove.txt"}, "leave out --vectors"),
+        ({"ratio": 0.5}, "ratio=0.5: expected at least 1"),
         ({"target": "de"}, "give two different endings"),
         ({"target": "fr"}, "no train files in de and fr"),
         ({"dev": 3}, "has no option 'dev'; it has source, target, ratio"),
@@ -229,7 +229,7 @@ def test_settings_that_cannot_be(raw, settings, message):
 
 @pytest.mark.parametrize("name", ["Talks", "my talks", "a/b", "..", "14", "", "naïve", "-o"])
 def test_a_further_test_set_has_a_plain_name(raw, talks, name):
-    with pytest.raises(DataError, match="a name is a lower-case letter, then"):
+    with pytest.raises(DataError, match="expected a name of lower-case letters, digits"):
         made(raw, also={name: talks})
 
 
@@ -267,7 +267,7 @@ def test_without_the_packages_the_error_says_what_to_install(raw, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(DataError, match=r"pip install 'repulsive\[translation\]'"):
         made(raw, force=True)
-    assert len(Prepared.load(found.folder).parts["train"]) == 200  # training on it needs neither
+    assert len(Prepared.load(found.folder).parts["train"]) == 200  # loading needs neither package
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DataError, match="need the package tokenizers"):
         made(raw, tokenizer="none", force=True)
@@ -288,5 +288,5 @@ def test_the_verb(raw, monkeypatch, capsys):
     assert said[2].split() == ["rows", "200", "20", "20", "20", "20"] and "talks/test.de, talks/test.en" in said[-1]
     assert run(further) == 0 and "is prepared already" in capsys.readouterr().out
     assert run(further[:-4] + further[-2:]) == 2 and "was prepared with also" in capsys.readouterr().err
-    with pytest.raises(DataError, match="is task 'reviews', not translation"):
+    with pytest.raises(DataError, match="is dataset 'reviews', not translation"):
         Pieces.of(prepare("reviews", None, raw.parent / "reviews", train=5, dev=1, test=1, jobs=1))

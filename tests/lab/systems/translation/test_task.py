@@ -316,6 +316,6 @@ def test_a_missing_package_is_told_before_training(data, monkeypatch):
 
 def test_a_folder_of_another_task_is_refused(data, tmp_path):
     tiny.make_data(tmp_path / "reviews")
-    with pytest.raises(DataError, match="is task 'reviews', not translation"):
+    with pytest.raises(DataError, match="is dataset 'reviews', not translation"):
         make_task(digits.recipe(data, f"data.folder={tmp_path / 'reviews'}"))
     assert RunFolder(tmp_path / "none").result is None

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from repulsive.cli.app import run
-from repulsive.lab.systems.translation.parallel import MOST_PIECES
+from repulsive.lab.systems.translation.prepare import MOST_PIECES
 from tests.lab.engine import tiny
 from tests.lab.systems.translation import digits
 

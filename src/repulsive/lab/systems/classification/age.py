@@ -1,6 +1,6 @@
-"""Author profiling: tweets and blog posts by the age group of who wrote them (the PAN shared tasks).
+"""Author profiling: tweets and blog posts, labelled with the age group of their author (the PAN shared tasks).
 
-Authors, not texts, are what a split must keep apart: whoever knows an author's style knows the age.
+Training and development set share no author: a model that recognises an author's style would know the age.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Profiles(Examples):
     """Texts by age group.
 
     Args:
-        genders: gender of each text's author, as the source writes it.
+        genders: gender of each text's author, as in the file.
         authors: author of each text.
     """
 
@@ -40,39 +40,39 @@ class Profiles(Examples):
 
 
 def read_age(path: str | Path, *, classes: Sequence[str] | None = None, limit: int = 20) -> Profiles:
-    """Texts, age groups, genders and authors.
+    """Read texts with age groups, genders and authors.
 
     Args:
         path: a PAN folder (one XML file per author, and `truth.txt`), or a TSV with a header and the columns age
             group, text, gender and author, in this order.
-        classes: the age groups, in the order of their indices, as the training set's `classes` has them; None: those
-            found, sorted. Groups are written `18-24`, `50-XX`.
-        limit: bad lines, or authors without a readable file, that may be skipped.
+        classes: the age groups, in the order of their indices: `classes` of the training set; None: those in the file,
+            sorted. Groups are written `18-24`, `50-XX`.
+        limit: number of bad lines, or of authors without a readable file, that may be skipped.
 
     Raises:
-        DataError: the folder or file is not of this kind, is empty, or has more bad lines than `limit`.
+        DataError: the folder or file has another format, is empty, or has more bad lines than `limit`.
     """
     with BadLines(path, limit) as bad:
         rows = list(_xml_rows(Path(path), bad) if Path(path).is_dir() else _tsv_rows(path, bad))
-        by_line = {i: row for i, row in enumerate(rows) if _known(row, classes, bad)}
-        found = label_rows(path, [(i, row[1], row[2]) for i, row in by_line.items()], classes, bad, age_group)
+        by_line = {i: row for i, row in enumerate(rows) if _is_valid(row, classes, bad)}
+        examples = label_rows(path, [(i, row[1], row[2]) for i, row in by_line.items()], classes, bad, age_group)
         genders, authors = [row[3] for row in by_line.values()], [row[4] for row in by_line.values()]
-        return Profiles(found.texts, found.labels, found.classes, bad.count, genders, authors)
+        return Profiles(examples.texts, examples.labels, examples.classes, bad.count, genders, authors)
 
 
 def split_authors(profiles: Profiles, share: float = 0.1, seed: int = 0) -> tuple[Profiles, Profiles]:
-    """The rest, and a development set of other authors, about `share` of every class.
+    """Split into a training set and a development set without common authors.
 
     Args:
         profiles: what to split.
-        share: of each class's texts that goes to the development set; it is passed by at most one author's texts.
-        seed: the same seed gives the same authors.
+        share: of the texts of each class that go to the development set; exceeded by at most one author's texts.
+        seed: of the choice of authors.
 
     Raises:
-        DataError: a class has a single author, who cannot be on both sides.
+        DataError: a class has a single author, who cannot be in both sets.
     """
     if not 0 < share < 1:
-        raise ValueError(f"share={share} must lie between 0 and 1")
+        raise ValueError(f"share={share}: expected a number between 0 and 1")
     sizes: dict[str, int] = {}
     label_of: dict[str, int] = {}
     for author, label in zip(profiles.authors, profiles.labels, strict=True):
@@ -83,10 +83,10 @@ def split_authors(profiles: Profiles, share: float = 0.1, seed: int = 0) -> tupl
     for label, name in enumerate(profiles.classes):
         authors = sorted(author for author in sizes if label_of[author] == label)
         if len(authors) == 1:
-            raise DataError(f"age group {name} has one author only, who cannot be in both parts; merge or drop it")
+            raise DataError(f"age group {name} has only one author, who cannot be in both parts; merge or drop it")
         generator.shuffle(authors)
         wanted = share * sum(sizes[author] for author in authors)
-        for author in authors[:-1]:  # one stays
+        for author in authors[:-1]:  # at least one stays in the training set
             if wanted <= 0:
                 break
             held.add(author)
@@ -96,7 +96,7 @@ def split_authors(profiles: Profiles, share: float = 0.1, seed: int = 0) -> tupl
 
 
 def age_group(text: str) -> str | None:
-    """`50-xx`, `65-plus` -> `50-XX`, `65-XX`; None for what is no age group."""
+    """Normalise an age group: `50-xx`, `65-plus` -> `50-XX`, `65-XX`; None for any other text."""
     match = _GROUP.fullmatch(text.strip())
     if match is None:
         return None
@@ -104,12 +104,12 @@ def age_group(text: str) -> str | None:
     return f"{low}-{high if high.isdigit() else 'XX'}"
 
 
-def _known(row: Row, classes: Sequence[str] | None, bad: BadLines) -> bool:
+def _is_valid(row: Row, classes: Sequence[str] | None, bad: BadLines) -> bool:
     group = age_group(row[1])
     if group is not None and (classes is None or group in classes):
         return True
-    allowed = f"none of {list(classes)}" if classes is not None else "no age group such as 18-24 or 50-XX"
-    bad.skip_named(f"author {row[4]}, line {row[0]}", f"{row[1]!r} is {allowed}")
+    expected = f"one of {list(classes)}" if classes is not None else "an age group such as 18-24 or 50-XX"
+    bad.skip_named(f"author {row[4]}, line {row[0]}", f"{row[1]!r}, expected {expected}")
     return False
 
 
@@ -125,17 +125,17 @@ def _tsv_rows(path: str | Path, bad: BadLines) -> Iterator[Row]:
 def _xml_rows(folder: Path, bad: BadLines) -> Iterator[Row]:
     truth = folder / "truth.txt"
     if not truth.is_file():
-        raise DataError(f"{folder}: no truth.txt; a PAN folder has one beside its XML files")
+        raise DataError(f"{folder}: no truth.txt; expected a PAN folder, with truth.txt beside its XML files")
     for number, line in read_lines(truth, bad):
         fields = line.strip().split(":::")
         if not line.strip():
             continue
         if len(fields) < 3:
-            bad.skip_named(f"truth.txt, line {number}", "not author:::gender:::age group")
+            bad.skip_named(f"truth.txt, line {number}", "expected author:::gender:::age group")
             continue
         author, gender, group = fields[:3]
         if Path(author).name != author:  # a path could lead out of the folder
-            bad.skip_named(f"truth.txt, line {number}", f"{author[:60]!r} is no name of an author's file")
+            bad.skip_named(f"truth.txt, line {number}", f"{author[:60]!r} is not the name of an author's file")
             continue
         texts = _texts(folder / f"{author}.xml", bad)
         yield from ((number, group, text, gender, author) for text in texts)
@@ -148,7 +148,7 @@ def _texts(path: Path, bad: BadLines) -> list[str]:
         missing = isinstance(error, FileNotFoundError)
         bad.skip_named(path.name, "no such file" if missing else f"cannot be read ({error.strerror})")
         return []
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: an encoding nobody has
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: an unknown encoding
         bad.skip_named(path.name, f"not XML ({error})")
         return []
     texts = [" ".join("".join(document.itertext()).split()) for document in root.iter("document")]

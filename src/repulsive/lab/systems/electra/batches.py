@@ -1,4 +1,4 @@
-"""The batches of pre-training: pass after pass over all blocks, each made when asked for, as there may be many."""
+"""Batches for pre-training: shuffled passes over all blocks, each batch made when it is needed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from repulsive.lab.systems.electra.masking import places_of
 
 @dataclass(frozen=True)
 class BlockBatch:
-    """Some blocks.
+    """Blocks that are trained on together.
 
     Args:
-        indices: int64 [B].
+        indices: of the blocks, int64 [B].
         length: of a block.
-        means: pieces and places to be guessed of a block, means over the whole batch, float32 [2]; None where all
-            blocks are alike.
+        means: mean numbers of pieces and of predicted positions per block, over the whole batch, float32 [2]; None if
+            all blocks are full.
     """
 
     indices: Tensor
@@ -32,16 +32,16 @@ class BlockBatch:
 
 
 class BlockBatches:
-    """Blocks in an order that is a function of the seed and the pass; the last few of a pass may be left out.
+    """Blocks in random order, shuffled again in every pass; an incomplete last batch of a pass is left out.
 
     Args:
-        blocks: how many there are.
+        blocks: number of blocks.
         length: of a block.
-        size: blocks of a batch.
+        size: blocks in a batch.
         seed: of the order.
-        ends: pieces of each block, marks included, int16 [N]; None where all are full.
-        share: of the pieces that are to be guessed.
-        steps: batches that are called an epoch; 0: one pass.
+        ends: length of each block without padding, int16 [N]; None if all are full.
+        share: of the pieces that are predicted.
+        steps: batches in an epoch; 0: one pass.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class BlockBatches:
     ) -> None:
         self._blocks, self._length, self._size, self._seed = blocks, length, size, seed
         self._ends, self._share = ends, share
-        self._whole = blocks // size  # batches of a pass
-        self._steps = steps or self._whole
+        self._per_pass = blocks // size  # batches
+        self._steps = steps or self._per_pass
         self._passes: dict[int, Tensor] = {}
 
     def epoch(self, number: int) -> Sequence[BlockBatch]:
-        """The batches of an epoch."""
-        return _Some(self, range(number * self._steps, (number + 1) * self._steps))
+        """Return the batches of an epoch."""
+        return _Epoch(self, range(number * self._steps, (number + 1) * self._steps))
 
     def batch(self, number: int) -> BlockBatch:
-        """Batch `number` of the whole training."""
-        turn, at = divmod(number, self._whole)
+        """Return batch `number` of the whole training."""
+        turn, at = divmod(number, self._per_pass)
         indices = self._shuffled(turn)[at * self._size : (at + 1) * self._size].long()
         if self._ends is None:
             return BlockBatch(indices, self._length)
@@ -75,8 +75,8 @@ class BlockBatches:
         return self._passes[turn]
 
 
-class _Some(Sequence[BlockBatch]):
-    """Batches of a range of numbers."""
+class _Epoch(Sequence[BlockBatch]):
+    """A range of batches, made on access."""
 
     def __init__(self, batches: BlockBatches, numbers: range) -> None:
         self._batches, self._numbers = batches, numbers
@@ -87,8 +87,8 @@ class _Some(Sequence[BlockBatch]):
     @overload
     def __getitem__(self, at: int) -> BlockBatch: ...
     @overload
-    def __getitem__(self, at: slice) -> _Some: ...
-    def __getitem__(self, at: int | slice) -> BlockBatch | _Some:
+    def __getitem__(self, at: slice) -> _Epoch: ...
+    def __getitem__(self, at: int | slice) -> BlockBatch | _Epoch:
         if isinstance(at, slice):
-            return _Some(self._batches, self._numbers[at])
+            return _Epoch(self._batches, self._numbers[at])
         return self._batches.batch(self._numbers[at])

@@ -1,9 +1,9 @@
-"""Blocks of word pieces for pre-training, memory-mapped: what `repulsive prepare pretrain` makes.
+"""Memory-mapped blocks of word pieces for pre-training, as `repulsive prepare pretrain` writes them.
 
     blocks = Blocks.load("prepared/pretrain")
     tokens, first, ends = unpack(blocks.parts["train"][:8], blocks.length)
 
-A part is one `.npy` file, uint16 [N, length + 2]: the pieces of a block, where its first segment ends, where it ends.
+A part is one `.npy` file, uint16 [N, length + 2]: the ids of a block, the end of its first segment, and its end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 TASK = "pretrain"
 MASK = "[MASK]"
 _MARKS = {"PAD": PADDING, "UNK": UNKNOWN, "CLS": CLS, "SEP": SEP, "MASK": MASK}
-_MOST = 1 << 16  # pieces that 16 bits can number
+_MOST = 1 << 16  # ids that fit into 16 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,9 @@ class Blocks:
 
     Args:
         folder: where it is.
-        length: pieces of a block.
+        length: of a block in pieces.
         pieces: the vocabulary.
-        parts: "train", "dev" and "test": int16 [N, length + 2], to be read without a sign.
+        parts: "train", "dev" and "test": int16 [N, length + 2] that hold unsigned numbers; see `unpack`.
         manifest: how it was made.
     """
 
@@ -53,12 +53,12 @@ class Blocks:
         """Map a folder that `repulsive prepare pretrain` made into memory.
 
         Raises:
-            DataError: there is none, it is of another task, or a file in it is missing or damaged.
+            DataError: there is no such folder, it is another dataset, or a file in it is missing or damaged.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
         if manifest.get("task") != TASK:
-            raise DataError(f"{folder}: is task {manifest.get('task')!r}, not {TASK}; prepare it as that")
+            raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {TASK}; prepare it as that")
         check_digests(folder, manifest)
         with understood(folder):
             length = int(manifest["settings"]["length"])
@@ -68,47 +68,48 @@ class Blocks:
 
     @property
     def padded(self) -> bool:
-        """Whether any block is shorter than others."""
+        """Whether any block is padded."""
         return any(self.manifest["padding"].values())
 
 
 def unpack(rows: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is in rows of a part.
+    """Unpack rows of a part.
 
     Args:
         rows: int16 [B, length + 2].
         length: of a block.
 
     Returns:
-        Pieces, int64 [B, length]; where first segments end and where blocks do, int64 [B] each.
+        Token ids, int64 [B, length]; the ends of the first segments, and of the blocks, int64 [B] each.
     """
     values = rows.long() & 0xFFFF
     return values[:, :length], values[:, length], values[:, length + 1]
 
 
 def marks_of(pieces: WordPieces) -> dict[str, int]:
-    """Numbers of "PAD", "UNK", "CLS", "SEP" and "MASK".
+    """Return the ids of "PAD", "UNK", "CLS", "SEP" and "MASK".
 
     Raises:
-        DataError: the vocabulary cannot be masked, or has more pieces than 16 bits can number.
+        DataError: the vocabulary has no mask, or more pieces than ids of 16 bits.
     """
     if MASK not in pieces.index:
-        raise DataError(f"a vocabulary for pre-training has {MASK}; this one does not")
+        raise DataError(f"the vocabulary lacks {MASK}, which pre-training needs")
     if len(pieces.pieces) > _MOST:
-        raise DataError(f"a vocabulary for pre-training has at most {_MOST:,} pieces, not {len(pieces.pieces):,}")
+        raise DataError(f"the vocabulary has {len(pieces.pieces):,} pieces, expected at most {_MOST:,}")
     return {name: pieces.index[mark] for name, mark in _MARKS.items()}
 
 
 def _mapped(path: Path, length: int) -> Tensor:
-    # "c": torch wants to be allowed to write; nobody does, and it would not reach the file.
-    found = np.load(path, mmap_mode="c", allow_pickle=False)
-    if found.dtype != np.uint16 or found.ndim != 2 or found.shape[1] != length + EXTRA:
-        raise DataError(f"{path}: holds {found.dtype} {list(found.shape)}, no blocks of {length}; prepare it again")
-    return torch.from_numpy(found.view(np.int16))
+    # "c" (copy on write): torch requires writable memory, although nothing is written.
+    rows = np.load(path, mmap_mode="c", allow_pickle=False)
+    if rows.dtype != np.uint16 or rows.ndim != 2 or rows.shape[1] != length + EXTRA:
+        actual = f"{rows.dtype} {list(rows.shape)}"
+        raise DataError(f"{path}: expected uint16 [N, {length + EXTRA}], got {actual}; prepare it again with --force")
+    return torch.from_numpy(rows.view(np.int16))
 
 
 class Writer:
-    """Rows to a `.npy` file, without knowing how many there will be.
+    """Write rows to a `.npy` file whose number of rows is not known in advance.
 
     Args:
         path: the file to make.
@@ -127,13 +128,13 @@ class Writer:
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Say at the beginning of the file how many rows it has."""
+        """Write the number of rows into the header."""
         self._file.seek(0)
         self._header()
         self._file.close()
 
     def _header(self) -> None:
-        """Of the same length for any number of rows."""
+        """Write the header, which has the same length for any number of rows."""
         text = json.dumps({"descr": "<u2", "fortran_order": False, "shape": [self.rows, self._columns]})
         text = text.replace("false", "False").replace("[", "(").replace("]", ")").replace('"', "'")
         self._file.write(b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n")

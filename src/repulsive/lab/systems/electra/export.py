@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.electra.model import GENERATOR, Electra, MaskedModel, quietly
 from repulsive.lab.text.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
+from repulsive.safety.folders import replacing
 
 _MASK = "[MASK]"
 
@@ -71,23 +70,20 @@ def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
     from safetensors import SafetensorError
 
     check_free(out)
-    aside = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
-        aside.mkdir(parents=True)
-        places = {aside: _main(model)} | ({aside / GENERATOR: model.generator} if isinstance(model, Electra) else {})
-        for place, network in places.items():
-            with quietly():
-                network.save_pretrained(place)
-            save_tokenizer(pieces, place, network.config.max_position_embeddings)
-        if out.is_dir():
-            out.rmdir()
-        os.rename(aside, out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as aside:
+            places = {aside: _main(model)}
+            if isinstance(model, Electra):
+                places[aside / GENERATOR] = model.generator
+            for place, network in places.items():
+                with quietly():
+                    network.save_pretrained(place)
+                save_tokenizer(pieces, place, network.config.max_position_embeddings)
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror}: {error.filename})") from None
     except SafetensorError as error:  # a full disk, as safetensors tells it
         raise RunError(f"{out}: cannot be written ({error})") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return [out / place.relative_to(aside) for place in places]
 
 

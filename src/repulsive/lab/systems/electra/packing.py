@@ -1,8 +1,8 @@
-"""Paragraphs to blocks of one length: [CLS] first segment [SEP] second segment [SEP].
+"""Pack paragraphs into blocks of one length: [CLS] first segment [SEP] second segment [SEP].
 
-Two ways. "official" is what google-research/electra's builder does: a block ends with its document, what does not fit
-is cut off and lost, the rest of a block is padding. "full" has neither: documents follow each other, every block is
-full and no token is lost but the last few of a chunk.
+There are two ways. "official" follows the builder of google-research/electra: a block ends with its document, tokens
+that do not fit are dropped, and the rest of a block is padding. "full" has no padding: documents follow each other,
+every block is full, and only the last few tokens of a chunk are dropped.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Segments = tuple[Pieces, Pieces]  # the second may be empty
 ALONE = 0.1  # share of blocks with one segment
 SHORT = 0.05  # share of official blocks of a random length
 SHORTEST = 5
-EXTRA = 2  # columns behind the pieces: where the first segment ends, and where the block does
+EXTRA = 2  # columns after the ids: the end of the first segment, and of the block
 
 
 def official(documents: Iterable[Sequence[Pieces]], length: int, draw: random.Random) -> Iterator[Segments]:
-    """Blocks as the official builder makes them.
+    """Pack blocks as the official builder does.
 
     Args:
-        documents: paragraphs in pieces.
+        documents: ids of each paragraph.
         length: of a block.
-        draw: decides which blocks have one segment, where others are split, and which are short.
+        draw: random choice of blocks with one segment, of the split of the others, and of short blocks.
     """
     paragraphs: list[Pieces] = []
     count, wanted = 0, length
@@ -44,7 +44,7 @@ def official(documents: Iterable[Sequence[Pieces]], length: int, draw: random.Ra
 
 
 def _split(paragraphs: list[Pieces], length: int, wanted: int, draw: random.Random) -> Segments:
-    """Two segments, the first about half of what is wanted, and all of it for a tenth of the blocks."""
+    """Split paragraphs into two segments, the first about half the wanted length; a tenth of the blocks keep one."""
     half = 100_000 if draw.random() < ALONE else (wanted - 3) // 2
     first: Pieces = []
     second: Pieces = []
@@ -59,12 +59,12 @@ def _split(paragraphs: list[Pieces], length: int, wanted: int, draw: random.Rand
 
 
 def full(documents: Iterable[Sequence[Pieces]], length: int, draw: random.Random) -> Iterator[Segments]:
-    """Blocks without padding, split at the end of the paragraph that is nearest to their middle.
+    """Pack blocks without padding, split at the end of the paragraph that is nearest to their middle.
 
     Args:
-        documents: paragraphs in pieces.
+        documents: ids of each paragraph.
         length: of a block.
-        draw: decides which blocks have one segment though a paragraph ends within.
+        draw: random choice of blocks with one segment although a paragraph ends in them.
     """
     stream: Pieces = []
     ends: list[int] = []  # of paragraphs
@@ -92,12 +92,12 @@ PACKINGS: dict[str, Callable[[Iterable[Sequence[Pieces]], int, random.Random], I
 
 
 def as_rows(blocks: Iterable[Segments], length: int, marks: dict[str, int]) -> np.ndarray:
-    """Blocks as a table: the pieces, then where the first segment ends and where the block does.
+    """Arrange blocks in rows: the ids, then the end of the first segment and the end of the block.
 
     Args:
         blocks: segments without marks.
         length: of a block.
-        marks: numbers of "PAD", "CLS" and "SEP".
+        marks: ids of "PAD", "CLS" and "SEP".
 
     Returns:
         uint16 [N, length + EXTRA].

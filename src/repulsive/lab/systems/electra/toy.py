@@ -1,4 +1,4 @@
-"""A corpus that is learned in seconds: all words of a document begin alike. And its vocabulary of pieces."""
+"""A toy corpus that is learned in seconds, and its vocabulary: all words of a document start with the same syllable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def write_vocabulary(folder: Path, more: Sequence[str] = ()) -> Path:
-    """`vocab.txt`, with further pieces at its end."""
+    """Write `vocab.txt`, with further pieces at its end."""
     path = folder / "vocab.txt"
     pieces = dict.fromkeys([*MARKS, *WORDS, ".", "##s", *more])
     path.write_text("".join(f"{piece}\n" for piece in pieces))
@@ -20,7 +20,7 @@ def write_vocabulary(folder: Path, more: Sequence[str] = ()) -> Path:
 
 
 def write_corpus(folder: Path, documents: int = 200, seed: int = 0) -> Path:
-    """Five words to a document: what is masked can be guessed, and what does not belong there found."""
+    """Write documents of five different words each, so that masked and replaced words can be recognised."""
     draw, texts = random.Random(seed), []
     for _ in range(documents):
         start = draw.choice(STARTS)

@@ -1,8 +1,8 @@
-"""The eight GLUE tasks of the paper: where their columns are, and how their files are read.
+"""Read the files of the eight GLUE tasks that the paper uses.
 
     rows = read_glue("CoLA/dev.tsv", TASKS["cola"])
 
-Files are tab-separated and quotes have no meaning. Columns are found by the header's names; CoLA has no header.
+Files are tab-separated, and quotes are not special. Columns are found by their names in the header; CoLA has none.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from repulsive.errors import DataError
+from repulsive.lab.text.inputs import find_file
 from repulsive.lab.text.lines import BadLines, first_line
-from repulsive.lab.text.raw import find_file
 from repulsive.lab.text.tsv import read_columns
 
-MOST = 5.0  # points of similarity of STS-B; 0 is the least
-_DIGITS = 18  # of the number of a row
-PREDICT = "predict"  # parts whose labels nobody has start with this
+MOST = 5.0  # highest similarity score of STS-B; 0 is the lowest
+_DIGITS = 18  # of a row number
+PREDICT = "predict"  # prefix of the parts without public labels
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class GlueTask:
     """One task of the benchmark.
 
     Args:
-        name: what it is called here.
-        folder: what the benchmark's download calls it.
-        texts: columns of its one text or two.
+        name: in this package.
+        folder: its name in the benchmark's download.
+        texts: columns of its one or two texts.
         label: column of the label.
-        classes: what stands in that column, and in a submission; none where it is a number of points.
+        classes: values of that column, and of a submission; none if the label is a score.
         metric: the paper's.
-        also: further ones that the benchmark reports.
-        headless: columns of texts and label, from 0, where the first line is no header.
-        matched: does the development set come in two, matched and mismatched?
+        also: further metrics that the benchmark reports.
+        headless: indices of the text and label columns, from 0, for files without a header.
+        matched: whether the development set has two parts, matched and mismatched.
     """
 
     name: str
@@ -50,18 +50,18 @@ class GlueTask:
 
     @property
     def files(self) -> dict[str, tuple[str, ...]]:
-        """Part -> the names its file may have. The official development set is what is tested on."""
+        """File names of each part, in order of preference. The official development set is the part "test"."""
         ends = ("_matched", "_mismatched") if self.matched else ("",)
-        found: dict[str, tuple[str, ...]] = {"train": ("train.tsv", "train_subset.tsv")}
+        names: dict[str, tuple[str, ...]] = {"train": ("train.tsv", "train_subset.tsv")}
         for end in ends:
             part = "test" if end != "_mismatched" else "mismatched"
-            found[part] = (f"dev{end}.tsv", f"dev{end}_subset.tsv")
-            found[PREDICT + end.removeprefix("_matched")] = (f"test{end}.tsv",)
-        return found
+            names[part] = (f"dev{end}.tsv", f"dev{end}_subset.tsv")
+            names[PREDICT + end.removeprefix("_matched")] = (f"test{end}.tsv",)
+        return names
 
     @property
     def submissions(self) -> dict[str, str]:
-        """Part -> the file the benchmark wants its answers in."""
+        """File name of the submission for each part without labels."""
         if not self.matched:
             return {PREDICT: f"{self.folder}.tsv"}
         return {PREDICT: f"{self.folder}-m.tsv", f"{PREDICT}_mismatched": f"{self.folder}-mm.tsv"}
@@ -93,13 +93,13 @@ TASKS = {
 
 @dataclass(frozen=True)
 class GlueRows:
-    """What a file holds.
+    """The rows of a file.
 
     Args:
         texts: one list, or two of the same length.
-        labels: class of each row, or points; -1 where the file has no labels.
-        indices: of each row, as the file counts them; empty where there are labels.
-        skipped: bad lines that were left out in reading.
+        labels: class index or score of each row; -1 if the file has no labels.
+        indices: row numbers, as in the file; empty if there are labels.
+        skipped: number of bad lines left out.
     """
 
     texts: tuple[list[str], ...]
@@ -112,51 +112,51 @@ class GlueRows:
 
 
 def task_named(name: str) -> GlueTask:
-    """A task by its name, or by that of the benchmark: "sts", "STS-B".
+    """Return a task by its name here or in the benchmark: "sts", "STS-B".
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such task.
     """
     plain = name.lower()
     for task in TASKS.values():
         if plain in (task.name, task.folder.lower()):
             return task
     near = get_close_matches(plain, TASKS, 1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    raise DataError(f"GLUE task {name!r} is unknown; {meant}give --task with one of {', '.join(TASKS)}")
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise DataError(f"GLUE task {name!r} is unknown; {hint}give --task with one of {', '.join(TASKS)}")
 
 
 def find_glue(data: Path, task: GlueTask) -> dict[str, Path]:
-    """The file of each part that is there; train and the official development set must be.
+    """Find the file of each part; the training set and the official development set are required.
 
     Args:
         data: the folder of the benchmark, or of the task.
-        task: which.
+        task: the task.
 
     Raises:
         DataError: a file is missing.
     """
     folder = data / task.folder if (data / task.folder).is_dir() else data
-    found = {}
+    files = {}
     for part, names in task.files.items():
         path = next((path for name in names if (path := find_file(folder, name))), None)
         if path is not None:
-            found[part] = path
+            files[part] = path
         elif part in ("train", "test"):
-            told = " or ".join(names)
-            raise DataError(f"{folder}: no {told} of GLUE task {task.name!r}; files may be plain, .xz or .gz")
-    return found
+            expected = " or ".join(names)
+            raise DataError(f"{folder}: no {expected} of GLUE task {task.name!r}; files may be plain, .xz or .gz")
+    return files
 
 
 def read_glue(path: str | Path, task: GlueTask, *, labelled: bool = True, limit: int = 20) -> GlueRows:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Args:
         path: plain, gzip or xz.
-        task: whose file it is.
-        labelled: false for the benchmark's test files. Of these no line may be bad: a submission has an answer for
-            every row.
-        limit: bad lines that may be skipped.
+        task: the task.
+        labelled: False for the benchmark's test files. In these, a bad line is an error, because a submission needs an
+            answer for every row.
+        limit: number of bad lines that may be skipped.
 
     Raises:
         DataError: the file is empty, lacks a column, or has more bad lines than `limit`.
@@ -171,7 +171,7 @@ def read_glue(path: str | Path, task: GlueTask, *, labelled: bool = True, limit:
         for number, values in read_columns(path, columns, bad):
             empty = [name for name, value in zip(task.texts, values, strict=False) if not value.strip()]
             if empty:
-                bad.skip(number, f"nothing in column {empty[0]!r}")
+                bad.skip(number, f"column {empty[0]!r} is empty")
                 continue
             label, why = _label(values[count], task) if labelled else (-1, "")
             if why:
@@ -188,7 +188,7 @@ def read_glue(path: str | Path, task: GlueTask, *, labelled: bool = True, limit:
 
 
 def cut_pair(first: list[int], second: list[int], longest: int) -> tuple[list[int], list[int]]:
-    """A pair of at most so many pieces: while it has more, the longer text loses its last, the second of equals.
+    """Cut a pair to `longest` pieces by dropping the last piece of the longer text, or of the second if they are equal.
 
     Example:
         >>> cut_pair([1, 2, 3, 4, 5], [6, 7], 4)
@@ -204,15 +204,15 @@ def cut_pair(first: list[int], second: list[int], longest: int) -> tuple[list[in
 
 
 def stops_to_drop(train: Sequence[str], tested: Sequence[str]) -> str:
-    """Which full stops the training texts seem to have lost, so that the others can lose them too.
+    """Detect which full stops the training texts lack, so that they can be removed from the test texts too.
 
     Args:
-        train: texts to train on.
-        tested: texts to test on.
+        train: texts of the training set.
+        tested: texts of the test set.
 
     Returns:
-        "all" where no training text has any, "final" where fewer than one in a hundred ends with one, "keep" where
-        neither is so, or where fewer than one in twenty of the texts to test on has any.
+        "all" if no training text has a full stop, "final" if fewer than 1 % end with one, otherwise "keep". Also "keep"
+        if fewer than 5 % of the test texts have one.
     """
     if not train or sum("." in text for text in tested) < len(tested) / 20:
         return "keep"
@@ -222,10 +222,10 @@ def stops_to_drop(train: Sequence[str], tested: Sequence[str]) -> str:
 
 
 def without_stops(text: str, which: str) -> str:
-    """A text without its full stops; whatever it is, something stays.
+    """Remove full stops from a text; a text of full stops alone is kept.
 
     Args:
-        text: any.
+        text: the text.
         which: "all", "final" or "keep".
     """
     if which == "keep":
@@ -235,7 +235,7 @@ def without_stops(text: str, which: str) -> str:
 
 
 def _columns(header: Sequence[str], task: GlueTask, labelled: bool) -> list[str | int]:
-    """Texts, then the label or, of a test file, what it counts its rows by."""
+    """Return the columns to read: the texts, then the label or, in a test file, the row number."""
     if task.headless and task.texts[0] not in header:
         return list(task.headless if labelled else task.headless[:-1])
     counted = [name for name in ("index", "id") if name in header][:1]
@@ -243,22 +243,22 @@ def _columns(header: Sequence[str], task: GlueTask, labelled: bool) -> list[str 
 
 
 def _label(value: str, task: GlueTask) -> tuple[int | float, str]:
-    """The label, and what is wrong with it ("" where nothing is)."""
+    """Return the label, and why it is invalid ("" if it is valid)."""
     value = value.strip()
     if task.classes:
         if value in task.classes:
             return task.classes.index(value), ""
-        return -1, f"label {value!r} is none of {', '.join(task.classes)}"
+        return -1, f"invalid label {value!r}, expected one of {', '.join(task.classes)}"
     try:
-        points = float(value)
+        score = float(value)
     except ValueError:
-        points = float("nan")
-    return points, "" if 0 <= points <= MOST else f"score {value!r} is no number from 0 to {MOST:g}"
+        score = float("nan")
+    return score, "" if 0 <= score <= MOST else f"invalid score {value!r}, expected a number from 0 to {MOST:g}"
 
 
 def _index(path: str | Path, number: int, values: list[str], expected: int) -> int:
     if not values:
         return expected
     if not values[0].strip().isdecimal() or len(values[0]) > _DIGITS:
-        raise DataError(f"{path}, line {number}: {values[0][:40]!r} is no number of a row")
+        raise DataError(f"{path}, line {number}: expected a row number, got {values[0][:40]!r}")
     return int(values[0])

@@ -1,24 +1,26 @@
-"""GLUE files to a prepared folder: WordPiece, cut to length, with labels that may be points.
+"""Prepare GLUE tasks: WordPiece ids, cut to length, with classes or scores as labels.
 
     prepare("glue", "data/glue", "prepared/glue/cola", glue_task="cola", vocabulary="vocab.txt")
 
-The official development set is the part "test"; "dev" is the same, or some of train that is held out. The official test
-sets have no labels: they are the part "predict", for submissions.
+The official development set is the part "test". The part "dev" is the same, or a share of the training set that is held
+out. The official test sets have no labels: they are the part "predict", for submissions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.glue.data import (
     PREDICT,
+    GlueRows,
     GlueTask,
     cut_pair,
     find_glue,
@@ -27,152 +29,153 @@ from repulsive.lab.systems.glue.data import (
     task_named,
     without_stops,
 )
+from repulsive.lab.systems.glue.datasets import LONGEST, STOPS
+from repulsive.lab.text.dataset import Plan
+from repulsive.lab.text.inputs import checksums
 from repulsive.lab.text.prepared import Part, Prepared
-from repulsive.lab.text.raw import Raw, RawPart, Source, sums_of
-from repulsive.lab.text.tokenizing import Progress
+from repulsive.lab.text.progress import Progress
+from repulsive.lab.text.settings import Settings
+from repulsive.lab.text.summary import summarize as summarize_parts
 from repulsive.lab.text.tokens import Ragged
 from repulsive.lab.text.wordpiece import FILE, UNKNOWN, WordPieces
 
-if TYPE_CHECKING:
-    from repulsive.lab.text.plan import Plan
-
-LONGEST = 128  # pieces of a text or pair, [CLS] and [SEP] included
-STOPS = ("auto", "keep", "final", "all")
 INDICES = "indices.json"
-DEFAULTS: dict[str, Any] = {"held_out": 0.0, "stops": "auto"}
 
 
-def find_source(
-    data: Path, seed: int, limit: int, name: str, vocabulary: str | Path | None, held_out: float, stops: str
-) -> Source:
-    """A task's files.
+def plan_glue(
+    data: Path,
+    out: Path,
+    *,
+    glue_task: str = "",
+    vocabulary: str | Path | None = None,
+    held_out: float = 0.0,
+    stops: str = "auto",
+    **settings: Any,
+) -> Plan[Prepared]:
+    """Plan the preparation of a GLUE task.
 
     Args:
         data: the folder of the benchmark, or of the task.
-        seed: of what is held out.
-        limit: bad lines that may be skipped in a file.
-        name: of the task.
-        vocabulary: a file of one piece a line.
-        held_out: share of train that "dev" takes; 0: none, and "dev" is what "test" is.
-        stops: full stops that texts lose: "final", "all", none ("keep"), or, of MNLI, as many as those of train have
-            lost ("auto").
+        out: the folder to make.
+        glue_task: name of the task, "cola" or "CoLA".
+        vocabulary: a WordPiece vocabulary, or the folder of a model that has one.
+        held_out: share of the training set that becomes "dev"; 0: "dev" is the same as "test".
+        stops: full stops to remove from the texts: "final", "all", none ("keep"), or, of MNLI, those that the training
+            texts lack ("auto").
+        settings: fields of `Settings`; `longest` counts pieces.
 
     Raises:
-        DataError: a setting that cannot be, or a missing file.
+        DataError: an option is invalid, or a file is missing.
     """
-    task = task_named(name)
+    shared = _check(Settings(**settings))
+    task = task_named(glue_task)
     if vocabulary is None:
-        raise DataError("task 'glue' needs the pieces of the model: give --vocabulary vocab.txt, or its folder")
+        raise DataError("dataset 'glue' needs the WordPiece vocabulary of the model: give --vocabulary vocab.txt")
     if not 0 <= held_out < 1:
-        raise DataError(f"held_out={held_out:g}: it is the share of train that dev takes, from 0 and below 1")
+        raise DataError(f"held_out={held_out:g}: expected the share of train that dev takes, 0 or more and below 1")
     if stops not in STOPS:
         raise DataError(f"stops={stops!r}: choose one of {', '.join(STOPS)}")
-    words = vocabulary_file(vocabulary)
+    words = _vocabulary_file(vocabulary)
     files = find_glue(data, task)
-    sums = sums_of(list(files.values()), data) | {FILE: sums_of([words], words.parent)[words.name]}
-
-    def read() -> Raw:
-        parts = {part: _read(path, task, part, limit) for part, path in files.items()}
-        parts["dev"] = parts["test"]
-        if held_out:
-            parts["train"], parts["dev"] = _split(parts["train"], held_out, seed)
-        order = sorted(parts, key=["train", "dev", "test", *parts].index)
-        return Raw(task.classes, {part: parts[part] for part in order})
-
-    return Source(sums, read, LONGEST, vocabulary=words)
+    sums = checksums(list(files.values()), data) | {FILE: checksums([words], words.parent)[words.name]}
+    options = {"held_out": held_out, "stops": stops, "glue_task": task.name}
+    write = partial(_write, shared, task, files, words, held_out, stops)
+    return Plan("glue", out, shared.stored(options), sums, write, Prepared.load, summarize)
 
 
-def vocabulary_file(given: str | Path) -> Path:
-    """The file of a vocabulary, given by its path or by its folder's."""
+def _check(settings: Settings) -> Settings:
+    """Refuse settings that a GLUE task cannot have, and fill in its defaults."""
+    if settings.vectors is not None:
+        raise DataError("dataset 'glue' is for pre-trained models; leave out --vectors")
+    if settings.tokenizer not in (None, "wordpiece"):
+        raise DataError(f"tokenizer {settings.tokenizer!r}: dataset 'glue' takes wordpiece")
+    if settings.longest is not None and settings.longest < 8:
+        raise DataError(f"longest={settings.longest}: expected at least 8 pieces")
+    return replace(settings, tokenizer="wordpiece", longest=settings.longest or LONGEST)
+
+
+def _vocabulary_file(given: str | Path) -> Path:
     path = Path(given)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
-        raise DataError(f"{path}: no such file; it should hold the pieces of the model, one a line")
+        raise DataError(f"{path}: no such file; expected a WordPiece vocabulary, one piece per line")
     return path
 
 
-def check(settings: Any) -> None:
-    """Refuse settings that mean nothing here.
-
-    Raises:
-        DataError: there are vectors, a tokenizer of another task, or no room for any text.
-    """
-    if settings.vectors is not None:
-        raise DataError("task 'glue' starts from a model: --vectors would not be used")
-    if settings.tokenizer not in (None, "wordpiece"):
-        raise DataError(f"tokenizer {settings.tokenizer!r}: task 'glue' takes wordpiece")
-    if settings.longest is not None and settings.longest < 8:
-        raise DataError(f"longest={settings.longest}: at least 8 pieces")
-
-
-def without_folders(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as the manifest has them: the vocabulary is known by its checksum."""
-    found = DEFAULTS | {name: value for name, value in options.items() if name != "vocabulary"}
-    return found | {"glue_task": task_named(found["glue_task"]).name}
-
-
-def run(made: Plan, tell: Progress) -> Prepared:
-    """Carry out a plan for GLUE; see `prepare.run`."""
-    tell("reading", 0, 0)
-    task = task_named(made.options["glue_task"])
-    raw = made.source.read()
-    stops = made.options["stops"]
+def _write(
+    settings: Settings,
+    task: GlueTask,
+    files: dict[str, Path],
+    vocabulary: Path,
+    held_out: float,
+    stops: str,
+    plan: Plan[Prepared],
+    jobs: int | None,
+    progress: Progress,
+) -> Prepared:
+    progress("reading", 0, 0)
+    rows = _read(files, task, held_out, settings)
     if stops == "auto":
-        tried = task.name == "mnli"
-        stops = stops_to_drop(_texts(raw.parts["train"]), _texts(raw.parts["test"])) if tried else "keep"
-    assert made.source.vocabulary is not None
-    pieces = WordPieces.read(made.source.vocabulary, made.settings.lowercase)
+        is_mnli = task.name == "mnli"
+        stops = stops_to_drop(_texts(rows["train"]), _texts(rows["test"])) if is_mnli else "keep"
+    pieces = WordPieces.read(vocabulary, settings.lowercase)
     parts, cut = {}, {}
-    for name, part in raw.parts.items():
-        tell(f"pieces of {name}", 0, 0)
-        parts[name], cut[name] = _numbered(part, pieces, stops, made.settings.longest or LONGEST)
-    indices = {name: list(part.indices) for name, part in raw.parts.items() if part.indices}
-    running = {name: torch.cat([side.values for side in part.sentences]) for name, part in parts.items()}
-    manifest = {
-        "settings": made.asked,
-        "sources": made.sums,
+    for name, part in rows.items():
+        progress(f"pieces of {name}", 0, 0)
+        parts[name], cut[name] = _encode(part, pieces, stops, settings.longest or LONGEST)
+    indices = {name: list(part.indices) for name, part in rows.items() if part.indices}
+    ids = {name: torch.cat([side.values for side in part.sentences]) for name, part in parts.items()}
+    manifest = plan.manifest() | {
         "versions": {"tokenizers": version("tokenizers")},
         "rows": {name: len(part) for name, part in parts.items()},
-        "skipped": {name: part.skipped for name, part in raw.parts.items()},
-        "unlabelled": {name: len(part.labels) if name.startswith(PREDICT) else 0 for name, part in raw.parts.items()},
+        "skipped": {name: part.skipped for name, part in rows.items()},
+        "unlabelled": {name: len(part) if name.startswith(PREDICT) else 0 for name, part in rows.items()},
         "cut": cut,
-        "unknown": {name: float((x == pieces.index[UNKNOWN]).double().mean()) for name, x in running.items()},
+        "unknown": {name: float((part == pieces.index[UNKNOWN]).double().mean()) for name, part in ids.items()},
         "coverage": None,
         "stops": stops,
     }
     extra = {FILE: pieces.as_bytes(), INDICES: json.dumps(indices).encode()}
-    return Prepared(made.out, "glue", raw.classes, pieces.as_vocabulary(), None, parts, manifest, extra).save()
+    vocabulary_words = pieces.as_vocabulary()
+    return Prepared(plan.out, plan.dataset, task.classes, vocabulary_words, None, parts, manifest, extra).save()
 
 
-def _read(path: Path, task: GlueTask, part: str, limit: int) -> RawPart:
-    rows = read_glue(path, task, labelled=not part.startswith(PREDICT), limit=limit)
-    return RawPart(rows.texts, rows.labels, rows.skipped, indices=rows.indices)
+def _read(files: dict[str, Path], task: GlueTask, held_out: float, settings: Settings) -> dict[str, GlueRows]:
+    """Read every part; "dev" is split from "train", or the same as "test"."""
+    rows = {
+        part: read_glue(path, task, labelled=not part.startswith(PREDICT), limit=settings.limit)
+        for part, path in files.items()
+    }
+    rows["dev"] = rows["test"]
+    if held_out:
+        rows["train"], rows["dev"] = _split(rows["train"], held_out, settings.seed)
+    order = sorted(rows, key=["train", "dev", "test", *rows].index)
+    return {part: rows[part] for part in order}
 
 
-def _split(train: RawPart, share: float, seed: int) -> tuple[RawPart, RawPart]:
-    """Some of train held out, the rest in its order."""
-    count = len(train.labels)
+def _split(train: GlueRows, share: float, seed: int) -> tuple[GlueRows, GlueRows]:
+    """Hold out a random share of the rows; both sides keep their order."""
+    count = len(train)
     held = round(count * share)
     if not 0 < held < count:
-        raise DataError(f"held_out={share:g} of {count} rows leaves a part without any")
+        raise DataError(f"held_out={share:g} of {count} rows leaves train or dev empty; choose another share")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    chosen = (sorted(order[held:]), sorted(order[:held]))
-    first, second = (
-        RawPart(tuple([side[i] for i in some] for side in train.texts), [train.labels[i] for i in some])
-        for some in chosen
+    kept, held_out = (
+        GlueRows(tuple([side[i] for i in rows] for side in train.texts), [train.labels[i] for i in rows], [])
+        for rows in (sorted(order[held:]), sorted(order[:held]))
     )
-    return RawPart(first.texts, first.labels, train.skipped), second
+    return replace(kept, skipped=train.skipped), held_out
 
 
-def _texts(part: RawPart) -> list[str]:
+def _texts(part: GlueRows) -> list[str]:
     return [text for side in part.texts for text in side]
 
 
-def _numbered(part: RawPart, pieces: WordPieces, stops: str, longest: int) -> tuple[Part, int]:
-    """Pieces of each text without [CLS] and [SEP], for which room is left; and how many rows were cut."""
+def _encode(part: GlueRows, pieces: WordPieces, stops: str, longest: int) -> tuple[Part, int]:
+    """Return the ids of each text, without [CLS] and [SEP] but with room for them, and the number of rows cut."""
     sides = [pieces.encode([without_stops(text, stops) for text in side]) for side in part.texts]
     room, cut = longest - 1 - len(sides), 0
-    for row in range(len(part.labels)):
+    for row in range(len(part)):
         kept: tuple[list[int], ...]
         if len(sides) == 2:
             kept = cut_pair(sides[0][row], sides[1][row], room)
@@ -182,10 +185,12 @@ def _numbered(part: RawPart, pieces: WordPieces, stops: str, longest: int) -> tu
         for side, ids in zip(sides, kept, strict=True):
             side[row] = ids
     dtype = torch.float32 if any(isinstance(label, float) for label in part.labels) else torch.int64
-    return Part(tuple(map(_ragged, sides)), torch.tensor(part.labels, dtype=dtype)), cut
+    return Part(tuple(map(Ragged.from_rows, sides)), torch.tensor(part.labels, dtype=dtype)), cut
 
 
-def _ragged(rows: Sequence[Sequence[int]]) -> Ragged:
-    values = torch.tensor([piece for row in rows for piece in row], dtype=torch.int32)
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+def summarize(prepared: Prepared) -> str:
+    """Describe the prepared parts, and which full stops were removed."""
+    text, stops = summarize_parts(prepared), prepared.manifest.get("stops", "keep")
+    if stops != "keep":
+        text += f"\nwithout their {'final ' if stops == 'final' else ''}full stops, as those of train"
+    return text

@@ -1,4 +1,4 @@
-"""The GLUE tasks as tiny files in the official layout, and a vocabulary for them."""
+"""Toy files for the GLUE tasks in the official layout, and a vocabulary for them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 
 def write_vocabulary(folder: Path) -> Path:
-    """`vocab.txt` with all that the rows are made of."""
+    """Write `vocab.txt` with all words of the rows."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES + WORDS))
     return folder / "vocab.txt"
 
 
 def rows_of(task: str, count: int, seed: int = 0) -> Iterator[tuple[str, str, str]]:
-    """(first, second, label): the marks "good" and "bad" in the last text tell the class, how many the points."""
+    """Generate (first, second, label); words such as "good" and "bad" in the last text determine the label."""
     draw = random.Random(f"{task}/{seed}")
     for _ in range(count):
         words = [draw.choice(WORDS) for _ in range(draw.randint(2, 6))]
@@ -53,7 +53,7 @@ def rows_of(task: str, count: int, seed: int = 0) -> Iterator[tuple[str, str, st
 
 
 def lines_of(task: str, rows: Iterable[tuple[str, str, str]], labelled: bool = True) -> list[str]:
-    """The lines of a file, its header first if it has one."""
+    """Format the lines of a file, with a header if the task has one."""
     header = COLUMNS[task][1]
     if task == "cola" and labelled:
         return [f"gj04\t{label}\t\t{second}" for _, second, label in rows]
@@ -81,7 +81,7 @@ def lines_of(task: str, rows: Iterable[tuple[str, str, str]], labelled: bool = T
 
 
 def write_task(folder: Path, task: str, sizes: Sequence[int] = (80, 24, 9)) -> Path:
-    """Train, development set and unlabelled test set below the benchmark's folder; of MNLI both of the latter two."""
+    """Write the training, development and unlabelled test sets; MNLI has two of each of the latter."""
     place = folder / COLUMNS[task][0]
     place.mkdir(parents=True, exist_ok=True)
     ends = ("_matched", "_mismatched") if task == "mnli" else ("",)

@@ -1,4 +1,4 @@
-"""Batches of graphs and texts in few shapes, and their tables: nothing waits for the device the data are on."""
+"""Batches of graphs and texts, padded to few shapes without synchronising with the GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from repulsive.lab.systems.graphs.prepared import WORD, GraphPart
 from repulsive.lab.text.batches import ByLength, bounds
 from repulsive.lab.text.tokens import PAD, Ragged
 
-SMALLER = ((104, 1), (232, 2))  # longer texts come in batches of a half, then of a quarter; GraphWriter: 100 and 219
-WORDS = (8, 16)  # steps of an entity's words
+SMALLER = (
+    (104, 1),
+    (232, 2),
+)  # batches of longer texts are half, then a quarter as large; GraphWriter: 100 and 219
+WORDS = (8, 16)  # padded lengths of an entity's words
 
 
 class Shape(NamedTuple):
-    """What tables are padded to: words of a title, entities, words of an entity, relations; each at least 1."""
+    """Padded sizes: words of a title, entities, words of an entity, relations; each at least 1."""
 
     title: int
     entities: int
@@ -29,7 +32,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GraphTables:
-    """N graphs and T texts of them, to take tables from.
+    """N graphs and T texts about them, as ragged rows from which padded tables are made.
 
     Args:
         titles: N rows of words.
@@ -37,8 +40,8 @@ class GraphTables:
         entities: rows of entity words, all entities of all graphs.
         relations: N rows of head, relation, tail.
         targets: T rows of words.
-        copies: T rows, `WORD` or the number of the entity that is copied.
-        graphs: which graph each text is of, int64 [T].
+        copies: T rows, `WORD` or the index of the entity that is copied.
+        graphs: graph of each text, int64 [T].
     """
 
     titles: Ragged
@@ -55,18 +58,18 @@ class GraphTables:
         return cls(part.titles, part.types, part.entities, part.relations, part.targets, part.copies, graphs)
 
     def to(self, device: torch.device) -> GraphTables:
-        """The same on another device."""
+        """Copy the rows to a device."""
         return GraphTables(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     def sizes(self) -> Tensor:
-        """What each graph needs, int64 [N, 4], as `Shape` has it."""
+        """Compute the size of each graph, int64 [N, 4], in the order of `Shape`."""
         words, longest = self.entities.lengths, torch.zeros_like(self.types.lengths)
         graph = torch.repeat_interleave(torch.arange(len(longest)), self.types.lengths)  # [entities]
         longest = longest.scatter_reduce(0, graph, words, "amax")
         return torch.stack([self.titles.lengths, self.types.lengths, longest, self.relations.lengths], 1).clamp(min=1)
 
     def inputs(self, graphs: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Titles [B, S], entities [B, E, W], relations [B, R, 3] and the entities' types [B, E] of some graphs."""
+        """Pad titles [B, S], entities [B, E, W], relations [B, R, 3] and types of entities [B, E] of some graphs."""
         titles, _ = _table(self.titles, graphs, shape.title)
         types, real = _table(self.types, graphs, shape.entities)
         rows = self.types.offsets[graphs].unsqueeze(1) + torch.arange(shape.entities, device=graphs.device)  # [B, E]
@@ -77,18 +80,18 @@ class GraphTables:
         return titles, entities, relations, types
 
     def texts(self, texts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Words and copies of some texts, [B, T] each."""
+        """Pad words and copies of some texts, [B, T] each."""
         return _table(self.targets, texts, length)[0], _table(self.copies, texts, length, WORD)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
-    """Which texts go together.
+    """Texts that are trained on together.
 
     Args:
-        indices: int64 [B].
-        length: number of their shape in `GraphBuckets.shapes`.
-        tokens: words a text has, on average over the whole batch, whoever takes a share of it.
+        indices: of the texts, int64 [B].
+        length: index of their shape in `GraphBuckets.shapes`.
+        tokens: mean number of words per text over the whole batch, also for a rank that takes a share of it.
     """
 
     indices: Tensor
@@ -100,28 +103,30 @@ class GraphBatch:
 
 
 class GraphBuckets(ByLength[GraphBatch]):
-    """Texts of about the same number of words go together, fewer of long ones.
+    """Batches of texts of similar length; batches of long texts are smaller.
 
-    `shapes` says how long and how wide tables are, by number: for every bucket of texts what the largest graph needs,
-    and, since entities of many words are few, the words of an entity by steps.
+    `shapes` lists the padded sizes. Every bucket of texts is padded to its largest graph. As entities of many words are
+    rare, a bucket has several shapes with different numbers of words per entity.
 
     Args:
         lengths: words of each text, int64 [T].
-        sizes: what each text's graph needs, int64 [T, 4], as `GraphTables.sizes` has it.
-        size: texts in a batch of short ones.
-        seed: with the epoch, decides the order.
+        sizes: size of the graph of each text, int64 [T, 4]; see `GraphTables.sizes`.
+        size: number of short texts in a batch.
+        seed: of the order, together with the number of the epoch.
     """
 
     def __init__(self, lengths: Tensor, sizes: Tensor, size: int, seed: int = 0) -> None:
         if size < 1:
-            raise ValueError(f"size={size}: a batch has at least one text")
+            raise ValueError(f"size={size}: expected at least one text per batch")
         if not len(lengths):
             raise DataError("no texts to make batches of")
-        found = bounds(int(lengths.max()))
-        super().__init__(lengths, found, [max(1, size // _smaller(bound)) for bound in found], seed)
+        limits = bounds(int(lengths.max()))
+        super().__init__(lengths, limits, [max(1, size // _smaller(bound)) for bound in limits], seed)
         self._sizes = sizes
         self.shapes: list[tuple[int, Shape]] = []
-        for bound in found:  # those of a bucket that is not full move on to the next: a shape holds all shorter ones
+        for (
+            bound
+        ) in limits:  # a shape fits all shorter texts too: those that do not fill a batch move to the next bucket
             if bool((here := lengths <= bound).any()):
                 most = Shape(*sizes[here].amax(0).tolist())
                 steps = (*(words for words in WORDS if words < most.words), most.words)
@@ -134,10 +139,10 @@ class GraphBuckets(ByLength[GraphBatch]):
 
 
 def in_batches(sizes: Tensor, at_once: int) -> list[tuple[Tensor, Shape]]:
-    """Graphs of about the same number of entities together, for search: which, and their shape.
+    """Group graphs with similar numbers of entities for search; return the indices and the shape of each batch.
 
     Args:
-        sizes: what each graph needs, int64 [N, 4].
+        sizes: of each graph, int64 [N, 4]; see `GraphTables.sizes`.
         at_once: graphs in a batch.
     """
     order: Sequence[Tensor] = sizes[:, 1].argsort(stable=True).split(at_once)
@@ -149,12 +154,12 @@ def _smaller(bound: int) -> int:
 
 
 def _table(rows: Ragged, indices: Tensor, width: int, fill: int = PAD) -> tuple[Tensor, Tensor]:
-    """Some rows as a table int64 [B, width, ...], and which of it is real, bool [B, width]."""
+    """Pad some rows to int64 [B, width, ...], and return the padding mask, bool [B, width], True for real values."""
     starts = rows.offsets[indices]  # [B]
-    places = torch.arange(width, device=indices.device)
-    real = places < (rows.offsets[indices + 1] - starts).unsqueeze(1)  # [B, width]
+    positions = torch.arange(width, device=indices.device)
+    real = positions < (rows.offsets[indices + 1] - starts).unsqueeze(1)  # [B, width]
     shape = (*real.shape, *rows.values.shape[1:])
     if not len(rows.values):
         return torch.full(shape, fill, device=indices.device), real
-    found = rows.values[torch.where(real, starts.unsqueeze(1) + places, 0)].long()
-    return torch.where(real.view(*real.shape, *[1] * (found.ndim - 2)), found, fill), real
+    values = rows.values[torch.where(real, starts.unsqueeze(1) + positions, 0)].long()
+    return torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, fill), real

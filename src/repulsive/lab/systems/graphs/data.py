@@ -1,28 +1,28 @@
-"""Knowledge graphs with texts about them, whatever file they come from: what AGENDA and WebNLG are read into."""
+"""Knowledge graphs with texts about them: the common form of AGENDA and WebNLG."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-Token = str | int  # a word, or the number of the entity that is copied there
-Relation = tuple[int, str, int]  # head, name, tail; the entities' numbers count from 0
+Token = str | int  # a word, or the index of an entity that is copied
+Relation = tuple[int, str, int]  # head, name, tail; entities are numbered from 0
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph and the texts that tell it.
+    """One graph and the texts about it.
 
     Args:
-        title: words; none where the data have no titles.
-        entities: words of each.
+        title: its words; empty if the dataset has no titles.
+        entities: words of each entity.
         types: one for each entity, such as "<method>".
         relations: head, name, tail.
-        targets: one for each text: words, and numbers where an entity is mentioned.
-        references: the texts, plain.
-        plan: AGENDA's sentence plan, the nodes of each sentence; empty where there is none.
-        written: what a copy of each entity writes, words separated by spaces; empty: the entity's own words.
-        category: WebNLG's, some of which only its test part has; "" where there is none.
+        targets: one for each text: words, and indices where an entity is mentioned.
+        references: the plain texts.
+        plan: AGENDA's sentence plan, the nodes of each sentence; empty if there is none.
+        written: the text that a copy of each entity writes; empty: the words of the entity.
+        category: WebNLG's; some categories occur in its test set only. "" if there is none.
     """
 
     title: list[str]
@@ -37,7 +37,7 @@ class Graph:
 
     @property
     def names(self) -> list[str]:
-        """What a copy of each entity writes."""
+        """The text that a copy of each entity writes."""
         return list(self.written) or [" ".join(words) for words in self.entities]
 
 
@@ -46,8 +46,8 @@ class Graphs:
     """The graphs of one file.
 
     Args:
-        graphs: those that are whole.
-        skipped: lines or entries left out in reading.
+        graphs: the valid ones.
+        skipped: number of lines or entries left out.
     """
 
     graphs: list[Graph]
@@ -57,12 +57,12 @@ class Graphs:
         return len(self.graphs)
 
 
-def what_is_wrong(graph: Graph) -> str:
-    """Why a graph cannot be used; "" where it can.
+def find_problem(graph: Graph) -> str:
+    """Return why a graph is invalid; "" if it is valid.
 
     Example:
-        >>> what_is_wrong(Graph([], [["a"]], ["<task>"], [(0, "USED-FOR", 1)], [[0]], ["a"], []))
-        "relation 'USED-FOR' has entity 1 of 1, numbered from 0"
+        >>> find_problem(Graph([], [["a"]], ["<task>"], [(0, "USED-FOR", 1)], [[0]], ["a"], []))
+        "relation 'USED-FOR' has entity 1, but there are 1, numbered from 0"
     """
     count = len(graph.entities)
     if not count:
@@ -75,19 +75,19 @@ def what_is_wrong(graph: Graph) -> str:
     for head, name, tail in graph.relations:
         for end in (head, tail):
             if not 0 <= end < count:
-                return f"relation {name!r} has entity {end} of {count}, numbered from 0"
+                return f"relation {name!r} has entity {end}, but there are {count}, numbered from 0"
     if not graph.targets or not all(graph.targets):
         return "no text, or an empty one"
     if len(graph.targets) != len(graph.references):
         return f"{len(graph.targets)} targets for {len(graph.references)} texts"
     for token in (token for target in graph.targets for token in target):
         if isinstance(token, int) and not 0 <= token < count:
-            return f"the text mentions entity {token} of {count}, numbered from 0"
+            return f"the text mentions entity {token}, but there are {count}, numbered from 0"
     return ""
 
 
 def filled(target: Iterable[Token], entities: Sequence[Sequence[str]]) -> str:
-    """The text of a target, the words of entities in place of their numbers.
+    """Return the text of a target, with the words of entities in place of their indices.
 
     Example:
         >>> filled(["we", "use", 1], [["parsing"], ["beam", "search"]])
@@ -97,7 +97,7 @@ def filled(target: Iterable[Token], entities: Sequence[Sequence[str]]) -> str:
 
 
 def mention_share(graphs: Sequence[Graph]) -> float:
-    """Share of the entities, counted for each text, that the text copies at least once; 0 where there are none."""
+    """Compute the share of entities that a text copies at least once, over all texts; 0 if there are no texts."""
     pairs = [(len(graph.entities), target) for graph in graphs for target in graph.targets]
-    found = sum(len({token for token in target if isinstance(token, int)}) for _, target in pairs)
-    return found / max(1, sum(count for count, _ in pairs))
+    mentioned = sum(len({token for token in target if isinstance(token, int)}) for _, target in pairs)
+    return mentioned / max(1, sum(count for count, _ in pairs))

@@ -1,4 +1,4 @@
-"""Which files of graphs a folder holds, found from their names, and how they are read."""
+"""Find files of graphs by their names, and read them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from repulsive.errors import DataError
 from repulsive.lab.systems.graphs.agenda import read_json_graphs, read_relations, read_tsv_graphs
 from repulsive.lab.systems.graphs.data import Graphs
 from repulsive.lab.systems.graphs.webnlg import read_webnlg
+from repulsive.lab.text.inputs import find_file
 from repulsive.lab.text.prepared import PARTS
-from repulsive.lab.text.raw import find_file
 from repulsive.lab.text.tokens import Tokenizer
 
 RELATIONS, ARCHIVE = "relations.vocab", "unprocessed.tar.gz"
-# What each form calls the files of train, dev and test, the form that is taken first on top.
+# File names of train, dev and test in each form, in order of preference.
 FORMS = {
     "agenda tsv": tuple(f"preprocessed.{part}.tsv" for part in ("train", "val", "test")),
     "agenda json": tuple(f"unprocessed.{part}.json" for part in ("train", "val", "test")),
@@ -24,13 +24,13 @@ FORMS = {
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """The files of a data set.
+    """The files of a dataset.
 
     Args:
         form: a key of `FORMS`.
         parts: the file of each part.
-        members: of each part the name within an archive; empty where there is none.
-        relations: the file that names the relations, where there is one.
+        members: the name of each part within an archive; empty without an archive.
+        relations: the file with the names of the relations, if there is one.
     """
 
     form: str
@@ -40,42 +40,42 @@ class GraphFiles:
 
     @property
     def in_words(self) -> bool:
-        """Do spaces separate the words already?"""
+        """Whether the texts are tokenised already."""
         return self.form != "webnlg"
 
     def read(self, split: Tokenizer, lowercase: bool, limit: int) -> tuple[dict[str, Graphs], list[str] | None]:
-        """The graphs of each part, and the relations' names where a file has them."""
+        """Read the graphs of each part, and the names of the relations if there is a file of them."""
         names = read_relations(self.relations) if self.relations is not None else None
-        found = {}
+        graphs = {}
         for part, path in self.parts.items():
             if self.form == "webnlg":
-                found[part] = read_webnlg(path, split, limit=limit)
+                graphs[part] = read_webnlg(path, split, limit=limit)
             elif self.form == "agenda tsv":
-                found[part] = read_tsv_graphs(path, names or [], lowercase=lowercase, limit=limit)
+                graphs[part] = read_tsv_graphs(path, names or [], lowercase=lowercase, limit=limit)
             else:
                 member = self.members.get(part)
-                found[part] = read_json_graphs(path, names, member=member, lowercase=lowercase, limit=limit)
-        return found, names
+                graphs[part] = read_json_graphs(path, names, member=member, lowercase=lowercase, limit=limit)
+        return graphs, names
 
 
 def find_graphs(folder: Path) -> GraphFiles:
-    """What a folder holds.
+    """Find the files of a folder, in any of the forms.
 
     Raises:
         DataError: no form has a file for every part.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; it should hold the files of task 'graphs'")
+        raise DataError(f"{folder}: no such folder; it should hold the files of dataset 'graphs'")
     relations = find_file(folder, RELATIONS)
     missing = []
     for form, names in FORMS.items():
-        found = {part: path for part, name in zip(PARTS, names, strict=True) if (path := find_file(folder, name))}
-        if form == "agenda json" and not found and (archive := folder / ARCHIVE).is_file():
+        files = {part: path for part, name in zip(PARTS, names, strict=True) if (path := find_file(folder, name))}
+        if form == "agenda json" and not files and (archive := folder / ARCHIVE).is_file():
             return GraphFiles(form, dict.fromkeys(PARTS, archive), dict(zip(PARTS, names, strict=True)), relations)
-        if len(found) == len(PARTS) and form == "agenda tsv" and relations is None:
-            raise DataError(f"{folder}: no {RELATIONS}, which says what the numbers of relations mean")
-        if len(found) == len(PARTS):
-            return GraphFiles(form, found, {}, None if form == "webnlg" else relations)
-        missing.append(next(name for part, name in zip(PARTS, names, strict=True) if part not in found))
-    told = ", no ".join(missing)
-    raise DataError(f"{folder}: no {told}, no {ARCHIVE}; a form needs all three parts, plain, .xz or .gz")
+        if len(files) == len(PARTS) and form == "agenda tsv" and relations is None:
+            raise DataError(f"{folder}: no {RELATIONS}, which has the names of the relations")
+        if len(files) == len(PARTS):
+            return GraphFiles(form, files, {}, None if form == "webnlg" else relations)
+        missing.append(next(name for part, name in zip(PARTS, names, strict=True) if part not in files))
+    names_missing = ", no ".join(missing)
+    raise DataError(f"{folder}: no {names_missing}, no {ARCHIVE}; all three parts are needed, plain, .xz or .gz")

@@ -1,4 +1,4 @@
-"""Where a text mentions an entity: string matching, with the forms that people give names, numbers and dates."""
+"""Find mentions of entities in a text by matching the usual spellings of names, numbers and dates."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MONTHS = (
 )
 _SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e(\d+))?(?: \(?([a-z%³/ ]+)\)?)?")
-_LONGEST = 18  # digits of a number that is written out
+_LONGEST = 18  # maximum digits of a number that is written out
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 
 
 def fold(text: str) -> str:
-    """A text without case and accents, every character in its place, so that positions stay.
+    """Remove case and accents; every character keeps its position.
 
     Example:
         >>> fold("Suárez–Óg_1")
@@ -45,10 +45,10 @@ def _fold(character: str) -> str:
 
 
 def forms(name: str) -> list[str]:
-    """How an entity may be written, folded, nearest to its name first.
+    """List the spellings of an entity, folded, the closest to its name first.
 
-    A number also without its unit, with commas or, up to twelve, in letters; a date in words; any other name also
-    without what it has in brackets at the end, or after its only comma.
+    Numbers also appear without their unit, with commas or, up to twelve, in letters; dates in words; any other name
+    also without brackets at its end, or without the part after its only comma.
 
     Example:
         >>> forms("1923-11-18")[:3]
@@ -57,21 +57,21 @@ def forms(name: str) -> list[str]:
         (['carrie lam (politician)', 'carrie lam'], ['lufkin, texas', 'lufkin'], ['2702.0', '2702', '2,702'])
     """
     name = fold(name).strip()
-    found = [name]
+    spellings = [name]
     if date := _DATE.fullmatch(name):
-        found += _dates(int(date[1]), int(date[2]), int(date[3]))
+        spellings += _dates(int(date[1]), int(date[2]), int(date[3]))
     elif number := _NUMBER.fullmatch(name):
-        found += _numbers(*number.groups())
+        spellings += _numbers(*number.groups())
     else:
         plain = re.sub(r"\s*\([^()]*\)$", "", name)
-        found.append(plain)
-        if plain.count(",") == 1 and not re.search(r"\b(and|or)\b", plain):  # a place, no list
-            found.append(plain.split(",")[0])
-    return list(dict.fromkeys(form for form in found if re.search(r"\w", form)))
+        spellings.append(plain)
+        if plain.count(",") == 1 and not re.search(r"\b(and|or)\b", plain):  # a place, not a list
+            spellings.append(plain.split(",")[0])
+    return list(dict.fromkeys(form for form in spellings if re.search(r"\w", form)))
 
 
 def spoken(name: str) -> str:
-    """An entity as most texts have it: without what it has in brackets at the end, a date in words.
+    """Return the spelling that most texts use: without brackets at the end, a date in words.
 
     Example:
         >>> spoken("Twilight (band)"), spoken("2006-12-31"), spoken("2702.0"), spoken("(66063)")
@@ -83,14 +83,14 @@ def spoken(name: str) -> str:
 
 
 def find_mentions(text: str, names: Sequence[str]) -> list[tuple[int, int, int]]:
-    """The mentions of entities in a text, none overlapping: whole names before shortened ones, long before short.
+    """Find mentions of entities that do not overlap; full names take precedence over shortened ones, long over short.
 
     Args:
-        text: as people write it.
+        text: plain text.
         names: of the entities.
 
     Returns:
-        start, end and the entity's number of each, in the order of the text.
+        Start, end and index of the entity of each mention, in the order of the text.
 
     Example:
         >>> find_mentions("Aarhus Airport serves Aarhus.", ["Aarhus", "Aarhus_Airport"])
@@ -111,7 +111,7 @@ def find_mentions(text: str, names: Sequence[str]) -> list[tuple[int, int, int]]
 
 @lru_cache(1 << 14)
 def _pattern(form: str) -> re.Pattern[str]:
-    if re.fullmatch(r"[\d.,-]+", form):  # digits apart from each other are another number
+    if re.fullmatch(r"[\d.,-]+", form):  # separated digits are another number
         return re.compile(rf"(?<![\w.,-]){re.escape(form)}(?![\w-]|[.,]\d)")
     words = r"\W{0,3}".join(map(re.escape, re.findall(r"\w+", form)))
     first, last = r"\(?" if form[0] == "(" else "", r"\)?" if form[-1] == ")" else ""
@@ -123,17 +123,17 @@ def _dates(year: int, month: int, day: int) -> list[str]:
         return []
     name = _MONTHS[month - 1]
     th = "th" if 10 < day < 20 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
-    found = []
+    dates = []
     for called in (name, name[:3]):
-        found += [f"{called} {day} {year}", f"{day} {called} {year}", f"{called} {day}{th} {year}"]
-        found += [f"{day}{th} {called} {year}", f"{day}{th} of {called} {year}", f"{day} of {called} {year}"]
-        found += [f"{called} {day:02} {year}", f"{day:02} {called} {year}"]
-    return [*found, f"{day:02}/{month:02}/{year}", f"{month:02}/{day:02}/{year}", f"{day}/{month}/{year}"]
+        dates += [f"{called} {day} {year}", f"{day} {called} {year}", f"{called} {day}{th} {year}"]
+        dates += [f"{day}{th} {called} {year}", f"{day}{th} of {called} {year}", f"{day} of {called} {year}"]
+        dates += [f"{called} {day:02} {year}", f"{day:02} {called} {year}"]
+    return [*dates, f"{day:02}/{month:02}/{year}", f"{month:02}/{day:02}/{year}", f"{day}/{month}/{year}"]
 
 
 def _numbers(sign: str, whole: str, rest: str | None, power: str | None, unit: str | None) -> list[str]:
     if power is not None:
-        if len(power) > 2 or int(power) > _LONGEST:  # nobody writes all its zeros
+        if len(power) > 2 or int(power) > _LONGEST:  # texts do not write out so many zeros
             return []
         rest = (rest or "").ljust(int(power), "0")
         whole, rest = whole + rest[: int(power)], rest[int(power) :]

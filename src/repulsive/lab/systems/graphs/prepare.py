@@ -1,15 +1,16 @@
-"""Graphs and texts to a prepared folder.
+"""Prepare knowledge graphs and texts about them.
 
-    plan_graphs("data/webnlg", "prepared/webnlg").make()
+    prepare("graphs", "data/webnlg", "prepared/webnlg")
 
-What the files are is found from their names: AGENDA's processed TSV, its unprocessed JSON, plain or in its archive, or
-WebNLG as JSON lines. The vocabularies are those of GraphWriter's code, read from the training part alone.
+The names of the files decide the form: AGENDA's processed TSV, its unprocessed JSON, plain or in its archive, or WebNLG
+as JSON lines. The vocabularies are built from the training set, as in GraphWriter's code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,133 +28,91 @@ from repulsive.lab.systems.graphs.prepared import (
     GraphVocabularies,
     PreparedGraphs,
 )
-from repulsive.lab.text.claims import claimed
-from repulsive.lab.text.folders import check_replaceable
+from repulsive.lab.text.dataset import Plan
+from repulsive.lab.text.inputs import checksums
 from repulsive.lab.text.pieces import EOS, MARKS
-from repulsive.lab.text.plan import Settings, is_made
-from repulsive.lab.text.prepared import PARTS, _ragged
-from repulsive.lab.text.raw import sums_of
-from repulsive.lab.text.tokenizing import Progress
+from repulsive.lab.text.prepared import PARTS
+from repulsive.lab.text.progress import Progress
+from repulsive.lab.text.settings import Settings
 from repulsive.lab.text.tokens import RESERVED, UNK, Ragged, Tokenizer, Vocabulary, tokenizer
 
 _UNUSED = ("vectors", "size", "half_vectors", "seed")
 
 
-@dataclass(frozen=True)
-class GraphsPlan:
-    """A preparation that can begin: files are found and summed, none is read.
+def plan_graphs(data: str | Path, out: str | Path, **settings: Any) -> Plan[PreparedGraphs]:
+    """Plan the preparation of graphs and texts.
 
     Args:
-        out: the folder to make.
-        files: of the data set.
-        settings: what is asked for.
-        sums: SHA-256 of all files.
-    """
-
-    out: Path
-    files: GraphFiles
-    settings: Settings
-    sums: dict[str, str]
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """Settings as the manifest has them."""
-        kept = {name: value for name, value in asdict(self.settings).items() if name not in _UNUSED}
-        return kept | {"form": self.files.form}
-
-    def already(self) -> PreparedGraphs | None:
-        """What is in the folder, if it was made from the same files in the same way; None if there is nothing.
-
-        Raises:
-            DataError: it was made otherwise, is damaged, or is something else.
-        """
-        return PreparedGraphs.load(self.out) if is_made(self.out, TASK, self.asked, self.sums) else None
-
-    def make(self, progress: Progress | None = None) -> PreparedGraphs:
-        """Read, number and write; what is prepared in the folder is replaced.
-
-        Raises:
-            DataError: a file is damaged, or the folder cannot be written.
-        """
-        with claimed(self.out):
-            check_replaceable(self.out)
-            return self._make(progress or (lambda what, done, total: None))
-
-    def _make(self, tell: Progress) -> PreparedGraphs:
-        asked, name = self.settings, self.settings.tokenizer
-        split = str.split if name is None else tokenizer(name, lowercase=asked.lowercase)
-        tell("reading", 0, 0)
-        found, names = self.files.read(split, asked.lowercase, asked.limit)
-        tell("numbering", 0, 0)
-        vocabularies = build_vocabularies(found, names, asked.minimum, asked.most)
-        parts = {part: _numbered(some.graphs, vocabularies, asked.longest, split) for part, some in found.items()}
-        cut = asked.longest
-        manifest = {
-            "settings": self.asked,
-            "sources": self.sums,
-            "versions": {"spacy": version("spacy")} if name == "spacy" else {},
-            "rows": {part: len(some) for part, some in found.items()},
-            "texts": {part: len(some.targets) for part, some in parts.items()},
-            "skipped": {part: some.skipped for part, some in found.items()},
-            "cut": {
-                part: sum(len(target) > cut for graph in some.graphs for target in graph.targets) if cut else 0
-                for part, some in found.items()
-            },
-            "unknown": {part: _share(some.targets.values == UNK) for part, some in parts.items()},
-            "unknown entity words": {part: _share(some.entities.values == UNK) for part, some in parts.items()},
-            "unknown relations": {part: _share(some.relations.values[:, 1] == UNK) for part, some in parts.items()},
-            "unseen categories": {part: _unseen(some.graphs, found["train"].graphs) for part, some in found.items()},
-            "mentioned": {part: mention_share(some.graphs) for part, some in found.items()},
-        }
-        return PreparedGraphs(self.out, vocabularies, parts, manifest).save()
-
-
-def plan_graphs(data: str | Path, out: str | Path, **settings: Any) -> GraphsPlan:
-    """Find the files of a data set and check what is asked for.
-
-    Args:
-        data: their folder.
+        data: the folder of the files.
         out: the folder to make.
         settings: fields of `Settings`: `minimum` and `most` for the words of titles and texts, `longest` for the words
-            of a target, `tokenizer` and `lowercase` (of AGENDA, which is in words, only its titles), `limit`.
+            of a text, `tokenizer` and `lowercase` (AGENDA is tokenised: only its titles are lower-cased), `limit`.
 
     Raises:
-        DataError: a value that cannot be, or a file that is missing.
+        DataError: an option is invalid, or a file is missing.
     """
-    try:
-        asked = Settings(**settings)
-    except TypeError:
-        unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
-        raise DataError(f"task {TASK!r} has no option {unknown[0]!r}") from None
-    if asked.vectors is not None:
-        raise DataError(f"task {TASK!r} learns its vectors: --vectors would not be used")
+    shared = Settings(**settings)
+    if shared.vectors is not None:
+        raise DataError(f"dataset {TASK!r} learns its own vectors; leave out --vectors")
     folder = Path(data)
     files = find_graphs(folder)
-    if files.in_words and asked.tokenizer is not None:
-        raise DataError(f"{folder}: is made of words: the tokenizer {asked.tokenizer!r} would not be used")
+    if files.in_words and shared.tokenizer is not None:
+        raise DataError(f"{folder}: is tokenised already; leave out --tokenizer {shared.tokenizer}")
     if not files.in_words:
-        asked = Settings(**(asdict(asked) | {"tokenizer": asked.tokenizer or "spacy"}))
-        tokenizer(str(asked.tokenizer))  # is it there?
+        shared = replace(shared, tokenizer=shared.tokenizer or "spacy")
+        tokenizer(str(shared.tokenizer))  # fails here if it is not installed, before a long read
     paths = {*files.parts.values(), *([files.relations] if files.relations else [])}
-    return GraphsPlan(Path(out), files, asked, sums_of(list(paths), folder))
+    stored = {name: value for name, value in shared.stored({}).items() if name not in _UNUSED}
+    stored["form"] = files.form
+    sums = checksums(list(paths), folder)
+    write = partial(_write, shared, files)
+    return Plan(TASK, Path(out), stored, sums, write, PreparedGraphs.load, summarize)
+
+
+def _write(
+    settings: Settings, files: GraphFiles, plan: Plan[PreparedGraphs], jobs: int | None, progress: Progress
+) -> PreparedGraphs:
+    name, longest = settings.tokenizer, settings.longest
+    split = str.split if name is None else tokenizer(name, lowercase=settings.lowercase)
+    progress("reading", 0, 0)
+    read, names = files.read(split, settings.lowercase, settings.limit)
+    progress("numbering", 0, 0)
+    vocabularies = build_vocabularies(read, names, settings.minimum, settings.most)
+    parts = {part: _encode(some.graphs, vocabularies, longest, split) for part, some in read.items()}
+    manifest = plan.manifest() | {
+        "versions": {"spacy": version("spacy")} if name == "spacy" else {},
+        "rows": {part: len(some) for part, some in read.items()},
+        "texts": {part: len(some.targets) for part, some in parts.items()},
+        "skipped": {part: some.skipped for part, some in read.items()},
+        "cut": {
+            part: sum(len(target) > longest for graph in some.graphs for target in graph.targets) if longest else 0
+            for part, some in read.items()
+        },
+        "unknown": {part: _share(some.targets.values == UNK) for part, some in parts.items()},
+        "unknown entity words": {part: _share(some.entities.values == UNK) for part, some in parts.items()},
+        "unknown relations": {part: _share(some.relations.values[:, 1] == UNK) for part, some in parts.items()},
+        "unseen categories": {part: _unseen(some.graphs, read["train"].graphs) for part, some in read.items()},
+        "mentioned": {part: mention_share(some.graphs) for part, some in read.items()},
+    }
+    return PreparedGraphs(plan.out, vocabularies, parts, manifest).save()
 
 
 def build_vocabularies(
-    found: dict[str, Graphs], names: Sequence[str] | None, minimum: int, most: int | None
+    parts: dict[str, Graphs], names: Sequence[str] | None, minimum: int, most: int | None
 ) -> GraphVocabularies:
-    """Vocabularies as GraphWriter has them.
+    """Build the vocabularies of GraphWriter.
 
-    Words of titles and texts occur `minimum` times at least; of entities all words are known. Each relation has an
-    inverse. The types are words as well: what follows a copied entity is told its type.
+    Words of titles and texts need `minimum` occurrences; all words of entities are kept. Each relation has an inverse.
+    The types are words too: after a copied entity, the decoder reads the word of its type.
 
     Args:
-        found: the graphs of each part; "train" has the words.
+        parts: the graphs of each part; words are taken from "train".
         names: of the relations; None: those of "train", by code point.
-        minimum: how often a word occurs.
-        most: words in the vocabulary, the marks and types included; None: all.
+        minimum: occurrences that a word needs.
+        most: maximum size of the vocabulary, marks and types included; None: unlimited.
     """
-    train = found["train"].graphs
-    types = tuple(sorted({kind for some in found.values() for graph in some.graphs for kind in graph.types}))
+    train = parts["train"].graphs
+    types = tuple(sorted({kind for some in parts.values() for graph in some.graphs for kind in graph.types}))
     if names is None:
         names = sorted({name for graph in train for _, name, _ in graph.relations})
     words = Vocabulary.build(_sentences(train), minimum=minimum).words[len(RESERVED) :]
@@ -166,9 +125,9 @@ def build_vocabularies(
     )
 
 
-def summary(prepared: PreparedGraphs) -> str:
-    """What was made, in a few lines."""
-    told, words = prepared.manifest, prepared.vocabularies
+def summarize(prepared: PreparedGraphs) -> str:
+    """Describe what was made, as a table with one column per part."""
+    manifest, words = prepared.manifest, prepared.vocabularies
     rows: list[tuple[str, str, Callable[[Any], str]]] = [
         ("graphs", "rows", "{:,}".format),
         ("texts", "texts", "{:,}".format),
@@ -181,9 +140,11 @@ def summary(prepared: PreparedGraphs) -> str:
         ("of unseen categories", "unseen categories", "{:.2%}".format),
     ]
     lines = [" " * 20 + "".join(f"  {part:>7}" for part in PARTS)]
-    lines += [f"{title:20}" + "".join(f"  {show(told[key][part]):>7}" for part in PARTS) for title, key, show in rows]
+    lines += [
+        f"{title:20}" + "".join(f"  {show(manifest[key][part]):>7}" for part in PARTS) for title, key, show in rows
+    ]
     lines.append(
-        f"{told['settings']['form']}: {len(words.words):,} words, {len(words.entities):,} of entities, "
+        f"{manifest['settings']['form']}: {len(words.words):,} words, {len(words.entities):,} of entities, "
         f"{len(words.types)} types, {words.named} relations and their inverses"
     )
     return "\n".join(lines)
@@ -195,8 +156,8 @@ def _sentences(graphs: Iterable[Graph]) -> Iterable[list[str]]:
         yield from ([token for token in target if isinstance(token, str)] for target in graph.targets)
 
 
-def _numbered(graphs: list[Graph], known: GraphVocabularies, longest: int | None, split: Tokenizer) -> GraphPart:
-    first = len(MARKS) + len(known.types)  # a text that spells a mark or a type means neither
+def _encode(graphs: list[Graph], known: GraphVocabularies, longest: int | None, split: Tokenizer) -> GraphPart:
+    first = len(MARKS) + len(known.types)  # a mark or type in a text is an unknown word
     index = {word: i for i, word in enumerate(known.words.words) if i >= first}
     kinds = {kind: i for i, kind in enumerate(known.types, len(MARKS))}
     relations = {name: i for i, name in enumerate(known.relations) if len(RELATION_MARKS) <= i}
@@ -230,12 +191,12 @@ def _numbered(graphs: list[Graph], known: GraphVocabularies, longest: int | None
 def _rows(rows: Sequence[Sequence[Any]], width: int | None = None, *, values: bool = True) -> Ragged:
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     flat = torch.tensor([item for row in rows for item in row] if values else [], dtype=torch.int32)
-    return _ragged(flat.view(-1, width) if width else flat, lengths)
+    return Ragged.from_lengths(flat.view(-1, width) if width else flat, lengths)
 
 
 def _unseen(graphs: list[Graph], train: list[Graph]) -> float:
-    seen = {graph.category for graph in train}
-    return sum(graph.category not in seen for graph in graphs) / max(1, len(graphs))
+    known = {graph.category for graph in train}
+    return sum(graph.category not in known for graph in graphs) / max(1, len(graphs))
 
 
 def _share(which: torch.Tensor) -> float:

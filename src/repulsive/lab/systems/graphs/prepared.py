@@ -1,4 +1,4 @@
-"""Graphs as numbers, prepared once and read in a moment: safetensors and JSON in a folder, with checksums.
+"""Prepared graphs: ids of words, entities and relations in a folder of safetensors and JSON files with checksums.
 
     prepared = PreparedGraphs.load("prepared/webnlg")
     part = prepared.parts["train"]
@@ -21,11 +21,11 @@ from torch import Tensor
 from repulsive.errors import DataError
 from repulsive.lab.text.folders import read_folder, read_manifest, understood, write_folder
 from repulsive.lab.text.pieces import EOS, MARKS
-from repulsive.lab.text.prepared import PARTS, _ragged, _tensor_bytes, _tensors, as_text, check_ids, read_rows
+from repulsive.lab.text.prepared import PARTS, as_text, check_ids, read_rows, tensors_from_bytes, tensors_to_bytes
 from repulsive.lab.text.tokens import UNK, Ragged, Vocabulary
 
 TASK = "graphs"
-WORD = -1  # in place of an entity's number, where nothing is copied
+WORD = -1  # in place of an entity's index, where nothing is copied
 ROOT = 2
 RELATION_MARKS = ("<pad>", "<unk>", "<root>")
 _VOCABULARIES, _REFERENCES = "vocabularies.json", "references.json"
@@ -37,17 +37,17 @@ class GraphPart:
 
     Args:
         titles: N rows of words.
-        types: N rows, the type of each entity as its word in `GraphVocabularies.words`; their offsets are also where
-            the entities of a graph start in `entities`.
+        types: N rows, the type of each entity as its word in `GraphVocabularies.words`; their offsets are also the rows
+            of `entities` at which the entities of a graph start.
         entities: E rows of entity words.
         relations: N rows; the values are [R, 3]: head, relation, tail.
-        texts: int64 [N + 1], where the texts of each graph start in `targets`, and the end.
-        targets: T rows of words that end with `EOS`; a copied entity stands there as the word of its type.
-        copies: T rows, `WORD` or the number of the entity that is copied, counted from 0 in its graph.
-        references: N lists of texts, plain.
-        reference_words: the same as words separated by spaces, what texts are scored against.
-        names: what a copy of each entity writes, words separated by spaces.
-        categories: of each graph; "" where the data have none.
+        texts: int64 [N + 1], the rows of `targets` at which the texts of each graph start, and the end.
+        targets: T rows of words that end with `EOS`; a copied entity is replaced by the word of its type.
+        copies: T rows, `WORD` or the index of the entity that is copied, counted from 0 in its graph.
+        references: N lists of plain texts.
+        reference_words: the same texts tokenised, with single spaces, against which outputs are scored.
+        names: text that a copy of each entity writes, tokenised, with single spaces.
+        categories: of each graph; "" if the dataset has none.
     """
 
     titles: Ragged
@@ -66,17 +66,13 @@ class GraphPart:
         return len(self.titles)
 
     def texts_of(self, graph: int) -> range:
-        """Rows of `targets` and `copies` that are texts of a graph."""
+        """Return the rows of `targets` and `copies` that are texts about a graph."""
         return range(int(self.texts[graph]), int(self.texts[graph + 1]))
-
-    def entities_of(self, graph: int) -> range:
-        """Rows of `entities` that are those of a graph."""
-        return range(int(self.types.offsets[graph]), int(self.types.offsets[graph + 1]))
 
 
 @dataclass(frozen=True)
 class GraphVocabularies:
-    """What the numbers of a `GraphPart` mean.
+    """The vocabularies of the ids in a `GraphPart`.
 
     Args:
         words: of titles and texts: `pieces.MARKS`, then the types, then words.
@@ -92,23 +88,23 @@ class GraphVocabularies:
 
     def __post_init__(self) -> None:
         if self.words.words[: len(MARKS) + len(self.types)] != (*MARKS, *self.types):
-            raise DataError("words of graphs start with the marks and the types; these do not")
+            raise DataError("expected a vocabulary of words that starts with the marks and the types")
 
     @property
     def named(self) -> int:
-        """How many relations have a name; a relation's inverse is so many further."""
+        """Number of relations with a name; the id of an inverse relation is larger by this number."""
         return (len(self.relations) - len(RELATION_MARKS)) // 2
 
     def inverse(self, relations: Tensor) -> Tensor:
-        """Numbers of the inverse relations; that of an unknown one is unknown.
+        """Return the ids of the inverse relations; the inverse of an unknown one is unknown.
 
         Args:
-            relations: numbers of relations with a name, or `UNK`, any shape.
+            relations: ids of relations with a name, or `UNK`, any shape.
         """
         return torch.where(relations == UNK, relations, relations + self.named)
 
     def as_bytes(self) -> bytes:
-        """As the file has them."""
+        """Return the content of the file."""
         plain = {
             "words": self.words.words,
             "entities": self.entities.words,
@@ -119,7 +115,7 @@ class GraphVocabularies:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> GraphVocabularies:
-        """Read again what `as_bytes` wrote."""
+        """Read the content that `as_bytes` returned."""
         plain = {name: tuple(map(as_text, words)) for name, words in json.loads(data).items()}
         return cls(Vocabulary(plain["words"]), Vocabulary(plain["entities"]), plain["types"], plain["relations"])
 
@@ -129,10 +125,10 @@ class PreparedGraphs:
     """Graphs, ready to train on.
 
     Args:
-        folder: where they are, or are to be.
-        vocabularies: of the training part.
+        folder: where they are, or will be written.
+        vocabularies: of the training set.
         parts: "train", "dev" and "test".
-        manifest: how they were made: settings, SHA-256 of sources and files, and what was counted on the way.
+        manifest: how they were made: settings, SHA-256 of inputs and files, and counts.
     """
 
     folder: Path
@@ -141,10 +137,10 @@ class PreparedGraphs:
     manifest: dict[str, Any]
 
     def save(self) -> PreparedGraphs:
-        """Write the folder aside and rename it into place; an older preparation there is replaced.
+        """Write the folder atomically; a prepared folder of the same name is replaced.
 
         Returns:
-            What was written, read back.
+            The folder, read back.
 
         Raises:
             DataError: the folder holds something else, or cannot be written.
@@ -161,35 +157,35 @@ class PreparedGraphs:
         """Read a folder that `repulsive prepare graphs` made.
 
         Raises:
-            DataError: there is none, it is of another task, or a file in it is missing or damaged.
+            DataError: there is no such folder, it is another dataset, or a file in it is missing or damaged.
         """
         folder = Path(folder)
         task = read_manifest(folder).get("task")
         if task != TASK:
-            raise DataError(f"{folder}: is task {task!r}, not {TASK!r}; prepare it with: repulsive prepare {TASK}")
+            raise DataError(f"{folder}: is dataset {task!r}, not {TASK!r}; prepare it with: repulsive prepare {TASK}")
         files, manifest = read_folder(folder)
         with understood(folder):
-            told = json.loads(files[_REFERENCES])
-            parts = {name: _part(_tensors(files[f"{name}.safetensors"]), told[name]) for name in PARTS}
+            texts = json.loads(files[_REFERENCES])
+            parts = {name: _part(tensors_from_bytes(files[f"{name}.safetensors"]), texts[name]) for name in PARTS}
             vocabularies = GraphVocabularies.from_bytes(files[_VOCABULARIES])
             for name, part in parts.items():
                 _check(part, vocabularies, f"{folder / name}.safetensors")
         return cls(folder, vocabularies, parts, manifest)
 
     def text(self, target: Tensor, copies: Tensor, names: list[str]) -> str:
-        """Words of a target, or of what a model wrote in its form; what follows `EOS` is left out.
+        """Decode a target, or the output of a model, into words up to the first `EOS`.
 
         Args:
-            target: numbers of words, [L].
-            copies: `WORD`, or the number of the entity that is copied, [L].
+            target: word ids, [L].
+            copies: `WORD`, or the index of the entity that is copied, [L].
             names: of the graph's entities, one of `GraphPart.names`.
         """
-        found = []
+        words = []
         for word, copied in zip(target.tolist(), copies.tolist(), strict=True):
             if copied == WORD and word == EOS:
                 break
-            found.append(self.vocabularies.words.words[word] if copied == WORD else names[copied])
-        return " ".join(found)
+            words.append(self.vocabularies.words.words[word] if copied == WORD else names[copied])
+        return " ".join(words)
 
 
 _TEXTS = ("references", "reference_words", "names", "categories")
@@ -202,25 +198,25 @@ def _part_bytes(part: GraphPart) -> bytes:
         rows: Ragged = getattr(part, name)
         tensors[name] = rows.values
         tensors[f"{name}.lengths"] = rows.lengths.int()
-    return _tensor_bytes(tensors)
+    return tensors_to_bytes(tensors)
 
 
-def _part(tensors: dict[str, Tensor], told: dict[str, Any]) -> GraphPart:
+def _part(tensors: dict[str, Tensor], texts: dict[str, Any]) -> GraphPart:
     rows: dict[str, Any] = {name: read_rows(tensors[name], tensors[f"{name}.lengths"]) for name in _RAGGED}
-    texts = _ragged(tensors["texts"], tensors["texts"]).offsets
-    return GraphPart(texts=texts, **rows, **{key: told[key] for key in _TEXTS})
+    starts = Ragged.from_lengths(tensors["texts"], tensors["texts"]).offsets
+    return GraphPart(texts=starts, **rows, **{key: texts[key] for key in _TEXTS})
 
 
 def _check(part: GraphPart, known: GraphVocabularies, where: str) -> None:
-    """Refuse numbers that would be met in the middle of a training: of words, entities or relations that are none."""
+    """Refuse values that would fail in the middle of a training: ids of words, entities or relations out of range."""
     of_graphs: list[Sized] = [part.titles, part.types, part.relations, part.references, part.names, part.categories]
     counts = {len(part.texts) - 1, len(part.reference_words), *map(len, of_graphs)}
     texts, entities = int(part.texts[-1]), part.types.lengths  # entities: [N]
-    told_texts, all_entities = {len(part.targets), len(part.copies)}, int(entities.sum())
-    if len(counts) != 1 or told_texts != {texts} or len(part.entities) != all_entities:
-        raise DataError(f"{where}: has not as many texts or entities as its graphs; prepare it again with --force")
+    text_counts = {len(part.targets), len(part.copies)}
+    if len(counts) != 1 or text_counts != {texts} or len(part.entities) != int(entities.sum()):
+        raise DataError(f"{where}: numbers of graphs, texts and entities do not match; prepare it again with --force")
     if not torch.equal(part.targets.offsets, part.copies.offsets) or int(part.texts.diff().min()) < 0:
-        raise DataError(f"{where}: has not as many copies as words; prepare it again with --force")
+        raise DataError(f"{where}: numbers of words and copies do not match; prepare it again with --force")
     for rows in (part.titles, part.types, part.targets):
         check_ids(rows.values, len(known.words), where)
     check_ids(part.entities.values, len(known.entities), where)
@@ -230,6 +226,6 @@ def _check(part: GraphPart, known: GraphVocabularies, where: str) -> None:
     of_text = entities.repeat_interleave(part.texts.diff()).repeat_interleave(part.copies.lengths)  # [words]
     copies = part.copies.values
     if bool(((ends < 0) | (ends >= of_relation)).any()) or bool(((copies < WORD) | (copies >= of_text)).any()):
-        raise DataError(f"{where}: names entities that its graphs do not have; prepare it again with --force")
+        raise DataError(f"{where}: indices of entities out of range; prepare it again with --force")
     if [len(names) for names in part.names] != entities.tolist():
-        raise DataError(f"{where}: has not as many names as entities; prepare it again with --force")
+        raise DataError(f"{where}: numbers of names and entities do not match; prepare it again with --force")

@@ -1,4 +1,4 @@
-"""WebNLG: triples of DBpedia with one or more texts each, as JSON lines."""
+"""Read WebNLG: triples of DBpedia with one or more texts each, as JSON lines."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import DataError
-from repulsive.lab.systems.graphs.data import Graph, Graphs, Relation, Token, what_is_wrong
+from repulsive.lab.systems.graphs.data import Graph, Graphs, Relation, Token, find_problem
 from repulsive.lab.systems.graphs.mentions import find_mentions, spoken
 from repulsive.lab.text.lines import BadLines, read_json
 from repulsive.lab.text.tokens import Tokenizer
 
-TYPE = "<entity>"  # of every entity: the data name none
+TYPE = "<entity>"  # of every entity: WebNLG has no types
 _LITERAL = re.compile(r'"(.*)"(?:@[\w-]+|\^\^\S+)?')
 _MEASURED = re.compile(r'"([\d.]+)"(\(\w+\))')
 
 
 def read_webnlg(path: str | Path, split: Tokenizer, *, limit: int = 20) -> Graphs:
-    """Graphs of JSON lines with `triples` (subject, name, object) and `texts`.
+    """Read graphs from JSON lines with `triples` (subject, name, object) and `texts`.
 
-    Subjects and objects are the entities; where a text mentions one (`mentions.find_mentions`) its target has the
-    entity's number. A copy writes `mentions.spoken` of it.
+    Subjects and objects are the entities. Where a text mentions an entity (`mentions.find_mentions`), its target has
+    the index of the entity. A copy writes its name as `mentions.spoken` returns it.
 
     Args:
         path: plain, gzip or xz.
-        split: makes words of texts and names, lower-cased or not.
-        limit: bad lines that may be skipped.
+        split: tokenizer for texts and names.
+        limit: number of bad lines that may be skipped.
 
     Raises:
         DataError: the file is missing, damaged or empty, or has more bad lines than `limit`.
@@ -34,11 +34,11 @@ def read_webnlg(path: str | Path, split: Tokenizer, *, limit: int = 20) -> Graph
     graphs = []
     with BadLines(path, limit) as bad:
         for number, entry in read_json(path, bad):
-            why = _malformed(entry)
-            graph = None if why else _graph(entry, split)
-            why = why or (what_is_wrong(graph) if graph is not None else "")
-            if why or graph is None:
-                bad.skip(number, why)
+            problem = _find_malformed(entry)
+            graph = None if problem else _graph(entry, split)
+            problem = problem or (find_problem(graph) if graph is not None else "")
+            if problem or graph is None:
+                bad.skip(number, problem)
             else:
                 graphs.append(graph)
         if not graphs:
@@ -47,7 +47,7 @@ def read_webnlg(path: str | Path, split: Tokenizer, *, limit: int = 20) -> Graph
 
 
 def entity_name(written: str) -> str:
-    """An entity as people would write it.
+    """Convert an entity's name to plain text.
 
     Example:
         >>> entity_name("Jacob_Bundsgaard"), entity_name('"VIAG"'), entity_name('"1923-11-18"^^xsd:date')
@@ -58,15 +58,15 @@ def entity_name(written: str) -> str:
     return " ".join((literal[1] if literal else written).replace("_", " ").split())
 
 
-def _malformed(entry: dict[str, Any]) -> str:
+def _find_malformed(entry: dict[str, Any]) -> str:
     triples, texts = entry.get("triples"), entry.get("texts")
     if not isinstance(triples, list) or not isinstance(texts, list):
-        return "lacks a list of triples or of texts"
+        return "expected lists of triples and of texts"
     if not triples:
         return "no entity: the list of triples is empty"
     for triple in triples:
         if not isinstance(triple, list) or len(triple) != 3 or not all(isinstance(part, str) for part in triple):
-            return f"triple {str(triple)[:60]}: subject, name and object are three texts"
+            return f"triple {str(triple)[:60]}: expected three strings: subject, name and object"
         if not triple[1].strip():
             return f"triple {str(triple)[:60]}: the relation has no name"
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):

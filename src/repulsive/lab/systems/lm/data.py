@@ -1,10 +1,10 @@
-"""Running text as packed tokens, memory-mapped: what `repulsive prepare lm` makes.
+"""Memory-mapped token ids of a running text, as `repulsive prepare lm` writes them.
 
     text = Text.load("prepared/lm")
     tokens = numbers(text.parts["train"][:512])  # int64 [512]
 
-A part is one `.npy` file, uint8 or uint16 [N]. The manifest says how many bytes of text each part stands for, so that
-losses of different tokenisations compare in nats per byte.
+A part is one `.npy` file, uint8 or uint16 [N]. The manifest has the number of text bytes of each part, so that losses
+of different tokenizers can be compared in nats per byte.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Text:
 
     Args:
         folder: where it is.
-        vocabulary: number of different tokens.
-        parts: "train", "dev" and "test": uint8 [N], or int16 [N] to be read without a sign; see `numbers`.
-        bytes: of text that each part stands for.
+        vocabulary: size of the vocabulary.
+        parts: "train", "dev" and "test": uint8 [N], or int16 [N] that hold unsigned numbers; see `numbers`.
+        bytes: length of the text of each part.
         manifest: how it was made.
-        pieces: the WordPiece vocabulary; None where tokens are bytes.
+        pieces: the WordPiece vocabulary; None if tokens are bytes.
     """
 
     folder: Path
@@ -53,12 +53,12 @@ class Text:
         """Map a folder that `repulsive prepare lm` made into memory.
 
         Raises:
-            DataError: there is none, it is of another task, or a file in it is missing or damaged.
+            DataError: there is no such folder, it is another dataset, or a file in it is missing or damaged.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
         if manifest.get("task") != TASK:
-            raise DataError(f"{folder}: was prepared for {manifest.get('task')!r}, not {TASK!r}; prepare it as {TASK}")
+            raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {TASK!r}; prepare it as that")
         check_digests(folder, manifest)
         with understood(folder):
             settings, pieces = manifest["settings"], None
@@ -68,31 +68,32 @@ class Text:
             parts = {part: _mapped(folder / f"{part}.npy", vocabulary) for part in PARTS}
             counts = {part: int(manifest["bytes"][part]) for part in PARTS}
             if min(counts.values()) < 1:
-                raise DataError(f"{folder}: has a part of {min(counts.values())} bytes; prepare it again with --force")
+                problem = f"has a part of {min(counts.values())} bytes"
+                raise DataError(f"{folder}: {problem}; prepare it again with --force")
         return cls(folder, vocabulary, parts, counts, manifest, pieces)
 
     def tokens_per_byte(self, part: str) -> float:
-        """Tokens of a part over the bytes they stand for: turns nats per token into nats per byte."""
+        """Compute the tokens per byte of a part, which convert nats per token into nats per byte."""
         return len(self.parts[part]) / self.bytes[part]
 
 
 def numbers(tokens: Tensor) -> Tensor:
-    """Tokens of a part as int64."""
+    """Convert the tokens of a part to int64."""
     return tokens.long() & 0xFFFF  # int16 holds unsigned numbers
 
 
-def kind_of(vocabulary: int) -> type[np.uint8] | type[np.uint16]:
-    """The type that stores the tokens of a vocabulary."""
+def storage_type(vocabulary: int) -> type[np.uint8] | type[np.uint16]:
+    """Return the type in which ids of a vocabulary are stored."""
     return np.uint8 if vocabulary <= BYTES else np.uint16
 
 
 def _mapped(path: Path, vocabulary: int) -> Tensor:
-    # "c": torch requires writable memory; nothing is written, and it would not reach the file.
-    found = np.load(path, mmap_mode="c", allow_pickle=False)
-    kind = kind_of(vocabulary)
-    if found.dtype != kind or found.ndim != 1:
-        told = f"expected {kind.__name__} [N], got {found.dtype} {list(found.shape)}"
-        raise DataError(f"{path}: {told}; prepare it again with --force")
-    if len(found) < 2 or int(found.max()) >= vocabulary:
+    # "c" (copy on write): torch requires writable memory, although nothing is written.
+    ids = np.load(path, mmap_mode="c", allow_pickle=False)
+    kind = storage_type(vocabulary)
+    if ids.dtype != kind or ids.ndim != 1:
+        problem = f"expected {kind.__name__} [N], got {ids.dtype} {list(ids.shape)}"
+        raise DataError(f"{path}: {problem}; prepare it again with --force")
+    if len(ids) < 2 or int(ids.max()) >= vocabulary:
         raise DataError(f"{path}: expected at least 2 tokens, all below {vocabulary:,}; prepare it again with --force")
-    return torch.from_numpy(found if kind is np.uint8 else found.view(np.int16))
+    return torch.from_numpy(ids if kind is np.uint8 else ids.view(np.int16))

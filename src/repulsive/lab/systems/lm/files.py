@@ -1,4 +1,4 @@
-"""The files of a text for language models: one for each part, or documents that are dealt out to the parts."""
+"""Read a text for language models: one file per part, or documents that are dealt out to the parts."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from repulsive.errors import DataError
-from repulsive.lab.systems.translation.parallel import NAMES
 from repulsive.lab.text.documents import read_documents
+from repulsive.lab.text.inputs import PART_NAMES, find_file
 from repulsive.lab.text.lines import BadLines, read_lines
 from repulsive.lab.text.prepared import PARTS
-from repulsive.lab.text.raw import find_file
 
-Passage = tuple[str, str]  # part, and text that ends with a line feed
+Passage = tuple[str, str]  # the part, and a text that ends with a line feed
 
 
 def find_part_files(data: Path, suffix: str | None) -> dict[str, Path]:
-    """Files for train, dev and test in a folder.
+    """Find files for train, dev and test in a folder.
 
     Args:
-        data: the folder; a file has none.
-        suffix: how their names end; None: "txt".
+        data: the folder; a file has no parts.
+        suffix: extension of the files; None: "txt".
 
     Returns:
-        Part -> file; nothing where the folder has no such files.
+        Part -> file; empty if the folder has no such files.
 
     Raises:
-        DataError: some are there and others are missing, or a suffix is given and all are missing.
+        DataError: only some of the files are there, or none and a suffix is given.
     """
-    ending, found = suffix or "txt", dict[str, Path]()
-    for part, names in NAMES.items() if data.is_dir() else ():
+    ending, files = suffix or "txt", dict[str, Path]()
+    for part, names in PART_NAMES.items() if data.is_dir() else ():
         if here := [path for name in names if (path := find_file(data, f"{name}.{ending}"))]:
-            found[part] = here[0]
-    missing = [part for part in PARTS if part not in found]
-    if missing and (found or suffix is not None):
-        known = " or ".join(f"{name}.{ending}" for name in NAMES[missing[0]])
-        raise DataError(f"{data}: no {missing[0]} file; it is called {known}, plain, .xz or .gz")
-    return found
+            files[part] = here[0]
+    missing = [part for part in PARTS if part not in files]
+    if missing and (files or suffix is not None):
+        expected = " or ".join(f"{name}.{ending}" for name in PART_NAMES[missing[0]])
+        raise DataError(f"{data}: no {missing[0]} file; expected {expected}, plain, .xz or .gz")
+    return files
 
 
 def read_parts(files: Mapping[str, Path], limit: int) -> Iterator[Passage]:
-    """The lines of files that are a part each.
+    """Yield the lines of one file per part.
 
     Args:
         files: part -> file.
-        limit: bad lines that may be skipped in a file.
+        limit: number of bad lines that may be skipped in a file.
 
     Raises:
         DataError: a file is damaged, or has too many bad lines.
@@ -56,13 +55,13 @@ def read_parts(files: Mapping[str, Path], limit: int) -> Iterator[Passage]:
 
 
 def deal_documents(paths: Sequence[Path], dev: float, seed: int, limit: int) -> Iterator[Passage]:
-    """Documents, each with a blank line after it, dealt out to the parts at random.
+    """Yield documents, each followed by a blank line, and deal them out to the parts at random.
 
     Args:
         paths: text files and archives; see `documents`.
-        dev: share of the documents that dev gets, and test as many again.
-        seed: of what is drawn.
-        limit: bad lines that may be skipped in a file.
+        dev: share of the documents that go to dev; test gets as many.
+        seed: random seed.
+        limit: number of bad lines that may be skipped in a file.
 
     Raises:
         DataError: a file is damaged, or has too many bad lines.

@@ -1,8 +1,8 @@
-"""A text that is learned in seconds: facts, then a question whose answer stands among them.
+"""A toy text that is learned in seconds: facts, then a question that one of them answers.
 
     Cem likes maps. Ann makes soup. Who makes soup? Ann.
 
-Letters and templates can be learned by heart; the last word of a line cannot: a head has to look back for it.
+A model can memorise letters and templates, but not the last word of a line: a head has to look back for it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ THINGS = ("tea", "soup", "maps", "songs", "hats", "boats")
 
 
 def lines(count: int, seed: int | str) -> Iterator[str]:
-    """Lines of two or three facts, a question and its answer, each with its line feed.
+    """Generate lines of two or three facts, a question and its answer, with line feeds.
 
     Args:
         count: number of lines.
-        seed: of what is drawn.
+        seed: random seed.
     """
     draw = random.Random(f"recall/{seed}")
     for _ in range(count):
@@ -28,5 +28,5 @@ def lines(count: int, seed: int | str) -> Iterator[str]:
         pairs = zip(draw.sample(NAMES, size), draw.sample(THINGS, size), strict=True)
         facts = [(name, draw.choice(VERBS), thing) for name, thing in pairs]
         name, verb, thing = draw.choice(facts)
-        told = " ".join(f"{who} {does} {what}." for who, does, what in facts)
-        yield f"{told} Who {verb} {thing}? {name}.\n"
+        text = " ".join(f"{who} {does} {what}." for who, does, what in facts)
+        yield f"{text} Who {verb} {thing}? {name}.\n"

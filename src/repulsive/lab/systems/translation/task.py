@@ -21,7 +21,7 @@ from repulsive.lab.systems.classification.task import Data
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
-from repulsive.lab.systems.translation.parallel import REFERENCES
+from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.systems.translation.translate import Search, translate
 from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.folders import understood

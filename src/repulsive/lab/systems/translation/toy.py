@@ -1,4 +1,4 @@
-"""A language pair small enough to learn in a moment: numbers spelt in two languages."""
+"""A toy language pair that is learned in seconds: numbers spelt in two languages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIGITS = {
 
 
 def sentence(numbers: Sequence[int], language: str) -> str:
-    """Digits as a sentence: a capital first, a full stop last."""
+    """Spell digits as a sentence, with a capital letter and a full stop."""
     words = " ".join(DIGITS[language][n] for n in numbers)
     return f"{words[0].upper()}{words[1:]}."
 
@@ -24,14 +24,14 @@ def write_pairs(
     names: Sequence[str] = ("train", "valid", "test"),
     longest: int = 6,
 ) -> Path:
-    """Files train.de, train.en and so on; no test sentence is in train."""
-    source = random.Random(0)
+    """Write train.de, train.en and so on; no test sentence is in the training set."""
+    draw = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     seen = set()
     for name, size in zip(names, sizes, strict=True):
         some: list[tuple[int, ...]] = []
         while len(some) < size:
-            numbers = tuple(source.randrange(10) for _ in range(source.randint(2, longest)))
+            numbers = tuple(draw.randrange(10) for _ in range(draw.randint(2, longest)))
             if numbers not in seen:
                 seen.add(numbers)
                 some.append(numbers)

@@ -18,7 +18,7 @@ from repulsive.lab.engine.tables import runs_in
 from repulsive.lab.layers.beam_search import Ends, Hypothesis, beam_search, check_search
 from repulsive.lab.systems.translation.batches import TokenBuckets
 from repulsive.lab.systems.translation.model import Transformer
-from repulsive.lab.systems.translation.parallel import MOST_PIECES
+from repulsive.lab.systems.translation.prepare import MOST_PIECES
 from repulsive.lab.text.pieces import BOS, EOS, Pieces
 from repulsive.lab.text.tokens import Ragged
 

@@ -1,20 +1,19 @@
-"""From small raw files to prepared folders: every task and every mistake."""
+"""Prepare classification datasets from small raw files, and the errors for invalid options and files."""
 
 import doctest
 import gzip
 import hashlib
 import json
 import lzma
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from repulsive.errors import DataError
+from repulsive.lab.systems.classification import sources
 from repulsive.lab.systems.classification.generated import NEGATIONS, OPINIONS
-from repulsive.lab.text import sources, tokenizing
-from repulsive.lab.text.prepare import prepare
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.text.tokens import UNK
 
 PARTS = ("train", "dev", "test")
@@ -29,7 +28,7 @@ def write(path, *lines):
 
 
 def words(prepared, part, side=0):
-    """The sentences of a part as words again."""
+    """Decode the sentences of a part."""
     names = prepared.vocabulary.words
     sentences = prepared.parts[part].sentences[side]
     return [[names[i] for i in sentences[n].tolist()] for n in range(len(sentences))]
@@ -37,7 +36,7 @@ def words(prepared, part, side=0):
 
 @pytest.fixture
 def toy(tmp_path):
-    """Training words: a three times, b and x twice, c once."""
+    """Write raw files; in the training set, a occurs three times, b and x twice, c once."""
     write(tmp_path / "raw" / "train.tsv", "text\tlabel", "A b a a b\tno", "x X\tyes", "c\tno")
     write(tmp_path / "raw" / "dev.tsv.xz", "text\tlabel", "a d d d d\tyes", "b b\tno")
     write(tmp_path / "raw" / "test.tsv.gz", "text\tlabel", "b\tno")
@@ -48,12 +47,17 @@ def prepared_toy(folder, **settings):
     return prepare("tsv", folder / "raw", folder / "out", **{"tokenizer": "regex", **settings})
 
 
-# what comes out
+# results
 
 
 def test_numbers_vocabulary_and_counts(toy):
     found = prepared_toy(toy, longest=4)
-    assert found.vocabulary.words == ("<pad>", "<unk>", "a", "x")  # one b is cut, and one is too few
+    assert found.vocabulary.words == (
+        "<pad>",
+        "<unk>",
+        "a",
+        "x",
+    )  # one of two b is cut off, so that b occurs too rarely
     assert words(found, "train") == [["a", "<unk>", "a", "a"], ["x", "x"], ["<unk>"]]
     assert words(found, "dev") == [["a", *["<unk>"] * 3], ["<unk>"] * 2]
     assert found.classes == ("no", "yes") and found.task == "tsv"
@@ -79,7 +83,7 @@ def test_vectors_and_their_coverage(toy):
     assert found.vectors[2:4].tolist() == [[1, 2], [3, 4]] and found.vectors[0].tolist() == [0, 0]
     assert found.manifest["coverage"] == {"types": 2 / 3, "words": 5 / 8}
     assert found.manifest["sources"]["glove.txt"] == hashlib.sha256(vectors.read_bytes()).hexdigest()
-    with pytest.raises(DataError, match="vectors of 3 are wanted"):
+    with pytest.raises(DataError, match="2 numbers after the word, expected 3"):
         prepared_toy(toy, vectors=vectors, size=3, force=True)
 
 
@@ -104,7 +108,7 @@ def test_a_second_time_nothing_is_done_unless_something_changed(toy):
         prepare("reviews", None, toy / "out", train=5, dev=1, test=1)
 
 
-# the tasks
+# datasets
 
 
 def test_yelp_from_tsv(tmp_path):
@@ -117,7 +121,7 @@ def test_yelp_from_tsv(tmp_path):
 
 
 def test_yelp_from_the_official_file(tmp_path):
-    reviews = [json.dumps({"stars": i % 5 + 1, "text": f"word{i} \ud800"}) for i in range(30)]  # half a character
+    reviews = [json.dumps({"stars": i % 5 + 1, "text": f"word{i} \ud800"}) for i in range(30)]  # a lone surrogate
     path = write(tmp_path / "yelp_academic_dataset_review.json.gz", *reviews)
     asked = {"tokenizer": "regex", "minimum": 1, "train": 10, "dev": 4, "test": 5}
     found = prepare("yelp", tmp_path, tmp_path / "out", **asked)
@@ -128,7 +132,7 @@ def test_yelp_from_the_official_file(tmp_path):
     same = prepare("yelp", path, tmp_path / "same", **asked)
     other = prepare("yelp", path, tmp_path / "other", seed=1, **asked)
     assert same.vocabulary == found.vocabulary != other.vocabulary
-    with pytest.raises(DataError, match=r"has 30 reviews, not 500,000 \+ 4 \+ 5; say how many with --train"):
+    with pytest.raises(DataError, match=r"has 30 reviews, expected 500,000 \+ 4 \+ 5; choose smaller sizes"):
         prepare("yelp", tmp_path, tmp_path / "new", tokenizer="regex", dev=4, test=5)
 
 
@@ -155,7 +159,7 @@ def test_snli_in_both_forms_and_tokenised_in_part(tmp_path):
     keys = ("gold_label", "sentence1", "sentence2")
     plain = [("neutral", 'A man isn\'t "here", is he?', "He's by the T-shirt stand."), ("-", "No.", "Yes.")]
     split = [("neutral", "A man is n't `` here '' , is he ?", "He 's by the T-shirt stand .")]
-    plain.append(("contradiction", "No.", "Yes."))  # a second class, without which there is nothing to learn
+    plain.append(("contradiction", "No.", "Yes."))  # a second class, which training needs
     split.append(("contradiction", "No .", "Yes ."))
     for part in PARTS:
         objects = [json.dumps(dict(zip(keys, row, strict=True))) for row in plain]
@@ -189,26 +193,26 @@ def test_generated_reviews_keep_their_evidence(tmp_path):
     assert more.manifest["sources"]["generated train"] != found.manifest["sources"]["generated train"]
 
 
-# mistakes
+# errors
 
 
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
-        ("yepl", {}, "task 'yepl' is unknown; did you mean 'yelp'"),
-        ("sorting", {}, "task 'sorting' is unknown; tasks: yelp, age"),
-        ("tsv", {"dev": 3}, "task 'tsv' has no option 'dev'; it has label, text, header"),
-        ("snli", {"labell": 3}, "task 'snli' has no option 'labell'; it has none"),
+        ("yepl", {}, "dataset 'yepl' is unknown; did you mean 'yelp'"),
+        ("sorting", {}, "dataset 'sorting' is unknown; datasets: yelp, age"),
+        ("tsv", {"dev": 3}, "dataset 'tsv' has no option 'dev'; .*it has label, text, header"),
+        ("tsv", {"labell": 3}, "dataset 'tsv' has no option 'labell'; did you mean 'label'\\? It has label"),
         ("tsv", {"label": "stars"}, r"train\.tsv: no column 'stars'; the header has 'text', 'label'"),
         ("snli", {}, "no snli_1.0_train.jsonl, no|no column 'gold_label'"),
         ("yelp", {"train": 3}, "no yelp_academic_dataset_review.json"),
-        ("age", {"dev": 2}, "dev=2: it is the share"),
+        ("age", {"dev": 2}, "dev=2: expected the share"),
         ("age", {}, r"raw/train\.tsv"),
-        ("reviews", {}, "'reviews' is generated: it reads no data"),
+        ("reviews", {}, "'reviews' is generated and reads no data"),
         ("tsv", {"tokenizer": "nltk"}, "'nltk' is unknown"),
-        ("tsv", {"minimum": 0}, "minimum=0: at least 1"),
-        ("tsv", {"longest": 0}, "longest=0: at least 1"),
-        ("tsv", {"size": 50}, "no file of vectors is given"),
+        ("tsv", {"minimum": 0}, "minimum=0: expected at least 1"),
+        ("tsv", {"longest": 0}, "longest=0: expected at least 1"),
+        ("tsv", {"size": 50}, "give a file with --vectors"),
         ("tsv", {"vectors": "none.txt"}, r"none\.txt: cannot be read \(No such file"),
     ],
 )
@@ -219,16 +223,16 @@ def test_mistakes_are_named_and_nothing_is_written(toy, task, settings, message)
 
 
 def test_missing_files_and_folders(tmp_path):
-    with pytest.raises(DataError, match="needs the folder of its files: give --data, or set REPULSIVE_DATA"):
+    with pytest.raises(DataError, match="needs a folder with its files: give --data, or set REPULSIVE_DATA"):
         prepare("yelp", None, tmp_path / "out")
-    with pytest.raises(DataError, match="gone: no such folder; it should hold the files of task 'yelp'"):
+    with pytest.raises(DataError, match="gone: no such folder; it should hold the files of dataset 'yelp'"):
         prepare("yelp", tmp_path / "gone", tmp_path / "out")
     write(tmp_path / "train.tsv", "5\tgood")
     with pytest.raises(DataError, match=r"no dev\.tsv, no yelp_academic_dataset_review\.json; files may be"):
         prepare("yelp", tmp_path, tmp_path / "out")
     with pytest.raises(DataError, match="every part needs a review"):
         prepare("reviews", None, tmp_path / "out", dev=0)
-    with pytest.raises(DataError, match="would not be used"):
+    with pytest.raises(DataError, match="is tokenised already; leave out --tokenizer regex"):
         prepare("reviews", None, tmp_path / "out", tokenizer="regex", train=1)
 
 
@@ -237,33 +241,6 @@ def test_without_spacy_the_error_says_so_before_anything_is_read(toy, monkeypatc
     write(toy / "raw" / "train.tsv", "damaged")
     with pytest.raises(DataError, match="pip install spacy"):
         prepare("tsv", toy / "raw", toy / "out")
-
-
-# processes
-
-
-def test_processes_make_the_same_words(monkeypatch):
-    texts = [f"It isn't {i} words, is it?" * (i % 3 + 1) for i in range(12)]
-    alone = tokenizing.tokenize(texts, "regex", lowercase=True, longest=7)
-    monkeypatch.setattr(tokenizing, "_FEW", 0)
-    monkeypatch.setattr(tokenizing, "_CHUNK", 5)
-    told = []
-    together = tokenizing.tokenize(
-        texts, "regex", lowercase=True, longest=7, jobs=2, progress=lambda *news: told.append(news)
-    )
-    assert together == alone and alone[0][1] == ["it", "is", "n't", "1", "words", ",", "is"] and alone[1][1] == 18
-    assert told == [("words", 5, 12), ("words", 10, 12), ("words", 12, 12)]
-
-
-@pytest.mark.slow
-def test_a_script_without_a_guard_is_told_so(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from repulsive.lab.text import tokenizing\ntokenizing._FEW = 0\n"
-        "tokenizing.tokenize(['a'] * 600, 'regex', jobs=2)\n"
-    )
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert result.returncode and "DataError: a process that makes words ended early" in result.stderr
 
 
 def test_examples_in_docstrings():
