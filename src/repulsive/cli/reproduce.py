@@ -37,9 +37,10 @@ def reproduce(
 ) -> None:
     """Print the paper's numbers beside ours, with intervals and a verdict on each claim; without an ID, list them."""
     from repulsive.errors import RunError
-    from repulsive.lab.paper import command, toy
+    from repulsive.lab.paper import reproduce as paper
+    from repulsive.lab.paper import toy
     from repulsive.lab.paper.catalogue import find
-    from repulsive.lab.paper.running import Options
+    from repulsive.lab.paper.options import Options
 
     words = ids or []
     files = [*(judgements or []), *(Path(word) for word in words if word.endswith(".json"))]  # a shell's `*.json`
@@ -56,13 +57,13 @@ def reproduce(
         tuple(files),
         times=times,
     )
-    options = command.quick(options) if quick else options
+    options = paper.quick(options) if quick else options
     names = [word for word in words if not word.endswith(".json")]
     if not names:
-        say(command.listing(options))
+        say(paper.listing(options))
         return
-    reports, failed = command.reproduce(find(names), options, lambda line: say(line, err=True))
-    say(command.told(reports))
+    reports, failed = paper.reproduce(find(names), options, lambda line: say(line, err=True))
+    say(paper.as_text(reports))
     say(f"\nwritten to {out}")
     if failed:
         raise RunError(f"{len(failed)} runs failed, and the same command tries them again; the first: {failed[0]}")

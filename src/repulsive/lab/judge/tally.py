@@ -15,7 +15,7 @@ from repulsive.lab.judge.answers import Answers
 from repulsive.lab.judge.criteria import CRITERIA
 from repulsive.lab.judge.key import Key
 from repulsive.lab.judge.votes import LOSE, TIE, WIN, Share, Verdict, verdict
-from repulsive.safety.markdown import escaped
+from repulsive.safety.markdown import escaped, format_table
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def as_markdown(found: Tally) -> str:
     lines = [
         f"**{first}** against {second}: {by}, {_many(found.items, 'item')}",
         "",
-        "| | Win | Lose | Tie | Win − lose | Items for : against | p | κ | Answers |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    head = ["Criterion", "Win", "Lose", "Tie", "Win − lose", "Items for : against", "p", "κ", "Answers"]
+    rows = []
     for name, one in found.verdicts.items():
         if one is None:
             cells = ["n/a"] * 7 + ["0"]
@@ -80,7 +80,8 @@ def as_markdown(found: Tally) -> str:
             shares = [_percent(one.win), _percent(one.lose), _percent(one.tie), _percent(one.lead, signed=True)]
             answers = f"{one.answers} of {judges * found.items}"
             cells = [*shares, f"{one.items_for} : {one.items_against}", p, kappa, answers]
-        lines.append(f"| {name.capitalize()} | {' | '.join(cells)} |")
+        rows.append([name.capitalize(), *cells])
+    lines.append(format_table(head, rows))
     resampled = "items" if judges == 1 else "items and judges"
     lines += ["", f"Shares in percent of the answers; in brackets 95 % intervals, a bootstrap over {resampled}."]
     lines.append("p: sign test over items, each for the system more judges chose. κ: Fleiss' kappa between judges.")
