@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from studies.engine import save
+from studies.output import save
 from studies.speed.timed_loop import TimedLoop
 from torch import Tensor, nn
 
