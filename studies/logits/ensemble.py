@@ -130,7 +130,9 @@ class Wave:
         self.cos, self.sin = _angles(size, device)
         wrap: Callable[[Callable], Callable] = torch.compile if compile else lambda function: function
         self._losses, self._energy, self._update = wrap(self.losses), wrap(self.energy), wrap(_adamw)
-        self.clock = torch.arange(self.steps, device=device, dtype=torch.float32)  # a tensor, so that steps are not recompiled
+        self.clock = torch.arange(
+            self.steps, device=device, dtype=torch.float32
+        )  # a tensor, so that steps are not recompiled
         self.generator = torch.Generator(device).manual_seed(1234)
 
     def _initial(self) -> dict[str, Tensor]:

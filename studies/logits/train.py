@@ -170,7 +170,9 @@ def _bytes(folder: Path, part: str, limit: int) -> Tensor:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="size of the models")
-    parser.add_argument("--arms", default="decide", help=f"a set ({', '.join(SETS)}) or names of arms, separated by semicolons")
+    parser.add_argument(
+        "--arms", default="decide", help=f"a set ({', '.join(SETS)}) or names of arms, separated by semicolons"
+    )
     parser.add_argument("--rates", help="learning rates, separated by commas; default: those of the size")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0)
