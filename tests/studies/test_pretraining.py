@@ -116,8 +116,10 @@ def test_every_fine_tuning_starts_from_its_model(trained):
 def test_what_is_there_is_not_made_again(trained, script, folder, capsys):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*.json")}
     call(script, folder, "--repeats", "2", "--stage", "pretrain", "finetune", "heads")
-    told = capsys.readouterr().out
-    assert told.count(" 0 to do") == 4 and before == {path: path.stat().st_mtime_ns for path in trained.rglob("*.json")}
+    printed = capsys.readouterr().out
+    assert printed.count(" 0 to do") == 4 and before == {
+        path: path.stat().st_mtime_ns for path in trained.rglob("*.json")
+    }
 
 
 def test_what_there_is_no_time_for_is_left(script, folder, capsys):
@@ -246,8 +248,8 @@ def test_a_collapse_stands_beside_the_scores(trained, script, folder, capsys):
     finally:
         file.write_text(kept)
         result.write_text(sealed)
-    told = "**RMA (SVGD), seed 0: the pre-training collapsed after 768 tokens.**"  # 3 steps of 8 x 32
-    assert told in capsys.readouterr().out and told in (folder / "results" / "glue.md").read_text()
+    warning = "**RMA (SVGD), seed 0: the pre-training collapsed after 768 tokens.**"  # 3 steps of 8 x 32
+    assert warning in capsys.readouterr().out and warning in (folder / "results" / "glue.md").read_text()
     assert json.loads((folder / "results" / "glue.json").read_text())["collapsed"] == {"svgd": {"0": 768}}
     call(script, folder, "--repeats", "2", "--stage", "tables")
     assert "collapsed" not in (folder / "results" / "glue.md").read_text()

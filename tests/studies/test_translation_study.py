@@ -148,8 +148,8 @@ def check_final(found, tuned):
             assert labels[4:] == ([] if published else ["SVGD, as published"]) + decayed
             assert all(row["seeds"] == [0, 1] for row in table["rows"])
             assert set(table["rows"][1]["against"]) == {"bleu", "nll", "accuracy"}
-    told = "- SVGD, as published, weight decay 0.3 against MA, weight decay 0.3, bleu: "
-    assert told in (found / "multi30k.md").read_text()
+    line = "- SVGD, as published, weight decay 0.3 against MA, weight decay 0.3, bleu: "
+    assert line in (found / "multi30k.md").read_text()
     text = (found / "europarl.md").read_text()
     assert "## iwslt14" in text and "| method | seeds | bleu | sacrebleu | chrf | nll | accuracy |" in text
     assert f"- SPOS: {', '.join(tuned['europarl']['spos']['chosen'])}" in text

@@ -25,15 +25,15 @@ def machine_name(device: str) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of this package, Python and the packages that step times depend on."""
-    found = {"repulsive": __version__, "python": platform.python_version()}
+    result = {"repulsive": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            result[name] = version(name)
         except PackageNotFoundError:
             continue
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+        result["cuda"] = torch.version.cuda
+    return result
 
 
 def describe(device: str) -> dict[str, Any]:
