@@ -1,4 +1,7 @@
-"""What the studies of this folder share: grids, runs that are not made twice, a time limit, tables."""
+"""Train the runs of a study: grids of settings, runs that are not repeated, and a time limit.
+
+Used by every study that trains runs; `output` writes their results and `arguments` reads their command lines.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,23 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from repulsive.errors import RepulsiveError, RunError
 from repulsive.lab.engine.config import as_tables
-from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.launch import MakeTask, Spec, train_here, train_many
-from repulsive.lab.engine.runs import RUN, RunFolder
-from repulsive.lab.engine.stopping import Stopped
-from repulsive.lab.engine.tables import Row, as_plain, finite
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.workers import DONE
 from repulsive.lab.runs.plan import folder_name, plan
 from repulsive.lab.systems.registry import make_task
 
 Grid = dict[str, Sequence[Any]]
-MARGIN = 1.2  # runs take so many times as long as the longest one before, at most
+MARGIN = 1.2  # a run is expected to take at most this many times as long as the longest one before
 
 
 def points(grids: Sequence[Grid]) -> Iterator[tuple[str, ...]]:
@@ -40,40 +37,40 @@ def points(grids: Sequence[Grid]) -> Iterator[tuple[str, ...]]:
 
 
 class Study:
-    """All runs of one task.
+    """All runs on one dataset.
 
     Args:
-        task: its name, a folder of recipes.
-        out: where its runs go.
-        common: `key=value` changes of all of them.
-        device: "cpu", "cuda" or None for what is there.
+        task: name of the dataset, which is also a folder of recipes.
+        out: folder of its runs.
+        common: `key=value` changes of all runs.
+        device: "cpu" or "cuda"; None uses CUDA if available.
     """
 
     def __init__(self, task: str, out: Path, common: Sequence[str], device: str | None) -> None:
         self.task, self.out, self.common, self.device = task, out, list(common), device
 
     def recipe(self, method: str) -> str:
-        """The recipe of a method."""
+        """Name of a method's recipe."""
         return f"{self.task}/{method}"
 
     def folder(self, method: str, changes: Sequence[str], stage: str) -> Path:
-        """Where the runs of a method with some changes are, all seeds."""
+        """Folder of all seeds of a method with some changes."""
         return self.out / stage / folder_name(method, changes)
 
     def specs(self, method: str, changes: Sequence[str], seeds: range, stage: str) -> list[Spec]:
-        """The runs of a method with some changes."""
-        found = []
+        """The runs of a method with some changes, one for each seed."""
+        specs = []
         for seed in seeds:
             (spec,) = plan([self.recipe(method)], [*self.common, *changes], seed=seed, device=self.device)
-            found.append(dataclasses.replace(spec, folder=self.folder(method, changes, stage) / f"seed-{seed}"))
-        return found
+            specs.append(dataclasses.replace(spec, folder=self.folder(method, changes, stage) / f"seed-{seed}"))
+        return specs
 
 
-def tried(grid: Mapping[tuple[str, ...], Sequence[Spec]]) -> list[dict[str, Any]]:
-    """The development set's metrics of all points that have a result, means over seeds.
+def dev_results(grid: Mapping[tuple[str, ...], Sequence[Spec]]) -> list[dict[str, Any]]:
+    """Metrics on the development set, means over seeds, of all points that have a result.
 
     Args:
-        grid: the changes of every point -> its runs.
+        grid: changes of every point -> its runs.
     """
     table = []
     for changes, specs in grid.items():
@@ -84,91 +81,93 @@ def tried(grid: Mapping[tuple[str, ...], Sequence[Spec]]) -> list[dict[str, Any]
     return table
 
 
-def ended(spec: Spec) -> bool:
-    """Whether a run has a result, or will never have one."""
+def is_finished(spec: Spec) -> bool:
+    """Whether a run has a result, or diverged and will never have one."""
     return RunFolder(spec.folder).result is not None or RunFolder(spec.folder).diverged
 
 
-class Clock:
-    """Whether a run can still end in time, judged by the longest one of its kind: those of one task and stage.
+class TimeLimit:
+    """Decide whether a run can finish in time, from the longest earlier run of the same dataset and stage.
 
     Args:
-        limit: seconds from now on; None: there is no hurry.
+        seconds: from now on; None for no limit.
     """
 
-    def __init__(self, limit: float | None = None) -> None:
-        self._end = math.inf if limit is None else time.monotonic() + limit
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._longest: dict[Path, float] = {}
-        self._began: dict[Path, float] = {}
+        self._started: dict[Path, float] = {}
 
     @property
-    def left(self) -> float:
-        """Seconds."""
+    def seconds_left(self) -> float:
         return self._end - time.monotonic()
 
     def may_start(self, spec: Spec) -> bool:
-        """Whether to start a run now; if so, its time is taken from now on."""
-        self._began[spec.folder] = time.monotonic()
-        known = (RunFolder(path.parent).result or {} for path in spec.folder.parents[1].glob("*/seed-*/result.json"))
-        longest = self._longest.get(spec.folder.parents[1]) or max((r.get("seconds", 0.0) for r in known), default=0.0)
-        return self._began[spec.folder] + MARGIN * longest <= self._end
+        """Whether a run can start now; if so, its time is measured from now on."""
+        self._started[spec.folder] = time.monotonic()
+        kind = spec.folder.parents[1]
+        longest = self._longest.get(kind)
+        if not longest:
+            results = (RunFolder(path.parent).result or {} for path in kind.glob("*/seed-*/result.json"))
+            longest = max((result.get("seconds", 0.0) for result in results), default=0.0)
+        return self._started[spec.folder] + MARGIN * longest <= self._end
 
-    def ended(self, spec: Spec) -> None:
-        """A run has ended."""
-        took, kind = time.monotonic() - self._began[spec.folder], spec.folder.parents[1]
-        self._longest[kind] = max(took, self._longest.get(kind, 0.0))
+    def on_end(self, spec: Spec) -> None:
+        """Record how long a run took."""
+        seconds, kind = time.monotonic() - self._started[spec.folder], spec.folder.parents[1]
+        self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
 
 
-def run(
+def train_missing(
     specs: Sequence[Spec],
     title: str,
     jobs: int = 0,
     *,
-    clock: Clock | None = None,
+    limit: TimeLimit | None = None,
     make: MakeTask = make_task,
     here: bool = False,
     keep_weights: bool | Callable[[Spec], bool] = True,
 ) -> None:
-    """Train what has not ended yet, in this order, and go on when a run fails: a point of a grid may diverge.
+    """Train all runs that have not finished, in this order. Continue after a failed run: a grid point may diverge.
 
     Args:
         specs: the runs.
-        title: of what is printed.
-        jobs: runs at the same time; 0: as many as there are cores.
-        clock: runs that it does not let start are left for another call.
+        title: of the printed messages.
+        jobs: number of runs in parallel; 0 uses all cores.
+        limit: runs that it does not let start are left for a later call.
         make: recipe -> task.
-        here: one after the other in this process instead.
-        keep_weights: False deletes the weights of every run that has ended; or a function that says it of each.
+        here: train in this process, one run after the other.
+        keep_weights: False deletes the weights of every finished run; a function decides for each run.
     """
-    started, clock = time.monotonic(), clock or Clock()
-    left = [spec for spec in specs if not ended(spec)]
-    print(f"{title}: {len(specs)} runs, {len(left)} to do", flush=True)
+    started, limit = time.monotonic(), limit or TimeLimit()
+    missing = [spec for spec in specs if not is_finished(spec)]
+    print(f"{title}: {len(specs)} runs, {len(missing)} to do", flush=True)
 
-    def on_end(spec: Spec, how: str) -> None:
-        clock.ended(spec)
-        if how != DONE:
-            print(spec.folder, how, flush=True)
-        if how == DONE and not (keep_weights(spec) if callable(keep_weights) else keep_weights):
+    def on_end(spec: Spec, state: str) -> None:
+        limit.on_end(spec)
+        if state != DONE:
+            print(spec.folder, state, flush=True)
+        if state == DONE and not (keep_weights(spec) if callable(keep_weights) else keep_weights):
             drop_weights(spec)
 
     if here:
-        _one_by_one(left, make, clock.may_start, on_end)
-    elif left:
+        _train_in_sequence(missing, make, limit.may_start, on_end)
+    elif missing:
         try:
-            train_many(left, make, jobs, on_end, may_start=clock.may_start)
+            train_many(missing, make, jobs, on_end, may_start=limit.may_start)
         except RunError as error:
             print(error, flush=True)
-    missing = sum(not ended(spec) for spec in left)
-    print(f"{title}: {time.monotonic() - started:.0f} s" + (f", {missing} left" if missing else ""), flush=True)
+    left = sum(not is_finished(spec) for spec in missing)
+    print(f"{title}: {time.monotonic() - started:.0f} s" + (f", {left} left" if left else ""), flush=True)
 
 
 def drop_weights(spec: Spec) -> None:
-    """Delete those of a run that has ended; its result and its answers stay."""
+    """Delete the weights of a finished run; its result and its predictions stay."""
     for name in ("best", "checkpoints"):
         shutil.rmtree(spec.folder / name, ignore_errors=True)
 
 
-def _one_by_one(
+def _train_in_sequence(
     specs: Sequence[Spec], make: MakeTask, may_start: Callable[[Spec], bool], on_end: Callable[[Spec, str], None]
 ) -> None:
     for spec in specs:
@@ -181,38 +180,8 @@ def _one_by_one(
                 on_end(spec, DONE)
 
 
-def as_table(found: Sequence[Row], runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Rows as JSON takes them, with where and how long their runs were trained."""
-    return {
-        **{key: read_json(runs[0].path / RUN)["started"][key] for key in ("device", "versions")},
-        "seconds_a_run": statistics.median((run.result or {})["seconds"] for run in runs),
-        "rows": [as_plain(row) | {"folder": row.folder.name} for row in found],
-    }
-
-
-def save(path: Path, value: Any) -> None:
-    """A text, or a value as JSON; the folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(value if isinstance(value, str) else json.dumps(finite(value), indent=1, default=str) + "\n")
-
-
-def save_more(path: Path, value: dict[str, Any]) -> None:
-    """A JSON object by data sets; what the file says of other ones stays."""
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    save(path, known | value)
-
-
-def settings(rows: Sequence[Any]) -> list[str]:
-    """A list of Markdown: what every row, which has a `label` and `changes`, changes of its recipe. The last counts."""
-    found = []
-    for row in rows:
-        last = dict(change.split("=", 1) for change in row.changes)
-        found.append(f"- {row.label}: {', '.join(f'{key}={value}' for key, value in last.items()) or 'as the recipe'}")
-    return ["Settings:", "", *found]
-
-
 def flat(recipe: Any, above: str = "") -> dict[str, Any]:
-    """A recipe, or its tables, as one table: `{"model": {"heads": 3}}` -> `{"model.heads": 3}`."""
+    """Flatten a recipe, or its tables: `{"model": {"heads": 3}}` -> `{"model.heads": 3}`."""
     found: dict[str, Any] = {}
     for name, value in (recipe if isinstance(recipe, Mapping) else as_tables(recipe)).items():
         found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
@@ -220,7 +189,7 @@ def flat(recipe: Any, above: str = "") -> dict[str, Any]:
 
 
 def check(spec: Spec) -> None:
-    """Raise if a run that has ended is one of other settings; where its data lay does not matter."""
+    """Raise if a finished run has other settings; the path of its data does not matter."""
     folder = RunFolder(spec.folder)
     if folder.result is not None:
         wanted, known = flat(json.loads(json.dumps(as_tables(spec.recipe)))), flat(folder.recipe)
@@ -229,88 +198,47 @@ def check(spec: Spec) -> None:
             raise RunError(f"{spec.folder}: was trained with another {', '.join(other)}; choose another --out")
 
 
-class Staged(Protocol):
-    """A study that knows more runs the more of them have ended."""
+class StagedStudy(Protocol):
+    """A study in stages, whose later runs depend on the results of earlier ones."""
 
-    def needed(self, stage: str) -> dict[Path, Spec]:
-        """All runs of a stage that are known by now."""
+    def required_runs(self, stage: str) -> dict[Path, Spec]:
+        """Folder -> run, of all runs of a stage that the results so far determine."""
         ...
 
 
-def work(
-    studies: Sequence[Staged],
+def train_stages(
+    studies: Sequence[StagedStudy],
     stages: Sequence[str],
     arguments: argparse.Namespace,
     make: MakeTask = make_task,
     keep_weights: Callable[[Spec], bool] = lambda spec: False,
 ) -> None:
-    """Train all that is known, then all that is known from that, until nothing new comes.
+    """Train all runs that are determined so far, then those that their results determine, until there are no more.
 
     Args:
-        studies: of several data sets.
-        stages: which, in this order.
+        studies: one for each dataset.
+        stages: in this order.
         arguments: of the command line: `limit`, `jobs`, `drop_weights`.
         make: recipe -> task.
-        keep_weights: of which runs, although all others' are dropped.
+        keep_weights: runs that keep their weights even with `--drop-weights`.
     """
-    clock, seen = Clock(arguments.limit), set[Path]()
+    limit, seen = TimeLimit(arguments.limit), set[Path]()
     while True:
-        specs = {folder: s for stage in stages for study in studies for folder, s in study.needed(stage).items()}
+        specs = {
+            folder: spec for stage in stages for study in studies for folder, spec in study.required_runs(stage).items()
+        }
         new = [spec for folder, spec in specs.items() if folder not in seen]
         if not new:
             return
         for spec in new:
             check(spec)
         seen |= {spec.folder for spec in new}
-        run(
+        train_missing(
             new,
             ", ".join(stages),
             arguments.jobs,
-            clock=clock,
+            limit=limit,
             make=make,
             here=arguments.jobs == 1,
             keep_weights=keep_weights if arguments.drop_weights else True,
         )
-
-
-def common_arguments(
-    name: str, about: str | None, stages: Sequence[str], scales: Sequence[str]
-) -> argparse.ArgumentParser:
-    """A parser with what all studies of stages ask for.
-
-    Args:
-        name: of the study: its folders are called so.
-        about: the script's docstring.
-        stages: which there are, without `tables`.
-        scales: how much is trained; the first one by default.
-    """
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", nargs="+", default=[*stages, "tables"], choices=[*stages, "tables"])
-    parser.add_argument("--data", type=Path, default=Path("prepared"))
-    parser.add_argument("--out", type=Path, default=Path("runs") / name)
-    parser.add_argument("--results", type=Path, default=Path("results") / name)
-    parser.add_argument("--tuning-seeds", type=int, default=1, help="of what looks at the development set, from 100 on")
-    parser.add_argument("--seeds", type=int, default=3, help="of final, from 0 on")
-    parser.add_argument("--jobs", type=int, default=0, help="runs side by side; 1: in this process")
-    parser.add_argument("--device")
-    parser.add_argument("--limit", type=float, help="seconds; runs that would take longer are not started")
-    parser.add_argument("--drop-weights", action="store_true", help="delete those of every run that has ended")
-    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
-    parser.add_argument("--scale", choices=list(scales), default=scales[0], help="tiny: to try the script")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, train nothing")
-    return parser
-
-
-@contextmanager
-def in_one_line(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Errors of ours, and a stop, as a line and an exit code; a reader who has seen enough is none."""
-    try:
-        yield
-    except Stopped as stopped:
-        parser.exit(stopped.code, f"{stopped}\n")
-    except KeyboardInterrupt:
-        parser.exit(130, "interrupted; the same command goes on from the last checkpoints\n")
-    except BrokenPipeError:  # Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except RepulsiveError as error:
-        parser.exit(2, f"{error}\n")

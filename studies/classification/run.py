@@ -1,10 +1,13 @@
-"""Sentence classification measured: tune every method on the development set, then train it with several seeds.
+"""Effect of repulsion on sentence classifiers: tune every method on the development set, then compare them over seeds.
 
     python -m studies.classification.run --data prepared --out runs/study --results results/classification
 
-Every method, the baseline first, has a grid of its own around the baseline's tuned settings. Settings are chosen by
-mean accuracy on the development set over the tuning seeds, equal ones by its likelihood. The test set is looked at
-once, for the runs of the tables. What has been trained is not trained again: stages can be repeated and resumed.
+Needs prepared/yelp, prepared/age and prepared/snli (`repulsive prepare`). Writes tables and tuned settings to
+results/classification.
+
+The baseline is tuned first; every other method has its own grid around the baseline's tuned settings. Settings are
+chosen by mean accuracy on the development set over the tuning seeds, and ties by NLL. The test set is used once, for
+the tables. Finished runs are not repeated: rerun the same command to resume.
 """
 
 from __future__ import annotations
@@ -14,17 +17,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from studies.engine import Grid, Study, as_table, points, run, save, save_more, tried
+from studies.engine import Grid, Study, dev_results, points, train_missing
+from studies.output import rows_as_data, save, update_json
 
 from repulsive.lab.engine.tables import as_markdown, rows, runs_in
 from repulsive.lab.systems.registry import names
 
 BASELINE = "ma"
-GRIDS: dict[str, list[Grid]] = {  # of every method: one or more grids, all points of which are tried
+GRIDS: dict[str, list[Grid]] = {  # one or more grids for every method; all points are tried
     "ma": [{"optimizer.lr": (1e-3, 2e-3, 4e-3), "model.dropout": (0.3, 0.5)}],
     "frobenius": [{"method.penalty": (0.001, 0.01, 0.03, 0.1, 0.3)}],
     "svgd": [{"method.ratio": (0.1, 0.3, 1.0)}, {"method.alpha": (0.1, 1.0)}],
-    "spos": [{"method.beta": (1e4, 1e5, 1e6)}],  # alpha as SVGD's, as the paper does
+    "spos": [{"method.beta": (1e4, 1e5, 1e6)}],  # alpha is SVGD's, as in the paper
     "sgld": [{"method.temperature": (1e-12, 1e-10, 1e-8)}],
     "gaussian": [{"method.prior_std": (0.1, 1.0)}],
     "cosine-regulariser": [{"method.alpha": (0.01, 0.1)}],
@@ -37,16 +41,16 @@ GRIDS: dict[str, list[Grid]] = {  # of every method: one or more grids, all poin
     "control-smoothed": [{}],
 }
 SMALL: list[Grid] = [{"optimizer.lr": (2e-3, 4e-3, 8e-3), "model.dropout": (0.1, 0.3)}]
-BASELINES = {"reviews": SMALL}  # where the baseline's grid is another
+BASELINES = {"reviews": SMALL}  # datasets with another grid for the baseline
 EXPLORED = ("svgd-sphere", "ma-own", "svgd-own")  # tried on the development set of Yelp, not in the tables
-FOLLOWS = {"spos": "svgd", "gaussian": "svgd"}  # these start from another method's tuned settings
+FOLLOWS = {"spos": "svgd", "gaussian": "svgd"}  # start from that method's tuned settings
 
 
 class Classification(Study):
-    """All runs of one task.
+    """All runs on one dataset.
 
     Args:
-        task: its name, a folder of recipes.
+        task: name of the dataset, which is also a folder of recipes.
         arguments: of the command line.
     """
 
@@ -59,15 +63,15 @@ class Classification(Study):
             self.methods = [name for name in self.methods if name not in EXPLORED]
 
     def grid(self, method: str) -> list[tuple[str, ...]]:
-        """The changes of every point of a method's grid, those it builds on included."""
+        """The changes of every point of a method's grid, including the settings it starts from."""
         grids = BASELINES.get(self.task, GRIDS[method]) if method == BASELINE else GRIDS[method]
         start = self.chosen.get(BASELINE, ()) + (self.chosen[FOLLOWS[method]] if method in FOLLOWS else ())
         start = tuple(dict.fromkeys(start))
         return [start + point for point in points(grids)]
 
     def choose(self, method: str, seeds: range) -> dict[str, Any]:
-        """Pick the point that does best on the development set."""
-        table = tried({changes: self.specs(method, changes, seeds, "tune") for changes in self.grid(method)})
+        """Choose the point that does best on the development set."""
+        table = dev_results({changes: self.specs(method, changes, seeds, "tune") for changes in self.grid(method)})
         if not table:
             self.methods.remove(method)
             return {"chosen": None, "tried": []}
@@ -78,17 +82,18 @@ class Classification(Study):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["yelp", "age", "snli"])
+    parser.add_argument("--tasks", nargs="+", default=["yelp", "age", "snli"], help="datasets")
     parser.add_argument("--methods", nargs="+", default=list(GRIDS), choices=list(GRIDS))
-    parser.add_argument("--data", type=Path, default=Path("prepared"))
-    parser.add_argument("--out", type=Path, default=Path("runs/study"))
-    parser.add_argument("--results", type=Path, default=Path("results/classification"))
-    parser.add_argument("--tuning-seeds", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=6, help="of the tables; other seeds than those tuned with")
-    parser.add_argument("--jobs", type=int, default=0)
-    parser.add_argument("--device")
-    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
-    parser.add_argument("--until", choices=["baseline", "methods", "runs", "tables"], default="tables")
+    parser.add_argument("--data", type=Path, default=Path("prepared"), help="folder of prepared datasets")
+    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="folder of runs")
+    parser.add_argument("--results", type=Path, default=Path("results/classification"), help="folder of tables")
+    parser.add_argument("--tuning-seeds", type=int, default=2, help="seeds for tuning, numbered from 100")
+    parser.add_argument("--seeds", type=int, default=6, help="seeds for the tables, numbered from 0")
+    parser.add_argument("--jobs", type=int, default=0, help="runs in parallel; 0: all cores")
+    parser.add_argument("--device", help="cpu or cuda; by default cuda if available")
+    parser.add_argument("--set", action="append", default=[], help="key=value for every run; repeatable")
+    stages = ["baseline", "methods", "runs", "tables"]
+    parser.add_argument("--until", choices=stages, default="tables", help="stop after this stage")
     arguments = parser.parse_args()
     studies = [Classification(task, arguments) for task in arguments.tasks]
     tuning, final = range(100, 100 + arguments.tuning_seeds), range(arguments.seeds)
@@ -104,11 +109,11 @@ def main() -> None:
             for spec in study.specs(method, changes, tuning, "tune")
         ]
         specs.sort(key=lambda spec: "yelp" not in str(spec.folder))  # the longest first
-        run(specs, f"tuning {', '.join(methods)}", arguments.jobs)
+        train_missing(specs, f"tuning {', '.join(methods)}", arguments.jobs)
         for study in studies:
             for method in [name for name in methods if name in study.methods]:
                 tuned[study.task][method] = study.choose(method, tuning)
-        save_more(arguments.results / "tuned.json", tuned)
+        update_json(arguments.results / "tuned.json", tuned)
 
     tune([BASELINE])
     if arguments.until == "baseline":
@@ -122,7 +127,7 @@ def main() -> None:
     for study in studies:
         methods = [name for name in study.methods if name not in EXPLORED]
         specs = [spec for name in methods for spec in study.specs(name, study.chosen[name], final, "final")]
-        run(specs, f"table of {study.task}", arguments.jobs)
+        train_missing(specs, f"table of {study.task}", arguments.jobs)
         if arguments.until == "tables":
             write_table(study, methods, arguments)
 
@@ -130,12 +135,12 @@ def main() -> None:
 def write_table(study: Classification, methods: Sequence[str], arguments: argparse.Namespace) -> None:
     folders = [study.folder(method, study.chosen[method], "final") for method in methods]
     folders = [folder for folder in folders if runs_in(folder)]
-    found = rows(folders)
-    text = as_markdown(found)
+    table = rows(folders)
+    text = as_markdown(table)
     print(f"\n{study.task}\n{text}", flush=True)
     save(arguments.results / f"{study.task}.md", text + "\n")
     runs = [run for folder in folders for run in runs_in(folder).values() if run.result]
-    save(arguments.results / f"{study.task}.json", as_table(found, runs))
+    save(arguments.results / f"{study.task}.json", rows_as_data(table, runs))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the study of graphs to text tries and compares: data alone."""
+"""Grids and rows of the graph-to-text study, as data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from studies.engine import Grid
 
 TASKS = ("webnlg", "agenda")
 BASELINE, OURS = "gw", "rma"
-CONTROLS = ("control-scaled", "control-smoothed")  # start from the stepsize that was chosen for ours too
+CONTROLS = ("control-scaled", "control-smoothed")  # also start from the stepsize that was chosen for ours
 LABELS = {  # methods in the order of the tables
     "gw": "GW",
     "cosine": "GW + R",
@@ -17,8 +17,8 @@ LABELS = {  # methods in the order of the tables
     "control-smoothed": "control: alpha = 0",
 }
 
-# Of every method one or more grids, all points of which are tried. Under plain SGD the rule slows the encoder's
-# attention by stepsize / M; a stepsize of M = 4 leaves its pace.
+# One or more grids for every method; all points are tried. Under plain SGD the rule scales the updates of the encoder's
+# attention by stepsize / M, so a stepsize of M = 4 leaves them unscaled.
 _UNSMOOTHED: Grid = {"method.smoothing": (0.0,)}
 _SPHERE: Grid = {"method.alpha": ("auto",), **_UNSMOOTHED, "method.space": ("sphere",), "method.ratio": (0.1,)}
 _METHODS: dict[str, list[Grid]] = {
@@ -33,18 +33,18 @@ _METHODS: dict[str, list[Grid]] = {
 }
 GRIDS: dict[str, dict[str, list[Grid]]] = {
     "webnlg": {"gw": [{"optimizer.lr": (0.1, 0.2, 0.4), "model.dropout": (0.1, 0.3)}], **_METHODS},
-    "agenda": {method: [{}] for method in LABELS},  # few graphs are at hand: the paper's settings, nothing to choose
+    "agenda": {method: [{}] for method in LABELS},  # few graphs are available: the paper's settings, no tuning
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that a table has a line for.
+    """A row of a table.
 
     Args:
-        label: what it calls them.
-        method: their recipe.
-        changes: `key=value`.
+        label: name of the row.
+        method: recipe of its runs.
+        changes: `key=value` changes of the recipe.
     """
 
     label: str
@@ -52,7 +52,7 @@ class Row:
     changes: tuple[str, ...] = ()
 
 
-# Spelt out: a recipe may be tuned some day.
+# The published settings, written out because recipes may be tuned later.
 PUBLISHED = Row(
     "GW + RMA, as published",
     OURS,
@@ -62,13 +62,13 @@ PUBLISHED = Row(
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained.
+    """The amount of training.
 
     Args:
         common: `key=value` changes of all runs.
-        tasks: of the runs of a task.
-        dev: of runs that only the development set's likelihood is asked of.
-        most: points of a grid.
+        tasks: dataset -> changes of its runs.
+        dev: changes of runs that are evaluated on the development set alone.
+        most: maximum number of points of a grid; None for all.
     """
 
     common: tuple[str, ...] = ()
@@ -78,10 +78,10 @@ class Scale:
 
 
 SCALES = {
-    # A machine that is given back has no use for checkpoints; many graphs at a time are written about faster.
+    # Runs are short, so they need few checkpoints; large batches of graphs decode faster.
     "full": Scale(
         common=("training.save_seconds=3600", "search.at_once=512"),
-        tasks={"webnlg": ("training.batch=128",)},  # texts are short: a step of 128 takes little longer than one of 32
+        tasks={"webnlg": ("training.batch=128",)},  # texts are short: 128 take little longer than 32
     ),
     "tiny": Scale(
         common=(

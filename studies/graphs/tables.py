@@ -1,4 +1,4 @@
-"""What the study of graphs to text came to, as Markdown and JSON."""
+"""Write the results of the graph-to-text study as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies.engine import as_table, save, save_more, settings, tried
+from studies.engine import dev_results
 from studies.graphs.rows import BASELINE, Row
+from studies.output import list_settings, rows_as_data, save, update_json
 
 from repulsive.errors import RunError
 from repulsive.lab.engine import tables
@@ -20,9 +21,10 @@ from repulsive.lab.systems.graphs.prepared import PreparedGraphs
 from repulsive.lab.systems.graphs.task import texts_of
 from repulsive.lab.text.tokens import PAD
 from repulsive.metrics.student import interval
+from repulsive.safety.markdown import format_table
 
 if TYPE_CHECKING:
-    from studies.graphs.run import Graphs
+    from studies.graphs.study import Graphs
 
 COLUMNS = (
     "bleu",
@@ -43,79 +45,83 @@ COLUMNS = (
     "seconds",
 )
 NAMES = {"bleu": "BLEU-4"}
-CLOSE = 1e-6  # scores of the same texts
+TOLERANCE = 1e-6  # between scores of the same texts
 
 
 @dataclass(frozen=True)
-class Done:
-    """A row, where its runs are, and those that have ended, by seed."""
+class FinishedRow:
+    """A row, the folder of its runs, and the finished ones by seed."""
 
     row: Row
-    place: Path
+    folder: Path
     runs: dict[int, RunFolder]
 
     def values(self, metric: str) -> list[float]:
-        """A metric of every seed's run; none where one lacks it."""
-        found = [answers.metrics.get(metric) for answers in self.answers().values()]
-        return [float(x) for x in found if x is not None] if None not in found else []
+        """Values of a metric, one for each seed; empty if a run lacks it."""
+        by_seed = [evaluation.metrics.get(metric) for evaluation in self.evaluations().values()]
+        return [float(value) for value in by_seed if value is not None] if None not in by_seed else []
 
-    def answers(self) -> dict[int, Evaluation]:
-        """What the runs answered on the test set, how well they did on dev, and the seconds they took."""
-        found = {}
+    def evaluations(self) -> dict[int, Evaluation]:
+        """Evaluations on the test set by seed, with the NLL on the development set and the seconds of training."""
+        evaluations = {}
         for seed, run in self.runs.items():
             more = {"dev nll": run.metrics("dev")["nll"], "seconds": (run.result or {})["seconds"]}
-            found[seed] = Evaluation(run.metrics("test") | more, run.items("test"))
-        return found
+            evaluations[seed] = Evaluation(run.metrics("test") | more, run.items("test"))
+        return evaluations
 
 
 def write_tables(studies: Sequence[Graphs], results: Path) -> None:
-    """Everything there is."""
+    """Write the tables of all datasets that have results."""
     tuned = {study.task: {method: _tuned(study, method) for method in study.methods} for study in studies}
-    save_more(results / "tuned.json", {"chosen by": "NLL of a word of the development set, mean over seeds", **tuned})
+    chosen_by = "NLL per word of the development set, mean over seeds"
+    update_json(results / "tuned.json", {"chosen by": chosen_by, **tuned})
     for study in studies:
-        places = [(row, study.place(row)) for row in study.rows("final")]
-        done = [Done(row, place, tables.finished_in(place)) for row, place in places if tables.ended([place])]
-        if not done or done[0].row.method != BASELINE:
-            print(f"{study.task}: no table, the baseline has not ended")
+        finished = [
+            FinishedRow(row, folder, tables.finished_in(folder))
+            for row in study.rows("final")
+            if tables.ended([folder := study.row_folder(row)])
+        ]
+        if not finished or finished[0].row.method != BASELINE:
+            print(f"{study.task}: no table, the baseline has not finished")
             continue
-        add_scores(study, [run for each in done for run in each.runs.values()])
-        _write(study, done, results / study.task)
+        add_scores(study, [run for each in finished for run in each.runs.values()])
+        _write(study, finished, results / study.task)
 
 
 def _tuned(study: Graphs, method: str) -> dict[str, Any]:
     grid = study.grid(method)
-    table = tried({row.changes: study.runs(row, "tune") for row in grid})
+    table = dev_results({row.changes: study.runs(row, "tune") for row in grid})
     return {"chosen": study.chosen(method), "points": len(grid), "tried": table}
 
 
-def _write(study: Graphs, done: Sequence[Done], path: Path) -> None:
-    found = tables.table([(each.row.label, each.place, each.answers()) for each in done])
-    written = as_table(found, [run for each in done for run in each.runs.values()])
-    intervals = {each.row.label: {name: interval(each.values(name)) for name in COLUMNS} for each in done}
-    for row in written["rows"]:
-        row["intervals"] = {name: x for name, x in intervals[row["label"]].items() if x is not None}
-    lines = [f"# {study.task}", "", *_means(done), "", *_against(found), ""]
-    took = f"{written['seconds_a_run']:.0f} s a run (median), {written['device']}."
+def _write(study: Graphs, finished: Sequence[FinishedRow], path: Path) -> None:
+    rows = tables.table([(each.row.label, each.folder, each.evaluations()) for each in finished])
+    data = rows_as_data(rows, [run for each in finished for run in each.runs.values()])
+    intervals = {each.row.label: {name: interval(each.values(name)) for name in COLUMNS} for each in finished}
+    for row in data["rows"]:
+        row["intervals"] = {name: ends for name, ends in intervals[row["label"]].items() if ends is not None}
+    lines = [f"# {study.task}", "", _mean_table(finished), "", *_comparisons(rows), ""]
     print("\n".join(lines), flush=True)
-    note = "Test set, means over seeds with 95 % intervals by Student's t; NLL and accuracy are those of a word."
-    save(path.with_suffix(".md"), "\n".join([*lines, note, took, "", *settings([each.row for each in done])]) + "\n")
-    save(path.with_suffix(".json"), written)
+    notes = [
+        "Test set, means over seeds with 95 % intervals by Student's t; NLL and accuracy are per word.",
+        f"{data['seconds_a_run']:.0f} s a run (median), {data['device']}.",
+    ]
+    text = "\n".join([*lines, *notes, "", *list_settings([each.row for each in finished])])
+    save(path.with_suffix(".md"), text + "\n")
+    save(path.with_suffix(".json"), data)
 
 
-def _means(done: Sequence[Done]) -> list[str]:
-    shown = [name for name in COLUMNS if any(each.values(name) for each in done)]
+def _mean_table(finished: Sequence[FinishedRow]) -> str:
+    shown = [name for name in COLUMNS if any(each.values(name) for each in finished)]
     head = ["method", "seeds", *(NAMES.get(name, name) for name in shown)]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for each in done:
-        cells = [_cell(each.values(name)) for name in shown]
-        lines.append("| " + " | ".join([each.row.label, str(len(each.runs)), *cells]) + " |")
-    return lines
+    rows = [[each.row.label, str(len(each.runs)), *(_cell(each.values(name)) for name in shown)] for each in finished]
+    return format_table(head, rows)
 
 
-def _against(found: Sequence[tables.Row]) -> list[str]:
+def _comparisons(rows: Sequence[tables.Row]) -> list[str]:
     return [
-        f"- {row.label} against {found[0].label}, {NAMES.get(metric, metric)}: {comparison}"
-        for row in found
+        f"- {row.label} against {rows[0].label}, {NAMES.get(metric, metric)}: {comparison}"
+        for row in rows
         for metric, comparison in row.against.items()
     ]
 
@@ -127,31 +133,33 @@ def _cell(values: Sequence[float]) -> str:
     return f"{mean:.3f}" if ends is None else f"{mean:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
-# -- scores of the texts that runs keep -------------------------------------------------------------------------------
+# -- scores of stored texts ------------------------------------------------------------------------------------------
 
 
 def add_scores(study: Graphs, runs: Sequence[RunFolder]) -> None:
-    """Score texts where the machine that trained could not, from what it wrote."""
-    lacking = [run for run in runs if OFFICIAL not in run.metrics("test")]
-    if not lacking:
+    """Add METEOR to runs that lack it, from the texts that they kept."""
+    missing = [run for run in runs if OFFICIAL not in run.metrics("test")]
+    if not missing:
         return
     if official_program() is None or not study.data.is_dir():
-        print(f"{study.task}: {len(lacking)} runs without METEOR; it needs Java, repulsive[meteor] and {study.data}")
+        print(f"{study.task}: {len(missing)} runs without METEOR; it needs Java, repulsive[meteor] and {study.data}")
         return
     data = PreparedGraphs.load(study.data)
-    for run in lacking:
-        run.add_scores(scored(run, data))
+    for run in missing:
+        run.add_scores(with_scores(run, data))
 
 
-def scored(run: RunFolder, data: PreparedGraphs) -> dict[str, Any]:
+def with_scores(run: RunFolder, data: PreparedGraphs) -> dict[str, Any]:
     """A run's result with all scores of its texts about the test set.
 
     Raises:
-        RunError: scores that the run has are others: the texts are about other graphs.
+        RunError: a stored score differs, so the texts are about other graphs.
     """
     rows = [row[row != PAD].tolist() for row in run.items("test")["hypotheses"]]  # of [N, T]
-    known, part = run.metrics("test"), data.parts["test"]
-    found = score_texts(texts_of(data, "test", rows), part.reference_words, part.names)
-    if other := [name for name in found if name in known and abs(known[name] - found[name]) > CLOSE]:
-        raise RunError(f"{run.path}: has another {other[0]} than its texts with {data.folder}; give its own --data")
-    return dict(run.result or {}) | {"test": known | found}
+    stored, part = run.metrics("test"), data.parts["test"]
+    scores = score_texts(texts_of(data, "test", rows), part.reference_words, part.names)
+    if differing := [name for name in scores if name in stored and abs(stored[name] - scores[name]) > TOLERANCE]:
+        raise RunError(
+            f"{run.path}: {differing[0]} differs from that of its texts with {data.folder}; pass the run's own --data"
+        )
+    return dict(run.result or {}) | {"test": stored | scores}

@@ -1,4 +1,4 @@
-"""The arms of the study: what is compared with plain training."""
+"""The arms of the logits study, which are compared with plain training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATES = {"tiny": (1e-3, 2e-3, 4e-3), "small": (1e-3, 2e-3, 4e-3), "probe": (5e-4
 PLAIN = Arm("plain")
 REPEL = Arm("repulsion 0.3", qk=0.3)
 
-# Decides whether repulsion between logits helps, and whether it is the repulsion.
+# Does repulsion between logits help, and is it the repulsion that helps?
 DECIDE = (
     PLAIN,
     Arm("repulsion 0.1", qk=0.1),
@@ -42,7 +42,7 @@ DECIDE = (
     Arm("ratio 0.3", qk=1.0, ratio=0.3),
 )
 
-# Asks which part of the force matters.
+# Which part of the force matters?
 MECHANISM = (
     PLAIN,
     REPEL,
@@ -68,7 +68,7 @@ MECHANISM = (
     Arm("QK-norm, attraction 0.3", norm=True, qk=-0.3),
 )
 
-# Looks for the best strength, and for optima inside the grid of learning rates.
+# What is the best strength, at learning rates whose optimum is inside the grid?
 STRENGTH = (
     PLAIN,
     Arm("repulsion 0.01", qk=0.01),
@@ -84,7 +84,7 @@ STRENGTH = (
 )
 
 _EARLY = (0.0, 0.1)
-# Asks what the first tenth of training does, and for how long a force can be used.
+# What does the first tenth of training contribute, and for how many steps can a force be reused?
 EARLY = (
     PLAIN,
     Arm("repulsion 0.1", qk=0.1),
@@ -108,7 +108,7 @@ SETS = {"early": EARLY, "decide": DECIDE, "mechanism": MECHANISM, "strength": ST
 
 
 def named(names: str) -> tuple[Arm, ...]:
-    """Arms of a set, or those whose names are given, separated by semicolons."""
+    """Find the arms of a set, or those with the given names, separated by semicolons."""
     if names in SETS:
         return SETS[names]
     known = {arm.name: arm for arms in SETS.values() for arm in arms}

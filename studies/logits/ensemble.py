@@ -1,7 +1,7 @@
-"""Train many small byte-level language models at once, each with its own coupling of heads.
+"""Train many small byte-level language models at once, each with its own force between heads.
 
 All models of a wave have the same shape and differ in seed, learning rate and arm. Their parameters carry a leading
-axis E, so one batched product serves every model: hundreds of runs share one GPU. Model e never sees model e'.
+axis E, so one batched product serves every model and hundreds of runs share one GPU. The models do not interact.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Size:
         layers, heads, width: of the decoder; the feed-forward block is 8/3 of the width.
         batch, length: sequences per step, bytes per sequence.
         steps: optimizer steps of a run without `extra`.
-        sequences, positions: the force sees `positions` tokens of each of `sequences` sequences.
-        kv_heads: key-value heads, 0 for as many as query heads.
+        sequences, positions: the force is computed from `positions` tokens of each of `sequences` sequences.
+        kv_heads: number of key-value heads; 0 for as many as query heads.
     """
 
     layers: int
@@ -56,28 +56,28 @@ class Size:
 
 @dataclass(frozen=True)
 class Arm:
-    """What one run does to its heads besides following the loss.
+    """What a run adds to plain training.
 
     Args:
         name: row of the table.
         qk: weight of the mean cosine between logit functions; negative attracts.
         ov: the same for value-output circuits.
         ratio: instead of a fixed weight, hold |force| / |gradient| of q and k at this value (sign as `qk`).
-        centred: subtract the mean key of a sequence, as softmax does.
+        centred: subtract the mean key of a sequence, to which softmax is invariant.
         partner: "own" layer, "next" layer (the wrong partner), or "noise": a random force of the same norm.
         pairs: which pairs count: "all", "positive" (cosine > 0), "near" (cosine > 0.5), "rbf" (kernel weights).
         rotated: compare logits after RoPE, at distances drawn from the data, not at distance 0.
         parts: projections that receive the force.
         layers: "all", "first" half, "last" half.
         phase: share of training in which the force acts, (from, to).
-        every: steps for which a force is used before it is computed anew.
+        every: steps for which a force is reused before it is computed again.
         qk_rate, qk_decay: factors on learning rate and weight decay of q and k.
         rate_phase: share of training in which `qk_rate` holds, (from, to).
         qk_scale: factor on the initial q and k.
         decay: weight decay.
         norm: RMSNorm on each head's q and k.
         drop: DropHead probability.
-        extra: share of further steps.
+        extra: additional steps, as a share of the steps.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Wave:
     Args:
         size: their shape.
         runs: one per model.
-        device: where.
+        device: of all models.
         compile: compile the three functions of a step.
     """
 
@@ -130,7 +130,9 @@ class Wave:
         self.cos, self.sin = _angles(size, device)
         wrap: Callable[[Callable], Callable] = torch.compile if compile else lambda function: function
         self._losses, self._energy, self._update = wrap(self.losses), wrap(self.energy), wrap(_adamw)
-        self.clock = torch.arange(self.steps, device=device, dtype=torch.float32)  # so that no step is compiled anew
+        self.clock = torch.arange(
+            self.steps, device=device, dtype=torch.float32
+        )  # a tensor, so that steps are not recompiled
         self.generator = torch.Generator(device).manual_seed(1234)
 
     def _initial(self) -> dict[str, Tensor]:
@@ -188,7 +190,7 @@ class Wave:
     # -- the model ----------------------------------------------------------------------------------------------
 
     def losses(self, params: dict[str, Tensor], tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss of every model [E], sampled layer inputs [E, L, S, n, D] and attention outputs' inputs likewise.
+        """Compute the loss of every model [E], sampled layer inputs [E, L, S, n, D], and logits.
 
         Args:
             params: by name, with the leading axis E.
@@ -232,16 +234,16 @@ class Wave:
         return flat.view(flat.shape[0], -1, self.size.length, heads, self.size.head).transpose(2, 3)
 
     def _normed(self, x: Tensor, scale: float) -> Tensor:
-        """RMSNorm over the last axis in models whose arm has it."""
+        """Apply RMSNorm over the last axis in models whose arm has it."""
         flag = self.norm.view(-1, *([1] * (x.ndim - 1)))
         return torch.where(flag > 0, F.rms_norm(x.float(), x.shape[-1:]) * scale, x.float())
 
-    # -- the coupling of heads ----------------------------------------------------------------------------------
+    # -- the force between heads --------------------------------------------------------------------------------
 
     def cosines(self, wq: Tensor, wk: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine of every head's logit function with those of its partners, and between heads of its own layer.
+        """Cosines between the logit functions of heads and of their partners, and between heads of the same layer.
 
-        Both are [E, L, M, M]; gradients flow into the first index of the first one alone.
+        Both are [E, L, M, M]; gradients flow only into the first index of the first one.
         """
         s = self.size
         x = tokens.float().flatten(2, 3)  # [E, L, N, D]
@@ -277,12 +279,12 @@ class Wave:
         return (queries * keys).sum((-3, -1))
 
     def energy(self, wq: Tensor, wk: Tensor, wv: Tensor, wo: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What is descended besides the loss, [E, L], and the cosines within layers [E, L, M, M]."""
+        """Energy that is minimised besides the loss, [E, L], and the cosines within layers [E, L, M, M]."""
         s = self.size
         across, within = self.cosines(wq, wk, tokens)
         eye = torch.eye(s.heads, device=across.device)
         wrong = self.next.view(-1, 1, 1, 1)
-        counted = 1 - eye * (1 - wrong)  # a head is no partner of itself
+        counted = 1 - eye * (1 - wrong)  # a head is not its own partner
         value = across.detach()
 
         def flag(x: Tensor) -> Tensor:
@@ -296,7 +298,7 @@ class Wave:
         weight = weight * torch.where(flag(self.near) > 0, (value > 0.5).float(), torch.ones_like(value))
         weight = weight * torch.where(flag(self.rbf) > 0, kernel, torch.ones_like(value))
         mean = (weight * across).sum((-2, -1)) / counted.sum((-2, -1))
-        total = 2 * self.qk[:, None] * self.layer_mask * mean  # twice: partners are held fixed
+        total = 2 * self.qk[:, None] * self.layer_mask * mean  # twice, because partners are held fixed
         x = tokens.float().flatten(2, 3)
         v = x @ wv
         if s.keys < s.heads:
@@ -310,7 +312,7 @@ class Wave:
     # -- training -----------------------------------------------------------------------------------------------
 
     def step(self, number: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """One optimizer step of every model; returns losses [E] and cosines within layers [E, L, M, M]."""
+        """Take one optimizer step of every model; return losses [E] and cosines within layers [E, L, M, M]."""
         s, params = self.size, self.params
         keep = torch.rand(len(self.runs), s.layers, s.heads, device=self.device, generator=self.generator)
         keep = (keep >= self.drop[:, None, None]).float() / (1 - self.drop[:, None, None])
@@ -347,7 +349,7 @@ class Wave:
         return loss.detach(), within
 
     def _hold(self, force: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-        """The forces in use: new ones for models whose turn it is, old ones for the others."""
+        """Replace the forces of models that are due, and keep those of the others."""
         if all(run.arm.every == 1 for run in self.runs):
             return force
         due = torch.tensor([number % run.arm.every == 0 for run in self.runs], device=self.device).view(-1, 1, 1, 1)
@@ -436,6 +438,6 @@ def _angles(size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[..., T, d] turned by its position; cos and sin broadcast over [T, d / 2]."""
+    """Rotate [..., T, d] by position; cos and sin broadcast over [T, d / 2]."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)

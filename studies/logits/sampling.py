@@ -1,10 +1,10 @@
-"""How many tokens a force needs, and for how many steps it stays good.
+"""Number of tokens needed to estimate the force between logits, and number of steps for which it stays valid.
 
     python -m studies.logits.sampling --data europarl --models FOLDER ... --out results/logits/sampling.md
 
-`--data` holds `train.en.xz` and `valid.en.xz`; each FOLDER is a transformers model with its tokenizer. The force of few
-tokens is compared with that of 8,192 by their cosine, layer by layer; the force of a language model in training with
-the one that it has some steps later.
+Needs `train.en.xz` and `valid.en.xz` in `--data`; each FOLDER is a transformers model with its tokenizer. Compares, by
+the cosine in each layer, the force from few tokens with that from 8,192, and the force during the training of a
+language model with the force some steps later.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from repulsive import SVGD, repel
 from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
 from repulsive.repulsion.logits.force import LayerForce, logit_forces
+from repulsive.safety.markdown import format_table
 
 REFERENCE = 8192
 COUNTS = (128, 256, 512, 1024, 2048)
@@ -28,37 +29,37 @@ LENGTH = 128
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--models", type=Path, nargs="*", default=[])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
+    parser.add_argument("--models", type=Path, nargs="*", default=[], help="folders of transformers models")
     parser.add_argument("--steps", type=int, default=300, help="training steps of the language model")
-    parser.add_argument("--seeds", type=int, default=5, help="samples of each number of tokens")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=5, help="samples for each number of tokens")
+    parser.add_argument("--out", type=Path, help="Markdown file to write")
     options = parser.parse_args()
     torch.manual_seed(0)
-    lines = ["| model | " + " | ".join(f"{n} tokens" for n in COUNTS) + " |", "| --- " * (len(COUNTS) + 1) + "|"]
+    rows = []
     for folder in options.models:
-        lines.append(_row(folder.name, *_pretrained(folder, options.data), options.seeds))
-        print(lines[-1], flush=True)
+        rows.append(_compare_samples(folder.name, *_pretrained(folder, options.data), options.seeds))
+        print(*rows[-1], sep=", ", flush=True)
     model, batches = _language_model(options.data)
     example = {"tokens": next(batches)[0]}
-    lines.append(_row("byte LM, untrained", model, example, options.seeds))
-    reuse = _reuse(model, batches, options.steps)
-    lines.append(_row(f"byte LM, after {options.steps} steps", model, example, options.seeds))
-    text = "\n".join([*lines, "", *reuse])
+    rows.append(_compare_samples("byte LM, untrained", model, example, options.seeds))
+    ages = _compare_ages(model, batches, options.steps)
+    rows.append(_compare_samples(f"byte LM, after {options.steps} steps", model, example, options.seeds))
+    text = "\n\n".join([format_table(["model", *(f"{n} tokens" for n in COUNTS)], rows), ages])
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
 
 
-def _row(name: str, model: nn.Module, inputs: dict[str, Tensor], seeds: int) -> str:
-    """Mean over layers and samples, and the worst layer's mean, of the cosine with the force of all tokens."""
+def _compare_samples(name: str, model: nn.Module, inputs: dict[str, Tensor], seeds: int) -> list[str]:
+    """Cosine with the force of all tokens: mean over layers and samples, and mean of the worst layer."""
     reference = _forces(model, inputs, REFERENCE, 0)
     cells = []
     for count in COUNTS:
-        found = [_cosines(_forces(model, inputs, count, seed), reference) for seed in range(seeds)]
-        layers = [statistics.fmean(values) for values in zip(*found, strict=True)]
+        samples = [_cosines(_forces(model, inputs, count, seed), reference) for seed in range(seeds)]
+        layers = [statistics.fmean(values) for values in zip(*samples, strict=True)]
         cells.append(f"{statistics.fmean(layers):.3f} (worst {min(layers):.3f})")
-    return f"| {name} | " + " | ".join(cells) + " |"
+    return [name, *cells]
 
 
 def _forces(model: nn.Module, inputs: dict[str, Tensor], tokens: int, seed: int) -> dict[int, LayerForce]:
@@ -120,8 +121,8 @@ def _language_model(data: Path):
     return model, batches()
 
 
-def _reuse(model: nn.Module, batches, steps: int) -> list[str]:
-    """Train with a force that is new in every step, and compare forces some steps apart."""
+def _compare_ages(model: nn.Module, batches, steps: int) -> str:
+    """Train with a new force in every step, and format the cosines between forces some steps apart."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1, betas=(0.9, 0.95))
     handle = repel(model, optimizer, SVGD(space="logits", tokens=1024, every=1), verbose=False)
     source = handle._logits
@@ -140,15 +141,15 @@ def _reuse(model: nn.Module, batches, steps: int) -> list[str]:
             print(f"step {step} loss {float(loss):.3f}", flush=True)
     handle.remove()
     ages = (1, 2, 5, 10, 20)
-    lines = ["| steps | " + " | ".join(f"{age} steps old" for age in ages) + " |", "| --- " * (len(ages) + 1) + "|"]
+    rows = []
     for begin, end in ((0, 20), (20, 50), (50, 150), (150, steps)):
         cells = []
         for age in ages:
             pairs = [(kept[t], kept[t + age]) for t in range(begin, min(end, steps - age))]
             values = [float(torch.cosine_similarity(a, b, dim=0)) for x, y in pairs for a, b in zip(x, y, strict=True)]
             cells.append(f"{statistics.fmean(values):.3f}" if values else "-")
-        lines.append(f"| {begin} to {end} | " + " | ".join(cells) + " |")
-    return lines
+        rows.append([f"{begin} to {end}", *cells])
+    return format_table(["steps", *(f"{age} steps old" for age in ages)], rows)
 
 
 if __name__ == "__main__":

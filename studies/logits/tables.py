@@ -1,9 +1,9 @@
-"""Tables and pictures of the logits study, from the lines that `train.py` wrote.
+"""Write tables and figures of the logits study from the JSON lines of `studies.logits.train`.
 
     python -m studies.logits.tables results/logits/raw/*.jsonl.xz --out results/logits --pictures docs/pictures
 
-Each arm has its own learning rate, the one of lowest mean loss among those that were run. Differences are paired by
-seed, which fixes initial weights and the order of the data; intervals are Student's, 95 %.
+Each arm is compared at its own learning rate, the one with the lowest mean loss among those tried. Differences are
+paired by seed, which fixes initial weights and the order of the data; intervals are 95 % by Student's t.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import argparse
 import json
 import lzma
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from repulsive.metrics import student
+from repulsive.safety.markdown import format_table
 
 Row = dict[str, Any]
 Table = dict[tuple[str, float, int], Row]  # by arm, learning rate and seed
 REFERENCE = "plain"
-MANY = 12  # arms that are worth a picture
+MANY = 12  # more arms than this get a figure
 NOTE = (
     "In brackets: seeds. Bold: the arm's own rate, at which it is compared. Cosines are between logits of two heads "
     "of a layer at the end of training: mean over pairs and layers, mean over layers of the largest pair. Entropy is "
@@ -32,9 +32,9 @@ FAVOURITES = ("repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "QK-norm",
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("files", type=Path, nargs="+", help="compressed outputs of `studies.logits.train`")
     parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
-    parser.add_argument("--pictures", type=Path, required=True, help="folder of the pictures")
+    parser.add_argument("--pictures", type=Path, required=True, help="folder of the figures")
     options = parser.parse_args()
     experiments: dict[str, Table] = {}
     for file in options.files:
@@ -57,7 +57,7 @@ def best_rate(table: Table, arm: str) -> float:
 
 
 def difference(table: Table, arm: str, other: str) -> tuple[float, tuple[float, float] | None]:
-    """Mean paired difference in loss, each arm at its own rate, and its interval."""
+    """Mean paired difference in loss, each arm at its own learning rate, and its interval."""
     one, two = (_losses(table, name, best_rate(table, name)) for name in (arm, other))
     values = [one[seed] - two[seed] for seed in sorted(one.keys() & two.keys())]
     return statistics.fmean(values), student.interval(values)
@@ -72,9 +72,8 @@ def _page(name: str, table: Table) -> str:
     rates = sorted({rate for _, rate, _ in table})
     shape = f"{size['layers']} layers, {size['heads']} heads, width {size['width']}"
     title = f"{shape}, {size['batch']} x {size['length']} bytes per step, {size['steps']:,} steps"
-    header = ["arm", *(f"rate {rate:g}" for rate in rates), "less plain", "mean cosine", "largest", "entropy"]
-    lines = [f"# Logits study, {name}", "", title + ". Loss in nats per byte, mean over seeds.", "", _line(header)]
-    lines.append(_line(["---"] * len(header)))
+    header = ["arm", *(f"rate {rate:g}" for rate in rates), "minus plain", "mean cosine", "largest", "entropy"]
+    body = []
     for arm in dict.fromkeys(arm for arm, _, _ in table):
         best = best_rate(table, arm)
         cells = []
@@ -86,13 +85,14 @@ def _page(name: str, table: Table) -> str:
         alike = [statistics.fmean(statistics.fmean(row["log"][key][-1]) for row in rows) for key in ("mean", "largest")]
         entropy = statistics.fmean(row["entropy"] for row in rows)
         numbers = [f"{alike[0]:+.2f}", f"{alike[1]:+.2f}", f"{entropy:.2f}"]
-        lines.append(_line([arm, *cells, _difference(table, arm, REFERENCE), *numbers]))
-    lines += ["", NOTE]
+        body.append([arm, *cells, _difference(table, arm, REFERENCE), *numbers])
+    lines = [f"# Logits study, {name}", "", f"{title}. Loss in nats per byte, mean over seeds.", ""]
+    lines += [format_table(header, body), "", NOTE]
     known = [arm for arm in FAVOURITES if any(name == arm for name, _, _ in table)]
     if known:
-        lines += ["", "## Against the controls", "", _line(["", *(f"less {arm}" for arm in known[1:])])]
-        lines.append(_line(["---"] * len(known)))
-        lines.append(_line([known[0], *(_difference(table, known[0], arm) for arm in known[1:])]))
+        header = ["arm", *(f"minus {arm}" for arm in known[1:])]
+        cells = [known[0], *(_difference(table, known[0], arm) for arm in known[1:])]
+        lines += ["", "## Compared with the controls", "", format_table(header, [cells])]
     return "\n".join(lines) + "\n"
 
 
@@ -108,30 +108,26 @@ def _repels(table: Table, arm: str) -> bool:
     return settings["qk"] > 0 and settings["partner"] == "own"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _draw_differences(table: Table, path: Path) -> None:
-    """A forest plot: every arm's difference to plain training."""
+    """Draw a forest plot of every arm's difference from plain training."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
     arms = [arm for arm in dict.fromkeys(arm for arm, _, _ in table) if arm != REFERENCE]
-    found = sorted(((arm, *difference(table, arm, REFERENCE)) for arm in arms), key=lambda row: -row[1])
-    figure, axes = pyplot.subplots(figsize=(7.5, 0.26 * len(found) + 1.0), layout="constrained")
-    for height, (arm, mean, interval) in enumerate(found):
+    differences = sorted(((arm, *difference(table, arm, REFERENCE)) for arm in arms), key=lambda row: -row[1])
+    figure, axes = pyplot.subplots(figsize=(7.5, 0.26 * len(differences) + 1.0), layout="constrained")
+    for height, (arm, mean, interval) in enumerate(differences):
         color = "#0b7a75" if _repels(table, arm) else "#777777"
         low, high = interval or (mean, mean)
         axes.plot([low, high], [height, height], color=color, linewidth=2)
         axes.plot(mean, height, "o", color=color, markersize=5)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(found)), [arm for arm, *_ in found], fontsize=8)
-    axes.set_xlabel("loss less that of plain training, nats per byte (95 % interval; left is better)", fontsize=8)
+    axes.set_yticks(range(len(differences)), [arm for arm, *_ in differences], fontsize=8)
+    axes.set_xlabel("loss minus that of plain training, nats per byte (95 % interval; left is better)", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_ylim(-0.7, len(found) - 0.3)
+    axes.set_ylim(-0.7, len(differences) - 0.3)
     axes.grid(axis="x", alpha=0.3)
     axes.set_title("green: heads of a layer repel in their logits", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
@@ -139,7 +135,7 @@ def _draw_differences(table: Table, path: Path) -> None:
 
 
 def _draw_training(experiments: dict[str, Table], path: Path) -> None:
-    """Training loss less that of the plain twin, and the similarity of logits, over training."""
+    """Draw the training loss minus that of plain training, and the similarity of logits, over training."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -176,9 +172,9 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
                 axes[0][column].plot(steps[:length], less, color=color, label=arm)
         axes[0][column].set_title(name, fontsize=9)
         axes[0][column].axhline(0, color="black", linewidth=0.8)
-        axes[0][column].set_ylim(-0.04, 0.06)  # early on the loss is up to 0.3 higher
+        axes[0][column].set_ylim(-0.04, 0.06)  # early in training the loss is up to 0.3 higher
         axes[1][column].set_xlabel("step", fontsize=8)
-    axes[0][0].set_ylabel("training loss less plain (same rate)", fontsize=8)
+    axes[0][0].set_ylabel("training loss minus plain (same rate)", fontsize=8)
     axes[1][0].set_ylabel("mean cosine of logits", fontsize=8)
     axes[1][0].legend(fontsize=7)
     for one in axes.flat:

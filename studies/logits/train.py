@@ -1,8 +1,9 @@
-"""Train every arm of the study on one GPU and write one JSON line per model.
+"""Effect of repulsion between attention logits on small byte-level language models: train every arm on one GPU.
 
-    python -m studies.logits.train --size tiny --arms decide --seeds 5 --data carry/europarl --out results.jsonl
+    python -m studies.logits.train --size tiny --arms decide --seeds 5 --data europarl --out results.jsonl
 
-`--data` holds `train.en.xz` and `valid.en.xz` (or `train.bin.xz`, `valid.bin.xz`): plain text, read as bytes.
+Needs `train.en.xz` and `valid.en.xz` (or `train.bin.xz`, `valid.bin.xz`) in `--data`: plain text, read as bytes. Writes
+one JSON line per model; `studies.logits.tables` turns them into results/logits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from studies.logits.arms import RATES, SIZES, named
+from studies.logits.arms import RATES, SETS, SIZES, named
 from studies.logits.ensemble import Run, Wave
 from torch import Tensor
 
@@ -39,7 +40,7 @@ def main() -> None:
     begun = time.perf_counter()
     for number in range(waves):
         some = runs[number * each : (number + 1) * each]
-        some += some[: each - len(some)]  # a full wave keeps its shape, and is compiled once
+        some += some[: each - len(some)]  # all waves have the same shape, so that they are compiled once
         wave = Wave(size, some, device, compile=not options.eager)
         rows = _train(wave, train, valid, begun, options)
         with options.out.open("a") as file:
@@ -98,7 +99,7 @@ def _train(wave: Wave, train: Tensor, valid: Tensor, begun: float, options: argp
 
 
 def _starts(count: int, wave: Wave, seed: int) -> Tensor:
-    """Where the sequences of every step begin, [steps, B]: the same for all arms of a seed."""
+    """Start positions of the sequences of every step, [steps, B]; equal for all arms with the same seed."""
     generator = torch.Generator().manual_seed(1000 + seed)
     return torch.randint(count - wave.size.length - 1, (wave.steps, wave.size.batch), generator=generator)
 
@@ -113,7 +114,7 @@ def _similarity(within: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _evaluate(wave: Wave, valid: Tensor, batches: int) -> Tensor:
-    """Mean loss in nats per byte on the same evenly spaced pieces of the validation text, [E]."""
+    """Mean loss in nats per byte on evenly spaced sequences of the validation text, [E]."""
     size = wave.size
     keep = torch.ones(len(wave.runs), size.layers, size.heads, device=wave.device)
     count = batches * size.batch
@@ -128,7 +129,7 @@ def _evaluate(wave: Wave, valid: Tensor, batches: int) -> Tensor:
 
 @torch.no_grad()
 def _entropy(wave: Wave, valid: Tensor) -> list[float]:
-    """Mean entropy of attention in nats over the validation text's first sequences, distance-0 logits at RoPE."""
+    """Mean entropy of attention in nats, with RoPE, on sampled positions of evenly spaced validation sequences."""
     size = wave.size
     reach = torch.arange(size.length + 1, device=wave.device)
     starts = torch.linspace(0, len(valid) - size.length - 2, size.batch, device=wave.device).long()
@@ -163,21 +164,23 @@ def _bytes(folder: Path, part: str, limit: int) -> Tensor:
             with lzma.open(folder / name) as file:
                 data = file.read(limit) if part == "train" and limit else file.read()
             return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
-    raise SystemExit(f"{folder}: no {part}.en.xz or {part}.bin.xz")
+    raise SystemExit(f"{folder}: has no {part}.en.xz or {part}.bin.xz")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=sorted(SIZES), default="tiny")
-    parser.add_argument("--arms", default="decide", help="a set (decide, mechanism) or names separated by semicolons")
+    parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="size of the models")
+    parser.add_argument(
+        "--arms", default="decide", help=f"a set ({', '.join(SETS)}) or names of arms, separated by semicolons"
+    )
     parser.add_argument("--rates", help="learning rates, separated by commas; default: those of the size")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--models", type=int, default=110, help="models trained side by side at most")
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--models", type=int, default=110, help="maximum number of models trained together")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--bytes", type=int, default=0, help="use only the first bytes of the training text")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--eval-batches", type=int, default=16)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines file to append to")
+    parser.add_argument("--eval-batches", type=int, default=16, help="batches of an evaluation")
     parser.add_argument("--evaluate-every", type=int, default=0, help="also log the validation loss this often")
     parser.add_argument("--limit", type=float, default=0, help="stop a wave after this many seconds")
     parser.add_argument("--eager", action="store_true", help="do not compile")

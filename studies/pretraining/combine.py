@@ -1,11 +1,11 @@
-"""GLUE after several pre-trainings of each method, as one table.
+"""Combine the GLUE results of several pre-trainings of each method in one table.
 
     python -m studies.pretraining.run --out runs/one --results results/pretraining/one ...
     python -m studies.pretraining.combine results/pretraining/one results/pretraining/two --out results/pretraining
 
-Reads the `glue.json` and `curve.json` that studies/pretraining/run.py wrote. However often it was fine-tuned, a
-pre-training counts as one: its score is the mean over its repeats, deviations and intervals are between pre-trainings.
-Those of two methods with the same seed in the same folder are a pair.
+Reads `glue.json` and `curve.json`, which `studies.pretraining.run` writes. The unit is a pre-training, however often it
+was fine-tuned: its score is the mean over its repeats, and deviations and intervals are between pre-trainings.
+Pre-trainings of two methods with the same seed in the same folder are a pair.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from studies.engine import in_one_line, save
+from studies.arguments import errors_in_one_line
+from studies.output import save
 from studies.pretraining.rows import BASELINE, METHODS, SEEDS
 
 from repulsive.errors import RunError
@@ -32,14 +33,14 @@ Values = dict[str, dict[str, float]]  # column -> pre-training -> value
 AUC = "auc"
 MEANS = {"mean": list(TASKS), "mean, RTE from MNLI": [FROM_RUN if name == "rte" else name for name in TASKS]}
 HEAD = """\
-Scores are those on the development sets, by each task's own metric, times 100. A pre-training counts as one, by the
-mean over its fine-tunings: deviations are between pre-trainings, and so are the 95 % intervals of differences
-(Student's t), which are wide where there are few.
+Scores are those of the development sets, by each task's own metric, times 100. The score of a pre-training is the mean
+over its fine-tunings. Deviations and the 95 % intervals of differences (Student's t) are between pre-trainings;
+intervals from few pre-trainings are wide.
 """
 
 
 def values_in(folder: Path, method: str) -> Values:
-    """What each pre-training of a method came to; also its means over tasks, and the discriminator's AUC at the end."""
+    """Scores of each pre-training of a method, its means over tasks, and the final AUC of its discriminator."""
     system = read_json(folder / "glue.json")["systems"].get(method)
     if system is None:
         return {}
@@ -48,88 +49,90 @@ def values_in(folder: Path, method: str) -> Values:
         for seed, score in scores.items():
             name = f"{folder.name}/seed-{int(seed) // SEEDS}"
             repeats.setdefault(column, {}).setdefault(name, []).append(score)
-    found = {
+    values = {
         column: {name: statistics.fmean(some) for name, some in by_name.items()} for column, by_name in repeats.items()
     }
     for mean, columns in MEANS.items():
-        complete = set.intersection(*(set(found.get(column, {})) for column in columns))
-        found[mean] = {name: statistics.fmean(found[c][name] for c in columns) for name in sorted(complete)}
+        complete = set.intersection(*(set(values.get(column, {})) for column in columns))
+        values[mean] = {name: statistics.fmean(values[c][name] for c in columns) for name in sorted(complete)}
     curves = (read_json(folder / "curve.json") or {}).get(method, {}).get("pretraining", {}).get(AUC, {})
-    found[AUC] = {f"{folder.name}/seed-{seed}": points[-1][1] for seed, points in curves.items()}
-    return found
+    values[AUC] = {f"{folder.name}/seed-{seed}": points[-1][1] for seed, points in curves.items()}
+    return values
 
 
 def gather(folders: Sequence[Path]) -> dict[str, Values]:
-    """Method -> its pre-trainings in all folders.
+    """Method -> values of its pre-trainings in all folders.
 
     Raises:
-        RunError: a folder has no table, is there twice, or its models saw another number of tokens.
+        RunError: a folder has no table, appears twice, or its models saw another number of tokens.
     """
-    found: dict[str, Values] = {}
+    by_method: dict[str, Values] = {}
     tokens: dict[int, Path] = {}
     for folder in folders:
         table = read_json(folder / "glue.json")
         if table is None:
-            raise RunError(f"{folder}: holds no glue.json; studies/pretraining/run.py --stage tables writes it")
+            raise RunError(f"{folder}: has no glue.json; write it with `studies.pretraining.run --stage tables`")
         tokens.setdefault(table["tokens"], folder)
         for method in METHODS:
             for column, some in values_in(folder, method).items():
-                known = found.setdefault(method, {}).setdefault(column, {})
-                if known.keys() & some.keys():
-                    raise RunError(f"{folder}: another folder has its name; a pre-training counts once")
-                known.update(some)
+                values = by_method.setdefault(method, {}).setdefault(column, {})
+                if values.keys() & some.keys():
+                    raise RunError(f"{folder}: given twice, or another folder has the same name; pass each once")
+                values.update(some)
     if len(tokens) > 1:
-        told = ", ".join(f"{path} has {count:,}" for count, path in tokens.items())
-        raise RunError(f"pre-trainings of different lengths are no repeats: {told} tokens")
-    return found
+        counts = ", ".join(f"{path} has {count:,}" for count, path in tokens.items())
+        raise RunError(f"expected pre-trainings on equal numbers of tokens: {counts}")
+    return by_method
 
 
 def differences(mine: Values, theirs: Values) -> dict[str, dict[str, Any]]:
-    """Column -> how much higher a method is than another, over the pre-trainings that both have."""
-    found = {}
+    """Column -> difference of two methods, over the pre-trainings that both have."""
+    by_column = {}
     for column, values in mine.items():
         shared = [name for name in values if name in theirs.get(column, {})]
         if not shared:
             continue
         each = [values[name] - theirs[column][name] for name in shared]
         low, high = interval(each) or (None, None)
-        seen = {"difference": statistics.fmean(each), "low": low, "high": high, "seeds": len(each), "each": each}
-        found[column] = seen
-    return found
+        facts = {"difference": statistics.fmean(each), "low": low, "high": high, "seeds": len(each), "each": each}
+        by_column[column] = facts
+    return by_column
 
 
-def told(seen: Mapping[str, Any], digits: int) -> str:
-    """`-0.55 [-16.04, +14.95] (-1.77, +0.67)`."""
-    text = f"{seen['difference']:+.{digits}f}"
-    if seen["low"] is None:
+def format_difference(facts: Mapping[str, Any], digits: int) -> str:
+    """Mean, interval and single differences: `-0.55 [-16.04, +14.95] (-1.77, +0.67)`."""
+    text = f"{facts['difference']:+.{digits}f}"
+    if facts["low"] is None:
         return f"{text} (one pre-training)"
-    each = ", ".join(f"{x:+.{digits}f}" for x in seen["each"])
-    return f"{text} [{seen['low']:+.{digits}f}, {seen['high']:+.{digits}f}] ({each})"
+    each = ", ".join(f"{x:+.{digits}f}" for x in facts["each"])
+    return f"{text} [{facts['low']:+.{digits}f}, {facts['high']:+.{digits}f}] ({each})"
 
 
-def write(found: Mapping[str, Values], tokens: int, out: Path) -> None:
-    """The table and all numbers."""
+def write(by_method: Mapping[str, Values], tokens: int, out: Path) -> None:
+    """Write the table and all numbers."""
     rows = []
-    for method, values in found.items():
+    for method, values in by_method.items():
         cells = {column: cell(list(values[column].values())) for column in COLUMNS if values.get(column)}
         rows.append(System(METHODS[method], cells, {column: len(values[column]) for column in cells}))
-    against = {m: differences(values, found[BASELINE]) for m, values in found.items() if m != BASELINE}
-    against = against if BASELINE in found else {}
+    against = {}
+    if BASELINE in by_method:
+        others = {method: values for method, values in by_method.items() if method != BASELINE}
+        against = {method: differences(values, by_method[BASELINE]) for method, values in others.items()}
     lines = [as_markdown(rows, "pre-trainings"), ""]
-    for method, values in found.items():
+    for method, values in by_method.items():
         if aucs := values.get(AUC):
             shown = ", ".join(f"{value:.3f}" for value in aucs.values())
             lines.append(f"{METHODS[method]}, AUC of the discriminator: {shown}.  ")
-    for method, seen in against.items():
-        lines += ["", f"{METHODS[method]} less {METHODS[BASELINE]}:", ""]
-        for column, compared in seen.items():
+    for method, by_column in against.items():
+        lines += ["", f"{METHODS[method]} minus {METHODS[BASELINE]}:", ""]
+        for column, facts in by_column.items():
             name = title(column) if column in COLUMNS else column.replace(AUC, AUC.upper())
-            lines.append(f"- {name}: {told(compared, 3 if column == AUC else 2)}")
+            lines.append(f"- {name}: {format_difference(facts, 3 if column == AUC else 2)}")
     print("\n".join(lines), flush=True)
     head = ["# GLUE after several pre-trainings", "", f"After {tokens:,} tokens.", "", HEAD]
     save(out / "glue.md", "\n".join([*head, *lines]) + "\n")
     systems = {}
-    for (method, values), row in zip(found.items(), rows, strict=True):
+    for (method, values), row in zip(by_method.items(), rows, strict=True):
         means = {name: values.get(name, {}) for name in MEANS}
         systems[method] = dataclasses.asdict(row) | {"values": values, "means": means}
     save(out / "glue.json", {"tokens": tokens, "systems": systems, "against": against})
@@ -137,12 +140,12 @@ def write(found: Mapping[str, Values], tokens: int, out: Path) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="results of a study")
-    parser.add_argument("--out", type=Path, default=Path("results/pretraining"))
-    given = parser.parse_args(words)
-    with in_one_line(parser):
-        found = gather(given.folders)
-        write(found, read_json(given.folders[0] / "glue.json")["tokens"], given.out)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="results of `studies.pretraining.run`")
+    parser.add_argument("--out", type=Path, default=Path("results/pretraining"), help="folder of the table")
+    arguments = parser.parse_args(words)
+    with errors_in_one_line(parser):
+        by_method = gather(arguments.folders)
+        write(by_method, read_json(arguments.folders[0] / "glue.json")["tokens"], arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The paper's table of GLUE, from runs that have ended.
+"""Print the paper's table of GLUE from finished runs.
 
     repulsive train glue/cola glue/sst ... --seeds 5 --set model.start=DIR --out runs/ma
     python -m studies.pretraining.glue ma=runs/ma rma=runs/rma
 
-Scores are those on the benchmark's development sets, by each task's own metric, times 100: mean and standard deviation
+Scores are those of the benchmark's development sets, by each task's own metric, times 100: mean and standard deviation
 over seeds.
 """
 
@@ -19,16 +19,16 @@ from repulsive.lab.systems.glue.table import as_markdown, system
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("systems", nargs="+", metavar="NAME=FOLDER", help="a row, and where its runs are")
-    parser.add_argument("--part", default="test", help="what the runs were evaluated on; mismatched is MNLI's alone")
-    asked = parser.parse_args()
+    parser.add_argument("systems", nargs="+", metavar="NAME=FOLDER", help="name of a row, and the folder of its runs")
+    parser.add_argument("--part", default="test", help="evaluated part; only MNLI has `mismatched`")
+    arguments = parser.parse_args()
     try:
         rows = []
-        for word in asked.systems:
+        for word in arguments.systems:
             name, _, folder = word.rpartition("=")
-            rows.append(system(name or folder, Path(folder), asked.part))
+            rows.append(system(name or folder, Path(folder), arguments.part))
     except RepulsiveError as error:
-        print(f"glue.py: {error}", file=sys.stderr)
+        print(f"studies.pretraining.glue: {error}", file=sys.stderr)
         return 2
     print(as_markdown(rows))
     return 0

@@ -1,4 +1,4 @@
-"""The rows of the study of pre-training, and what its runs are called."""
+"""Rows of the pre-training study, and conventions for its runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ METHODS = {
 }
 BASELINE = "ma"
 AFTER_MNLI = "rte-mnli"
-LONGEST = ("sst", "sts", "qqp", "qnli", "mnli", "cola", "rte", "mrpc", AFTER_MNLI)  # fine-tunings, the longest first
-SEEDS = 100  # fine-tunings of one pre-training have seeds of their own hundred
-WARM_UP = 0.05  # of the steps of a pre-training; the recipe's is for a million of them
+LONGEST = (
+    "sst",
+    "sts",
+    "qqp",
+    "qnli",
+    "mnli",
+    "cola",
+    "rte",
+    "mrpc",
+    AFTER_MNLI,
+)  # tasks of fine-tuning, the longest first
+SEEDS = 100  # fine-tunings of the pre-training with seed n have seeds from 100 n on
+WARM_UP = 0.05  # share of the steps of a pre-training; the recipe's warm-up is for a million steps

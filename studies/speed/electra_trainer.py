@@ -1,4 +1,4 @@
-"""The same ELECTRA, batches and masks under transformers' `Trainer`: how fast it trains."""
+"""Train the same ELECTRA on the same batches and masks with transformers' `Trainer`, and time it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from studies.speed.marian import Stretch, Timer, of_recipe
+from studies.speed.marian_trainer import Stretch, Timer, trainer_settings
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -16,7 +16,7 @@ from repulsive.lab.systems.electra.task import PretrainingTask
 
 
 class Rows(Dataset[Tensor]):
-    """Blocks as they lie in the memory map; a worker fetches a whole batch at once."""
+    """Blocks of the memory map; a worker fetches a whole batch at once."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows  # int16 [N, length + 2]
@@ -32,11 +32,11 @@ class Rows(Dataset[Tensor]):
 
 
 class WithLoss(nn.Module):
-    """A model that gives its loss, as `Trainer` wants it: masks are drawn on the device, by the task's own code.
+    """A model that returns its loss, as `Trainer` expects; the task draws masks on the device.
 
     Args:
-        task: whose loss.
-        model: what it made.
+        task: computes the loss.
+        model: made by the task.
     """
 
     def __init__(self, task: PretrainingTask, model: nn.Module) -> None:
@@ -50,21 +50,20 @@ class WithLoss(nn.Module):
 
 
 def as_inputs(rows: Tensor) -> dict[str, Tensor]:
-    """What the model's `forward` takes."""
+    """Arguments of the model's `forward`."""
     return {"rows": rows}
 
 
-def by_trainer(task: PretrainingTask, timer: Timer, workers: int) -> Stretch:
-    """Train as the recipe says, with everything off that costs time and is no training.
+def train_with_trainer(task: PretrainingTask, timer: Timer, workers: int) -> Stretch:
+    """Train with `Trainer` as in the recipe, without logging, saving and checks.
 
-    Weights, batch, precision, clipping, optimiser and rate are the recipe's; but bias correction stays on, and the
-    schedule is linear after the warm-up.
+    Weights, batch size, precision, clipping, optimizer and learning rate are the recipe's, but bias correction stays on
+    and the schedule is linear after the warm-up.
 
     Args:
-        task: of a recipe; its model is made here: as the project trains it where the recipe asks for compilation, else
-            of transformers' modules as they are.
+        task: makes the model: this package's modules if the recipe compiles, else unchanged ones of transformers.
         timer: stops the training.
-        workers: processes that fetch batches.
+        workers: number of processes that fetch batches.
     """
     recipe = task.recipe
     torch.manual_seed(recipe.seed)
@@ -80,11 +79,11 @@ def by_trainer(task: PretrainingTask, timer: Timer, workers: int) -> Stretch:
             dataloader_drop_last=True,
             dataloader_num_workers=workers,
             dataloader_persistent_workers=workers > 0,
-            **of_recipe(recipe, timer.device),
+            **trainer_settings(recipe, timer.device),
         )
         rows: Any = Rows(task.data.parts["train"][: task.blocks])
         trainer = Trainer(model=model, args=settings, data_collator=as_inputs, train_dataset=rows, callbacks=[timer])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    assert timer.found is not None
-    return timer.found
+    assert timer.stretch is not None
+    return timer.stretch

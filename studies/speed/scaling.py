@@ -1,9 +1,10 @@
-"""What repulsion costs past one machine: bytes on the wire and time, by formula. Prints the table of docs/scaling.md.
+"""Estimate the cost of repulsion on several machines: bytes sent and time. Prints the table of docs/scaling.md.
 
     python -m studies.speed.scaling
 
-Nothing is measured here. Measured elsewhere, on one H200 (results/bench): a copy moves 4.18 TB/s, and at width 4,096,
-with 8 heads, the fused update takes 1.8 times what four passes at that speed would take. All else is an assumption.
+These are formulas, not measurements. Two inputs were measured on one H200 (results/bench): a copy moves 4.18 TB/s, and
+at width 4,096 with 8 heads the fused update takes 1.8 times as long as four passes at that rate. All others are
+assumed.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from repulsive.safety.markdown import format_table
+
 COPY = 4.18e12  # bytes/s, measured
-FUSED = 4 * 1.8  # passes over weights of the fused update: four, and its measured distance from that floor
-PLAIN = 33  # passes of the reference in plain torch, counted from its operators; sharded weights take it today
-NUMBER = 4  # bytes: FSDP2 keeps float32 shards, whatever it computes in
+FUSED = 4 * 1.8  # passes over the weights: four in theory, times the measured factor
+PLAIN = 33  # passes of the implementation in plain torch, counted from its operators; sharded weights use it
+NUMBER = 4  # bytes: FSDP2 keeps float32 shards in any compute precision
 PRODUCT = 8  # bytes: products are float64
 
 # Assumptions.
-INSIDE, BETWEEN = 300e9, 40e9  # bytes/s a GPU sends to others of its node (NVLink) and beyond (one 400 Gb/s card each)
+INSIDE, BETWEEN = 300e9, 40e9  # bytes/s of a GPU within its node (NVLink) and to others (400 Gb/s card per GPU)
 NODE = 8  # GPUs
-HOP = 10e-6  # s, one message of an all-reduce, which takes 2 log2(n) of them
-PEER = 2e-6  # s, one message of an all-to-all, which takes n - 1 of them
+HOP = 10e-6  # s per message of an all-reduce, which has 2 log2(n) of them
+PEER = 2e-6  # s per message of an all-to-all, which has n - 1 of them
 TOKENS = 8192  # per GPU and step
 FLOPS = 0.4 * 989e12  # bf16, at 40 % of the peak
 HELD = 2**28  # bytes of weights and gradients in one all-to-all, as in repulsion/backends/eager.py
@@ -29,7 +32,7 @@ HELD = 2**28  # bytes of weights and gradients in one all-to-all, as in repulsio
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder of Llama's shape: q, k and v are its weights of heads."""
+    """A decoder of Llama's shape; heads repel in q, k and v."""
 
     name: str
     parameters: float
@@ -38,16 +41,16 @@ class Model:
     heads: int
     kv_heads: int
     head: int
-    fewest: int  # GPUs that hold weights, gradients and Adam's state, 16 bytes a parameter
+    fewest: int  # GPUs that can hold weights, gradients and Adam's state, 16 bytes per parameter
 
     @property
     def numbers(self) -> int:
-        """Weights of all heads."""
+        """Number of weights of all heads."""
         return self.layers * self.width * self.head * (self.heads + 2 * self.kv_heads)
 
     @property
     def groups(self) -> dict[int, int]:
-        """Number of heads -> groups of so many: one batch, one all-reduce each."""
+        """Number of heads -> number of groups with that many; one batch and one all-reduce each."""
         found = {self.heads: self.layers}
         found[self.kv_heads] = found.get(self.kv_heads, 0) + 2 * self.layers
         return found
@@ -66,7 +69,7 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """One step on one of n GPUs: bytes sent, seconds."""
+    """Cost of one step on one of n GPUs: bytes sent, seconds of communication and of computation."""
 
     sent: float
     wire: float
@@ -78,24 +81,24 @@ class Cost:
 
 
 def columns(model: Model, gpus: int, passes: float) -> Cost:
-    """Every rank has a piece of every head: one all-reduce of products for each number of heads."""
+    """Weights sharded by columns: every rank has a part of every head; one all-reduce for each number of heads."""
     sent = model.products * 2 * (gpus - 1) / gpus
     latency = len(model.groups) * 2 * math.log2(gpus) * HOP
     return Cost(sent, latency + sent / bandwidth(gpus), local(model, gpus, passes))
 
 
 def rows(model: Model, gpus: int, passes: float) -> Cost:
-    """FSDP2's default: also an all-to-all of weights and gradients, and one of gradients back, in bunches."""
+    """Weights sharded by rows, FSDP2's default: also an all-to-all of weights and gradients, and one back."""
     share = model.numbers * NUMBER / gpus
     sent = 3 * share * (gpus - 1) / gpus
-    bunches = max(len(model.groups), math.ceil(2 * share / HELD))
-    latency = bunches * (2 * (gpus - 1) * PEER + 2 * math.log2(gpus) * HOP)
+    batches = max(len(model.groups), math.ceil(2 * share / HELD))
+    latency = batches * (2 * (gpus - 1) * PEER + 2 * math.log2(gpus) * HOP)
     products = columns(model, gpus, passes).sent
     return Cost(sent + products, latency + (sent + products) / bandwidth(gpus), local(model, gpus, passes))
 
 
 def local(model: Model, gpus: int, passes: float) -> float:
-    """Seconds of the update itself, on this rank's share."""
+    """Seconds of the update itself, on one rank's share."""
     return passes * model.numbers * NUMBER / gpus / COPY
 
 
@@ -109,9 +112,9 @@ def step(model: Model) -> float:
 
 
 def table() -> str:
-    """Markdown, one line per model and number of GPUs."""
+    """Format the table, one row for each model and number of GPUs."""
     titles = "model, GPUs, columns: sent, wire, fused update, plain update, of a step, rows: sent, wire, of a step"
-    lines = [f"| {titles.replace(', ', ' | ')} |", 10 * "| --- " + "|"]
+    lines = []
     for model in MODELS:
         for gpus in (8, 32, 128, 512):
             if gpus < model.fewest:
@@ -120,8 +123,8 @@ def table() -> str:
             cells = [model.name, str(gpus), size(fused.sent), ms(fused.wire), ms(fused.local), ms(plain.local)]
             cells += [f"{share(fused, model)} to {share(plain, model)}"]
             cells += [size(moved.sent), ms(moved.wire), share(moved, model)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return format_table(titles.split(", "), lines)
 
 
 def size(count: float) -> str:

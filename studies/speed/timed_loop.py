@@ -1,4 +1,4 @@
-"""The project's training loop, an epoch at a time; and the floating-point operations that an epoch needs."""
+"""This package's training loop, one epoch at a time, and the floating-point operations of an epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from repulsive.lab.systems.translation.task import Model, Translation, Translati
 
 
 class TimedLoop(Loop):
-    """`Loop` as it trains, without looks at the development set, without a folder and without checkpoints."""
+    """`Loop` without evaluations, folder and checkpoints."""
 
     def __init__(self, task: Any, device: str) -> None:
         super().__init__(task, task.recipe, RunFolder(Path("nowhere")), Watcher(), device)
@@ -30,13 +30,13 @@ class TimedLoop(Loop):
         self._train()
 
     def one_step(self) -> None:
-        """On the first batch; logs nothing."""
+        """Take one step on the first batch, without logging."""
         self._learn(self.task.order(0)[0])
         self.step += 1
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """The handle's hooks, on this side of the block removed: for `time_inside`."""
+        """Attach the handle for the length of a `with` block, as `time_inside` expects."""
         self.handle.attach()
         try:
             yield
@@ -45,7 +45,7 @@ class TimedLoop(Loop):
 
     @property
     def steps(self) -> int:
-        """In an epoch."""
+        """Steps of an epoch."""
         return self._per_epoch
 
     def _look(self) -> None:
@@ -59,39 +59,40 @@ class TimedLoop(Loop):
 
 
 def open_task(name: str, data: Path, changes: Sequence[str]) -> TranslationTask:
-    """The task of a recipe on prepared data. Nothing is scored, so that what scores need may be missing."""
+    """Make the task of a recipe; packages that only scores need may be missing."""
     recipe = open_recipe(name, [f"data.folder={data}", "training.average=0", *changes])
     if not isinstance(recipe, Translation):
-        raise SystemExit(f"{name}: is no recipe of translation")
-    with _unscored():
+        raise SystemExit(f"{name}: expected a recipe of translation")
+    with _without_scores():
         task = make_task(recipe)
     assert isinstance(task, TranslationTask)
     return task
 
 
 @contextmanager
-def _unscored() -> Iterator[None]:
+def _without_scores() -> Iterator[None]:
     with mock.patch("repulsive.lab.systems.translation.metrics.check"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def operations(sizes: Model, vocabulary: int, source: Tensor, target: Tensor) -> float:
-    r"""Floating-point operations of training on some pairs once, padding and recomputation not counted.
+    r"""Floating-point operations of training on some pairs once, without padding and recomputation.
 
-    With $s$ and $t$ tokens of a pair, width $d$, inner width $f$, $V$ pieces and $E + D$ layers the forward pass takes
+    With $s$ and $t$ tokens of a pair, width $d$, inner width $f$, a vocabulary of $V$ and $E + D$ layers, the forward
+    pass takes
 
     $$E (s (4 d^2 + 2 d f) + 2 s^2 d) + D (t (6 d^2 + 2 d f) + 2 s d^2 + t (t + 1) d + 2 s t d) + t d V$$
 
-    multiplications with additions: q, k, v and output of every attention, feed-forward blocks, scores and their sums of
-    values (a target's token looks at itself and those before), and the output layer. The backward pass takes twice as
+    multiply-adds: q, k, v and output of every attention, feed-forward blocks, attention scores and weighted sums of
+    values (causal in the decoder), and the output layer. The backward pass takes twice as
     many, and each counts as two operations: six times that.
 
     Args:
         sizes: of the model.
         vocabulary: V.
-        source: tokens of each pair's source, [N].
-        target: of its target, [N].
+        source: number of source tokens of each pair, [N].
+        target: number of target tokens, [N].
     """
     s, t = source.double(), target.double()
     d, f, (encoders, decoders) = sizes.width, sizes.feed_forward, sizes.depth
@@ -101,7 +102,7 @@ def operations(sizes: Model, vocabulary: int, source: Tensor, target: Tensor) ->
 
 
 def lengths_of(task: TranslationTask) -> tuple[Tensor, Tensor]:
-    """Tokens of source and target of every pair that the recipe trains on, [N] each."""
+    """Numbers of source and target tokens of every pair that the recipe trains on, [N] each."""
     train = task.data.parts["train"]
     kept = max(1, round(len(train) * task.recipe.data.share))
     source, target = (side.lengths[:kept] for side in train.sentences)
@@ -109,6 +110,6 @@ def lengths_of(task: TranslationTask) -> tuple[Tensor, Tensor]:
 
 
 def epoch_of(task: TranslationTask) -> tuple[int, float]:
-    """What an epoch holds: target tokens, without padding, and operations."""
+    """Target tokens of an epoch, without padding, and its operations."""
     source, target = lengths_of(task)
     return int(target.sum()), operations(task.recipe.model, len(task.data.vocabulary), source, target)

@@ -1,26 +1,29 @@
-"""How fast translation trains and decodes, against transformers, in one run on one device.
+"""Speed of translation compared with transformers, in training and decoding, on one device.
 
     python -m studies.speed.translation --data prepared/multi30k --device cuda --out results/translation/speed
 
-**train**: the recipes `multi30k/small-ma` and `multi30k/small-svgd` (all layers repulsive) in the project's own loop,
-with its batches, optimiser and logging, but no looks at the development set and no checkpoints. The first epochs, which
-compile and capture, do not count; then epochs of the two alternate, each timed from an idle device until it is idle
-again. A rate is the epoch's target tokens, padding not counted, over the median epoch.
+Needs a folder made by `repulsive prepare translation`, and transformers. Writes speed.json and speed.md to `--out`.
 
-**marian**: transformers' MarianMT of the same sizes on the sentences of the same padded batches, under `Seq2SeqTrainer`
+**train**: the recipes `multi30k/small-ma` and `multi30k/small-svgd` (repulsion in all layers) in this package's
+training loop, with its batches, optimizer and logging, but without evaluations and checkpoints. The first epochs, which
+compile and capture CUDA graphs, are not counted; then epochs of the two recipes alternate. Each is timed until the
+device is idle again. A rate is the epoch's target tokens, without padding, over the median time.
+
+**marian**: transformers' MarianMT of the same size on the sentences of the same padded batches, with `Seq2SeqTrainer`
 (autocast, fused AdamW, label smoothing, pinned memory; no logging, clipping, saving or checks of the loss) and in a
-bare loop (batches on the device beforehand), eager and, if asked, compiled. Batches are made before the clock runs. A
-rate is the real target tokens of all steps after the warm-up over their time; the device is awaited at the two ends.
+minimal loop (batches already on the device), eager and, if requested, compiled. Batches are made before the
+measurement. A rate is the target tokens without padding of all steps after the warm-up over their time, synchronised
+with the device at both ends.
 
-**decode** and **generate**: beam search over sentences of one length (random pieces and an end) by the project's
-`translate` and by transformers' `generate` with its cache, both in the recipe's precision. What a search costs depends
-on when translations end, and untrained models end anywhere. So both are kept from ending, by a logit of the end that is
-never chosen, and both stop after `--length` steps: the same work, so many steps of a full beam for every sentence. It
-leaves out what the project gains where sentences end early, by dropping them from the batch, and says nothing about the
-quality of translations. Each takes the batch size that was quickest on one batch, then translates all sentences.
+**decode** and **generate**: beam search over sentences of equal length (random tokens and an end) with this package's
+`translate` and with transformers' `generate` and its cache, both in the recipe's precision. The cost of a search
+depends on when translations end, and untrained models end anywhere. So the logit of the end token is set so low that
+both stop after `--length` steps: the same work, that many steps of a full beam for every sentence. This ignores the
+time that this package saves by dropping finished sentences from the batch, and says nothing about the quality of
+translations. Each uses the batch size that was fastest on one batch, then translates all sentences.
 
-Everything is printed and written to speed.json and speed.md as soon as it is known, and joins what an earlier call with
-the same settings, machine and versions has left there. Each part stops at `--limit` seconds, where it can.
+Every measurement is printed and saved at once, and added to those of earlier calls with the same settings, machine and
+versions. Each part stops after `--limit` seconds if it can.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from studies.speed.bench import SpeedBench, trained
-from studies.speed.table import as_markdown
+from studies.speed.speed_bench import SpeedBench, count_parameters
+from studies.speed.tables import as_markdown
 from studies.speed.timed_loop import TimedLoop, epoch_of, open_task
 from torch import Tensor
 
@@ -50,13 +53,13 @@ from repulsive.lab.text.pieces import EOS, MARKS
 from repulsive.lab.text.tokens import Ragged
 
 RECIPES = {"MA": "multi30k/small-ma", "SVGD": "multi30k/small-svgd"}
-UNLIKELY = -30.0  # logit of an end that never comes
+UNLIKELY = -30.0  # logit of an end token that is never chosen
 PARTS = ("train", "decode", "generate", "marian")
-SETTINGS = ("data", "device", "set", "sentences", "length", "beam")  # what parts of one file have in common
+SETTINGS = ("data", "device", "set", "sentences", "length", "beam")  # options that all parts of one file share
 
 
 class Bench(SpeedBench):
-    """Parts of translation."""
+    """The benchmark of translation."""
 
     parts = PARTS
     settings = SETTINGS
@@ -65,63 +68,71 @@ class Bench(SpeedBench):
         return as_markdown(self.facts)
 
     def task(self, tokens: int, recipe: str = RECIPES["MA"]) -> TranslationTask:
-        return open_task(recipe, self.given.data.resolve(), [f"training.batch={tokens}", *self.given.set])
+        return open_task(recipe, self.arguments.data.resolve(), [f"training.batch={tokens}", *self.arguments.set])
 
     # -- training -----------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        for tokens in self.given.tokens:
+        for tokens in self.arguments.tokens:
             tasks = {label: self.task(tokens, name) for label, name in RECIPES.items()}
-            loops = {label: TimedLoop(task, self.given.device) for label, task in tasks.items()}
+            loops = {label: TimedLoop(task, self.arguments.device) for label, task in tasks.items()}
             for label, loop in loops.items():
-                for _ in range(self.given.warm_up):
-                    self.check(f"warming up {label}, {tokens} tokens")
+                for _ in range(self.arguments.warm_up):
+                    self.check_time(f"warming up {label}, {tokens} tokens")
                     taken = wall(loop.one_epoch, self.device)
                     print(f"train: {tokens} tokens, {label}: an epoch of warm-up in {taken:.2f} s", flush=True)
             seconds = self.alternate({label: loop.one_epoch for label, loop in loops.items()})
             for label, loop in loops.items():
                 held, operations = epoch_of(tasks[label])
                 rates = self.rates(held, statistics.median(seconds[label]), loop.steps, operations)
-                numbers = {"steps": loop.steps, "parameters": trained(loop.bare), "epoch_seconds": seconds[label]}
-                self.note("train", f"{tokens} {label}", rates | numbers)
-            found = asdict(compare(list(zip(seconds["SVGD"], seconds["MA"], strict=True)), draws=500))
-            self.note("train", f"{tokens} ratio", {name: found[name] for name in ("ratio", "low", "high", "rounds")})
+                numbers = {
+                    "steps": loop.steps,
+                    "parameters": count_parameters(loop.bare),
+                    "epoch_seconds": seconds[label],
+                }
+                self.record("train", f"{tokens} {label}", rates | numbers)
+            ratio = asdict(compare(list(zip(seconds["SVGD"], seconds["MA"], strict=True)), draws=500))
+            self.record("train", f"{tokens} ratio", {name: ratio[name] for name in ("ratio", "low", "high", "rounds")})
             del loops, loop, tasks
             self.clear()
 
     def marian(self) -> None:
-        from studies.speed import marian
+        from studies.speed import marian_trainer  # needs transformers
 
-        ways: dict[str, Callable[..., marian.Stretch]] = {"Seq2SeqTrainer": marian.by_trainer, "bare loop": marian.bare}
-        if self.given.compile_marian:
-            ways["bare loop, compiled"] = lambda *rest: marian.bare(*rest, compiled=True)
-        for tokens in self.given.tokens:
+        ways: dict[str, Callable[..., marian_trainer.Stretch]] = {
+            "Seq2SeqTrainer": marian_trainer.train_with_trainer,
+            "bare loop": marian_trainer.train_bare,
+        }
+        if self.arguments.compile_marian:
+            ways["bare loop, compiled"] = lambda *rest: marian_trainer.train_bare(*rest, compiled=True)
+        for tokens in self.arguments.tokens:
             task = self.task(tokens)
             held, operations = epoch_of(task)
-            batches = marian.Batches(task, tokens, self.given.steps)
+            batches = marian_trainer.Batches(task, tokens, self.arguments.steps)
             for label, way in ways.items():
-                self.check(f"{label}, {tokens} tokens")
-                model = marian.twin(task.recipe, len(task.data.vocabulary))
-                warm_up = min(20, self.given.steps // 2)
-                timer = marian.Timer(batches.tokens, warm_up, self.given.measure, self.device)
-                found = way(task.recipe, model, batches, timer)
-                rates = self.rates(found.tokens, found.seconds, found.steps, operations * found.tokens / held)
-                numbers = {"steps": found.steps, "parameters": trained(model)}
-                self.note("marian", f"{tokens} {label}", rates | numbers)
+                self.check_time(f"{label}, {tokens} tokens")
+                model = marian_trainer.make_marian(task.recipe, len(task.data.vocabulary))
+                warm_up = min(20, self.arguments.steps // 2)
+                timer = marian_trainer.Timer(batches.tokens, warm_up, self.arguments.measure, self.device)
+                stretch = way(task.recipe, model, batches, timer)
+                needed = operations * stretch.tokens / held
+                rates = self.rates(stretch.tokens, stretch.seconds, stretch.steps, needed)
+                numbers = {"steps": stretch.steps, "parameters": count_parameters(model)}
+                self.record("marian", f"{tokens} {label}", rates | numbers)
                 del model
 
     # -- decoding -----------------------------------------------------------------------------------------------
 
     def decode(self) -> None:
-        task = self.task(self.given.tokens[0])
+        task = self.task(self.arguments.tokens[0])
         torch.manual_seed(task.recipe.seed)
         model = never_ends(task.model().to(self.device))
         source = self._source(len(task.data.vocabulary))
         search = dataclasses.replace(
             task.recipe.search,
-            beam=self.given.beam,
+            beam=self.arguments.beam,
             lenpen=1.0,
-            longest=self.given.length,
+            longest=self.arguments.length,
             precision=task.recipe.training.precision,
         )
 
@@ -129,61 +140,70 @@ class Bench(SpeedBench):
             offsets = torch.arange(len(some) + 1, device=self.device) * some.shape[1]
             ragged = Ragged(some.flatten().int(), offsets)
             best = translate(model, ragged, dataclasses.replace(search, at_once=at_once))
-            return [len(hypotheses[0].tokens) + 1 for hypotheses in best]  # and the end
+            return [len(hypotheses[0].tokens) + 1 for hypotheses in best]  # with the end
 
-        per_sentence = -(-self.given.length // 4) * 4  # padded to a multiple of four
-        self._decoding("decode", source, run, {size: size * per_sentence for size in self.given.batches})
+        per_sentence = -(-self.arguments.length // 4) * 4  # padded to a multiple of four
+        self._decoding("decode", source, run, {size: size * per_sentence for size in self.arguments.batches})
 
     def generate(self) -> None:
-        from studies.speed import marian
+        from studies.speed import marian_trainer  # needs transformers
 
-        task = self.task(self.given.tokens[0])
+        task = self.task(self.arguments.tokens[0])
         precision = torch.bfloat16 if task.recipe.training.precision == "bf16" else torch.float32
-        model = marian.twin(task.recipe, len(task.data.vocabulary)).to(self.device, precision)
-        marian.never_ends(model, UNLIKELY)
+        model = marian_trainer.make_marian(task.recipe, len(task.data.vocabulary)).to(self.device, precision)
+        marian_trainer.never_ends(model, UNLIKELY)
         source = self._source(len(task.data.vocabulary))
 
         def run(some: Tensor, batch: int) -> list[int]:
-            found = marian.generate(model, some, batch, self.given.beam, self.given.length)
-            return ((found != EOS).sum(1) - 1).tolist()  # not the beginning
+            tokens = marian_trainer.generate(model, some, batch, self.arguments.beam, self.arguments.length)
+            return ((tokens != EOS).sum(1) - 1).tolist()  # without the start token
 
-        self._decoding("generate", source, run, {size: size for size in self.given.batches})
+        self._decoding("generate", source, run, {size: size for size in self.arguments.batches})
 
     def _decoding(
         self, part: str, source: Tensor, run: Callable[[Tensor, int], list[int]], sizes: dict[int, int]
     ) -> None:
-        """Find the quickest of some batch sizes, given as what `run` takes, then translate everything with it."""
+        """Find the fastest batch size, then translate all sentences with it.
+
+        Args:
+            part: name of the part.
+            source: all sentences.
+            run: translates sentences with a batch setting, and returns the lengths.
+            sizes: sentences per batch -> batch setting of `run`.
+        """
         rates = {}
         lengths: list[int] = []
         few = min(sizes)
-        run(source[:few], sizes[few])  # libraries set themselves up
+        run(source[:few], sizes[few])  # warm-up
         for size, setting in sizes.items():
             some = source[:size]
-            self.check(f"batches of {size}")
+            self.check_time(f"batches of {size}")
             rates[size] = len(some) / wall(lambda some=some, setting=setting: run(some, setting), self.device)
-            self.note(part, f"sentences per second in a batch of {size}", rates[size])
+            self.record(part, f"sentences per second in a batch of {size}", rates[size])
         best = max(rates, key=lambda size: rates[size])
-        self.check("all sentences")
+        self.check_time("all sentences")
         taken = wall(lambda: lengths.extend(run(source, sizes[best])), self.device)
-        if set(lengths) != {self.given.length}:
-            raise RuntimeError(f"translations of {min(lengths)} to {max(lengths)} words, not {self.given.length}")
-        found = {
+        if set(lengths) != {self.arguments.length}:
+            raise RuntimeError(
+                f"expected translations of {self.arguments.length} words, got {min(lengths)} to {max(lengths)}"
+            )
+        numbers = {
             "seconds": taken,
             "batch": best,
             "sentences": len(source),
-            "beam": self.given.beam,
+            "beam": self.arguments.beam,
             "words": statistics.mean(lengths),
             "sentences_per_second": len(source) / taken,
             "words_per_second": sum(lengths) / taken,
         }
         if self.device.type == "cuda":
-            found["peak_bytes"] = torch.cuda.max_memory_allocated()
-        self.note(part, "all", found)
+            numbers["peak_bytes"] = torch.cuda.max_memory_allocated()
+        self.record(part, "all", numbers)
 
     def _source(self, vocabulary: int) -> Tensor:
-        """Random pieces and an end, [N, S]."""
+        """Random tokens and an end, [N, S]."""
         draw = torch.Generator().manual_seed(0)
-        shape = (self.given.sentences, self.given.length)
+        shape = (self.arguments.sentences, self.arguments.length)
         table = torch.randint(len(MARKS), vocabulary, shape, generator=draw)
         table[:, -1] = EOS
         return table.to(self.device)
@@ -191,34 +211,40 @@ class Bench(SpeedBench):
 
 @torch.no_grad()
 def never_ends(model: Transformer) -> Transformer:
-    """Lower the logit of the end by a constant; the other words' change a little, each by one of its own."""
+    """Lower the logit of the end token by a constant; those of other tokens change a little."""
     norm: Any = model.decoder.norm if model.config.pre_norm else model.decoder.layers[-1].norms[-1]
     end = model.embedding.weight[EOS]
     norm.bias.add_(UNLIKELY * end / end.square().sum())
     return model.eval()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="a folder that `repulsive prepare translation` made")
+    parser.add_argument("--data", type=Path, required=True, help="a folder made by `repulsive prepare translation`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("results/translation/speed"))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure")
-    parser.add_argument("--set", nargs="*", default=[], help="key=value, for the recipes")
-    parser.add_argument("--tokens", nargs="+", type=int, default=[16_384, 4096], help="of a side of a batch")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value for the recipes")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[16_384, 4096], help="tokens of one side of a batch")
     parser.add_argument("--limit", type=float, default=35.0, help="seconds for each part; compiling takes more")
-    parser.add_argument("--measure", type=float, default=4.0, help="seconds that a rate of training is measured over")
-    parser.add_argument("--warm-up", type=int, default=3, help="epochs that do not count; graphs are captured in them")
-    parser.add_argument("--steps", type=int, default=300, help="of transformers' training, warm-up included")
-    parser.add_argument("--compile-marian", action="store_true", help="also compile the bare loop; it takes a minute")
-    parser.add_argument("--sentences", type=int, default=6750)
+    parser.add_argument("--measure", type=float, default=4.0, help="seconds of each measurement of training")
+    parser.add_argument(
+        "--warm-up", type=int, default=3, help="epochs that are not counted; CUDA graphs are captured in them"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=300, help="maximum steps of transformers' training, warm-up included"
+    )
+    parser.add_argument("--compile-marian", action="store_true", help="also compile the bare loop; takes a minute")
+    parser.add_argument("--sentences", type=int, default=6750, help="sentences to decode")
     parser.add_argument("--length", type=int, default=26, help="tokens of each sentence, and steps of each translation")
     parser.add_argument("--beam", type=int, default=5)
-    parser.add_argument("--batches", nargs="+", type=int, default=[256, 1024, 3392], help="sentences decoded at a time")
-    given = parser.parse_args(arguments)
-    words = sys.argv[1:] if arguments is None else arguments
+    parser.add_argument(
+        "--batches", nargs="+", type=int, default=[256, 1024, 3392], help="sentences per batch of decoding"
+    )
+    arguments = parser.parse_args(words)
+    words = sys.argv[1:] if words is None else words
     try:
-        failed = Bench(given, shlex.join(["python", "-m", "studies.speed.translation", *words])).run()
+        failed = Bench(arguments, shlex.join(["python", "-m", "studies.speed.translation", *words])).run()
     except RepulsiveError as error:
         raise SystemExit(f"studies.speed.translation: {error}") from None
     if failed:

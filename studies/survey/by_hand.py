@@ -1,4 +1,4 @@
-"""Small configurations and inputs by hand, of architectures that the rules of `shrink` and `dummies` do not reach."""
+"""Hand-written small configurations and inputs, for architectures that `shrink` and `dummies` cannot handle."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _series(**more: Any) -> Made:
 
 
 def _pictures(config: dict[str, Any], **vision: Any) -> Made:
-    """Text beside pictures of 4 x 4 patches, of which 2 x 2 are taken together: four places of the text are theirs."""
+    """Text with images of 4 x 4 patches, merged 2 x 2: four image tokens in the text."""
     vision = {"depth": 2, "num_heads": 4, "patch_size": 14, "in_channels": 3, "spatial_merge_size": 2} | vision
     ids = token_ids(TOKENS)
     ids[:, 2], ids[:, 3:7] = VISION["vision_start_token_id"], VISION["image_token_id"]
@@ -89,13 +89,13 @@ def _pictures(config: dict[str, Any], **vision: Any) -> Made:
 
 
 def _boxes() -> torch.Tensor:
-    """Where the words of a text are: x, y of two corners, as shares of a page."""
+    """Bounding boxes of the tokens of a text: x, y of two corners, as shares of a page."""
     low = torch.randint(0, 500, (2, TOKENS, 2), generator=torch.Generator().manual_seed(0))
     return torch.cat([low, low + 100], -1) / 1000
 
 
 def _patches() -> dict[str, torch.Tensor]:
-    """Two pictures of 4 x 4 patches, as SigLIP 2 takes them."""
+    """Two images of 4 x 4 patches, as inputs of SigLIP 2."""
     shapes, mask = torch.tensor([[4, 4], [4, 4]]), torch.ones(2, 16).long()
     return {"pixel_values": torch.randn(2, 16, 768), "pixel_attention_mask": mask, "spatial_shapes": shapes}
 

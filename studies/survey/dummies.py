@@ -1,4 +1,4 @@
-"""Dummy inputs for any transformers model, from the arguments its forward takes."""
+"""Dummy inputs for any transformers model, from the arguments of its forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = 12
 
 
 def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
-    """Inputs to try, the fullest first."""
+    """Inputs to try, those with the most arguments first."""
     accepted = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     makers = {
@@ -43,15 +43,19 @@ def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
 
 
 def with_places(inputs: dict[str, Any], config: Any, error: Exception) -> Iterator[dict[str, Any]]:
-    """The same with places for pictures in the text, as many as a model that has counted them asks for."""
+    """Inputs with image tokens in the text, as many as the error message of the model asks for."""
     asked = re.search(r"features:?\s*(\d+)", str(error))
     token = _first(config, "image_token_id", _first(config, "image_token_index", None))
     if asked is None or token is None or not {"input_ids", "pixel_values"} <= set(inputs):
         return
     if (inputs["input_ids"] == token).any():
-        return  # they are there already, and something else is wrong
+        return  # image tokens exist already: the error has another cause
     width = config.get_text_config().hidden_size
-    for count in (int(asked[1]) // (2 * width), int(asked[1]) // 2, int(asked[1])):  # all numbers, or rows, or of one
+    for count in (
+        int(asked[1]) // (2 * width),
+        int(asked[1]) // 2,
+        int(asked[1]),
+    ):  # the message counts numbers, rows, or rows of one text
         if not 0 < count < 2000:
             continue
         places = torch.full((2, count), token)
@@ -60,7 +64,7 @@ def with_places(inputs: dict[str, Any], config: Any, error: Exception) -> Iterat
 
 
 def _odd(main: str, config: Any) -> Iterator[Tensor]:
-    """Shapes that some families want for their main input."""
+    """Other shapes of the main input that some families need."""
     height, width = _image(config)
     channels = _first(config, "num_channels", 3)
     if main == "pixel_values":
@@ -83,7 +87,7 @@ def _odd(main: str, config: Any) -> Iterator[Tensor]:
 
 
 def token_ids(count: int) -> Tensor:
-    """Of two texts, all of them words."""
+    """Ids of ordinary tokens for two texts."""
     return torch.randint(100, 290, (2, count), generator=torch.Generator().manual_seed(0))
 
 
@@ -99,7 +103,7 @@ def _image(config: Any) -> tuple[int, int]:
 
 
 def _first(config: Any, name: str, default: Any) -> Any:
-    """The value in the configuration or in one of its parts."""
+    """The first value of a setting in the configuration or in one of its parts."""
     parts = [config, *(v for k, v in vars(config).items() if k.endswith("config") and hasattr(v, "to_dict"))]
     return next((v for part in parts if (v := getattr(part, name, None)) is not None), default)
 

@@ -1,6 +1,6 @@
-"""Small models of other packages, each with an example: what `survey_packages.py` surveys.
+"""Small models of other packages, each with an example, for `studies.survey.packages`.
 
-A package that is not installed has no cases. Sizes are given by name, to whatever class takes an argument of that name.
+Sizes are passed by name to every class that has an argument of that name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VIT_SIZES: dict[str, Any] = {
     "post_loop_depth": 1,
     "num_looped_blocks": 1, "loop_depth": 2, "highres_patch_size": 8, "cross_attn_heads": 4, "cross_attn_dim_head": 8,
 }  # fmt: skip
-VIT_OWN: dict[str, dict[str, Any]] = {  # what a file of vit-pytorch wants otherwise
+VIT_OWN: dict[str, dict[str, Any]] = {  # sizes that a file of vit-pytorch needs to differ
     "cross_vit": {"sm_dim": 24, "lg_dim": 32, "image_size": 48, "sm_enc_heads": 4, "lg_enc_heads": 4,
     "lg_enc_depth": 1, "depth": 1},
     "crossformer": {"dim": (32, 32, 64, 64), "depth": (1, 1, 1, 1), "global_window_size": (2, 2, 1, 1),
@@ -52,14 +52,14 @@ VIT_OWN: dict[str, dict[str, Any]] = {  # what a file of vit-pytorch wants other
 
 
 def _named(kind: Callable[..., nn.Module], sizes: dict[str, Any]) -> nn.Module:
-    """The class, with those of the sizes that it has arguments for."""
+    """Build a class with those sizes for which it has arguments."""
     takes = inspect.signature(kind).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
     return kind(**{name: value for name, value in sizes.items() if takes_any or name in takes})
 
 
 def vit_pytorch() -> Cases:
-    """The last class of each file."""
+    """The last class of each file of vit-pytorch."""
     package = importlib.import_module("vit_pytorch")
     cases: Cases = {}
     for module in pkgutil.iter_modules(package.__path__):
@@ -94,7 +94,7 @@ X_SWITCHES: dict[str, dict[str, Any]] = {
 
 
 def x_transformers() -> Cases:
-    """One decoder per switch of its attention."""
+    """One x-transformers decoder for each option of its attention."""
 
     def build(switches: dict[str, Any]) -> Case:
         x = importlib.import_module("x_transformers")
@@ -105,7 +105,7 @@ def x_transformers() -> Cases:
 
 
 def open_clip() -> Cases:
-    """Towers with each of its attention classes."""
+    """open_clip models with each of its attention classes."""
     vision = {"image_size": 32, "layers": 2, "width": 32, "head_width": 8, "patch_size": 8}
     text = {"context_length": 12, "vocab_size": 60, "width": 32, "heads": 4, "layers": 2}
     variants: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -142,7 +142,7 @@ def open_clip() -> Cases:
 
 
 def litgpt() -> Cases:
-    """One small model per way to share key-value heads."""
+    """One litgpt model for each way of sharing key-value heads, and some other options."""
     base = {
         "n_layer": 2,
         "n_head": 4,

@@ -1,9 +1,10 @@
-"""Find and prove the heads of small models of other packages, and check the proofs by perturbation.
+"""Survey of other packages: find and prove the heads of small models, and check the proofs by perturbation.
 
     python -m studies.survey.packages --out results/survey
 
-Packages that are installed are surveyed; timm has one model per file that has attention, at its own size. Each model
-runs in a forked process of its own, as in `survey.py`.
+Surveys the installed ones of diffusers, vit-pytorch, x-transformers, open_clip, litgpt and timm; of timm one model per
+file that has attention, at its published size. Each model runs in a forked process, as in `studies.survey.run`. Writes
+a table and JSON to `--out`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from studies.survey.run import examine, last, limited, outcome, timm_models
 
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.infer import complete
+from repulsive.safety.markdown import format_table
 
 MEANING = {
     "proved": "every group is proved by the trace",
     "in part": "some groups are proved; the others are refused: the example does not reach them, or heads are mixed",
-    "refused": "nothing is proved: the reason is given, and `repel` refuses to train",
+    "refused": "no group is proved: the note has the reason, and `repel` refuses to train",
     "no heads": "no multi-head attention",
     "not run": "does not build or run at a small size",
 }
@@ -40,13 +42,13 @@ MEANING = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("results/survey"))
+    parser.add_argument("--out", type=Path, default=Path("results/survey"), help="folder of the table")
     parser.add_argument(
-        "--packages", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="the others are kept"
+        "--packages", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="results of others are kept"
     )
-    parser.add_argument("--only", nargs="*", help="parts of the names of models; nothing is written")
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--gigabytes", type=int, default=8)
+    parser.add_argument("--only", nargs="*", help="parts of the names of models; writes nothing")
+    parser.add_argument("--seconds", type=int, default=60, help="time limit of a model")
+    parser.add_argument("--gigabytes", type=int, default=8, help="memory limit of a model")
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = options.out / "packages.json"
@@ -64,7 +66,7 @@ def main() -> None:
             print(f"{name:44} {results[name]['verdict']:9} {result['note'][:110]}", flush=True)
         if not options.only:
             order = sorted(results.values(), key=lambda result: list(PACKAGES).index(result["package"]))
-            write(options.out, order)  # after each package: timm takes longest
+            write(options.out, order)  # after each package, because timm takes long
 
 
 def cases_of(package: str) -> Cases:
@@ -77,7 +79,7 @@ def cases_of(package: str) -> Cases:
 
 
 def timm_with_attention() -> list[str]:
-    """One model per file of timm, without those that a survey has found to have no attention."""
+    """One model per file of timm, without those that have no attention according to results/survey/timm.json."""
     kept = Path(__file__).parents[2] / "results" / "survey" / "timm.json"
     known = json.loads(kept.read_text())["results"] if kept.exists() else []
     without = {result["architecture"] for result in known if result["status"] == "none"}
@@ -92,7 +94,7 @@ def timm_case(name: str) -> Any:
 
 
 def prove(name: str, case: Any) -> dict[str, Any]:
-    """Build, run, find, prove, and check by perturbation."""
+    """Build and run a model, find and prove its heads, and check the proofs by perturbation."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model, inputs = case()
@@ -145,28 +147,30 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         f"{len(results)} models, torch {torch.__version__}, {date.today()}. Made by "
         "`python -m studies.survey.packages --out results/survey`.",
         "",
-        "Each model is given to `find_heads` with an example. *Wrong* would be a proved group that a check without "
-        "autograd contradicts: the rows of one head are changed, and the places of the next attention call that change "
-        "are compared with those of another head. At most nine groups of a model are checked; heads under a norm over "
-        "the full width, and values of attention that is written out, cannot be. A *wrong guess* is a group whose rows "
-        "a signature (names and shapes) got wrong and the trace got right.",
+        "Each model is passed to `find_heads` with an example. *Wrong* would be a proved group that a check without "
+        "autograd contradicts: the check changes the rows of one head and compares the positions that change in the "
+        "next attention call with those of another head. At most nine groups of a model are checked; heads under a "
+        "norm over the full width, and values of attention that is written out, cannot be. A *wrong guess* is a group "
+        "whose rows a signature (names and shapes) got wrong and the trace got right.",
         "",
-        f"| package | version | models | {' | '.join(columns)} | groups proved | checked | wrong guesses |",
-        "| --- " * (len(columns) + 6) + "|",
     ]
+    rows = []
     for package in packages:
         own = [r for r in results if r["package"] == package]
         counts = Counter(r["verdict"] for r in own)
         sums = [sum(r.get(x, 0) for r in own) for x in ("verified", "checked")]
         cells = [package, version(package), len(own), *(counts[c] for c in columns), *sums]
-        lines.append(f"| {' | '.join(map(str, cells))} | {sum(len(r.get('wrong_guesses', ())) for r in own)} |")
-    lines += ["", *(f"- *{word}*: {meaning}." for word, meaning in MEANING.items()), ""]
-    lines += ["| model | verdict | groups | proved | wrong guesses | note |", "| --- " * 6 + "|"]
+        guesses = sum(len(r.get("wrong_guesses", ())) for r in own)
+        rows.append([*map(str, cells), str(guesses)])
+    head = ["package", "version", "models", *columns, "groups proved", "checked", "wrong guesses"]
+    lines += [format_table(head, rows), "", *(f"- *{word}*: {meaning}." for word, meaning in MEANING.items()), ""]
+    rows = []
     for r in results:
         note = str(r["note"]).replace("|", "/").replace("\n", " ")[:200]
         guesses = len(r.get("wrong_guesses", ()))
         cells = [r["architecture"], r["verdict"], r.get("groups", ""), r.get("verified", ""), guesses]
-        lines.append(f"| {' | '.join(map(str, cells))} | {note} |")
+        rows.append([*map(str, cells), note])
+    lines.append(format_table(["model", "verdict", "groups", "proved", "wrong guesses", "note"], rows))
     (out / "packages.md").write_text("\n".join(lines) + "\n")
 
 

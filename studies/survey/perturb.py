@@ -1,4 +1,4 @@
-"""Check proved heads without autograd: change the rows of one head and see which head of an attention call changes."""
+"""Check proved heads without autograd: change the rows of one head, and find the head that changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repulsive.heads.trace.recorder import undispatched
 
 
 class _Operands(TorchFunctionMode):
-    """Notes what enters every softmax and every scaled dot-product attention."""
+    """Record the inputs of every softmax and every scaled dot-product attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Operands(TorchFunctionMode):
 
 
 def contradictions(model: nn.Module, inputs: Any, groups: Sequence[HeadGroup], most: int = 9) -> tuple[int, list[str]]:
-    """How many groups could be checked, and the names of those whose first and last head touch the same places."""
+    """Number of checked groups, and names of those whose first and last head change the same positions."""
     before = _run(model, inputs)
     checked, wrong = 0, []
     for group in [group for group in groups if group.num_heads > 1][:most]:
@@ -52,7 +52,7 @@ def contradictions(model: nn.Module, inputs: Any, groups: Sequence[HeadGroup], m
 def _touched(
     model: nn.Module, inputs: Any, group: HeadGroup, head: int, before: list[dict[str, Tensor]]
 ) -> Tensor | None:
-    """Which places (all axes but the last) of the first call that changes do change; None where no call does."""
+    """Positions (all axes but the last) that change in the first call that changes; None if no call does."""
     parameters = [(part, part.parameter().detach().clone()) for part in group.slices]
     with torch.no_grad():
         for part, _ in parameters:

@@ -1,11 +1,13 @@
-"""Find and prove the heads of every architecture that the installed transformers, or timm, can build.
+"""Survey of architectures: find and prove the heads of every architecture of the installed transformers or timm.
 
     python -m studies.survey.run --out results/survey
     python -m studies.survey.run --out results/survey --library timm --jobs 8
 
-Each architecture is built tiny and random from its own default configuration, run once on dummy inputs, and given to
-`find_heads` with that example. One forked process each, with a time and a memory limit; finished ones are kept in
-CACHE and not run again by the same code (`--again NAME` runs some anew, `--stale` keeps those of other code too).
+Needs transformers or timm; no downloads. Writes a table and JSON to `--out`.
+
+Each architecture is built from its default configuration, shrunk and with random weights, run once on dummy inputs, and
+passed to `find_heads` with that example. Each runs in a forked process with a time and a memory limit. Results are kept
+in `--cache` and reused by the same code: `--again NAME` repeats some, `--stale` also reuses those of other code.
 """
 
 from __future__ import annotations
@@ -42,41 +44,43 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import clean, module_of
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.infer import Completed, complete
+from repulsive.safety.markdown import format_table
 
 STATUSES = {
     "table": "every group known to the table and verified by the trace",
     "inferred": "verified, at least one group inferred by the trace",
-    "partly": "verified where the example ran; the rest (a tower that got no input) is known to the table alone",
+    "partly": "verified where the example ran; the rest (a tower without input) known to the table alone",
     "none": "no multi-head attention in the shrunk model",
-    "missed": "attention that was neither known nor inferred",
-    "refused": "the table is wrong on some part, the trace says so and cannot replace it",
-    "failed": "find_heads itself failed",
+    "missed": "attention that is neither known nor inferred",
+    "refused": "the trace contradicts the table and cannot correct it",
+    "failed": "`find_heads` raised an error",
     "does not build": "the shrunk configuration is refused",
-    "does not run": "no dummy input fits",
+    "does not run": "no dummy input is accepted",
     "stopped": "over the time or memory limit",
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("results/survey"))
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "repulsive-survey")
+    parser.add_argument("--out", type=Path, default=Path("results/survey"), help="folder of the table")
+    cache = Path(tempfile.gettempdir()) / "repulsive-survey"
+    parser.add_argument("--cache", type=Path, default=cache, help="folder of finished architectures")
     parser.add_argument("--library", choices=["transformers", "timm"], default="transformers")
-    parser.add_argument("--jobs", type=int, default=1, help="architectures side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="architectures in parallel")
     parser.add_argument("--only", nargs="*", help="architectures (model types) to survey")
-    parser.add_argument("--again", nargs="*", default=[], help="architectures or statuses to run anew")
-    parser.add_argument("--stale", action="store_true", help="keep results that another version of the code made")
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--gigabytes", type=int, default=8)
+    parser.add_argument("--again", nargs="*", default=[], help="architectures or statuses to repeat")
+    parser.add_argument("--stale", action="store_true", help="also reuse results of other versions of the code")
+    parser.add_argument("--seconds", type=int, default=60, help="time limit of an architecture")
+    parser.add_argument("--gigabytes", type=int, default=8, help="memory limit of an architecture")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     names = options.only or (timm_models() if options.library == "timm" else architectures())
     if not names:
-        raise SystemExit("survey: timm is not installed")
+        raise SystemExit("studies.survey.run: timm is not installed; pip install timm")
     if options.jobs > 1:
-        side_by_side(names, options)
+        fill_cache(names, options)
     results = []
     for name in names:
         kept = options.cache / f"{name}.json"
@@ -92,8 +96,8 @@ def main() -> None:
         write(options.out, options.library, results)
 
 
-def side_by_side(names: list[str], options: argparse.Namespace) -> None:
-    """Fill the cache with several processes; what they left undone the caller does."""
+def fill_cache(names: list[str], options: argparse.Namespace) -> None:
+    """Survey architectures in several processes; the caller repeats those that left no result."""
     shared = ["--cache", str(options.cache), "--seconds", str(options.seconds), "--gigabytes", str(options.gigabytes)]
     again = ["--again", *options.again] if options.again else []
     again += ["--stale"] if options.stale else []
@@ -116,7 +120,7 @@ def architectures() -> list[str]:
 
 
 def timm_models() -> list[str]:
-    """One model per file of timm, as small as its name tells; none where timm is not installed."""
+    """One model per file of timm, the smallest by its name; empty if timm is not installed."""
     try:
         import timm  # type: ignore[import-not-found]
     except ImportError:
@@ -134,7 +138,7 @@ def timm_models() -> list[str]:
 def limited(
     name: str, seconds: int, gigabytes: int, work: Callable[[str], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Survey one architecture in a forked process, so that nothing it does outlives it."""
+    """Survey one architecture in a forked process, with limits on time and memory."""
     read, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -146,7 +150,7 @@ def limited(
         signal.alarm(seconds)
         try:
             result = (work or survey)(name)
-        except BaseException as error:  # whatever it is, it is this architecture's result
+        except BaseException as error:  # any error is the result of this architecture
             result = outcome(name, "stopped" if isinstance(error, MemoryError) else "does not build", last(error))
         os.write(write_end, json.dumps(result).encode())
         os._exit(0)
@@ -158,7 +162,7 @@ def limited(
 
 
 def survey(name: str) -> dict[str, Any]:
-    """Build, run, find, prove."""
+    """Build and run an architecture, then find and prove its heads."""
     from transformers import AutoModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -197,7 +201,7 @@ def survey(name: str) -> dict[str, Any]:
 
 
 def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Configurations to try and, where somebody wrote them down, their inputs."""
+    """Configurations to try and, if they are in `BY_HAND`, their inputs."""
     if name in BY_HAND:
         settings, inputs = BY_HAND[name]()
         yield config_class(**settings), inputs
@@ -206,6 +210,7 @@ def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, An
 
 
 def examine(name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
+    """Find and prove the heads of a model."""
     start = time.perf_counter()
     groups, misses = heads_from_table(model)
     completed = complete(model, inputs, groups)
@@ -266,18 +271,20 @@ def outcome(name: str, status: str, note: str, **more: Any) -> dict[str, Any]:
 
 @cache
 def code_version() -> str:
-    """A digest of the package that finds heads, so that kept results say which code made them."""
+    """A digest of the package `heads`, which identifies the code that made a cached result."""
     files = sorted(Path(repulsive.heads.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 def last(error: BaseException) -> str:
+    """The message of an error and where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    message = re.sub(r"/\S*/", "", str(error))  # no paths of this machine in the table
+    message = re.sub(r"/\S*/", "", str(error))  # without local paths
     return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno})"[:300]
 
 
 def write(out: Path, library: str, results: list[dict[str, Any]]) -> None:
+    """Write the table and the JSON of a survey."""
     version = importlib.metadata.version(library)
     counts = Counter(r["status"] for r in results)
     verified = sum(r.get("verified", 0) for r in results)
@@ -288,37 +295,43 @@ def write(out: Path, library: str, results: list[dict[str, Any]]) -> None:
     (out / f"{library}.json").write_text(
         json.dumps({"versions": versions, "counts": counts, "results": results}, indent=1)
     )
+    complete = good - counts["partly"]
+    codes = Counter(result.get("code", "earlier") for result in results)
     lines = [
-        "# Survey: whose heads are found and proved",
+        "# Survey: architectures whose heads are found and proved",
         "",
         f"{len(results)} architectures of {library} {version}, torch {versions['torch']}, {versions['date']}. "
         f"Made by `python -m studies.survey.run --out results/survey --library {library}`.",
         "",
-        f"Of {ran} that have attention, build and run, **{good - counts['partly']} "
-        f"({100 * (good - counts['partly']) / max(ran, 1):.0f} %) are found and verified throughout**, "
-        f"{counts['partly']} more where the example ran ({100 * good / max(ran, 1):.0f} % together). "
-        f"Of their {groups} groups {verified} are verified by the trace, "
-        f"{groups - verified} known to the table alone because the example did not reach them. Architectures with a "
-        f"slice that the trace contradicts: {counts['refused']}.",
+        f"Of {ran} that have attention, build and run, **{complete} ({100 * complete / max(ran, 1):.0f} %) are found "
+        f"and verified completely**, {counts['partly']} more where the example ran "
+        f"({100 * good / max(ran, 1):.0f} % together). Of their {groups} groups {verified} are verified by the trace; "
+        f"{groups - verified} are known to the table alone, because the example did not reach them. Architectures with "
+        f"a slice that the trace contradicts: {counts['refused']}.",
         "",
-        "Results by version of the code that made them (kept results are not run again): "
-        + ", ".join(f"{code} {n}" for code, n in Counter(r.get("code", "earlier") for r in results).items())
+        "Results by version of the code that made them (cached results are reused): "
+        + ", ".join(f"{code} {count}" for code, count in codes.items())
         + f"; this version is {code_version()}.",
         "",
-        "| status | architectures | meaning |",
-        "| --- | --- | --- |",
-        *(f"| {status} | {counts[status]} | {meaning} |" for status, meaning in STATUSES.items()),
+        format_table(
+            ["status", "architectures", "meaning"],
+            [[status, str(counts[status]), meaning] for status, meaning in STATUSES.items()],
+        ),
         "",
-        "| architecture | status | groups | verified | inferred | families | note |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        format_table(
+            ["architecture", "status", "groups", "verified", "inferred", "families", "note"],
+            [
+                [
+                    result["architecture"],
+                    result["status"],
+                    *(str(result.get(name, "")) for name in ("groups", "verified", "inferred")),
+                    ", ".join(result.get("families", [])),
+                    str(result["note"]).replace("|", "/").replace("\n", " ")[:160],
+                ]
+                for result in results
+            ],
+        ),
     ]
-    for r in results:
-        cells = [r.get(x, "") for x in ("groups", "verified", "inferred")]
-        note = str(r["note"]).replace("|", "/").replace("\n", " ")[:160]
-        lines.append(
-            f"| {r['architecture']} | {r['status']} | {' | '.join(map(str, cells))} | "
-            f"{', '.join(r.get('families', []))} | {note} |"
-        )
     (out / f"{library}.md").write_text("\n".join(lines) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Make a transformers configuration tiny without knowing the architecture: rules on the names of its numbers."""
+"""Shrink any transformers configuration, by rules on the names of its numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 MOST_PARAMETERS = 120_000_000
 
-# (pattern of the name, value); the first that matches decides
+# (pattern of the name, maximum); the first match applies
 RULES: tuple[tuple[str, int], ...] = (
     (r"num_experts_per_tok|moe_topk|moe_k|top_k_experts|num_selected_experts", 2),
     (r"(n_group|topk_group|num_expert_group)s?", 1),
@@ -35,23 +35,23 @@ RULES: tuple[tuple[str, int], ...] = (
 
 
 def tiny_configs(config_class: type) -> Iterator[Any]:
-    """Configurations from most to least shrunk; later ones keep what the first ones may have broken."""
+    """Configurations from most to least shrunk; later ones skip rules that may break an architecture."""
     for level in (RULES, _but("head_dim", "_embd|embed_dim"), _only(r"layers|depth|vocab|experts"), _only("layers")):
         try:
             yield _shrunk(config_class, level)
-        except Exception:  # a rule broke this configuration: the next level keeps more of it
+        except Exception:  # a rule broke this configuration: try with fewer rules
             continue
     yield config_class()
 
 
 def too_large(config: Any) -> bool:
-    """Count parameters without allocating them."""
+    """Whether a model has more than `MOST_PARAMETERS`, counted without allocating them."""
     from transformers import AutoModel
 
     try:
         with torch.device("meta"):
             model = AutoModel.from_config(config)
-    except NotImplementedError:  # builds from values, which meta tensors do not have
+    except NotImplementedError:  # computes with values, which meta tensors do not have
         return False
     return sum(p.numel() for p in model.parameters()) > MOST_PARAMETERS
 
@@ -74,7 +74,7 @@ def _smaller(config: Any, rules: tuple[tuple[str, int], ...]) -> dict[str, Any]:
         elif isinstance(value, int) and not isinstance(value, bool):
             small[name] = _number(name, value, names, rules)
         elif name == "layer_types" and isinstance(value, list):
-            kinds = list(dict.fromkeys(value))  # one layer of each kind, so that hybrids keep their attention
+            kinds = list(dict.fromkeys(value))  # one layer of each kind: hybrid models keep their attention
             small[name] = kinds if len(kinds) > 1 else kinds * 2
     if "layer_types" in small:
         small["num_hidden_layers"] = len(small["layer_types"])

@@ -1,4 +1,4 @@
-"""What the study of translation tries and compares: data alone."""
+"""Grids and rows of the translation study, as data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from studies.engine import Grid
 
-ASKED = "multi30k"  # where the question is asked, modules are taken apart and heads are counted
-TASKS = (ASKED, "tatoeba", "europarl")
-PREFIX = {ASKED: "small-"}  # of the recipes: there those of the paper's sizes have a name of their own
+MAIN_TASK = "multi30k"  # the dataset of the stages question, ablation, heads and redundancy
+TASKS = (MAIN_TASK, "tatoeba", "europarl")
+PREFIX = {MAIN_TASK: "small-"}  # of the recipes with the paper's model sizes
 BASELINE, OURS = "ma", "svgd"
-LABELS = {  # methods in the order of the tables, what matters most first
+LABELS = {  # methods in the order of the tables, the most important first
     "ma": "MA",
     "svgd": "SVGD",
     "disagreement": "MA + R",
@@ -19,9 +19,9 @@ LABELS = {  # methods in the order of the tables, what matters most first
     "control-scaled": "control: gradient x eps/M",
     "control-smoothed": "control: alpha = 0",
 }
-FOLLOWS = {"spos": "svgd"}  # starts from another method's tuned settings; all start from the baseline's
+FOLLOWS = {"spos": "svgd"}  # starts from the tuned settings of that method; all others from the baseline's
 
-# Of every method one or more grids, all points of which are tried.
+# One or more grids for every method; all points are tried.
 UNSMOOTHED: Grid = {"method.smoothing": (0.0,)}
 AUTO: Grid = {"method.alpha": ("auto",)}
 SPHERE: Grid = {**AUTO, **UNSMOOTHED, "method.space": ("sphere",)}
@@ -46,18 +46,18 @@ SHORT: dict[str, list[Grid]] = WHOLE | {
     "sgld": [{"method.temperature": (1e-12, 1e-11)}],
     "spos": [{"method.beta": (1e7, 1e8)}],
 }
-GRIDS = {ASKED: WHOLE, "tatoeba": SHORT, "europarl": SHORT}
+GRIDS = {MAIN_TASK: WHOLE, "tatoeba": SHORT, "europarl": SHORT}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that a table has a line for.
+    """A row of a table.
 
     Args:
-        label: what it calls them.
-        method: their recipe.
-        changes: `key=value`.
-        against: label of the row they are compared with.
+        label: name of the row.
+        method: recipe of its runs.
+        changes: `key=value` changes of the recipe.
+        against: label of the row that it is compared with.
     """
 
     label: str
@@ -66,7 +66,7 @@ class Row:
     against: str = "MA"
 
 
-# Spelt out: a recipe may be tuned some day.
+# The published settings, written out because recipes may be tuned later.
 _RULE = ("method.stepsize=0.1", "method.alpha=0.01", "method.smoothing=1.0", "method.space=weights")
 
 
@@ -112,7 +112,7 @@ QUESTION = (  # the first eight are drawn
 )
 DRAWN = 8
 
-ABLATION = {  # the rows of the paper's Table "Which attention modules to be diversified?" after MA
+ABLATION = {  # rows of the paper's table "Which attention modules to be diversified?" (Appendix C.3), after MA
     "RMA (Q)": ("method.parts=q",),
     "RMA (K)": ("method.parts=k",),
     "RMA (V)": ("method.parts=v",),
@@ -127,15 +127,15 @@ ABLATION = {  # the rows of the paper's Table "Which attention modules to be div
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained.
+    """The amount of training.
 
     Args:
         common: `key=value` changes of all runs.
-        tasks: of the runs of a task.
-        dev: of runs that only the development set is asked about.
-        most: points of a grid, and rows of the question and of the ablation.
-        heads: numbers of heads of the curve.
-        seconds: an epoch takes on one H200 when it has it for itself, for the plan.
+        tasks: dataset -> changes of its runs.
+        dev: changes of runs that are evaluated on the development set alone.
+        most: maximum number of points of a grid, and of rows of the question and of the ablation; None for all.
+        heads: numbers of heads to compare.
+        seconds: dataset -> seconds of an epoch on one idle H200, for the plan.
     """
 
     common: tuple[str, ...]
@@ -157,7 +157,7 @@ _TINY_TRAINING = (
 )
 SCALES = {
     "full": Scale(
-        # A machine that is given back has no use for checkpoints; large batches of short sentences translate faster.
+        # Runs are short, so they need few checkpoints; large batches of short sentences decode faster.
         common=("training.save_seconds=3600", "search.at_once=16384"),
         tasks={
             "multi30k": ("training.epochs=30", "optimizer.warmup=600"),

@@ -1,37 +1,34 @@
-"""What the study of translation came to, as Markdown, JSON and figures."""
+"""Write the results of the translation study as Markdown, JSON and figures."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies.engine import as_table, save, save_more, settings, tried
-from studies.translation.rows import BASELINE, Row
+from studies.engine import dev_results
+from studies.output import list_settings, rows_as_data, save, update_json, write_svgs
+from studies.translation.finished_rows import FinishedRow, finished_rows
+from studies.translation.question import write_question
+from studies.translation.redundancy import write_redundancy
+from studies.translation.rows import BASELINE
 
 from repulsive.diagnostics.head_count import HeadCount, HeadFit, fit_heads
-from repulsive.errors import ConfigError
 from repulsive.lab.engine import tables
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.text.pieces import Pieces
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import PAD
-from repulsive.pages import Content
 from repulsive.pages.charts import heads_chart
-from repulsive.pages.data.panels import Chart
-from repulsive.pages.figures.write import check_matplotlib, write_figures
+from repulsive.safety.markdown import format_table
 
 if TYPE_CHECKING:
-    from studies.translation.run import Translation
+    from studies.translation.study import Translation
 
 COLUMNS = ("bleu", "sacrebleu", "chrf", "nll", "accuracy")
 ERRORS: dict[str, tuple[str, Callable[[float], float]]] = {
@@ -40,116 +37,95 @@ ERRORS: dict[str, tuple[str, Callable[[float], float]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Done:
-    """A row, where its runs are, and those that have ended, by seed."""
-
-    row: Row
-    place: Path
-    runs: dict[int, RunFolder]
-
-    def entry(self, part: str) -> tuple[str, Path, dict[int, Evaluation]]:
-        """What `tables.table` takes."""
-        answers = {seed: Evaluation(run.metrics(part), run.items(part)) for seed, run in self.runs.items()}
-        return self.row.label, self.place, answers
-
-
 def write_tables(studies: Sequence[Translation], results: Path) -> None:
-    """Everything there is."""
-    from studies.translation.question import question
-    from studies.translation.redundancy import redundancy
-
+    """Write the tables of all stages that have results."""
     tuned = {study.task: {method: _tuned(study, method) for method in study.methods} for study in studies}
-    save_more(results / "tuned.json", {"chosen by": "NLL of a piece of the development set, mean over seeds", **tuned})
+    chosen_by = "NLL per token of the development set, mean over seeds"
+    update_json(results / "tuned.json", {"chosen by": chosen_by, **tuned})
+    writers = {
+        "question": write_question,
+        "final": write_final,
+        "ablation": write_ablation,
+        "heads": write_heads,
+        "redundancy": write_redundancy,
+    }
     for study in studies:
-        add_texts(study)
-        for name, write in {
-            "question": question,
-            "final": final,
-            "ablation": ablation,
-            "heads": heads,
-            "redundancy": redundancy,
-        }.items():
-            done = ended_rows(study, name)
-            if len(done) > 1 and done[0].row.method == BASELINE:
-                write(study, done, results)
-            elif study.rows(name):
-                print(f"{name} of {study.task}: no table, too little has ended")
-
-
-def ended_rows(study: Translation, stage: str) -> list[Done]:
-    """Rows of a stage that have a result."""
-    places = [(row, study.place(row, stage)) for row in study.rows(stage)]
-    return [Done(row, place, tables.finished_in(place)) for row, place in places if tables.ended([place])]
+        add_text_scores(study)
+        for stage, write in writers.items():
+            finished = finished_rows(study, stage)
+            if len(finished) > 1 and finished[0].row.method == BASELINE:
+                write(study, finished, results)
+            elif study.rows(stage):
+                print(f"{stage} of {study.task}: no table, too few runs have finished")
 
 
 def _tuned(study: Translation, method: str) -> dict[str, Any]:
     grid = study.grid(method)
-    table = tried({row.changes: study.runs(row, "tune") for row in grid})
+    table = dev_results({row.changes: study.runs(row, "tune") for row in grid})
     return {"chosen": study.chosen(method), "points": len(grid), "tried": table}
 
 
 # -- tables over seeds ------------------------------------------------------------------------------------------------
 
 
-def final(study: Translation, done: Sequence[Done], results: Path) -> None:
-    """Every method, on the test set and the further ones."""
-    first = next(iter(done[0].runs.values())).result or {}
+def write_final(study: Translation, finished: Sequence[FinishedRow], results: Path) -> None:
+    """Write the table of all methods, on the test set and any further test sets."""
+    first = next(iter(finished[0].runs.values())).result or {}
     other = ("dev", "notes", "sha256")
-    parts = [name for name, found in first.items() if isinstance(found, dict) and name not in other]
-    _write(study, done, results / study.task, parts)
+    parts = [name for name, value in first.items() if isinstance(value, dict) and name not in other]
+    _write(study, finished, results / study.task, parts)
 
 
-def ablation(study: Translation, done: Sequence[Done], results: Path) -> None:
-    """The paper's table of modules."""
-    _write(study, done, results / "ablation", ["test"])
+def write_ablation(study: Translation, finished: Sequence[FinishedRow], results: Path) -> None:
+    """Write the paper's table of attention modules."""
+    _write(study, finished, results / "ablation", ["test"])
 
 
-def _write(study: Translation, done: Sequence[Done], path: Path, parts: Sequence[str]) -> None:
-    lines, written = [f"# {path.name}", ""], {}
+def _write(study: Translation, finished: Sequence[FinishedRow], path: Path, parts: Sequence[str]) -> None:
+    lines, data = [f"# {path.name}", ""], {}
     for part in parts:
-        found = tables.table([each.entry(part) for each in done])
-        lines += [f"## {part}", "", tables.as_markdown(found, COLUMNS), *_beside(done, part), ""]
-        written[part] = as_table(found, [run for each in done for run in each.runs.values()])
+        rows = tables.table([each.entry(part) for each in finished])
+        lines += [f"## {part}", "", tables.as_markdown(rows, COLUMNS), *_other_comparisons(finished, part), ""]
+        data[part] = rows_as_data(rows, [run for each in finished for run in each.runs.values()])
     print(f"\n{study.task}: {path.name}\n" + "\n".join(lines[2:]), flush=True)
-    save(path.with_suffix(".md"), "\n".join([*lines, *settings([each.row for each in done])]) + "\n")
-    save(path.with_suffix(".json"), written)
+    save(path.with_suffix(".md"), "\n".join([*lines, *list_settings([each.row for each in finished])]) + "\n")
+    save(path.with_suffix(".json"), data)
 
 
-def _beside(done: Sequence[Done], part: str) -> list[str]:
-    """What comparisons with another row than the first say."""
-    rows, lines = {each.row.label: each for each in done}, []
-    for each in done:
-        other = rows.get(each.row.against)
-        if other not in (None, done[0], each):
-            pair = tables.table([other.entry(part), each.entry(part)])[1]
+def _other_comparisons(finished: Sequence[FinishedRow], part: str) -> list[str]:
+    """Comparisons of rows whose baseline is not the first row."""
+    by_label, lines = {each.row.label: each for each in finished}, []
+    for each in finished:
+        baseline = by_label.get(each.row.against)
+        if baseline not in (None, finished[0], each):
+            pair = tables.table([baseline.entry(part), each.entry(part)])[1]
             lines += [f"- {pair.label} against {each.row.against}, {name}: {c}" for name, c in pair.against.items()]
     return lines
 
 
-# -- how many heads ---------------------------------------------------------------------------------------------------
+# -- number of heads --------------------------------------------------------------------------------------------------
 
 
-def heads(study: Translation, done: Sequence[Done], results: Path) -> None:
-    """Error against the number of heads, with the curve that the paper's bound has the form of."""
-    lines = ["| method | of | M | mean [95 % interval] |", "|" + " --- |" * 4]
-    charts, written = [], {}
-    for metric, (name, made) in ERRORS.items():
+def write_heads(study: Translation, finished: Sequence[FinishedRow], results: Path) -> None:
+    """Write the error against the number of heads, with a fitted curve of the form of the paper's bound."""
+    rows, charts, data = [], [], {}
+    for metric, (name, error_of) in ERRORS.items():
         groups: dict[str, list[HeadCount]] = {}
-        for each in done:
+        for each in finished:
             count = next(iter(each.runs.values())).recipe["model"]["heads"]
-            errors = tuple(made(run.metrics("test")[metric]) for run in each.runs.values())
+            errors = tuple(error_of(run.metrics("test")[metric]) for run in each.runs.values())
             groups.setdefault(each.row.label, []).append(HeadCount(count, errors))
         fits = {label: fit_heads(counts) for label, counts in groups.items() if len(counts) >= 3}
         charts.append(heads_chart(groups, fits, name, f"heads-{metric}"))
-        written[metric] = {label: _curve(counts, fits.get(label)) for label, counts in groups.items()}
+        data[metric] = {label: _curve(counts, fits.get(label)) for label, counts in groups.items()}
         for label, counts in groups.items():
-            lines += [f"| {label} | {name} | {c.heads} | {c.mean:.4f}{_interval(c)} |" for c in counts]
-            lines += [f"| {label} | {name} | fit | {_formula(fits[label])} |"] if label in fits else []
-    print(f"\n{study.task}: heads\n" + "\n".join(lines), flush=True)
-    save(results / "heads.md", "\n".join(["# heads", "", "On the test set.", "", *lines]) + "\n")
-    save(results / "heads.json", written)
-    draw(charts, results)
+            rows += [[label, name, str(c.heads), f"{c.mean:.4f}{_interval(c)}"] for c in counts]
+            rows += [[label, name, "fit", _formula(fits[label])]] if label in fits else []
+    table = format_table(["method", "metric", "heads", "mean [95 % interval]"], rows)
+    print(f"\n{study.task}: heads\n{table}", flush=True)
+    save(results / "heads.md", "\n".join(["# heads", "", "On the test set.", "", table]) + "\n")
+    save(results / "heads.json", data)
+    write_svgs(charts, results)
 
 
 def _curve(counts: Sequence[HeadCount], fit: HeadFit | None) -> dict[str, Any]:
@@ -162,56 +138,45 @@ def _interval(count: HeadCount) -> str:
 
 
 def _formula(fit: HeadFit) -> str:
-    best = "lowest nowhere" if fit.best is None else f"lowest at M = {fit.best:.1f}"
+    best = "no minimum" if fit.best is None else f"minimum at M = {fit.best:.1f}"
     return f"{fit.a:.4g} / √M + {fit.b:.4g} M + {fit.c:.4g}, {best}"
-
-
-def draw(charts: Sequence[Chart], results: Path) -> None:
-    """Charts as SVG; without Matplotlib there are none."""
-    try:
-        check_matplotlib()
-    except ConfigError as error:
-        print(error)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        for path in write_figures(Path(folder), Content("", charts=charts)):
-            if path.suffix == ".svg":
-                shutil.copy(path, results)
 
 
 # -- sacreBLEU --------------------------------------------------------------------------------------------------------
 
 
-def add_texts(study: Translation) -> None:
-    """Score detokenised translations where the machine that trained could not, from those it kept."""
+def add_text_scores(study: Translation) -> None:
+    """Add sacreBLEU and chrF to runs that lack them, from the translations that they kept."""
     stages = ("final", "ablation", "heads")
-    runs = {run.path: run for stage in stages for each in ended_rows(study, stage) for run in each.runs.values()}
-    lacking = [run for run in runs.values() if "sacrebleu" not in run.metrics("test")]
-    if not lacking:
+    runs = {run.path: run for stage in stages for each in finished_rows(study, stage) for run in each.runs.values()}
+    missing = [run for run in runs.values() if "sacrebleu" not in run.metrics("test")]
+    if not missing:
         return
     if find_spec("sacremoses") is None or not study.data.is_dir():
-        print(f"{study.task}: {len(lacking)} runs without sacreBLEU; it needs sacremoses and {study.data}")
+        print(f"{study.task}: {len(missing)} runs without sacreBLEU; it needs sacremoses and {study.data}")
         return
     prepared = Prepared.load(study.data)
     pieces, references = Pieces.of(prepared), json.loads(prepared.extra[REFERENCES])
-    if pieces.tokenizer == "none":  # nobody knows how the texts were written
+    if pieces.tokenizer == "none":  # the original texts cannot be restored
         return
-    for run in lacking:
-        run.add_scores(scored(run, pieces, references))
+    for run in missing:
+        run.add_scores(with_text_scores(run, pieces, references))
 
 
-def scored(run: RunFolder, pieces: Pieces, references: Mapping[str, Mapping[str, list[str]]]) -> dict[str, Any]:
-    """A run's result with sacreBLEU and chrF of the texts, for all parts whose translations were kept."""
+def with_text_scores(
+    run: RunFolder, pieces: Pieces, references: Mapping[str, Mapping[str, list[str]]]
+) -> dict[str, Any]:
+    """A run's result with sacreBLEU and chrF, for all parts whose translations were kept."""
     result = dict(run.result or {})
-    for part, known in references.items():
+    for part, reference in references.items():
         if part not in result or not (run.path / f"{part}.safetensors").is_file():
             continue
-        kept = run.items(part)["hypotheses"]  # [N, T]
-        texts = [pieces.text(pieces.words(line[line != PAD].tolist())) for line in kept]
-        found = {
-            "sacrebleu": metrics.sacrebleu(texts, known["text"], lowercase=pieces.lowercase),
-            "chrf": metrics.chrf(texts, known["text"], lowercase=pieces.lowercase),
+        hypotheses = run.items(part)["hypotheses"]  # [N, T]
+        texts = [pieces.text(pieces.words(line[line != PAD].tolist())) for line in hypotheses]
+        scores = {
+            "sacrebleu": metrics.sacrebleu(texts, reference["text"], lowercase=pieces.lowercase),
+            "chrf": metrics.chrf(texts, reference["text"], lowercase=pieces.lowercase),
         }
-        result[part] = result[part] | {name: score.value for name, score in found.items()}
-        result["notes"] = result.get("notes", {}) | {name: score.signature for name, score in found.items()}
+        result[part] = result[part] | {name: score.value for name, score in scores.items()}
+        result["notes"] = result.get("notes", {}) | {name: score.signature for name, score in scores.items()}
     return result

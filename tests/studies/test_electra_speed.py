@@ -1,4 +1,4 @@
-"""Speed of pre-training at toy size: every part to its table, the time limit, and operations counted by torch."""
+"""The speed benchmark of pre-training at toy size: tables, the time limit, and operations as counted by torch."""
 
 import json
 
@@ -77,15 +77,17 @@ def test_every_part_comes_to_its_table(script, data, tmp_path):
 
 def test_what_does_not_fit_is_named(script, data, tmp_path):
     facts = call(script, data, tmp_path, "--batches", "4", "8", "--limit", "0.01")
-    assert facts["train"]["notes"][0].startswith("stopped: 0.01 s were over at warming up MA, 4 sequences")
+    assert facts["train"]["notes"][0].startswith(
+        "stopped: the limit of 0.01 s was reached at warming up MA, 4 sequences"
+    )
     assert facts["trainer"]["notes"] == [
-        f"left out: Trainer, {size} sequences, which takes about 0 s, and 0 s are left" for size in (4, 8)
+        f"left out: Trainer, {size} sequences; it takes about 0 s, and 0 s are left" for size in (4, 8)
     ]
     assert "left out: Trainer, 8 sequences" in (tmp_path / "speed.md").read_text()
 
 
 def test_both_do_the_same_work(script, data):
-    """What `Trainer` is given is the loss of the recipe, on blocks as they are fetched."""
+    """`Trainer` optimizes the loss of the recipe, on the same blocks."""
     from studies.speed.electra_trainer import Rows, WithLoss, as_inputs
 
     task = make_task(words.recipe(data))

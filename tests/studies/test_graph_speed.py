@@ -1,4 +1,4 @@
-"""The benchmark of graphs to text at toy size: what it compares is the same. No speed is asserted."""
+"""The speed benchmark of graph-to-text at toy size: both ways compute the same. No speed is asserted."""
 
 import json
 
@@ -49,11 +49,11 @@ def test_every_part_is_measured(speed, data, tmp_path):
 
 
 def test_both_ways_take_the_same_step(speed, data):
-    """Gradients too: after a round the weights are the same, but for rounding."""
+    """After a round the weights are equal up to rounding."""
     found = []
     for alone in (False, True):
         task = opened(speed, data, "model.dropout=0")
-        loop = speed.Round(task, "cpu", task.order(0)[:2], speed.Alone(task) if alone else None)
+        loop = speed.Round(task, "cpu", task.order(0)[:2], speed.SingleGraphs(task) if alone else None)
         before = [p.detach().clone() for p in loop.bare.parameters()]
         loop.round()
         found.append([p.detach() for p in loop.bare.parameters()])
@@ -62,9 +62,9 @@ def test_both_ways_take_the_same_step(speed, data):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
-def test_losses_that_differ_are_told(speed, data):
+def test_losses_that_differ_are_an_error(speed, data):
     task = opened(speed, data)
-    alone = speed.Alone(task)
+    alone = speed.SingleGraphs(task)
     alone._lengths = alone._lengths - 1  # the last word of every text is lost
     with pytest.raises(RuntimeError, match="the losses differ by"):
         speed.check_losses(task, alone, task.order(0)[:1], torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The study of graphs to text at toy size: its plan, every stage to the end, what the tables say, METEOR afterwards."""
+"""The graph-to-text study at toy size: its plan, all stages, the content of its tables, and METEOR added later."""
 
 import json
 import statistics
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def no_java(monkeypatch):
-    """As on a machine that has none: runs end without METEOR."""
+    """A machine without Java: runs finish without METEOR."""
     monkeypatch.setattr(meteor, "official_program", lambda: None)
     monkeypatch.setattr(meteor, "_nltk", lambda *_: None)
 
@@ -66,7 +66,7 @@ def test_every_rule_of_the_plan_can_be_attached(script, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "show_plan", lambda found, stages: studies.extend(found))
         script.main(["--dry-run", "--out", str(folder / "none")])
-    specs = [spec for study in studies for stage in script.STAGES for spec in study.needed(stage).values()]
+    specs = [spec for study in studies for stage in script.STAGES for spec in study.required_runs(stage).values()]
     seen = {spec.recipe.method: spec.recipe for spec in specs}
     assert len(seen) == 1 + 3 + 6 + 2
     for recipe in seen.values():
@@ -76,7 +76,7 @@ def test_every_rule_of_the_plan_can_be_attached(script, folder):
         assert recipe.method.rule == "none" or len(groups) == 18  # q, k, v of six layers
 
 
-def test_tables_of_some_data_leave_those_of_others(script, tmp_path):
+def test_tables_of_one_dataset_keep_those_of_others(script, tmp_path):
     for task in ("webnlg", "agenda"):
         script.main(["--stage", "tables", "--tasks", task, "--out", str(tmp_path / "runs"), "--results", str(tmp_path)])
     tuned = json.loads((tmp_path / "tuned.json").read_text())
@@ -130,8 +130,8 @@ def check_table(folder, tuned):
 
 @pytest.mark.slow
 def test_scores_are_added_from_the_texts_that_runs_kept(script, folder, monkeypatch, no_java):
-    """Whatever a run lacks, METEOR too, and nothing that it has changes."""
-    import graphs_tables
+    """Missing scores, METEOR among them, are added; stored ones do not change."""
+    from studies.graphs import tables as graphs_tables
 
     paths = [path for path in results(folder) if "final" in path.parts]
     assert paths, "the study has to have run"
@@ -159,7 +159,7 @@ def test_scores_are_added_from_the_texts_that_runs_kept(script, folder, monkeypa
     write_json(paths[0], known[paths[0]])
 
 
-def test_nothing_is_chosen_on_what_is_trained_on(script, folder, tmp_path, capsys):
+def test_equal_training_and_development_sets_are_refused(script, folder, tmp_path, capsys):
     (tmp_path / "data" / "webnlg").mkdir(parents=True)
     manifest = read_json(folder / "prepared" / "manifest.json")
     manifest["files"]["dev.safetensors"] = manifest["files"]["train.safetensors"]

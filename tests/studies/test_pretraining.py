@@ -1,4 +1,4 @@
-"""The study of pre-training at toy size: its plan by hand, every stage to the end, and what the tables say."""
+"""The pre-training study at toy size: its plan, all stages, and the content of its tables."""
 
 import json
 import random
@@ -82,7 +82,7 @@ def test_other_seeds_than_the_first_are_another_studys(trained, script, folder, 
 
 
 def test_models_are_what_export_writes(trained, script, folder, tmp_path):
-    """After all tokens that of the run's own weights, and after half of them another."""
+    """The last model has the final weights of the run; the model after half of the tokens differs."""
     call(script, folder, "--stage", "pretrain", out="kept")
     for method in ("ma", "svgd"):
         export(folder / "kept" / "pretrain" / method / "seed-0", tmp_path / method)
@@ -118,8 +118,10 @@ def test_every_fine_tuning_starts_from_its_model(trained):
 def test_what_is_there_is_not_made_again(trained, script, folder, capsys):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*.json")}
     call(script, folder, "--repeats", "2", "--stage", "pretrain", "finetune", "heads")
-    told = capsys.readouterr().out
-    assert told.count(" 0 to do") == 4 and before == {path: path.stat().st_mtime_ns for path in trained.rglob("*.json")}
+    printed = capsys.readouterr().out
+    assert printed.count(" 0 to do") == 4 and before == {
+        path: path.stat().st_mtime_ns for path in trained.rglob("*.json")
+    }
 
 
 def test_what_there_is_no_time_for_is_left(script, folder, capsys):
@@ -165,7 +167,7 @@ def test_tables_say_what_runs_came_to(trained, script, folder):
         assert found["low"] <= found["difference"] <= found["high"] and found["seeds"] == 2
         assert found["over"] == ("seeds" if column == "sts" else "both")
     text = (results / "glue.md").read_text()
-    assert "| system | CoLA | STS-B | MNLI | RTE | RTE from MNLI |" in text and "RMA (SVGD) less MA:" in text
+    assert "| system | CoLA | STS-B | MNLI | RTE | RTE from MNLI |" in text and "RMA (SVGD) minus MA:" in text
 
     curve = json.loads((results / "curve.json").read_text())
     for method in ("ma", "svgd"):
@@ -208,17 +210,19 @@ def test_how_alike_tokens_are_is_measured(trained, script, folder):
 
 
 def test_fine_tunings_go_repeat_by_repeat_or_task_by_task(trained, script, folder, monkeypatch):
-    """The longest first in both; models before the last come after it."""
+    """Both orders train the longest task first, and earlier models after the last one."""
     orders = {}
     for order in ("repeats", "tasks"):
-        monkeypatch.setattr(script, "finetune", lambda study, clock, at=order: orders.update({at: listed(study)}))
+        monkeypatch.setattr(script, "finetune", lambda study, limit, at=order: orders.update({at: listed(study)}))
         call(script, folder, "--repeats", "2", "--stage", "finetune", "--order", order)
 
     def place(task, name, seed):
         return f"{task}/{name}/seed-{seed}"
 
     models = ("ma-0-100", "svgd-0-100")
-    longest = [task for task in script.LONGEST if task in TASKS]
+    from studies.pretraining import rows
+
+    longest = [task for task in rows.LONGEST if task in TASKS]
     repeats = [place(task, name, seed) for seed in (0, 1) for task in longest for name in models]
     tasks = [place(task, name, seed) for task in longest for seed in (0, 1) for name in models]
     before = [place(task, name, 0) for task in longest for name in ("ma-0-050", "svgd-0-050")]
@@ -230,7 +234,7 @@ def listed(study):
 
 
 def test_a_collapse_stands_beside_the_scores(trained, script, folder, capsys):
-    """Where gradients vanish and the loss was lower before, the table says after how many tokens."""
+    """If gradients vanish and the loss rises again, the table names the number of tokens at which it happened."""
     file = trained / "pretrain" / "svgd" / "seed-0" / "metrics.jsonl"
     result = file.with_name("result.json")
     kept, sealed = file.read_text(), result.read_text()
@@ -246,8 +250,8 @@ def test_a_collapse_stands_beside_the_scores(trained, script, folder, capsys):
     finally:
         file.write_text(kept)
         result.write_text(sealed)
-    told = "**RMA (SVGD), seed 0: the pre-training collapsed after 768 tokens.**"  # 3 steps of 8 x 32
-    assert told in capsys.readouterr().out and told in (folder / "results" / "glue.md").read_text()
+    warning = "**RMA (SVGD), seed 0: the pre-training collapsed after 768 tokens.**"  # 3 steps of 8 x 32
+    assert warning in capsys.readouterr().out and warning in (folder / "results" / "glue.md").read_text()
     assert json.loads((folder / "results" / "glue.json").read_text())["collapsed"] == {"svgd": {"0": 768}}
     call(script, folder, "--repeats", "2", "--stage", "tables")
     assert "collapsed" not in (folder / "results" / "glue.md").read_text()

@@ -1,4 +1,4 @@
-"""The benchmark of translation at toy size: every part measures what it says, and keeps it. No speed is asserted."""
+"""The speed benchmark of translation at toy size: every part is measured and saved. No speed is asserted."""
 
 import importlib
 import json
@@ -63,21 +63,26 @@ def test_every_part_is_measured(measured):
 
 
 def test_a_part_measured_again_joins_the_others(speed, data, measured):
-    """A part that has no time left keeps none of the others back; other settings begin a new file."""
+    """A part without time left does not stop the others; other settings start a new file."""
     out, before, _ = measured
     after, text = measure(speed, data, out, "--only", "decode", "train", "--limit", "0")
     assert after["generate"] == before["generate"] and after["marian"] == before["marian"]
-    assert "stopped: 0 s were over at warming up MA, 512 tokens" in text and "512 MA" not in after["train"]
-    assert "stopped: 0 s were over at batches of 8" in text and "all" not in after["decode"]
+    assert (
+        "stopped: the limit of 0 s was reached at warming up MA, 512 tokens" in text and "512 MA" not in after["train"]
+    )
+    assert "stopped: the limit of 0 s was reached at batches of 8" in text and "all" not in after["decode"]
     after, _ = measure(speed, data, out, "--only", "decode", "--beam", "2")
     assert "marian" not in after and after["decode"]["all"]["beam"] == 2
 
 
-def test_a_part_that_fails_is_told(speed, data, tmp_path, monkeypatch, capsys):
+def test_a_part_that_fails_is_reported(speed, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(speed, "UNLIKELY", 30.0)  # everything ends at once
     with pytest.raises(SystemExit, match="decode, generate failed"):
         measure(speed, data, tmp_path, "--only", "decode", "generate")
-    assert "not 9" in (tmp_path / "speed.md").read_text() and "Traceback" in capsys.readouterr().err
+    assert (
+        "expected translations of 9 words" in (tmp_path / "speed.md").read_text()
+        and "Traceback" in capsys.readouterr().err
+    )
 
 
 def test_the_timed_loop_trains_as_the_loop_does(speed, data, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The study of translation at toy size: its plan by hand, every stage to the end, and what the tables say."""
+"""The translation study at toy size: its plan, all stages, and the content of its tables."""
 
 import json
 import statistics
@@ -66,13 +66,13 @@ def test_the_plan_counts_every_run_once(script, folder, capsys):
 
 
 def test_every_rule_of_the_plan_takes_a_step(script, folder):
-    """At full scale, on a model of another size: what is tuned, asked, taken apart and counted."""
+    """All rules of all stages at full scale, on a small model."""
     arguments = ["--dry-run", "--out", str(folder / "none")]
     with pytest.MonkeyPatch.context() as patch:
         studies = []
         patch.setattr(script, "show_plan", lambda found, stages: studies.extend(found))
         script.main(arguments)
-    specs = [spec for study in studies for stage in script.STAGES for spec in study.needed(stage).values()]
+    specs = [spec for study in studies for stage in script.STAGES for spec in study.required_runs(stage).values()]
     seen = {(spec.recipe.method, spec.recipe.model.heads): spec.recipe for spec in specs}
     assert len(seen) > 40
     for recipe in seen.values():
@@ -88,7 +88,7 @@ def test_every_rule_of_the_plan_takes_a_step(script, folder):
 @pytest.mark.slow
 def test_every_stage_runs_to_its_table(script, folder, capsys):
     call(script, folder, *FEW, "--stage", "tune", "--limit", "0")
-    assert not results(folder) and "4 left" in capsys.readouterr().out  # two points of the baseline on each data set
+    assert not results(folder) and "4 left" in capsys.readouterr().out  # two points of the baseline on each dataset
 
     call(script, folder, *FEW, "--stage", "question", "tune")
     tuning = results(folder)
@@ -148,8 +148,8 @@ def check_final(found, tuned):
             assert labels[4:] == ([] if published else ["SVGD, as published"]) + decayed
             assert all(row["seeds"] == [0, 1] for row in table["rows"])
             assert set(table["rows"][1]["against"]) == {"bleu", "nll", "accuracy"}
-    told = "- SVGD, as published, weight decay 0.3 against MA, weight decay 0.3, bleu: "
-    assert told in (found / "multi30k.md").read_text()
+    line = "- SVGD, as published, weight decay 0.3 against MA, weight decay 0.3, bleu: "
+    assert line in (found / "multi30k.md").read_text()
     text = (found / "europarl.md").read_text()
     assert "## iwslt14" in text and "| method | seeds | bleu | sacrebleu | chrf | nll | accuracy |" in text
     assert f"- SPOS: {', '.join(tuned['europarl']['spos']['chosen'])}" in text
@@ -171,7 +171,7 @@ def check_heads(found):
 
 
 def check_redundancy(folder, found):
-    """Three methods, two seeds, three attentions of eight heads; weights go when all has been measured."""
+    """Three methods, two seeds, all heads of three attentions; weights are deleted after the measurement."""
     changes = json.loads((found / "redundancy.json").read_text())
     assert list(changes) == ["MA", "SVGD", "SVGD, as published"] or list(changes) == ["MA", "SVGD"]
     heads = 3 * RunFolder(next((folder / "runs" / "multi30k" / "kept").glob("*/seed-0"))).recipe["model"]["heads"]
@@ -185,7 +185,7 @@ def check_redundancy(folder, found):
 
 
 def check_added_texts(script, folder):
-    """Scores of texts are those of the run itself, from the translations it kept."""
+    """Scores computed from stored translations equal those of the run itself."""
     paths = [path for path in results(folder) if "final" in path.parts]
     known = {path: json.loads(path.read_text()) for path in paths}
     for path, result in known.items():
@@ -205,10 +205,12 @@ def check_added_texts(script, folder):
 
 @pytest.mark.slow
 def test_a_run_that_diverges_is_not_tried_again(script, folder, capsys):
+    from studies.translation import rows
+
     words = ("--tasks", "multi30k", "--methods", "ma", "--stage", "tune", "--set", "optimizer.warmup=0")
     with pytest.MonkeyPatch.context() as patch:
         grid = [{"optimizer.lr": (1e-3, 1e30)}]
-        patch.setitem(script.GRIDS["multi30k"], "ma", grid)
+        patch.setitem(rows.GRIDS["multi30k"], "ma", grid)
         call(script, folder, *words, "--out", str(folder / "far"))
         assert "finite number" in capsys.readouterr().out
         call(script, folder, *words, "--out", str(folder / "far"))
@@ -218,14 +220,14 @@ def test_a_run_that_diverges_is_not_tried_again(script, folder, capsys):
 
 
 def test_heads_are_measured_as_diagnostics_do(script):
-    from studies.translation.watched_heads import measure
+    from studies.translation.measuring_task import measure_heads
 
     from repulsive.diagnostics.similarity import of_weights
 
     torch.manual_seed(0)
     groups = find_heads(Transformer(TransformerConfig(20, 16, 4, (1, 2), 16)))
-    found = measure(groups)
+    found = measure_heads(groups)
     cosines = [(each.cosine.sum() - each.cosine.trace()).item() / 12 for each in of_weights(groups)]
     assert found["cosine"] == pytest.approx(statistics.fmean(cosines), abs=1e-6)
     assert found["norm"] == pytest.approx(statistics.fmean(group.read().norm(dim=1).mean().item() for group in groups))
-    assert set(measure(find_heads(Transformer(TransformerConfig(20, 16, 1, (1, 1), 16))))) == {"norm"}
+    assert set(measure_heads(find_heads(Transformer(TransformerConfig(20, 16, 1, (1, 1), 16))))) == {"norm"}

@@ -45,9 +45,10 @@ def reproduce(
     Without an ID, list all tables and figures.
     """
     from repulsive.errors import RunError
-    from repulsive.lab.paper import command, toy
+    from repulsive.lab.paper import reproduce as paper
+    from repulsive.lab.paper import toy
     from repulsive.lab.paper.catalogue import find
-    from repulsive.lab.paper.running import Options
+    from repulsive.lab.paper.options import Options
 
     words = ids or []
     files = [
@@ -67,13 +68,13 @@ def reproduce(
         tuple(files),
         times=times,
     )
-    options = command.quick(options) if quick else options
+    options = paper.quick(options) if quick else options
     names = [word for word in words if not word.endswith(".json")]
     if not names:
-        say(command.listing(options))
+        say(paper.listing(options))
         return
-    reports, failed = command.reproduce(find(names), options, lambda line: say(line, err=True))
-    say(command.told(reports))
+    reports, failed = paper.reproduce(find(names), options, lambda line: say(line, err=True))
+    say(paper.as_text(reports))
     say(f"\nwritten to {out}")
     if failed:
         raise RunError(f"{len(failed)} runs failed; rerun the same command to try them again. The first: {failed[0]}")

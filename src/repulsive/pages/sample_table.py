@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from repulsive.errors import DataError
 from repulsive.pages.text import escaped, visible
+from repulsive.safety.markdown import format_table
 
 Text = str | Sequence[str | int]
 _MARKED = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$-])")  # Markdown markup
@@ -42,12 +43,12 @@ def samples_markdown(samples: Sequence[Sample]) -> str:
     """
     systems, titled = _columns(samples)
     heads = [*(["Title"] if titled else []), *systems]
-    lines = [f"| {' | '.join(map(_plain, heads))} |", f"| {' | '.join('---' for _ in heads)} |"]
+    rows = []
     for sample in samples:
         cells = [_plain(sample.title)] if titled else []
         cells += [_cell(sample, system, _plain, "**{}**") for system in systems]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return format_table([*map(_plain, heads)], rows) + "\n"
 
 
 def samples_html(samples: Sequence[Sample]) -> str:

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, at toy size; nothing here asserts a speed."""
+"""The benchmark at toy size. No speed is asserted."""
 
 import json
 from functools import partial
@@ -29,7 +29,7 @@ def test_interleaved_ratios_are_right():
 
 
 def test_rounds_are_paired_and_shuffled():
-    """A host that gets slower by the step, a variant that takes one unit more: within a round the drift cancels."""
+    """The host slows down with every step, and one variant takes one unit more: drift cancels within a round."""
     clock, order = [100.0], []
 
     def step(name, more):
@@ -51,8 +51,8 @@ def test_rounds_are_paired_and_shuffled():
     assert {tuple(counted[i : i + 2]) for i in range(0, len(counted), 2)} == {("base", "more"), ("more", "base")}
 
 
-def test_a_busy_host_is_seen_through():
-    """Two steps in three are held up by anything up to a second; the quickest tenth still knows the difference."""
+def test_the_fastest_tenths_are_robust_against_a_busy_host():
+    """Two of three steps are delayed by up to a second; the fastest tenths still show the difference."""
     source = torch.Generator().manual_seed(0)
     noise = torch.rand(2, 400, generator=source).where(torch.rand(2, 400, generator=source) < 0.67, 0.0)
     pairs = [(1.005 + float(a), 1.0 + float(b)) for a, b in noise.T]
@@ -78,7 +78,7 @@ def test_the_whole_benchmark(toy, tmp_path):
 
 
 def test_every_finished_part_is_kept(toy, tmp_path, monkeypatch):
-    """A run that is killed in its last part leaves the others behind."""
+    """An interrupted benchmark keeps its finished parts."""
     whole = steps.Workload.warm_up
 
     def killed(self, variant, tokens):
@@ -95,7 +95,7 @@ def test_every_finished_part_is_kept(toy, tmp_path, monkeypatch):
 
 
 def test_one_compilation_serves_every_size(toy, monkeypatch):
-    """Batches of two sizes go through one graph, and what it computes is the loss."""
+    """Batches of two sizes share one compiled graph, which computes the loss."""
     graphs = []
 
     def count(graph, inputs):
@@ -112,7 +112,7 @@ def test_one_compilation_serves_every_size(toy, monkeypatch):
 
 
 def test_variants_do_what_their_names_say(toy):
-    """Plain leaves gradients alone; one at a time equals the library; a penalty changes the loss."""
+    """Plain keeps gradients, one projection at a time equals the library, and a regularizer changes the loss."""
     work = steps.Workload(steps.Options(tokens=(64,)))
     work.model.eval()
     batch = work.batches[64]

@@ -1,4 +1,4 @@
-"""`repulsive bench --model` as a command: its table, its JSON, and how a mistake ends."""
+"""The command `repulsive bench --model`: its table, its JSON and its errors."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What `repulsive bench --model` measures: twins start equal, and every model runs. No speed is asserted."""
+"""Measurements of `repulsive bench --model`: twins start equal, and every model runs. No speed is asserted."""
 
 import json
 import math
@@ -119,12 +119,14 @@ def test_names_that_are_misspelt_are_suggested():
 
 def test_memory_is_checked_before_anything_is_built(monkeypatch):
     monkeypatch.setattr(model_cost, "free_bytes", lambda device: 2e9)
-    with pytest.raises(model_cost.RepulsiveError, match=r"3 copies of the model need 16.6 GB and 2.0 GB are free"):
+    with pytest.raises(
+        model_cost.RepulsiveError, match=r"3 copies of the model need 16.6 GB, but only 2.0 GB are free"
+    ):
         measure_model(CostOptions("llama", ("paper",)), progress=lambda line: None)
 
 
 def test_a_compiled_twin_takes_the_same_steps(monkeypatch):
-    """The model is compiled, `repel` finds its heads, and both see the same weights in the end."""
+    """`repel` finds the heads of a compiled model, and both have the same weights at the end."""
     whole, graphs = torch.compile, []
 
     def count(graph, inputs):

@@ -1,4 +1,4 @@
-"""How turns of twins are timed and compared, by a clock that does not run by itself."""
+"""Timing and comparison of turns, with a fake clock."""
 
 import math
 
@@ -11,7 +11,7 @@ from tests.lab.bench.tiny_models import tiny_twin
 
 
 class FakeClock:
-    """Time that passes only where somebody says so."""
+    """Time that passes only when the test advances it."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0

@@ -1,18 +1,18 @@
-"""The paper's numbers: its sums and means by hand, its claims against its own tables, and what does not fit."""
+"""The paper's numbers: sums and means, claims against the printed tables, and known inconsistencies."""
 
 import itertools
 
 import pytest
 
 from repulsive.lab.paper.catalogue import ARTEFACTS
-from repulsive.lab.paper.comparison import TABLES
 from repulsive.lab.paper.datasets import DATASETS
+from repulsive.lab.paper.method_tables import TABLES
 from repulsive.lab.paper.published import published
 from repulsive.lab.systems.glue.data import TASKS
 
 VALUES = published().tree["values"]
-EXTRA = {"table2": {"big"}, "table3": set(VALUES["table3"]["glue"])}  # rows the paper quotes
-# Metrics of claims the paper prints no numbers of: they are seen in figures, or said in a sentence.
+EXTRA = {"table2": {"big"}, "table3": set(VALUES["table3"]["glue"])}  # rows the paper quotes from others
+# Metrics of claims for which the paper prints no numbers, only a figure or a sentence.
 UNPRINTED = {
     "entity coverage",
     "repeated clauses",
@@ -41,24 +41,24 @@ def all_claims():
     ("system", "after"),
     [*((system, False) for system in VALUES["table3"]["glue"]), ("ma", True), ("svgd", True)],
 )
-def test_means_of_glue_are_means_of_their_rows(system, after):
+def test_printed_glue_means_are_means_of_the_tasks(system, after):
     cells = VALUES["table3"]["glue"][system]
     scores = [cells["rte-mnli" if task == "rte" and after else task] for task in TASKS]
     assert sum(scores) / 8 == pytest.approx(cells["mean-mnli" if after else "mean"], abs=0.0501)
 
 
-def test_judgements_add_up_to_all_answers():
+def test_judgements_add_up_to_100_percent():
     assert [sum(cells.values()) for cells in VALUES["table5"]["agenda"].values()] == [100] * 4
 
 
-def test_seven_of_eight_tasks_are_six():
+def test_only_six_of_eight_glue_tasks_improve():
     rows = VALUES["table3"]["glue"]
     better = [task for task in TASKS if rows["svgd"][task] > rows["ma"][task]]
     assert len(better) == 6 and set(TASKS) - set(better) == {"sst", "rte"}
     assert any("six by the paper's own table" in note for note in published().notes("table3"))
 
 
-def test_one_number_is_printed_in_two_ways_and_it_is_noted():
+def test_the_one_number_printed_twice_differently_is_noted():
     seen: dict[tuple[str, str, str], set[float]] = {}
     for artefact in VALUES:
         for key, value in numbers(artefact).items():
@@ -69,7 +69,7 @@ def test_one_number_is_printed_in_two_ways_and_it_is_noted():
         assert any("71.2" in note and "71.7" in note for note in published().notes(artefact))
 
 
-def test_claims_agree_with_the_printed_numbers_unless_they_are_marked():
+def test_claims_agree_with_the_printed_numbers_unless_marked_as_contradicted():
     checked = 0
     for claim in all_claims():
         first, second = _printed(claim)
@@ -91,16 +91,16 @@ def _printed(claim):
     return tuple(published().value(claim.artefact, claim.data, row, claim.metric) for row in pair)
 
 
-def test_every_entry_belongs_to_a_table_its_rows_and_its_data():
+def test_entries_name_existing_artefacts_rows_and_datasets():
     tables = {table.id: table for table in TABLES}
     assert set(VALUES) <= set(ARTEFACTS)
     for entry in itertools.chain(published().tree["claims"], published().tree["notes"]):
         assert set(entry.get("artefacts", [entry.get("artefact")])) <= set(ARTEFACTS)
     for name, table in tables.items():
-        assert {data for data, _, _ in numbers(name)} == set(table.data)
+        assert {data for data, _, _ in numbers(name)} == set(table.paper_datasets)
         assert {row for _, row, _ in numbers(name)} - EXTRA.get(name, set()) == set(table.methods)
         for claim in published().claims(name):
-            assert claim.data in table.data and {claim.first, claim.second} <= set(table.methods)
+            assert claim.data in table.paper_datasets and {claim.first, claim.second} <= set(table.methods)
     assert set(published().tree["datasets"]) == {data.name for data in DATASETS.values() if not data.stands_for}
 
 

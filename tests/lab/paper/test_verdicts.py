@@ -1,4 +1,4 @@
-"""Verdicts follow from intervals: known answers, and differences against a brute-force mean."""
+"""Verdicts follow from intervals; differences agree with a brute-force mean."""
 
 import json
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from repulsive.lab.engine.runs import RECIPE, RunFolder
-from repulsive.lab.paper.head_figure import flipped, least_sure
+from repulsive.lab.paper.differences import difference, over_seeds
+from repulsive.lab.paper.figure3_head_counts import least_certain, negated
 from repulsive.lab.paper.published import Claim
-from repulsive.lab.paper.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, difference, judge, over_seeds
+from repulsive.lab.paper.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, judge
 from repulsive.metrics.compare import Comparison
 
 CLAIM = Claim("table1", "SVGD beats MA", "here", "yelp", "svgd", "ma", "accuracy")
@@ -34,20 +35,20 @@ def seen(low, high, p=0.01, over="both", seeds=8):
         ("same", seen(-1.2, 0.1), NOT_CONFIRMED),
     ],
 )
-def test_a_verdict_is_what_the_interval_says(better, found, verdict):
+def test_the_interval_decides_the_verdict(better, found, verdict):
     claim = Claim("t", "", "", "yelp", "a", "b", "m", better, 1.0 if better == "same" else 0.0)
     assert judge(claim, found, "").verdict == verdict
     assert judge(claim, found, "toy data").verdict == NOT_TESTED
-    assert judge(claim, found, "toy data").why == "toy data"
+    assert judge(claim, found, "toy data").reason == "toy data"
 
 
-def test_other_data_never_confirm_but_tell_what_was_seen():
+def test_other_data_confirm_nothing_but_report_the_difference():
     found = judge(CLAIM, seen(0.1, 0.5), "webnlg instead of agenda")
-    assert (found.verdict, found.here) == (NOT_TESTED, "higher")
+    assert (found.verdict, found.observed) == (NOT_TESTED, "higher")
 
 
 def test_nothing_to_compare_is_not_tested():
-    assert judge(CLAIM, None, "", "SPOS not run").why == "SPOS not run"
+    assert judge(CLAIM, None, "", "SPOS not run").reason == "SPOS not run"
     assert judge(CLAIM, None, "").verdict == NOT_TESTED
 
 
@@ -55,13 +56,13 @@ def test_one_seed_confirms_nothing_however_many_items():
     assert judge(CLAIM, seen(0.1, 0.5, 1e-4, "items", 1), "").verdict == NOT_CONFIRMED
 
 
-def test_too_few_seeds_are_told():
+def test_too_few_seeds_are_the_reason():
     found = judge(CLAIM, seen(0.1, 0.5, 0.25, "both", 3), "")
-    assert found.verdict == NOT_CONFIRMED and "0.25" in found.why
+    assert found.verdict == NOT_CONFIRMED and "0.25" in found.reason
 
 
 def run(folder, seed, correct, **metrics):
-    """A run that has ended, with these answers."""
+    """Write a finished run with these predictions."""
     path = folder / f"seed-{seed}"
     path.mkdir(parents=True)
     (path / RECIPE).write_text(json.dumps({"seed": seed}))
@@ -99,13 +100,13 @@ def test_over_seeds_pairs_by_seed():
     assert found is not None and found.difference == pytest.approx(0.75)
 
 
-def test_every_number_of_heads_has_to_hold():
+def test_the_least_certain_number_of_heads_decides():
     good, bad = seen(-2.0, -1.0, 0.01), seen(-0.5, 0.1, 0.3)
-    worst = least_sure([good, bad, good])
+    worst = least_certain([good, bad, good])
     assert worst is not None and (worst.high, worst.p_value) == (0.1, 0.3)
-    assert least_sure([good, None]) is None and least_sure([]) is None
+    assert least_certain([good, None]) is None and least_certain([]) is None
 
 
-def test_errors_turn_accuracies_around():
-    turned = flipped(seen(1.0, 3.0))
+def test_negated_swaps_the_ends_of_the_interval():
+    turned = negated(seen(1.0, 3.0))
     assert (turned.difference, turned.low, turned.high) == (-2.0, -3.0, -1.0)

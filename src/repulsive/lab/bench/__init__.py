@@ -1,1 +1,5 @@
-"""What repulsion costs, measured on the machine at hand. Numbers first; `table` and `plots` draw them."""
+"""Benchmarks of `repulsive bench`: the cost of repulsion on this machine.
+
+`report` measures the paper's Transformer-small (`steps`, `update`, `growth`); `model_cost` measures models of
+transformers (`presets`, `twins`, `turns`), and `model_table` prints the result.
+"""

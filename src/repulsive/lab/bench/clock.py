@@ -1,4 +1,4 @@
-"""Timing that does not fool itself: warm-up, medians, interleaving step by step, bootstrap intervals."""
+"""Reliable timing: warm-up, medians, interleaved variants, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from itertools import pairwise
 
 import torch
 
-Pairs = Sequence[tuple[float, float]]  # seconds of a variant and of the baseline, one pair a round
+Pairs = Sequence[tuple[float, float]]  # seconds of a variant and of the baseline, one pair for each round
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """What a variant takes against the baseline, with 95 % bootstrap intervals.
+    """Time of a variant relative to the baseline, with 95 % bootstrap intervals.
 
     Args:
         seconds: median seconds of the variant.
-        rounds: pairs compared.
+        rounds: number of compared pairs.
         ratio: 1 + median of the differences within rounds / median of the baseline.
-        quick: the same by the quickest tenth of either: a busy host only ever adds time, so that this sees further.
+        low: lower end of the interval of `ratio`.
+        high: upper end of it.
+        quick: ratio of the fastest tenths (10th percentiles); less noisy, because a busy host only adds time.
+        quick_low: lower end of the interval of `quick`.
+        quick_high: upper end of it.
     """
 
     seconds: float
@@ -38,13 +42,13 @@ class Ratio:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for all work on a GPU; a CPU is never behind."""
+    """Wait for all work on a GPU; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def wall(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, from an idle device until it is idle again."""
+    """Seconds of one call, including its work on the device."""
     synchronise(device)
     start = time.perf_counter()
     function()
@@ -53,10 +57,10 @@ def wall(function: Callable[[], object], device: torch.device) -> float:
 
 
 def laps(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Seconds of functions that run one after the other, without waiting for the device in between.
+    """Seconds of functions that run one after the other, without synchronising in between.
 
-    The device is idle before the first. On a GPU seconds are those between events on the device: where the host is
-    ahead, a function takes what its work takes there; where the host is behind, what the host takes.
+    The device is idle before the first. On a GPU the seconds are between events on the device: the time of the device's
+    work if the host is ahead, and of the host's work if it is behind.
     """
     synchronise(device)
     if device.type != "cuda":
@@ -75,7 +79,7 @@ def laps(functions: Sequence[Callable[[], object]], device: torch.device) -> lis
 
 
 def median_time(function: Callable[[], object], device: torch.device, repeats: int = 30, warm_up: int = 5) -> float:
-    """Median seconds of one call; on a GPU by events, so that the host's own time counts only where it lags."""
+    """Median seconds of one call; on a GPU between events, so that host time counts only if the host is slower."""
     for _ in range(warm_up):
         function()
     if device.type != "cuda":
@@ -92,7 +96,7 @@ def median_time(function: Callable[[], object], device: torch.device, repeats: i
 
 
 def host_time(function: Callable[[], object], device: torch.device, repeats: int = 200) -> float:
-    """Median seconds until a call returns, whatever the device still has to do."""
+    """Median seconds until a call returns, without waiting for the device."""
     times = []
     for _ in range(repeats):
         synchronise(device)
@@ -103,7 +107,7 @@ def host_time(function: Callable[[], object], device: torch.device, repeats: int
 
 
 def replayed(functions: Sequence[Callable[[], object]], times: int = 10) -> float:
-    """Seconds a call on the device alone: at least `times` calls captured in one graph, replayed."""
+    """Seconds per call on the device alone: at least `times` calls, captured and replayed as one CUDA graph."""
     calls = max(1, times // len(functions))
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -116,7 +120,7 @@ def replayed(functions: Sequence[Callable[[], object]], times: int = 10) -> floa
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection, and nothing left over from before for the next one to look at."""
+    """Disable garbage collection, and exclude existing objects from later collections."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -134,9 +138,9 @@ def interleaved(
 
     Args:
         variants: name -> function that does its work and returns the seconds it took.
-        rounds: how many rounds count; variants with fewer than the baseline are spread evenly over its rounds.
-        baseline: the variant all others are compared with; no other has more rounds.
-        warm_up: rounds that do not count.
+        rounds: name -> number of counted rounds; those of variants with fewer than the baseline are spread evenly.
+        baseline: the variant that all others are compared with; it has the most rounds.
+        warm_up: number of rounds that are not counted.
     """
     source, most = random.Random(0), rounds[baseline]
     seconds: dict[str, dict[int, float]] = {name: {} for name in variants}
@@ -145,15 +149,15 @@ def interleaved(
             order = [name for name in variants if number < 0 or number % max(1, most // rounds[name]) == 0]
             source.shuffle(order)
             for name in order:
-                taken = variants[name]()
+                elapsed = variants[name]()
                 if number >= 0:
-                    seconds[name][number] = taken
+                    seconds[name][number] = elapsed
     base = seconds[baseline]
-    return {name: compare([(taken, base[n]) for n, taken in times.items()]) for name, times in seconds.items()}
+    return {name: compare([(elapsed, base[n]) for n, elapsed in times.items()]) for name, times in seconds.items()}
 
 
 def compare(pairs: Pairs, draws: int = 2000) -> Ratio:
-    """The ratio of paired times, by the median difference and by the quickest tenth."""
+    """Compare paired times, by the median difference and by the fastest tenths."""
     ratio, quick = _interval(_by_difference, pairs, draws), _interval(_by_quickest, pairs, draws)
     return Ratio(statistics.median(mine for mine, _ in pairs), len(pairs), *ratio, *quick)
 
@@ -174,7 +178,7 @@ def _by_quickest(pairs: Pairs) -> float:
 
 
 def copy_rate(device: torch.device, numbers: int | None = None) -> float:
-    """Bytes a second of a large copy, read and written both counted: the ceiling for anything bound by memory."""
+    """Bytes per second of a large copy, reads and writes both counted: the memory bandwidth."""
     count = numbers or (2**28 if device.type == "cuda" else 2**25)
     source, target = torch.ones(count, device=device), torch.empty(count, device=device)
     return 2 * 4 * count / median_time(lambda: target.copy_(source), device, repeats=10)

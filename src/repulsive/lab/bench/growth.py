@@ -1,4 +1,4 @@
-"""How the cost of an update grows with the number of heads, their size and the number of layers."""
+"""Cost of an update against the number of heads, the width and the number of layers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from repulsive.repulsion.backends.choose import Update
 HEADS = (2, 4, 8, 16, 32, 64)
 WIDTHS = (256, 512, 1024, 2048, 4096)
 LAYERS = (1, 2, 4, 8, 16)
-CACHE = 2**27  # bytes: more than a GPU keeps at hand
+CACHE = 2**27  # bytes: more than the cache of a GPU
 
 
 class Projections(nn.Module):
-    """Bare q, k, v projections with random gradients: nothing but what an update touches."""
+    """Only q, k, v projections, with random gradients."""
 
     def __init__(self, width: int, heads: int, layers: int, device: torch.device) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class Projections(nn.Module):
 
 
 def measure_growth(device: str, quick: bool = False) -> dict[str, Any]:
-    """Seconds and floor of one update along three axes.
+    """Measure one update along three axes, and compute the time of four passes over memory, its floor.
 
     Args:
         device: "cpu" or "cuda".
-        quick: two points an axis, small: to see that it works.
+        quick: only two small points for each axis, for tests.
     """
     place = torch.device(device)
     rate = copy_rate(place, 2**20 if quick else None)
@@ -61,21 +61,21 @@ def measure_growth(device: str, quick: bool = False) -> dict[str, Any]:
 
 
 def _seconds(width: int, heads: int, layers: int, place: torch.device, repeats: int) -> dict[str, float]:
-    """One update as called from Python; on a GPU also without the host, of weights that are not in its cache."""
+    """Seconds of one update called from Python; on a GPU also on the device alone, with weights not in its cache."""
     on_gpu = place.type == "cuda"
     copies = min(16, CACHE // (8 * 3 * layers * width * width) + 1) if on_gpu else 1
     updates = [Update(Projections(width, heads, layers, place).groups, 0) for _ in range(copies)]
     runs = [lambda update=update: update.run(SVGD(), {}, step=1) for update in updates]
     for run in runs:
         run()
-    found = {"seconds": median_time(runs[0], place, repeats)}
+    seconds = {"seconds": median_time(runs[0], place, repeats)}
     if on_gpu:
-        found["device_seconds"] = replayed(runs)
-    return found
+        seconds["device_seconds"] = replayed(runs)
+    return seconds
 
 
 def draw_growth(growth: dict[str, Any], path: str) -> None:
-    """Three panels of time against size, with the floor; needs matplotlib."""
+    """Draw time against size in three panels, with the floor; needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.4), layout="constrained")

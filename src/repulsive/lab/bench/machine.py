@@ -1,4 +1,4 @@
-"""What a measurement ran on: the processor or GPU, threads, package versions, the date."""
+"""Describe the machine of a measurement: processor or GPU, threads, package versions, date."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def machine_name(device: str) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of this package, Python and the packages that step times depend on."""
-    found = {"repulsive": __version__, "python": platform.python_version()}
+    result = {"repulsive": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            result[name] = version(name)
         except PackageNotFoundError:
             continue
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+        result["cuda"] = torch.version.cuda
+    return result
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Everything a reader needs to judge step times, as plain values for JSON."""
+    """Machine, threads, versions and date, as plain values for JSON."""
     facts: dict[str, Any] = {
         "machine": machine_name(device),
         "cores": os.cpu_count(),
@@ -51,7 +51,7 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory that new tensors could take; None where the system does not tell."""
+    """Free memory in bytes; None if it is unknown."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     try:
@@ -63,7 +63,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def process_peak_bytes() -> int | None:
-    """Most memory this process ever held; None on systems without `getrusage`."""
+    """Peak memory of this process in bytes; None on systems without `getrusage`."""
     try:
         import resource
     except ImportError:

@@ -1,7 +1,7 @@
-"""What a rule costs in a training step of a real model: plain and repelled twins in one process that take turns.
+"""Cost of a rule in a training step of a transformers model: plain and repelled twins take turns in one process.
 
-How turns are timed and compared: `turns.py`. A second plain twin is compared with the first in the same way; its ratio
-differs from 1 by noise alone.
+`turns.py` explains how turns are timed and compared. A second plain twin is compared with the first in the same way;
+its ratio differs from 1 by noise alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from repulsive.lab.bench.twins import Twin, warmed_up
 from repulsive.particles.rule import Rule
 
 AGAIN = "plain again"
-WAITING = 12  # bytes per parameter of a twin between turns: the weight and two averages of AdamW, float32
-GRADIENT = 4  # bytes per parameter, of the one twin whose turn it is
+WAITING = 12  # bytes per parameter of a twin between turns: the weight and two moments of AdamW, float32
+GRADIENT = 4  # bytes per parameter of the active twin
 GIGA = 1e9
 
 
@@ -37,10 +37,10 @@ class CostOptions:
         model: a name in `PRESETS`.
         rules: names in `RULES`; empty for all that work with the model.
         device: "cpu" or "cuda".
-        rounds: turns of each twin that count, at least two.
-        steps: ordinary steps of a turn, beside the measuring one.
+        rounds: counted turns of each twin, at least two.
+        steps: ordinary steps of a turn, besides the measuring one.
         warm_up: turns of each twin before the first round.
-        batch: sequences or images of a step; None for the preset's.
+        batch: sequences or images per step; None for the preset's.
         length: tokens of a sequence; None for the preset's.
         layers: depth of the model; None for the preset's.
         compiled: train through `torch.compile`.
@@ -122,7 +122,7 @@ def _build_twins(
     options: CostOptions,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, Twin], dict[str, int | None]]:
-    """Two plain twins and one for each rule, warmed up; rules that nobody asked for by name may be left out."""
+    """Build and warm up two plain twins and one for each rule; rules not requested by name may be left out."""
     wanted: dict[str, Rule | None] = {PLAIN: None, AGAIN: None, **rules}
     twins: dict[str, Twin] = {}
     peaks: dict[str, int | None] = {}
@@ -142,12 +142,12 @@ def _build_twins(
 
 
 def _finite(loss: Tensor) -> float | None:
-    """A loss as JSON has it: None where training has diverged, which does not change what a step costs."""
+    """A loss for JSON: None if training diverged, which does not affect the cost of a step."""
     return float(loss) if bool(loss.isfinite()) else None
 
 
 def _forecast(rounds: int, progress: Callable[[str], None]) -> Callable[[int], None]:
-    """After the first round, tell how long all of them take."""
+    """Report the expected time of all rounds after the first one."""
     started = time.perf_counter()
 
     def after_round(done: int) -> None:
@@ -159,10 +159,10 @@ def _forecast(rounds: int, progress: Callable[[str], None]) -> Callable[[int], N
 
 
 def _check_memory(parameters: int, twins: int, device: str) -> None:
-    """Refuse twins that do not fit before they are built: a CPU that runs out of memory kills the process."""
+    """Raise if the twins do not fit in memory; on a CPU, running out of memory would kill the process."""
     needed, free = parameters * (WAITING * twins + GRADIENT), free_bytes(device)
     if free is not None and needed > free:
         raise RepulsiveError(
-            f"{twins} copies of the model need {needed / GIGA:.1f} GB and {free / GIGA:.1f} GB are free; "
+            f"{twins} copies of the model need {needed / GIGA:.1f} GB, but only {free / GIGA:.1f} GB are free; "
             "measure fewer rules at a time with --rule, or fewer layers with --layers"
         )

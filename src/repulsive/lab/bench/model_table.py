@@ -1,4 +1,4 @@
-"""The cost of rules as a table of at most 80 columns, with what it was measured on."""
+"""Print the cost of rules as a table of at most 80 columns, with machine and settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def print_costs(facts: dict[str, Any], console: Console) -> None:
-    """Print what `measure_model` found.
+    """Print the result of `measure_model`.
 
     Args:
-        facts: its result, or the same read from JSON.
-        console: where to; all lines fit 80 columns.
+        facts: the result, possibly read from JSON.
+        console: where to print; all lines fit 80 columns.
     """
     from rich.table import Table
 
@@ -46,7 +46,7 @@ def print_costs(facts: dict[str, Any], console: Console) -> None:
 
 
 def summary(facts: dict[str, Any]) -> list[str]:
-    """Sentences below the table: what was trained, on what, and how to read the numbers."""
+    """Sentences below the table: model, machine, and how to read the numbers."""
     settings, versions, plain = facts["settings"], facts["versions"], facts["results"][PLAIN]
     batch, length, unit = settings["batch"], settings["length"], facts["unit"]
     step = f"{batch} images" if unit == "images" else f"{batch} x {length} tokens"
@@ -66,7 +66,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
 
 
 def _ratio(value: float) -> str:
-    """Four decimals; fewer where two or three rounds give an interval that spans orders of magnitude."""
+    """Four decimals, or an exponent for the wide intervals of two or three rounds."""
     return f"{value:.4f}" if value < 100 else f"{value:.1e}"
 
 

@@ -1,4 +1,4 @@
-"""Models of transformers at published sizes with random weights, and random inputs with labels."""
+"""Models of transformers at published sizes, with random weights and random inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from repulsive.errors import SelectionError
 
-MASKED_SHARE = 0.15  # of tokens that a masked language model has to restore, as in BERT
+MASKED_SHARE = 0.15  # of the tokens, as in BERT
 MASK_ID = 103  # [MASK] of BERT's vocabulary
 SEED = 0
 
@@ -22,11 +22,11 @@ class Preset:
     """A model and the size of its training step.
 
     Args:
-        model: class name in transformers, with a loss of its own.
+        model: class name in transformers, of a model that returns a loss.
         config: class name of its configuration.
         task: "masked" or "causal" language modelling, or "images" for classification.
         depth: setting that holds the number of layers.
-        items: tokens (or images) of one step on CUDA.
+        items: tokens (or images) per step on CUDA.
         items_on_cpu: the same on a CPU.
         length: tokens of one sequence; 1 for images, so that a batch has `items / length` rows.
         positions: setting that limits the length of a sequence; None for images.
@@ -48,7 +48,7 @@ class Preset:
         return "images" if self.task == "images" else "tokens"
 
     def size(self, device: str, batch: int | None = None, length: int | None = None) -> tuple[int, int]:
-        """Rows and length of a batch; with another length and no batch, a step keeps its number of tokens."""
+        """Rows and length of a batch; if only the length changes, the number of tokens per step stays."""
         if length is not None and self.task == "images":
             raise SelectionError(f"--length={length}: {self.model} reads images of one size; leave --length out")
         length = length or self.length
@@ -62,8 +62,8 @@ class Preset:
 
         Args:
             device: "cpu", "cuda", or "meta" for shapes without weights.
-            layers: depth, where another is wanted.
-            length: of the sequences it has to read.
+            layers: depth, if not the preset's.
+            length: of the sequences it has to accept.
             overrides: further settings, such as a smaller width for tests.
         """
         import transformers
@@ -94,7 +94,7 @@ class Preset:
             made = {"input_ids": tokens, "labels": tokens}
             if self.task == "masked":
                 chosen = torch.rand(batch, length, generator=source) < MASKED_SHARE  # [B, T]
-                chosen[:, 0] = True  # a batch without a target has no loss
+                chosen[:, 0] = True  # without any target there is no loss
                 made["input_ids"] = tokens.masked_fill(chosen, min(MASK_ID, config.vocab_size - 1))
                 made["labels"] = tokens.masked_fill(~chosen, -100)
         return {name: value.to(device) for name, value in made.items()}

@@ -1,4 +1,4 @@
-"""Run the whole benchmark and write it down: JSON with every number, and the table people read."""
+"""Run the whole benchmark, and write a table and JSON with all numbers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from repulsive.lab.bench.growth import draw_growth, measure_growth
 from repulsive.lab.bench.machine import machine_name
 from repulsive.lab.bench.steps import COLLECT, VARIANTS, Options, Workload, measure_steps
 from repulsive.lab.bench.update import measure_update
+from repulsive.safety.markdown import format_table
 
 
 def run(
     options: Options, *, growth: bool = True, out: Path | None = None, progress: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Everything measured, with what it was measured on; written to `out` after each part, so that none is lost.
+    """Measure everything; write to `out` after each part, so that an interrupted benchmark keeps its results.
 
-    The parts come in the order of what is asked first: the update alone, steps with and without repulsion, growth, and
-    the penalties, each of which needs a compilation of its own.
+    The most important parts come first: the update alone, steps with and without repulsion, growth, and last the
+    regularizers, each of which is compiled separately.
     """
     facts: dict[str, Any] = {
         "machine": machine_name(options.device),
@@ -35,47 +36,45 @@ def run(
         "options": asdict(options),
     }
 
-    def keep(line: str = "") -> None:
-        if line:
-            progress(line)
+    def save(message: str = "") -> None:
+        if message:
+            progress(message)
         if out is not None:
             write(facts, out)
 
     facts["update"] = measure_update(options.device)
-    keep(f"update alone: {1e3 * facts['update']['update_seconds']:.4f} ms")
+    save(f"update alone: {1e3 * facts['update']['update_seconds']:.4f} ms")
     work = Workload(options)
     facts["steps"] = {str(tokens): {} for tokens in options.tokens}
     chosen = [name for name in options.variants if name not in COLLECT]
     for tokens in options.tokens:
         facts["steps"][str(tokens)] |= measure_steps(work, tokens, chosen, progress)
-        keep()
+        save()
     if growth:
         facts["growth"] = measure_growth(options.device)
-        keep("growth measured")
+        save("growth measured")
     for name in (name for name in options.variants if name in COLLECT):
         for tokens in options.tokens:
             facts["steps"][str(tokens)][name] = measure_steps(work, tokens, [name], progress)[name]
-            keep()
+            save()
     return facts
 
 
 def as_table(facts: dict[str, Any]) -> str:
-    """The step-time ratios and the update, as Markdown."""
+    """Format step-time ratios and the update as Markdown."""
     sizes = {size: rows for size, rows in facts.get("steps", {}).items() if rows}
     lines = []
     if sizes:
-        lines.append("| | " + " | ".join(f"{int(size):,} tokens a step" for size in sizes) + " |")
-        lines.append("| --- " * (len(sizes) + 1) + "|")
-        for name in VARIANTS:
-            if any(name in rows for rows in sizes.values()):
-                lines.append(f"| {name} | " + " | ".join(_cell(name, rows.get(name)) for rows in sizes.values()) + " |")
-        lines += ["", *_inside(sizes)]
+        measured = [name for name in VARIANTS if any(name in rows for rows in sizes.values())]
+        cells = [[name, *(_cell(name, rows.get(name)) for rows in sizes.values())] for name in measured]
+        head = ["variant", *(f"{int(size):,} tokens a step" for size in sizes)]
+        lines += [format_table(head, cells), "", *_inside(sizes)]
     lines += _alone(facts["update"])
     lines.append(
         f"Measured on {facts['machine']}, {facts['threads']} threads, torch {facts['torch']}, {facts['date']}"
         + (", compiled" if facts["options"]["compiled"] else "")
         + ". Ratios are 1 + median difference between steps of one round / median plain step, with 95 % bootstrap "
-        "intervals; behind them the ratio of the quickest tenths."
+        "intervals, followed by the ratio of the fastest tenths."
     )
     return "\n".join(lines)
 
@@ -90,7 +89,7 @@ def _cell(name: str, row: dict[str, float] | None) -> str:
 
 
 def _inside(sizes: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    """What repulsion takes inside the steps it was measured in."""
+    """Sentences about the time of repulsion inside measured steps."""
     lines = []
     for size, rows in sizes.items():
         for name, row in rows.items():
@@ -110,7 +109,7 @@ def _alone(update: dict[str, Any]) -> list[str]:
         f"Update alone ({update['groups']} projections, {update['numbers'] / 1e6:.1f}M numbers): "
         f"{_ms(update['update_seconds'])} a call{device}, {_ms(update['update_host_seconds'])} of host time; "
         f"floor {_ms(update['floor_seconds'])} (four passes at {update['copy_bytes_per_second'] / 1e12:.2f} TB/s). "
-        f"First layer {_ms(update['first_layer_seconds'])}; one that also measures {_ms(update['measured_seconds'])}; "
+        f"First layer {_ms(update['first_layer_seconds'])}; with measuring {_ms(update['measured_seconds'])}; "
         f"one projection at a time {_ms(update['one_at_a_time_seconds'])}."
     ]
     if "extra_bytes" in update:
@@ -124,16 +123,16 @@ def _ms(seconds: float) -> str:
 
 
 def write(facts: dict[str, Any], folder: Path) -> list[Path]:
-    """`bench-DEVICE.json`, `.md` and, where matplotlib is there, the plot of growth."""
+    """Write `bench-DEVICE.json`, `.md` and, if matplotlib is installed, the plot of growth."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"bench-{facts['options']['device']}"
-    made = [stem.with_suffix(".json"), stem.with_suffix(".md")]
-    made[0].write_text(json.dumps(facts, indent=2) + "\n")
-    made[1].write_text(as_table(facts) + "\n")
+    paths = [stem.with_suffix(".json"), stem.with_suffix(".md")]
+    paths[0].write_text(json.dumps(facts, indent=2) + "\n")
+    paths[1].write_text(as_table(facts) + "\n")
     if "growth" in facts:
         try:
             draw_growth(facts["growth"], str(stem.with_suffix(".svg")))
-            made.append(stem.with_suffix(".svg"))
+            paths.append(stem.with_suffix(".svg"))
         except ImportError:
-            pass  # the numbers are in the JSON; the plot can be drawn where matplotlib is
-    return made
+            pass  # the JSON has the numbers, from which the plot can be drawn elsewhere
+    return paths

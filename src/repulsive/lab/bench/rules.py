@@ -8,7 +8,7 @@ from repulsive import RuleError
 from repulsive.particles.named import RULES, rule_by_name
 from repulsive.particles.rule import Rule
 
-SAME = ("svgd",)  # the settings of "paper", so it costs the same: measured only if it is named
+SAME = ("svgd",)  # equal to "paper": measured only if requested by name
 
 
 def build_rules(names: Sequence[str]) -> dict[str, Rule]:
@@ -28,10 +28,10 @@ def build_rules(names: Sequence[str]) -> dict[str, Rule]:
 
 
 def available_rules() -> tuple[dict[str, Rule], dict[str, str]]:
-    """Build every known rule but those in `SAME`.
+    """Build every known rule except those in `SAME`.
 
     Returns:
-        The rules that can be built, by name; and for the others the reason why not.
+        The rules by name, and for rules that cannot be built the reason.
     """
     rules: dict[str, Rule] = {}
     reasons: dict[str, str] = {}

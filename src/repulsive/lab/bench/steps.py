@@ -1,4 +1,4 @@
-"""Step time of the paper's Transformer-small: plain, repulsive, regularised, and repulsive as in the released code."""
+"""Step time of the paper's Transformer-small: plain, with repulsion (ours and as released), with a regularizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCABULARY = 10_000
 LENGTH = 32
 RULE = SVGD(stepsize=0.1, alpha=0.01)
 LAYERS: dict[str, Literal["first", "all"]] = {"first layer": "first", "all layers": "all"}
-COLLECT = {"disagreement": "outputs", "Frobenius": "weights"}  # what a penalty looks at
+COLLECT = {"disagreement": "outputs", "Frobenius": "weights"}  # regularizer -> what it needs from attention
 VARIANTS = ("MA", *LAYERS, "one projection at a time", *COLLECT)
 NEVER = 10**9
 
@@ -35,10 +35,10 @@ class Options:
 
     Args:
         device: "cpu" or "cuda".
-        tokens: target tokens a step, one table column each.
-        variants: which of `VARIANTS`; "MA" is always there.
-        compiled: compile the loss with torch.compile; with several sizes once for all, the number of sentences dynamic.
-        rounds: steps of MA and of repulsion that count; variants whose cost shows at once take a tenth.
+        tokens: target tokens per step, one table column each.
+        variants: some of `VARIANTS`; "MA" is always measured.
+        compiled: compile the loss with torch.compile, once for all sizes, with a dynamic number of sentences.
+        rounds: counted steps of MA and of repulsion; other variants, whose cost is large, take a tenth.
     """
 
     device: str = "cpu"
@@ -48,12 +48,12 @@ class Options:
     rounds: int = 12
 
     def rounds_of(self, variant: str) -> int:
-        quick = variant == "MA" or variant in LAYERS
-        return self.rounds if quick else min(self.rounds, max(5, self.rounds // 10))
+        is_cheap = variant == "MA" or variant in LAYERS
+        return self.rounds if is_cheap else min(self.rounds, max(5, self.rounds // 10))
 
 
 class Workload:
-    """One model, one optimiser, a batch of each size; a variant changes what is added to the loss or to the step."""
+    """One model, one optimizer and a batch of each size; a variant adds to the loss or to the optimizer step."""
 
     def __init__(self, options: Options, config: TransformerConfig | None = None) -> None:
         torch.manual_seed(0)
@@ -83,7 +83,7 @@ class Workload:
             return wall(lambda: self.step(variant, tokens), self.device)
 
     def warm_up(self, variant: str, tokens: int) -> None:
-        """Compile the loss, lay out the update, capture its graph: what happens once in a training."""
+        """Take steps that compile the loss, lay out the update and capture its graph, as once in a training."""
         with self.attached(variant):
             for _ in range(4):
                 self.step(variant, tokens)
@@ -91,7 +91,7 @@ class Workload:
 
     @contextmanager
     def attached(self, variant: str) -> Iterator[None]:
-        """Repulsion of a variant for the length of a `with` block; its layout is kept from one block to the next."""
+        """Attach the repulsion of a variant for the length of a `with` block; its layout is kept between blocks."""
         with ExitStack() as after:
             if variant == "one projection at a time":
                 hook = self.optimizer.register_step_pre_hook(lambda *_: one_at_a_time(self._groups))
@@ -103,7 +103,7 @@ class Workload:
             yield
 
     def _handle(self, variant: str) -> Handle:
-        """The handle of a variant, which takes only steps that are not measured, as 49 of 50 are."""
+        """The handle of a variant, without measuring steps: by default 49 of 50 steps do not measure."""
         if variant not in self._handles:
             self._handles[variant] = repel(
                 self.model, self.optimizer, RULE, layers=LAYERS[variant], measure_every=NEVER, verbose=False
@@ -112,12 +112,12 @@ class Workload:
         return self._handles[variant]
 
     def inside(self, variant: str, tokens: int, steps: int = 30) -> dict[str, float]:
-        """What the hook of `repel` takes inside real steps; see `time_inside`."""
+        """Seconds of the hook of `repel` inside training steps; see `time_inside`."""
         step = partial(self.step, variant, tokens)
         return time_inside(self.optimizer, self.attached(variant), step, self.device, steps)
 
     def loss(self, variant: str) -> Callable[[Tensor], Tensor]:
-        """The loss function a variant needs; variants without a penalty share one, and its compilation."""
+        """The loss function of a variant; variants without a regularizer share one compiled function."""
         collect = COLLECT.get(variant)
         if collect not in self._losses:
             function = lambda batch: self._compute(collect, batch)  # noqa: E731
@@ -127,13 +127,13 @@ class Workload:
     def _compute(self, collect: str | None, batch: Tensor) -> Tensor:
         half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
         with half:
-            found = self.model(batch, batch[:, :-1], collect)
-        logits, seen = found if collect else (found, [])
+            output = self.model(batch, batch[:, :-1], collect)
+        logits, collected = output if collect else (output, [])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), label_smoothing=0.1)
         if collect == "outputs":
-            loss = loss + torch.stack([on_outputs(x) for x in seen]).mean()
+            loss = loss + torch.stack([on_outputs(x) for x in collected]).mean()
         elif collect == "weights":  # [B, M, T, S] -> heads over words for every query
-            loss = loss + torch.stack([frobenius(x.transpose(1, 2)) for x in seen]).mean()
+            loss = loss + torch.stack([frobenius(x.transpose(1, 2)) for x in collected]).mean()
         return loss
 
 
@@ -144,16 +144,16 @@ def time_inside(
     device: torch.device,
     steps: int = 30,
 ) -> dict[str, float]:
-    """What hooks of an optimiser take inside real steps: host seconds until they return; on a GPU, device seconds.
+    """Time the hooks of an optimizer inside training steps: host seconds and, on a GPU, device seconds.
 
-    The device's are between events before and after, which includes waiting for the host where that is behind.
+    Device seconds are between events before and after the hooks, and include waiting for a slower host.
 
     Args:
-        optimizer: the one that steps, without the hooks.
-        attached: has the hooks registered for the length of a `with` block.
-        step: takes one.
-        device: where.
-        steps: how many, of which the median counts.
+        optimizer: the optimizer, without the hooks.
+        attached: registers the hooks for the length of a `with` block.
+        step: takes one training step.
+        device: of the model.
+        steps: number of steps; the median counts.
     """
     spent: list[float] = []
     events: list[torch.cuda.Event] = []
@@ -179,15 +179,15 @@ def time_inside(
         for _ in range(steps):
             step()
     synchronise(device)
-    found = {"host_seconds": statistics.median(spent)}
+    seconds = {"host_seconds": statistics.median(spent)}
     if on_gpu:
         times = [a.elapsed_time(b) / 1e3 for a, b in zip(events[::2], events[1::2], strict=True)]
-        found["device_seconds"] = statistics.median(times)
-    return found
+        seconds["device_seconds"] = statistics.median(times)
+    return seconds
 
 
 def one_at_a_time(groups: Sequence[HeadGroup]) -> None:
-    """The rule as the released code applies it: a separate kernel, median and product for every projection."""
+    """Apply the rule as the released code does: one projection after the other."""
     for group in groups:
         part = group.slices[0]
         grad = part.parameter().grad
@@ -198,7 +198,7 @@ def one_at_a_time(groups: Sequence[HeadGroup]) -> None:
 def measure_steps(
     work: Workload, tokens: int, variants: Sequence[str], progress: Callable[[str], None]
 ) -> dict[str, dict[str, float]]:
-    """Step times of one batch size: variant -> seconds, ratio and its interval, and what repulsion takes inside."""
+    """Measure one batch size: variant -> seconds, ratio and its interval, and time of repulsion inside a step."""
     chosen = ["MA", *(name for name in variants if name != "MA")]
     for name in chosen:
         started = time.perf_counter()
@@ -207,8 +207,8 @@ def measure_steps(
     rounds = {name: work.options.rounds_of(name) for name in chosen}
     rounds["MA"] = max([rounds[name] for name in chosen[1:]] or [rounds["MA"]])
     started = time.perf_counter()
-    found = interleaved({name: partial(work.time, name, tokens) for name in chosen}, rounds, baseline="MA")
-    rows = {name: asdict(ratio) for name, ratio in found.items()}
+    ratios = interleaved({name: partial(work.time, name, tokens) for name in chosen}, rounds, baseline="MA")
+    rows = {name: asdict(ratio) for name, ratio in ratios.items()}
     for name in chosen:
         if name in LAYERS:
             rows[name] |= work.inside(name, tokens, min(30, 3 * work.options.rounds))

@@ -1,13 +1,13 @@
-"""Turns of twins: what one took, in which order they come, and how twins compare over many rounds.
+"""Turns of twins: their times, their order, and the comparison of twins over many rounds.
 
-The handle of `repel` measures its groups in one step of `measure_every`, 50 by default, and such a step costs more. A
-turn of a few steps would have too many of them or none. So each turn takes exactly one measuring step, which is timed
-on its own, and several ordinary ones; the seconds of an average step are (1 x measuring + 49 x ordinary) / 50. Plain
+The handle of `repel` measures its groups in one of `measure_every` steps, 50 by default, and such a step costs more. A
+turn of a few steps would contain too many of them or none. So each turn has exactly one measuring step, which is timed
+separately, and several ordinary ones; the seconds of an average step are (1 x measuring + 49 x ordinary) / 50. Plain
 twins are timed in the same way: their first step counts for 1/50 and the others for 49/50.
 
 Every round gives each twin one turn. The ratio of a twin is the geometric mean over rounds of its seconds over those of
-the plain twin in the same round, so that slow drift of the machine cancels. Its 95 % interval is Student's interval of
-the mean log ratio.
+the plain twin in the same round, so that slow drift of the machine cancels. Its 95 % interval is by Student's t, of the
+mean log ratio.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from repulsive.lab.bench.clock import undisturbed
 from repulsive.metrics import student
 from repulsive.repulsion.settings import Settings
 
-PERIOD = Settings().measure_every  # steps of which one measures, in a training with default settings
+PERIOD = Settings().measure_every  # one of so many steps measures, with default settings
 PLAIN = "plain"  # the twin that all others are compared with
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn of a twin took.
+    """Times of one turn of a twin.
 
     Args:
-        measuring: seconds of its first step, in which a handle measures.
-        ordinary: seconds of each of the others, on average.
+        measuring: seconds of its first step, in which the handle measures.
+        ordinary: mean seconds of the other steps.
 
     Example:
         >>> Turn(measuring=3.0, ordinary=2.0).seconds
@@ -43,20 +43,20 @@ class Turn:
 
     @property
     def seconds(self) -> float:
-        """Seconds of an average step of a training, in which one of `PERIOD` steps measures."""
+        """Seconds of an average training step, if one of `PERIOD` steps measures."""
         return (self.measuring + (PERIOD - 1) * self.ordinary) / PERIOD
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Step time of one twin against that of the plain twin.
+    """Step time of one twin relative to the plain twin.
 
     Args:
         seconds: median over rounds of its average step.
         ratio: geometric mean over rounds of its seconds over the plain twin's.
         low: lower end of the 95 % interval of `ratio`.
         high: upper end of it.
-        median_ratio: median over rounds, which a few disturbed rounds do not move.
+        median_ratio: median over rounds, which is robust against disturbed rounds.
     """
 
     seconds: float
@@ -94,7 +94,7 @@ def compare_turns(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Cost]:
 
 
 def order_of_round(names: Sequence[str], number: int) -> list[str]:
-    """Twins in the order of their turns: reversed every second round, and every two rounds another one begins."""
+    """Order of turns: reversed in every second round, and rotated every two rounds."""
     shift = number // 2 % len(names)
     order = [*names[shift:], *names[:shift]]
     return order[::-1] if number % 2 else order
@@ -108,7 +108,7 @@ def take_turns(
     Args:
         turns: name -> function that takes one turn of a twin.
         rounds: number of rounds.
-        after_round: called with the number of rounds that are done.
+        after_round: called with the number of finished rounds.
     """
     taken: dict[str, list[Turn]] = {name: [] for name in turns}
     with undisturbed():

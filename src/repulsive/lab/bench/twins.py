@@ -1,4 +1,4 @@
-"""A twin: one of several equal models that train side by side, plain or with a rule."""
+"""Twins: equal models that train in turns, plain or with a rule."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LEARNING_RATE = 1e-4
 
 
 class Twin:
-    """A model with an optimizer of its own.
+    """A model and its optimizer.
 
     Args:
         model: a model of transformers in training mode, on its device.
-        inputs: arguments of the model in every step, labels included.
-        rule: what to attach; None trains without `repel`.
-        steps: ordinary steps of a turn, beside the measuring one.
+        inputs: arguments of the model in every step, with labels.
+        rule: the rule to attach; None trains without `repel`.
+        steps: ordinary steps of a turn, besides the measuring one.
         compiled: train through `torch.compile(model)`.
     """
 
@@ -38,14 +38,14 @@ class Twin:
         self.steps = steps
         self.handle: Handle | None = None
         if rule is not None:
-            # The handle measures in the steps 0, steps + 1, ...: in the first step of every turn.
+            # The handle measures in the first step of every turn.
             self.handle = repel(self.model, self.optimizer, rule, measure_every=steps + 1, verbose=False)
 
     def step(self) -> Tensor:
         """Take one training step and return its loss.
 
-        Gradients are freed at the end of a step. A twin that waits for its turn holds none, and every step finds the
-        same free memory: gradients keep their addresses, as they do in a training that has the GPU to itself.
+        Gradients are freed at the end of a step, so a waiting twin holds none and every step finds the same free
+        memory: gradients keep their addresses, as in a training that has the GPU to itself.
         """
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.on_gpu):
             loss: Tensor = self.model(**self.inputs).loss
@@ -65,10 +65,10 @@ class Twin:
 
 
 def warmed_up(make: Callable[[], Twin], turns: int, device: torch.device) -> tuple[Twin, int | None]:
-    """Build a twin and let it take turns that do not count: compilation, first launches, the layout of the update.
+    """Build a twin and take turns that are not counted, which compile, launch and lay out the update.
 
     Returns:
-        The twin, and the peak of GPU memory that it needs beside what was there before; None on a CPU.
+        The twin, and the peak of its additional GPU memory in bytes; None on a CPU.
     """
     if device.type != "cuda":
         twin = make()

@@ -1,4 +1,4 @@
-"""The update of all layers alone: seconds as called and on the device, its floor, and the memory it adds."""
+"""Time and memory of the update of all layers alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repulsive.repulsion.backends.choose import Update
 
 
 def measure_update(device: str) -> dict[str, Any]:
-    """Everything about one update of the Transformer-small's attention projections."""
+    """Measure one update of all attention projections of the Transformer-small."""
     place = torch.device(device)
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.small(steps.VOCABULARY)).to(place)

@@ -18,7 +18,7 @@ from repulsive.lab.engine.runs import RECIPE, RunFolder
 from repulsive.lab.engine.scores import COMPARED, TOTALLED, same_items
 from repulsive.lab.engine.task import Evaluation
 from repulsive.metrics.compare import Comparison, compare, compare_totals
-from repulsive.safety.markdown import escaped
+from repulsive.safety.markdown import escaped, format_table
 
 COLUMNS = (
     "bleu",
@@ -192,17 +192,17 @@ def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
     """Rows as a Markdown table, with what the comparisons say below it."""
     shown = [name for name in columns if any(name in row.cells for row in found)]
     head = ["method", "seeds", *shown]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines = []
     for row in found:
         cells = [str(row.cells[name]) if name in row.cells else "" for name in shown]
-        lines.append("| " + " | ".join([escaped(row.label), str(len(row.seeds)), *cells]) + " |")
+        lines.append([escaped(row.label), str(len(row.seeds)), *cells])
     notes = [f"- **{escaped(told)}**" for row in found for told in row.warnings]
     notes += [
         f"- {escaped(row.label)} against {escaped(found[0].label)}, {metric}: {comparison}"
         for row in found
         for metric, comparison in row.against.items()
     ]
-    return "\n".join([*lines, *(["", *notes] if notes else [])])
+    return "\n".join([format_table(head, lines), *(["", *notes] if notes else [])])
 
 
 def as_json(found: Sequence[Row]) -> str:

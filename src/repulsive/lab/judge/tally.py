@@ -15,7 +15,7 @@ from repulsive.lab.judge.answers import Answers
 from repulsive.lab.judge.criteria import CRITERIA
 from repulsive.lab.judge.key import Key
 from repulsive.lab.judge.votes import LOSE, TIE, WIN, Share, Verdict, verdict
-from repulsive.safety.markdown import escaped
+from repulsive.safety.markdown import escaped, format_table
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def as_markdown(result: Tally) -> str:
     lines = [
         f"**{first}** versus {second}: {by}, {_many(result.items, 'item')}",
         "",
-        "| | Win | Lose | Tie | Win − lose | Items won : lost | p | κ | Answers |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    head = ["Criterion", "Win", "Lose", "Tie", "Win − lose", "Items won : lost", "p", "κ", "Answers"]
+    rows = []
     for name, one in result.verdicts.items():
         if one is None:
             cells = ["n/a"] * 7 + ["0"]
@@ -80,7 +80,8 @@ def as_markdown(result: Tally) -> str:
             shares = [_percent(one.win), _percent(one.lose), _percent(one.tie), _percent(one.lead, signed=True)]
             answers = f"{one.answers} of {judges * result.items}"
             cells = [*shares, f"{one.items_for} : {one.items_against}", p, kappa, answers]
-        lines.append(f"| {name.capitalize()} | {' | '.join(cells)} |")
+        rows.append([name.capitalize(), *cells])
+    lines.append(format_table(head, rows))
     resampled = "items" if judges == 1 else "items and judges"
     lines += [
         "",

@@ -1,4 +1,4 @@
-"""Figures on sentence classifiers: what heads look at, calibration, and how sure they are of foreign texts."""
+"""Figures about sentence classifiers: Figure 1 and Appendix D, C.4 and C.5."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.uncertainty import entropy_cdf
 from repulsive.lab.engine.processes import chosen_device
-from repulsive.lab.paper.datasets import DATASETS, DataSet
-from repulsive.lab.paper.figures import Drawn, Figure, PerSeed, label
-from repulsive.lab.paper.running import Options, Tell
-from repulsive.lab.paper.verdicts import Runs, difference, values
+from repulsive.lab.paper.datasets import DATASETS, Dataset
+from repulsive.lab.paper.differences import Runs, difference, values
+from repulsive.lab.paper.figure import Figure, FigureData, PerSeed
+from repulsive.lab.paper.options import Log, Options
+from repulsive.lab.paper.report import label_of
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.classification.foreign import open_foreign, unknown_share
 from repulsive.lab.systems.classification.measure import predictions
@@ -24,99 +25,104 @@ from repulsive.metrics.compare import Comparison, compare
 from repulsive.pages import Content, Panel
 from repulsive.pages.charts import entropy_chart, reliability_charts
 
-SHOWN = 8  # sentences
+SENTENCES = 8  # shown in the attention maps
 
 
 class AttentionMaps(Figure):
-    """Heat maps of all heads, as the first seed of each method has them."""
+    """Heat maps of all heads, from the first seed of each method."""
 
     id = "attention-maps"
-    title = "what each head looks at"
+    title = "attention maps of all heads"
     source = "Figure 1 and Appendix D"
-    data = ("yelp",)
+    paper_datasets = ("yelp",)
     methods = ("ma", "frobenius", "svgd")
-    lead = "Attention of every head of the first seed on sentences of the test set, and the mean over heads."
+    lead = "Attention of every head on sentences of the test set, and the mean over heads. First seed of each method."
 
-    def draw(self, data: DataSet, ended: Mapping[str, Runs], options: Options, tell: Tell) -> Drawn:
+    def measure(self, dataset: Dataset, finished: Mapping[str, Runs], options: Options, log: Log) -> FigureData:
         task, models = None, {}
-        for name, runs in ended.items():
-            task, models[label(name)] = load_run(runs[min(runs)], torch.device("cpu"))
+        for name, runs in finished.items():
+            task, models[label_of(name)] = load_run(runs[min(runs)], torch.device("cpu"))
         assert isinstance(task, ClassificationTask)
-        shown = examples(task.data, "test", spread(task.data.parts["test"], SHOWN), models)
-        numbers = {name: _known(runs, ("overlap", "dist")) for name, runs in ended.items()}
-        seen = {("overlap", "svgd", "ma"): difference(ended["svgd"], ended["ma"], "overlap")}
-        return Drawn(Content("", examples=shown), numbers, seen)
+        shown = examples(task.data, "test", spread(task.data.parts["test"], SENTENCES), models)
+        numbers = {name: _available(runs, ("overlap", "dist")) for name, runs in finished.items()}
+        comparisons = {("overlap", "svgd", "ma"): difference(finished["svgd"], finished["ma"], "overlap")}
+        return FigureData(Content("", examples=shown), numbers, comparisons)
 
 
 class Calibration(Figure):
-    """Accuracy against confidence; nothing is evaluated again."""
+    """Accuracy against confidence, from the stored predictions of the runs."""
 
     id = "calibration"
     title = "accuracy against confidence"
     source = "Appendix C.4"
-    data = ("snli",)
-    lead = "A calibrated classifier is right as often as it is sure; below the diagonal it is too sure. Test set."
+    paper_datasets = ("snli",)
+    lead = (
+        "Confidence of a calibrated classifier equals its accuracy; below the diagonal it is overconfident. Test set."
+    )
 
-    def draw(self, data: DataSet, ended: Mapping[str, Runs], options: Options, tell: Tell) -> Drawn:
+    def measure(self, dataset: Dataset, finished: Mapping[str, Runs], options: Options, log: Log) -> FigureData:
         diagrams = {}
-        for name, runs in ended.items():
-            answers = [run.items("test") for run in runs.values()]
-            sure = torch.cat([items["logits"].double().softmax(-1) for items in answers])  # [seeds x N, C]
-            truth = torch.cat([items["labels"] for items in answers])  # [seeds x N]
-            diagrams[label(name)] = reliability(sure, truth, BINS[0])
-        told = ["The area of a dot is its share of the predictions of all seeds."]
-        panel = Panel("Sure and right", told, charts=reliability_charts(diagrams))
-        kept = [f"{error}{bins}" for bins in BINS for error in ("ece", "oe")]
-        numbers = {name: _known(runs, (*kept, "accuracy", "nll")) for name, runs in ended.items()}
-        seen = {(m, "svgd", "ma"): difference(ended["svgd"], ended["ma"], m) for m in ("ece15", "oe15")}
-        return Drawn(Content("", panels=[panel]), numbers, seen)
+        for name, runs in finished.items():
+            stored = [run.items("test") for run in runs.values()]
+            probabilities = torch.cat([items["logits"].double().softmax(-1) for items in stored])  # [seeds x N, C]
+            labels = torch.cat([items["labels"] for items in stored])  # [seeds x N]
+            diagrams[label_of(name)] = reliability(probabilities, labels, BINS[0])
+        notes = ["The area of a dot is its share of the predictions of all seeds."]
+        panel = Panel("Calibration", notes, charts=reliability_charts(diagrams))
+        errors = [f"{error}{bins}" for bins in BINS for error in ("ece", "oe")]
+        numbers = {name: _available(runs, (*errors, "accuracy", "nll")) for name, runs in finished.items()}
+        comparisons = {(m, "svgd", "ma"): difference(finished["svgd"], finished["ma"], m) for m in ("ece15", "oe15")}
+        return FigureData(Content("", panels=[panel]), numbers, comparisons)
 
 
 class Entropy(Figure):
-    """How sure models are of texts they were not made for."""
+    """Predictive entropy on texts of another dataset than the models were trained on."""
 
     id = "entropy"
-    title = "entropy of predictions on foreign texts"
+    title = "entropy of predictions on out-of-domain texts"
     source = "Appendix C.5"
-    data = ("yelp",)
+    paper_datasets = ("yelp",)
     methods = ("ma", "frobenius", "svgd")
-    lead = "Share of predictions with at most this entropy: further to the lower right is better on foreign texts."
+    lead = (
+        "Share of predictions with at most this entropy. On out-of-domain texts, further to the lower right is better."
+    )
     foreign = "age"
 
-    def needs(self, options: Options) -> list[DataSet]:
-        return [*self.trained_on(options), DATASETS[self.foreign]]
+    def required_datasets(self, options: Options) -> list[Dataset]:
+        return [*self.training_datasets(options), DATASETS[self.foreign]]
 
-    def draw(self, data: DataSet, ended: Mapping[str, Runs], options: Options, tell: Tell) -> Drawn:
+    def measure(self, dataset: Dataset, finished: Mapping[str, Runs], options: Options, log: Log) -> FigureData:
         device, folder = chosen_device(options.device), DATASETS[self.foreign].folder(options.data)
-        outside: dict[str, dict[int, Tensor]] = {}
+        probabilities: dict[str, dict[int, Tensor]] = {}
         unknown = 0.0
-        for name, runs in ended.items():
-            outside[name] = {}
+        for name, runs in finished.items():
+            probabilities[name] = {}
             for seed, run in runs.items():
-                tell(f"{run.path}: reading {self.foreign}")
+                log(f"{run.path}: predicting on {self.foreign}")
                 task, model = load_run(run, device)
                 assert isinstance(task, ClassificationTask)
                 part = open_foreign(folder, task.data, "test").to(device)
                 unknown = unknown_share(part)
-                outside[name][seed] = predictions(model, part)  # [N, C]
-        curves = {label(name): entropy_cdf(torch.cat(list(seeds.values()))) for name, seeds in outside.items()}
-        note = f"Texts of {self.foreign}; {100 * unknown:.1f} % of their words are unknown to the models."
-        panel = Panel("Foreign texts", [note], charts=[entropy_chart("Foreign texts", curves, file="entropy-foreign")])
-        items = {name: {seed: entropy(p) for seed, p in seeds.items()} for name, seeds in outside.items()}
+                probabilities[name][seed] = predictions(model, part)  # [N, C]
+        curves = {label_of(name): entropy_cdf(torch.cat([*seeds.values()])) for name, seeds in probabilities.items()}
+        note = f"Texts of {self.foreign}; {100 * unknown:.1f} % of their words are not in the models' vocabulary."
+        chart = entropy_chart("Out-of-domain texts", curves, file="entropy-foreign")
+        panel = Panel("Out-of-domain texts", [note], charts=[chart])
+        entropies = {name: {seed: entropy(p) for seed, p in seeds.items()} for name, seeds in probabilities.items()}
         numbers = {
             name: {
-                "foreign entropy": {seed: float(h.mean()) for seed, h in items[name].items()},
+                "foreign entropy": {seed: float(h.mean()) for seed, h in entropies[name].items()},
                 "own entropy": values(runs, "entropy"),
             }
-            for name, runs in ended.items()
+            for name, runs in finished.items()
         }
         pairs = (("svgd", "ma"), ("svgd", "frobenius"))
-        seen = {("foreign entropy", a, b): paired(items[a], items[b]) for a, b in pairs}
-        return Drawn(Content("", panels=[panel]), numbers, seen)
+        comparisons = {("foreign entropy", a, b): compare_items(entropies[a], entropies[b]) for a, b in pairs}
+        return FigureData(Content("", panels=[panel]), numbers, comparisons)
 
 
-def paired(first: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> Comparison | None:
-    """First - second of the mean over items, by seed and item; None where they share no seed."""
+def compare_items(first: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> Comparison | None:
+    """Compare means over items, first - second, paired by seed and item; None if no seed is shared."""
     shared = sorted(first.keys() & second.keys())
     if not shared:
         return None
@@ -124,6 +130,7 @@ def paired(first: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> Compari
     return compare(a, b, "both" if len(shared) > 1 else "items")
 
 
-def _known(runs: Runs, metrics: tuple[str, ...]) -> dict[str, PerSeed]:
-    found = {metric: values(runs, metric) for metric in metrics}
-    return {metric: each for metric, each in found.items() if each}
+def _available(runs: Runs, metrics: tuple[str, ...]) -> dict[str, PerSeed]:
+    """Values by seed of those metrics that the runs have."""
+    by_metric = {metric: values(runs, metric) for metric in metrics}
+    return {metric: by_seed for metric, by_seed in by_metric.items() if by_seed}

@@ -1,4 +1,4 @@
-"""What the paper prints, read from `published.toml`: numbers, claims, and notes where the two do not agree."""
+"""The paper's numbers and claims, and notes on its inconsistencies, read from `published.toml`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Better = Literal["higher", "lower", "same"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing the paper says, small enough to be tested.
+    """A claim of the paper that one comparison can test.
 
     Args:
         artefact: the table or figure it belongs to.
-        text: what is said.
-        source: where.
-        data: data set of the paper.
-        first: row that is said to be better.
+        text: the claim in words.
+        source: where it is in the paper.
+        data: the paper's dataset.
+        first: row that is claimed to be better.
         second: row that it is compared with.
-        metric: in what.
-        better: "higher", "lower", or "same": no further apart than `within`.
-        within: of "same", in the metric's units.
-        contradicted: the numbers the paper prints say otherwise.
+        metric: the metric that is compared.
+        better: "higher", "lower", or "same": the difference is at most `within`.
+        within: margin of "same", in the metric's units.
+        contradicted: the paper's own numbers contradict it.
     """
 
     artefact: str
@@ -43,46 +43,47 @@ class Claim:
 
 @dataclass(frozen=True)
 class Published:
-    """The whole file; use `published()`."""
+    """The content of `published.toml`; use `published()`."""
 
     tree: Mapping[str, Any]
 
     def value(self, artefact: str, data: str, row: str, metric: str) -> float | None:
-        """A printed number; None where there is none."""
-        found = self.tree["values"].get(artefact, {}).get(data, {}).get(row, {}).get(metric)
-        return None if found is None else float(found)
+        """A printed number; None if it is not printed."""
+        number = self.tree["values"].get(artefact, {}).get(data, {}).get(row, {}).get(metric)
+        return None if number is None else float(number)
 
     def source(self, artefact: str) -> str:
-        """Where the numbers of an artefact stand."""
+        """Where the paper prints the numbers of an artefact."""
         return str(self.tree["values"].get(artefact, {}).get("source", ""))
 
     def about(self, artefact: str) -> str:
-        """How the paper got them; "" where there is nothing to say."""
+        """How the paper computed them; "" if nothing is recorded."""
         return str(self.tree["values"].get(artefact, {}).get("about", ""))
 
     def dataset(self, name: str) -> Mapping[str, Any]:
-        """Sizes of a data set of the paper; nothing for any other."""
-        found: Mapping[str, Any] = self.tree["datasets"].get(name, {})
-        return found
+        """Sizes of one of the paper's datasets; empty for any other."""
+        facts: Mapping[str, Any] = self.tree["datasets"].get(name, {})
+        return facts
 
     def claims(self, artefact: str) -> list[Claim]:
-        """Claims of an artefact, one for each data set, pair of rows and metric."""
-        return [claim for entry in self.tree["claims"] if entry["artefact"] == artefact for claim in _claims(entry)]
+        """Claims of an artefact, one for each dataset, pair of rows and metric."""
+        return [claim for entry in self.tree["claims"] if entry["artefact"] == artefact for claim in _expand(entry)]
 
     def notes(self, artefact: str) -> list[str]:
-        """What does not fit in the paper, where it matters to an artefact."""
+        """Inconsistencies in the paper that concern an artefact."""
         return [entry["text"] for entry in self.tree["notes"] if artefact in entry["artefacts"]]
 
 
 @cache
 def published() -> Published:
-    """The paper's numbers."""
+    """Load the paper's numbers and claims."""
     return Published(tomllib.loads((files("repulsive.lab.paper") / "published.toml").read_text(encoding="utf-8")))
 
 
-def _claims(entry: Mapping[str, Any]) -> list[Claim]:
+def _expand(entry: Mapping[str, Any]) -> list[Claim]:
+    """One claim for each dataset, pair of rows and metric of an entry."""
     metrics = entry["metric"] if isinstance(entry["metric"], list) else [entry["metric"]]
-    told = {name: entry[name] for name in ("better", "within") if name in entry}
+    optional = {name: entry[name] for name in ("better", "within") if name in entry}
     return [
         Claim(
             entry["artefact"],
@@ -93,7 +94,7 @@ def _claims(entry: Mapping[str, Any]) -> list[Claim]:
             second,
             metric,
             contradicted=data in entry.get("against", ()),
-            **told,
+            **optional,
         )
         for data in entry["data"]
         for first, second in entry["pairs"]

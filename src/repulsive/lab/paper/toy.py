@@ -1,17 +1,18 @@
-"""Everything at toy size: data that are generated in seconds, and models that learn them in seconds on a CPU."""
+"""Toy size for `--quick`: generated datasets, and recipe changes for models that train in seconds on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repulsive.lab.paper.datasets import DataSet
-from repulsive.lab.systems.classification import toy as opinions
+from repulsive.lab.paper.datasets import Dataset
+from repulsive.lab.paper.options import Options
+from repulsive.lab.systems.classification import toy as classification_toy
 from repulsive.lab.systems.datasets import prepare
-from repulsive.lab.systems.electra import toy as corpus
-from repulsive.lab.systems.glue import toy as marked
-from repulsive.lab.systems.graphs import toy as told
-from repulsive.lab.systems.translation import toy as spelled
+from repulsive.lab.systems.electra import toy as electra_toy
+from repulsive.lab.systems.glue import toy as glue_toy
+from repulsive.lab.systems.graphs import toy as graphs_toy
+from repulsive.lab.systems.translation import toy as translation_toy
 from repulsive.lab.text.folders import MANIFEST
 
 SEEDS = 2
@@ -80,27 +81,27 @@ CHANGES: dict[str, tuple[str, ...]] = {
         *_TRAINING,
     ),
 }
-HEADS = (2, 4, 8)  # of the figure over their number
+HEADS = (2, 4, 8)  # numbers of heads in Figure 3
 
 
-def changes(kind: str) -> tuple[str, ...]:
-    """`key=value` that make a recipe of a task one for two cores and a second."""
-    return CHANGES[kind]
+def recipe_changes(kind: str, options: Options) -> tuple[str, ...]:
+    """`key=value` changes that shrink a recipe of a kind to toy size; none if the options ask for full size."""
+    return CHANGES[kind] if options.toy else ()
 
 
-def make(data: Sequence[DataSet], root: Path) -> None:
-    """Generate and prepare data sets that are not there yet; each is the same whenever it is made."""
-    for each in data:
-        folder = each.folder(root)
+def make(datasets: Sequence[Dataset], root: Path) -> None:
+    """Generate and prepare missing datasets, deterministically."""
+    for dataset in datasets:
+        folder = dataset.folder(root)
         if not (folder / MANIFEST).is_file():
-            _MAKERS[each.kind](each, root / "raw", folder)
+            _MAKERS[dataset.kind](dataset, root / "raw", folder)
 
 
-def _classification(data: DataSet, raw: Path, folder: Path) -> None:
-    if data.paper == "snli":
-        prepare("snli", opinions.write_opinions(raw / "opinions"), folder, jobs=1, tokenizer="regex")
-    else:  # reviews; those of "age" speak of one aspect
-        few = data.paper == "age"
+def _make_classification(dataset: Dataset, raw: Path, folder: Path) -> None:
+    if dataset.paper_name == "snli":
+        prepare("snli", classification_toy.write_opinions(raw / "opinions"), folder, jobs=1, tokenizer="regex")
+    else:  # generated reviews; those of "age" mention only one aspect
+        is_age = dataset.paper_name == "age"
         prepare(
             "reviews",
             None,
@@ -110,45 +111,46 @@ def _classification(data: DataSet, raw: Path, folder: Path) -> None:
             dev=100,
             test=150,
             filler=0,
-            aspects=(1, 1 if few else 2),
-            seed=int(few),
+            aspects=(1, 1 if is_age else 2),
+            seed=int(is_age),
         )
 
 
-def _translation(data: DataSet, raw: Path, folder: Path) -> None:
-    pairs = spelled.write_pairs(raw / "spelled", (400, 20, 30), longest=5)
-    source, target = ("en", "de") if data.name == "wmt14" else ("de", "en")
+def _make_translation(dataset: Dataset, raw: Path, folder: Path) -> None:
+    pairs = translation_toy.write_pairs(raw / "spelled", (400, 20, 30), longest=5)
+    source, target = ("en", "de") if dataset.name == "wmt14" else ("de", "en")
     prepare("translation", pairs, folder, jobs=1, most=120, source=source, target=target)
 
 
-def _graphs(data: DataSet, raw: Path, folder: Path) -> None:
-    prepare("graphs", told.write_graphs(raw / "told", (160, 20, 24)), folder, tokenizer="regex", minimum=1)
+def _make_graphs(dataset: Dataset, raw: Path, folder: Path) -> None:
+    files = graphs_toy.write_graphs(raw / "told", (160, 20, 24))
+    prepare("graphs", files, folder, tokenizer="regex", minimum=1)
 
 
-def _pretrain(data: DataSet, raw: Path, folder: Path) -> None:
-    text = corpus.write_corpus(_made(raw / "corpus"))
+def _make_pretraining(dataset: Dataset, raw: Path, folder: Path) -> None:
+    text = electra_toy.write_corpus(_make_folder(raw / "corpus"))
     prepare("pretrain", text, folder, jobs=1, vocabulary=_vocabulary(raw), length=32, dev=0.1)
 
 
-def _glue(data: DataSet, raw: Path, folder: Path) -> None:
-    files = marked.write_task(raw / "marked", data.name, (96, 40, 9))
-    prepare("glue", files, folder, jobs=1, glue_task=data.name, vocabulary=_vocabulary(raw))
+def _make_glue(dataset: Dataset, raw: Path, folder: Path) -> None:
+    files = glue_toy.write_task(raw / "marked", dataset.name, (96, 40, 9))
+    prepare("glue", files, folder, jobs=1, glue_task=dataset.name, vocabulary=_vocabulary(raw))
 
 
 def _vocabulary(raw: Path) -> Path:
-    """One for the corpus and for all tasks: what is fine-tuned has the pieces it was pre-trained with."""
-    return corpus.write_vocabulary(_made(raw / "corpus"), [*marked.PIECES, *marked.WORDS])
+    """Write the vocabulary that pre-training and all fine-tuning tasks share."""
+    return electra_toy.write_vocabulary(_make_folder(raw / "corpus"), [*glue_toy.PIECES, *glue_toy.WORDS])
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-_MAKERS: dict[str, Callable[[DataSet, Path, Path], None]] = {
-    "classification": _classification,
-    "translation": _translation,
-    "graphs": _graphs,
-    "electra": _pretrain,
-    "glue": _glue,
+_MAKERS: dict[str, Callable[[Dataset, Path, Path], None]] = {
+    "classification": _make_classification,
+    "translation": _make_translation,
+    "graphs": _make_graphs,
+    "electra": _make_pretraining,
+    "glue": _make_glue,
 }

@@ -12,6 +12,7 @@ from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.runs import RECIPE, RUN, RunFolder
 from repulsive.lab.engine.tables import Cell, cell
 from repulsive.lab.systems.glue.data import TASKS, task_named
+from repulsive.safety.markdown import format_table
 
 FROM_RUN = "rte+mnli"  # RTE after training on another task of the benchmark
 COLUMNS = (*TASKS, FROM_RUN)
@@ -88,15 +89,15 @@ def as_markdown(systems: Sequence[System], counted: str = "seeds") -> str:
     shown = [column for column in COLUMNS if any(column in each.cells for each in systems)]
     means: Mapping[str, bool] = {"mean": False} | ({"mean, RTE from MNLI": True} if FROM_RUN in shown else {})
     head = ["system", *map(title, shown), *means, counted]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    rows = []
     for each in systems:
         cells = [_shown(each.cells[column]) if column in each.cells else "" for column in shown]
         averages = [each.average(intermediate) for intermediate in means.values()]
         count = sorted(set(each.seeds.values()))
         seeds = str(count[0]) if len(count) == 1 else f"{count[0]}-{count[-1]}"
         told = ["" if mean is None else f"{mean:.1f}" for mean in averages]
-        lines.append("| " + " | ".join([each.name, *cells, *told, seeds]) + " |")
-    return "\n".join(lines)
+        rows.append([each.name, *cells, *told, seeds])
+    return format_table(head, rows)
 
 
 def _column(run: RunFolder) -> str:

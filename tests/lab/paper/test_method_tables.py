@@ -1,4 +1,4 @@
-"""A whole table from runs whose answers are known: numbers, intervals and verdicts, on the paper's data or others."""
+"""Table 1 from runs with known predictions: numbers, intervals and verdicts, on the paper's data and on others."""
 
 import json
 
@@ -7,11 +7,11 @@ import torch
 
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.runs import RECIPE, RunFolder
-from repulsive.lab.paper import command
+from repulsive.lab.paper import reproduce
 from repulsive.lab.paper.catalogue import find
 from repulsive.lab.paper.datasets import DATASETS
-from repulsive.lab.paper.outcome import as_markdown
-from repulsive.lab.paper.running import Options
+from repulsive.lab.paper.options import Options
+from repulsive.lab.paper.report_files import as_markdown
 from repulsive.lab.paper.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED
 
 SEEDS, ITEMS = 8, 60
@@ -22,13 +22,13 @@ DIST = {"ma": 0.1, "frobenius": 0.3, "svgd": 0.5, "spos": 0.2}
 def prepared(root, sizes):
     folder = DATASETS["yelp"].folder(root)
     folder.mkdir(parents=True)
-    told = {"format": 1, "files": {}, "rows": dict(zip(("train", "dev", "test"), sizes, strict=True))}
-    (folder / "manifest.json").write_text(json.dumps(told))
+    manifest = {"format": 1, "files": {}, "rows": dict(zip(("train", "dev", "test"), sizes, strict=True))}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def trained(table, options):
-    """Runs that have ended, each method with as many right answers as `RIGHT` says, give or take one."""
-    for row in table.rows(options):
+    """Write finished runs: each method has `RIGHT` correct answers, plus one for odd seeds."""
+    for row in table.run_sets(options):
         for seed, spec in enumerate(row.specs(options)):
             spec.folder.mkdir(parents=True)
             (spec.folder / RECIPE).write_text(json.dumps(as_tables(spec.recipe)))
@@ -47,14 +47,14 @@ def reported(tmp_path):
         options = Options(tmp_path / "data", tmp_path / "out", tmp_path / "runs", seeds=SEEDS, datasets=("yelp",))
         (table,) = find(["table1"])
         trained(table, options)
-        (report,), failed = command.reproduce([table], options, lambda line: pytest.fail(line))  # nothing is trained
+        (report,), failed = reproduce.reproduce([table], options, lambda line: pytest.fail(line))  # nothing is trained
         assert failed == []
         return report
 
     return make
 
 
-def test_claims_are_confirmed_where_intervals_say_so(reported):
+def test_claims_are_confirmed_by_their_intervals(reported):
     report = reported()
     found = {(f.claim.metric, f.claim.first, f.claim.second): f.verdict for f in report.findings}
     assert found["accuracy", "svgd", "ma"] == found["accuracy", "svgd", "frobenius"] == CONFIRMED
@@ -78,8 +78,8 @@ def test_numbers_are_means_in_percent_beside_the_papers(reported):
     assert "sizes as in the paper" in text and "71.7 is Table 1's SPOS" in text
 
 
-def test_the_same_runs_on_other_data_test_nothing(reported):
+def test_claims_are_not_tested_on_other_data(reported):
     report = reported((106_768, 2_000, 2_000))
     assert {finding.verdict for finding in report.findings} == {NOT_TESTED}
-    assert "106,768 items of train instead of 500,000" in report.findings[0].why
-    assert report.findings[0].here == "higher"
+    assert "106,768 items of train instead of 500,000" in report.findings[0].reason
+    assert report.findings[0].observed == "higher"

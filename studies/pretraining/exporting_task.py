@@ -1,4 +1,4 @@
-"""Pre-training that leaves its model, as `repulsive export` writes it, at every look at the development set."""
+"""A pre-training task that exports its model, as `repulsive export` does, at every evaluation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from repulsive.lab.systems.electra.task import Pretraining, PretrainingTask
 from repulsive.lab.systems.glue.start import CONFIG
 
 
-class SavedPretraining(PretrainingTask):
-    """As `PretrainingTask`; where it looks after every epoch, folders `out/020`, ... have the models, by per cent.
+class ExportingPretrainingTask(PretrainingTask):
+    """`PretrainingTask` that exports a model after every epoch, to `out/020` after 20 % of the epochs.
 
     Args:
-        recipe: the training, of whose settings `training.evaluate_every` is 0.
-        out: where its models go.
+        recipe: the training; its `training.evaluate_every` is 0, so that it evaluates after every epoch.
+        out: folder of its models.
     """
 
     def __init__(self, recipe: Pretraining, out: Path) -> None:
@@ -30,7 +30,7 @@ class SavedPretraining(PretrainingTask):
         self._out, self._epoch = out, 0
 
     def order(self, epoch: int) -> Sequence[BlockBatch]:  # type: ignore[override]
-        self._epoch = epoch  # also where a training goes on
+        self._epoch = epoch  # right for a resumed training, too
         return super().order(epoch)
 
     def look(self, model: nn.Module) -> Evaluation:
@@ -41,15 +41,15 @@ class SavedPretraining(PretrainingTask):
 
 
 def percent(part: int, parts: int) -> str:
-    """Name of the folder of a model after some parts of its training."""
+    """Name of the folder of a model after some of the parts of its training."""
     return f"{round(100 * part / parts):03d}"
 
 
-def exports_of(recipe: Recipe, out: Path) -> Path:
-    """Where the models of a training go: `out/svgd/seed-0` for the label "SVGD"."""
+def export_folder(recipe: Recipe, out: Path) -> Path:
+    """Folder of the models of a training: `out/svgd/seed-0` for the label "SVGD"."""
     return out / re.sub(r"\W+", "-", recipe.label.lower()).strip("-") / f"seed-{recipe.seed}"
 
 
-def make_saving(recipe: Recipe, out: Path) -> Task:
-    """The task of a recipe; a function of a module, so that other processes find it."""
-    return cast(Task, SavedPretraining(cast(Pretraining, recipe), exports_of(recipe, out)))
+def make_exporting_task(recipe: Recipe, out: Path) -> Task:
+    """Make the task of a recipe; at module level, so that other processes can import it."""
+    return cast(Task, ExportingPretrainingTask(cast(Pretraining, recipe), export_folder(recipe, out)))

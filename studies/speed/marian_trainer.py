@@ -1,4 +1,4 @@
-"""The same Transformer in transformers: MarianMT at the sizes of a recipe, how fast it trains and generates."""
+"""Train and decode with transformers' MarianMT at the sizes of a recipe, and time it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from repulsive.lab.systems.translation.task import Translation, TranslationTask
 from repulsive.lab.text.pieces import BOS, EOS
 from repulsive.lab.text.tokens import PAD
 
-IGNORED = -100  # a label that does not count
-# Not cuDNN's, which torch prefers on some GPUs: it plans anew, for up to half a second, at every shape it meets.
+IGNORED = -100  # label of positions without a loss
+# Without cuDNN, which torch prefers on some GPUs: it plans for up to half a second at every new shape.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Rows = dict[str, Tensor]
 
 
-def twin(recipe: Translation, vocabulary: int) -> MarianMTModel:
-    """Marian's model with the recipe's layers, widths, heads, dropout and pieces, one table of word vectors for all."""
+def make_marian(recipe: Translation, vocabulary: int) -> MarianMTModel:
+    """Make a MarianMT model with the recipe's layers, widths, heads and dropout, and one shared embedding."""
     sizes = recipe.model
     torch.manual_seed(recipe.seed)
     config = MarianConfig(
@@ -65,14 +65,14 @@ def twin(recipe: Translation, vocabulary: int) -> MarianMTModel:
 
 
 class Batches(Dataset[Rows]):
-    """Whole batches, made before the clock runs: the sentences of the recipe's padded batches, epoch after epoch.
+    """Batches made before the measurement: the sentences of the recipe's padded batches, over several epochs.
 
-    Each side is padded to the longest sentence of the batch, as transformers' own collator does.
+    Each side is padded to the longest sentence of the batch, as transformers' collator does.
 
     Args:
-        task: whose sentences.
-        tokens: of one side of a batch.
-        count: how many batches.
+        task: provides the sentences.
+        tokens: number of tokens of one side of a batch.
+        count: number of batches.
     """
 
     def __init__(self, task: TranslationTask, tokens: int, count: int) -> None:
@@ -85,7 +85,7 @@ class Batches(Dataset[Rows]):
             if len(self.batches) >= count:
                 break
         del self.batches[count:]
-        self.tokens = [int(target[batch.indices].sum()) for batch in self.batches]  # real ones
+        self.tokens = [int(target[batch.indices].sum()) for batch in self.batches]  # without padding
         self.rows = [self._make(batch) for batch in self.batches]
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Batches(Dataset[Rows]):
 
 @dataclass(frozen=True)
 class Stretch:
-    """What was measured: steps without a stop, timed from an idle device until it was idle again."""
+    """Measured steps, timed until the device was idle again."""
 
     seconds: float
     steps: int
@@ -114,23 +114,23 @@ class Stretch:
 
 
 class Timer(TrainerCallback):
-    """Counts the steps after the warm-up until some seconds have passed; waits for the device at the ends alone."""
+    """Time the steps after the warm-up for some seconds; synchronise with the device only at both ends."""
 
     def __init__(self, tokens: Sequence[int], warm_up: int, seconds: float, device: torch.device) -> None:
         self.tokens, self.warm_up, self.limit, self.device = tokens, warm_up, seconds, device
-        self.found: Stretch | None = None
-        self._began = 0.0
+        self.stretch: Stretch | None = None
+        self._started = 0.0
 
     def after(self, step: int) -> bool:
-        """Whether to go on after so many steps."""
+        """Whether to continue after this step."""
         if step == self.warm_up:
             synchronise(self.device)
-            self._began = time.perf_counter()
-        if step <= self.warm_up or (time.perf_counter() - self._began < self.limit and step < len(self.tokens)):
+            self._started = time.perf_counter()
+        if step <= self.warm_up or (time.perf_counter() - self._started < self.limit and step < len(self.tokens)):
             return True
         synchronise(self.device)
-        taken = time.perf_counter() - self._began
-        self.found = Stretch(taken, step - self.warm_up, sum(self.tokens[self.warm_up : step]))
+        seconds = time.perf_counter() - self._started
+        self.stretch = Stretch(seconds, step - self.warm_up, sum(self.tokens[self.warm_up : step]))
         return False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -138,8 +138,8 @@ class Timer(TrainerCallback):
             control.should_training_stop = True
 
 
-def of_recipe(recipe: Recipe, device: torch.device) -> dict[str, Any]:
-    """What a trainer of transformers is told of a recipe; everything is off that costs time and is not training."""
+def trainer_settings(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """Arguments of a transformers trainer for a recipe, without logging, saving and checks."""
     optimizer, on_gpu = recipe.optimizer, device.type == "cuda"
     return {
         "bf16": recipe.training.precision == "bf16",
@@ -151,7 +151,7 @@ def of_recipe(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "weight_decay": optimizer.weight_decay,
         "warmup_steps": optimizer.warmup,
         "logging_strategy": "no",
-        "logging_nan_inf_filter": False,  # it waits for every loss
+        "logging_nan_inf_filter": False,  # it would synchronise after every step
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
@@ -161,15 +161,15 @@ def of_recipe(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 
 class InOrder(Seq2SeqTrainer):
-    """Takes the batches in their order, so that it is known what a stretch of steps held."""
+    """A trainer that takes the batches in order, so that the tokens of each step are known."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
 
 @sdpa_kernel(ATTENTION)
-def by_trainer(recipe: Translation, model: nn.Module, batches: Batches, timer: Timer) -> Stretch:
-    """`Seq2SeqTrainer` with everything off that costs time and is not training."""
+def train_with_trainer(recipe: Translation, model: nn.Module, batches: Batches, timer: Timer) -> Stretch:
+    """Train with `Seq2SeqTrainer`, without logging, saving and checks."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Seq2SeqTrainingArguments(
             output_dir=folder,
@@ -178,20 +178,22 @@ def by_trainer(recipe: Translation, model: nn.Module, batches: Batches, timer: T
             lr_scheduler_type="inverse_sqrt",
             label_smoothing_factor=recipe.loss.label_smoothing,
             max_grad_norm=0.0,
-            **of_recipe(recipe, timer.device),
+            **trainer_settings(recipe, timer.device),
         )
         trainer = InOrder(
             model=model, args=settings, data_collator=lambda items: items[0], train_dataset=batches, callbacks=[timer]
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    assert timer.found is not None
-    return timer.found
+    assert timer.stretch is not None
+    return timer.stretch
 
 
 @sdpa_kernel(ATTENTION)
-def bare(recipe: Translation, model: nn.Module, batches: Batches, timer: Timer, compiled: bool = False) -> Stretch:
-    """A loop of one's own: batches on the device before the clock runs, autocast, fused AdamW, nothing else."""
+def train_bare(
+    recipe: Translation, model: nn.Module, batches: Batches, timer: Timer, compiled: bool = False
+) -> Stretch:
+    """Train in a minimal loop: batches already on the device, autocast, fused AdamW."""
     device, settings = timer.device, recipe.optimizer
     model = model.to(device).train()
     optimizer = torch.optim.AdamW(
@@ -216,8 +218,8 @@ def bare(recipe: Translation, model: nn.Module, batches: Batches, timer: Timer, 
         optimizer.step()
         if not timer.after(step):
             break
-    assert timer.found is not None
-    return timer.found
+    assert timer.stretch is not None
+    return timer.stretch
 
 
 def _on(device: torch.device, batches: Iterable[Rows]) -> Iterator[Rows]:
@@ -229,16 +231,16 @@ def _on(device: torch.device, batches: Iterable[Rows]) -> Iterator[Rows]:
 @torch.inference_mode()
 @sdpa_kernel(ATTENTION)
 def generate(model: MarianMTModel, source: Tensor, batch: int, beam: int, steps: int) -> Tensor:
-    """Translations of sentences of one length, [N, S] -> [N, 1 + steps], by `generate` with its cache.
+    """Translate sentences of equal length, [N, S] -> [N, 1 + steps], by `generate` with its cache.
 
     Args:
-        model: one that never ends, in evaluation mode.
+        model: after `never_ends`, in evaluation mode.
         source: on the model's device.
-        batch: sentences at a time.
-        beam: hypotheses that are followed.
-        steps: words of every translation.
+        batch: sentences per batch.
+        beam: beam size.
+        steps: tokens of every translation.
     """
-    found = [
+    translations = [
         model.generate(
             input_ids=rows,
             attention_mask=torch.ones_like(rows),
@@ -251,10 +253,10 @@ def generate(model: MarianMTModel, source: Tensor, batch: int, beam: int, steps:
         )
         for rows in source.split(batch)
     ]
-    return torch.cat(found)
+    return torch.cat(translations)
 
 
 def never_ends(model: MarianMTModel, logit: float) -> MarianMTModel:
-    """Make the end as unlikely as that."""
+    """Set the logit of the end token, so that translations do not end."""
     model.final_logits_bias[0, EOS] = logit
     return model.eval()

@@ -1,4 +1,4 @@
-"""Several pre-trainings of each method as one table."""
+"""Combine several pre-trainings of each method in one table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def everywhere(*values: float) -> dict[str, list[float]]:
     return {task: list(values) for task in TASKS}
 
 
-def test_a_pre_training_counts_as_one_however_often_it_was_fine_tuned(script, tmp_path, capsys):
+def test_a_pre_training_counts_once_however_often_it_was_fine_tuned(script, tmp_path, capsys):
     folders = [
         results(tmp_path / "one", {"ma": everywhere(60.0, 62.0), "svgd": everywhere(58.0)}),  # 61, 58
         results(tmp_path / "two", {"ma": everywhere(59.0), "svgd": everywhere(59.0, 60.0, 61.0)}),  # 59, 60
@@ -59,7 +59,7 @@ def test_a_pre_training_counts_as_one_however_often_it_was_fine_tuned(script, tm
     assert table["against"]["svgd"]["auc"]["difference"] == 0
     text = (tmp_path / "out" / "glue.md").read_text()
     assert "| pre-trainings |" in text and "- mean: +0.67 [" in text and "(-3.00, +1.00, +4.00)" in text
-    assert "RMA (SVGD) less MA:" in capsys.readouterr().out
+    assert "RMA (SVGD) minus MA:" in capsys.readouterr().out
 
 
 def test_seeds_of_one_folder_are_pre_trainings_too(script, tmp_path):
@@ -83,7 +83,7 @@ def test_a_method_that_only_one_pre_training_has_gets_no_interval(script, tmp_pa
 
 
 @pytest.mark.parametrize("wrong", ["missing", "twice", "tokens"])
-def test_what_is_no_repeat_is_refused_in_one_line(script, tmp_path, capsys, wrong):
+def test_unsuitable_folders_are_refused_in_one_line(script, tmp_path, capsys, wrong):
     one = results(tmp_path / "one", {"ma": everywhere(60.0)})
     other = {
         "missing": tmp_path / "nowhere",
@@ -92,5 +92,5 @@ def test_what_is_no_repeat_is_refused_in_one_line(script, tmp_path, capsys, wron
     }[wrong]
     with pytest.raises(SystemExit) as stopped:
         script.main([str(one), str(other), "--out", str(tmp_path / "out")])
-    told = {"missing": "holds no glue.json", "twice": "counts once", "tokens": "different lengths"}[wrong]
-    assert stopped.value.code == 2 and told in capsys.readouterr().err and not (tmp_path / "out").exists()
+    message = {"missing": "has no glue.json", "twice": "given twice", "tokens": "equal numbers of tokens"}[wrong]
+    assert stopped.value.code == 2 and message in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Runs are those of `repulsive train`, and none is trained twice; the command as people use it, at toy size."""
+"""`repulsive reproduce`: runs are shared with `repulsive train`, none trains twice, and everything runs at toy size."""
 
 import json
 import os
@@ -12,11 +12,12 @@ import torch
 from repulsive.cli import main
 from repulsive.errors import RunError
 from repulsive.lab.engine.config import as_tables
-from repulsive.lab.paper import command
+from repulsive.lab.paper import reproduce
 from repulsive.lab.paper.catalogue import ARTEFACTS, find
-from repulsive.lab.paper.comparison import TABLES
 from repulsive.lab.paper.datasets import DATASETS
-from repulsive.lab.paper.running import Options, progress
+from repulsive.lab.paper.method_tables import TABLES
+from repulsive.lab.paper.options import Options
+from repulsive.lab.paper.run_sets import count_finished
 from repulsive.lab.paper.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED
 from repulsive.lab.runs.plan import plan
 
@@ -43,8 +44,8 @@ def repulsive(tmp_path, monkeypatch, capsys):
     def run(*words):
         with pytest.raises(SystemExit) as left:
             main(words)
-        told = capsys.readouterr()
-        return left.value.code, told.out, told.err
+        printed = capsys.readouterr()
+        return left.value.code, printed.out, printed.err
 
     return run
 
@@ -52,17 +53,17 @@ def repulsive(tmp_path, monkeypatch, capsys):
 def test_runs_are_in_the_folders_of_train_with_its_recipes():
     options = Options(seeds=2)
     for table in TABLES:
-        for data in table.data:
+        for data in table.paper_datasets:
             if data in ("wmt14",):
                 continue  # has no recipes of its own
-            for name, row in table.on(DATASETS[data], options).items():
+            for name, row in table.runs_on(DATASETS[data], options).items():
                 specs = plan([row.recipe], row.changes, seeds=2)
                 ours = row.specs(options)
                 assert [spec.folder for spec in ours] == [spec.folder for spec in specs], name
                 assert [as_tables(spec.recipe) for spec in ours] == [as_tables(spec.recipe) for spec in specs], name
 
 
-def test_the_list_has_a_line_for_each_with_data_runs_and_state(repulsive):
+def test_listing_shows_data_runs_and_state_of_each_artefact(repulsive):
     code, out, _ = repulsive("reproduce", "--seeds", "10")
     lines = {line.split()[0]: line for line in out.splitlines() if line.split() and line.split()[0] in ARTEFACTS}
     assert code == 0 and list(lines) == list(ARTEFACTS)
@@ -79,15 +80,15 @@ def test_a_typo_names_the_nearest(repulsive, word, hint):
     assert code == 2 and hint in err and err.count("\n") == 1
 
 
-def test_missing_data_are_one_line_and_nothing_is_trained(repulsive, tmp_path):
+def test_missing_data_give_one_line_and_train_nothing(repulsive, tmp_path):
     code, _, err = repulsive("reproduce", "table1", "priors", "--data", "nowhere")
     assert code == 2 and err.count("\n") == 1 and "repulsive prepare snli" in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_that_no_table_has_are_an_error(repulsive):
+def test_unknown_rows_are_an_error(repulsive):
     code, _, err = repulsive("reproduce", "table1", "--quick", "--methods", "gaussian")
-    assert code == 2 and "it has ma, frobenius, svgd, spos" in err
+    assert code == 2 and "choose --methods from ma, frobenius, svgd, spos" in err
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ def test_everything_runs_at_toy_size_and_nothing_is_trained_twice(repulsive, tmp
     code, again, err = repulsive(*words)
     assert code == 0 and "to train" not in err and again == out
     assert {path: path.stat().st_mtime_ns for path in written.glob("runs/**/result.json")} == results
-    _looks_right(written)
+    _check_reports(written)
     listed = repulsive("reproduce", "--quick", "--seeds", "1", *DATA, "--set", "training.epochs=1")[1]
     assert "written to reproduced/table4.md" in listed and "agenda  " in listed  # no star: it is prepared
     other = ("--datasets", "yelp", "--set", "model.heads=3")
@@ -115,7 +116,7 @@ def test_everything_runs_at_toy_size_and_nothing_is_trained_twice(repulsive, tmp
     assert code == 0 and "yelp/svgd+epochs=1+heads=3/seed-0: done" in err  # a change is another run
 
 
-def _looks_right(written):
+def _check_reports(written):
     table = json.loads((written / "table1.json").read_text())
     by_row = {(row["data"], row["method"]): row for row in table["rows"]}
     assert set(by_row) == {(data, method) for data in ("yelp", "snli") for method in ("ma", "svgd")}
@@ -144,7 +145,7 @@ def _looks_right(written):
     assert [row["method"] for row in rte["rows"]] == ["cola"]
 
 
-def test_judges_files_are_found_in_any_order_and_a_page_is_written_before(repulsive, tmp_path):
+def test_judges_files_are_accepted_in_any_order(repulsive, tmp_path):
     few = ("--jobs", "1", "--seeds", "1", "--set", "training.epochs=1")
     code, _, err = repulsive("reproduce", "table5", "--quick", *few)
     assert code == 0, err
@@ -154,21 +155,21 @@ def test_judges_files_are_found_in_any_order_and_a_page_is_written_before(repuls
     assert code == 0, err
     assert "3 judges" in out and "no agenda in prepared" in out and CONFIRMED not in out.replace(NOT_CONFIRMED, "")
     code, _, err = repulsive("reproduce", "table5", "--judgements", *files[:3])
-    assert code == 2 and "0 keys among 3 files" in err
+    assert code == 2 and "expected one key among 3 files, got 0" in err
 
 
-def test_a_run_of_other_settings_is_no_result(tmp_path):
-    options = command.quick(Options(out=tmp_path, seeds=1, jobs=1, datasets=("yelp",), methods=("gaussian",)))
+def test_a_run_with_other_settings_is_an_error(tmp_path):
+    options = reproduce.quick(Options(out=tmp_path, seeds=1, jobs=1, datasets=("yelp",), methods=("gaussian",)))
     (priors,) = find(["priors"])
-    rows = priors.rows(options)
-    assert progress(rows, options) == (0, 2)
-    place = rows[0].places(options)[0]
+    rows = priors.run_sets(options)
+    assert count_finished(rows, options) == (0, 2)
+    place = rows[0].seed_folders(options)[0]
     place.mkdir(parents=True)
     tables = as_tables(rows[0].specs(options)[0].recipe)
     (place / "recipe.json").write_text(json.dumps(tables | {"optimizer": tables["optimizer"] | {"lr": 1.0}}))
     (place / "result.json").write_text("{}")
     with pytest.raises(RunError, match=r"optimizer\.lr"):
-        command.reproduce([priors], options, lambda line: None)
+        reproduce.reproduce([priors], options, lambda line: None)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Translation whose heads are measured at every look at the development set: how long they are, how alike."""
+"""A translation task that also measures the heads at every evaluation on the development set."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from repulsive.lab.engine.task import Evaluation, Task
 from repulsive.lab.systems.translation.task import Translation, TranslationTask
 
 
-class WatchedTranslation(TranslationTask):
-    """As `TranslationTask`; lines "dev" of `metrics.jsonl` also have `norm` and, of two heads or more, `cosine`."""
+class MeasuringTranslationTask(TranslationTask):
+    """`TranslationTask` whose "dev" lines in `metrics.jsonl` also have `norm` and, with several heads, `cosine`."""
 
     _groups: Sequence[HeadGroup] = ()  # of the one model that is trained
 
     def look(self, model: nn.Module) -> Evaluation:
-        found = super().look(model)
+        evaluation = super().look(model)
         self._groups = self._groups or find_heads(model)
-        return dataclasses.replace(found, metrics=found.metrics | measure(self._groups))
+        return dataclasses.replace(evaluation, metrics=evaluation.metrics | measure_heads(self._groups))
 
 
 def make_task(recipe: Recipe) -> Task:
-    """The task of a recipe, its data read; a function of a module, so that other processes find it."""
-    return cast(Task, WatchedTranslation(cast(Translation, recipe)))
+    """Make the task of a recipe; at module level, so that other processes can import it."""
+    return cast(Task, MeasuringTranslationTask(cast(Translation, recipe)))
 
 
-def measure(groups: Sequence[HeadGroup]) -> dict[str, float]:
-    """Mean norm of a head of a projection, and mean cosine of two of the same one, over all projections.
+def measure_heads(groups: Sequence[HeadGroup]) -> dict[str, float]:
+    """Mean norm of a head, and mean cosine between two heads of a projection, over all projections.
 
     Args:
-        groups: of one size.
+        groups: of equal shapes.
     """
     heads = torch.stack([group.read().float() for group in groups])  # [groups, M, D]
     norms = heads.norm(dim=-1)  # [groups, M]
-    found = {"norm": float(norms.mean())}
+    metrics = {"norm": float(norms.mean())}
     count = heads.shape[1]
     if count > 1:
         units = heads / norms.clamp(min=1e-12).unsqueeze(-1)
         total = units.sum(1).square().sum(-1) - units.square().sum((-1, -2))  # [groups]: both orders of every pair
-        found["cosine"] = float(total.mean()) / (count * (count - 1))
-    return found
+        metrics["cosine"] = float(total.mean()) / (count * (count - 1))
+    return metrics

@@ -1,0 +1,42 @@
+"""Options of `repulsive reproduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+Log = Callable[[str], None]  # receives progress messages, one line each
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to reproduce, and where files go.
+
+    Args:
+        data: folder of prepared datasets.
+        out: folder for tables and figures.
+        runs: folder of all runs.
+        seeds: number of runs for each row.
+        device: "cpu" or "cuda"; None uses CUDA if available.
+        jobs: number of runs in parallel; 0 uses all cores, 1 trains in this process.
+        changes: `key=value` for every run; part of the names of their folders.
+        methods: rows to train besides the first of each table; empty for all.
+        datasets: datasets to use; empty for the paper's.
+        judgements: files of the judges, and the key.
+        toy: use generated data and toy-sized models.
+        times: measure step times.
+    """
+
+    data: Path = Path("prepared")
+    out: Path = Path("reproduced")
+    runs: Path = Path("runs")
+    seeds: int = 6
+    device: str | None = None
+    jobs: int = 0
+    changes: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    judgements: tuple[Path, ...] = ()
+    toy: bool = False
+    times: bool = True

@@ -1,0 +1,163 @@
+"""The runs behind a table: their folders, as `repulsive train` makes them, and training of missing ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repulsive.errors import RunError
+from repulsive.lab.engine.config import as_tables
+from repulsive.lab.engine.launch import Spec, train_here, train_many
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.paper.datasets import Dataset
+from repulsive.lab.paper.options import Log, Options
+from repulsive.lab.runs.plan import folder_name
+from repulsive.lab.systems.electra.export import export
+from repulsive.lab.systems.glue.start import CONFIG, EXPORT
+from repulsive.lab.systems.registry import make_task, open_recipe
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """The runs of one row on one dataset, all seeds.
+
+    Args:
+        dataset: what they train on.
+        method: name of the row in `published.toml`.
+        recipe: name of the recipe.
+        name: of the folder below that of all runs.
+        changes: `key=value` that distinguish the row from other rows with the same recipe.
+        hidden_changes: further changes, which are not part of the folder's name.
+        seeds: number of runs; None for that of the options.
+        stage: runs of a stage start after those of earlier stages.
+    """
+
+    dataset: Dataset
+    method: str
+    recipe: str
+    name: str
+    changes: tuple[str, ...] = ()
+    hidden_changes: tuple[str, ...] = ()
+    seeds: int | None = None
+    stage: int = 0
+
+    def folder(self, options: Options) -> Path:
+        """The folder of all seeds."""
+        return options.runs / folder_name(self.name, [*self.changes, *options.changes])
+
+    def seed_folders(self, options: Options) -> list[Path]:
+        """The folder of each run."""
+        count = options.seeds if self.seeds is None else self.seeds
+        return [self.folder(options) / f"seed-{seed}" for seed in range(count)]
+
+    def specs(self, options: Options) -> list[Spec]:
+        """The specification of each run.
+
+        Raises:
+            ConfigError: the recipe does not accept the changes.
+        """
+        data = f"data.folder={self.dataset.folder(options.data)}"
+        changes = [data, *self.dataset.changes, *self.hidden_changes, *self.changes, *options.changes]
+        recipe = open_recipe(self.recipe, changes)
+        return [
+            Spec(dataclasses.replace(recipe, seed=seed), folder, options.device)
+            for seed, folder in enumerate(self.seed_folders(options))
+        ]
+
+    def finished(self, options: Options) -> dict[int, RunFolder]:
+        """Seed -> finished run."""
+        runs = {seed: RunFolder(folder) for seed, folder in enumerate(self.seed_folders(options))}
+        return {seed: run for seed, run in runs.items() if run.result is not None}
+
+
+def method_runs(
+    dataset: Dataset, method: str, recipe: str = "", changes: Sequence[str] = (), hidden_changes: Sequence[str] = ()
+) -> RunSet:
+    """The runs of a method on a dataset; `recipe` is the last part of the recipe's name, if it is not the method."""
+    leaf = recipe or method
+    name = f"{dataset.name}/{dataset.prefix}{leaf}"
+    return RunSet(dataset, method, dataset.recipe(leaf), name, tuple(changes), tuple(hidden_changes))
+
+
+def count_finished(run_sets: Iterable[RunSet], options: Options) -> tuple[int, int]:
+    """The number of finished runs, and of all runs."""
+    folders = {folder for runs in run_sets for folder in runs.seed_folders(options)}
+    return sum((folder / "result.json").is_file() for folder in folders), len(folders)
+
+
+def train(run_sets: Sequence[RunSet], options: Options, log: Log) -> list[str]:
+    """Train all runs that have not finished, stage by stage.
+
+    Returns:
+        One message for each failed run; all others have finished.
+
+    Raises:
+        RunError: a folder holds a run with other settings.
+        Stopped: Ctrl-C or SIGTERM; runs in progress are saved.
+    """
+    failed: list[str] = []
+    for stage in sorted({runs.stage for runs in run_sets}):
+        of_stage = [runs for runs in run_sets if runs.stage == stage]
+        specs = {spec.folder: spec for runs in of_stage for spec in runs.specs(options)}
+        missing = [spec for spec in specs.values() if not _is_finished(spec)]
+        if missing:
+            log(f"{len(missing)} of {len(specs)} runs to train")
+            failed += _train_here(missing, log) if options.jobs == 1 else _train_many(missing, options.jobs, log)
+        _export_pretrained(of_stage, options)
+    return failed
+
+
+def _export_pretrained(run_sets: Sequence[RunSet], options: Options) -> None:
+    """Export pre-trained models to where fine-tuning looks for them."""
+    pretrained = [runs for runs in run_sets if runs.dataset.kind == "electra"]
+    for run in (run for runs in pretrained for run in runs.finished(options).values()):
+        if not (run.path / EXPORT / CONFIG).is_file():
+            export(run.path, run.path / EXPORT)
+
+
+def _train_here(specs: Sequence[Spec], log: Log) -> list[str]:
+    failed = []
+    for spec in specs:
+        try:
+            train_here(spec, make_task, quiet=True)
+            log(f"{spec.folder}: done")
+        except RunError as error:
+            failed.append(str(error))
+    return failed
+
+
+def _train_many(specs: Sequence[Spec], jobs: int, log: Log) -> list[str]:
+    failed: list[str] = []
+
+    def on_end(spec: Spec, state: str) -> None:
+        log(f"{spec.folder}: {state}")
+        if state not in ("done", "stopped"):
+            failed.append(f"{spec.folder}: {state}")
+
+    try:
+        train_many(specs, make_task, jobs, on_end)
+    except RunError as error:  # some runs failed, and all others have finished
+        return failed or [str(error)]
+    return failed
+
+
+def _is_finished(spec: Spec) -> bool:
+    """Whether a run has finished; a run with other settings in its folder is an error."""
+    folder = RunFolder(spec.folder)
+    if folder.result is None:
+        return False
+    wanted, known = json.loads(json.dumps(as_tables(spec.recipe))), folder.recipe
+    other = sorted(_flat(wanted) ^ _flat(known))
+    if other:
+        keys = ", ".join(dict.fromkeys(key for key, _ in other))
+        raise RunError(f"{spec.folder}: was trained with another {keys}; choose another --runs")
+    return True
+
+
+def _flat(tree: object, place: str = "") -> set[tuple[str, str]]:
+    if isinstance(tree, dict):
+        return {each for key, value in tree.items() for each in _flat(value, f"{place}.{key}".strip("."))}
+    return {(place, json.dumps(tree))}
