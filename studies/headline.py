@@ -1,6 +1,6 @@
-"""Write the README's tables of results from the files in results/.
+"""Write the tables of docs/measured.md from the files in results/.
 
-    python -m studies.headline            # write the block between the two comments of README.md
+    python -m studies.headline            # write the block between the two comments of docs/measured.md
     python -m studies.headline --check    # report whether the block agrees with the results
 
 A missing result file gives no row. To add a study, add a line to `STUDIES` if its JSON has rows as
@@ -227,15 +227,15 @@ def block(results: Path) -> str:
     return "\n\n".join(tables) if tables else "There are no results yet."
 
 
-def replaced(readme: str, text: str) -> str:
-    """The README with a new block.
+def replaced(page: str, text: str) -> str:
+    """The page with a new block.
 
     Raises:
-        ValueError: the README lacks one of the two comments.
+        ValueError: the page lacks one of the two comments.
     """
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise ValueError(f"README.md needs the line {BEGIN!r} and after it {END!r}, once each")
-    before, rest = readme.split(BEGIN)
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise ValueError(f"the page needs the line {BEGIN!r} and after it {END!r}, once each")
+    before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
@@ -243,15 +243,15 @@ def replaced(readme: str, text: str) -> str:
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of results")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="file to change")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "measured.md", help="file to change")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the block is out of date")
     arguments = parser.parse_args(words)
-    current = arguments.readme.read_text(encoding="utf-8")
+    current = arguments.page.read_text(encoding="utf-8")
     expected = replaced(current, block(arguments.results))
     if arguments.check:
         print("up to date" if current == expected else "out of date: run python -m studies.headline")
         return int(current != expected)
-    arguments.readme.write_text(expected, encoding="utf-8")
+    arguments.page.write_text(expected, encoding="utf-8")
     return 0
 
 

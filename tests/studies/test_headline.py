@@ -1,4 +1,4 @@
-"""The README's tables agree with the files in results/."""
+"""The tables of docs/measured.md agree with the files in results/."""
 
 import json
 from pathlib import Path
@@ -24,9 +24,9 @@ def table(**accuracy):
     return {"rows": rows}
 
 
-def test_the_readme_is_up_to_date(headline):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert headline.replaced(readme, headline.block(ROOT / "results")) == readme, "run: python -m studies.headline"
+def test_the_page_is_up_to_date(headline):
+    page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    assert headline.replaced(page, headline.block(ROOT / "results")) == page, "run: python -m studies.headline"
 
 
 def test_results_are_json_for_every_reader():
@@ -69,12 +69,12 @@ def test_new_studies_are_found_in_their_folders(headline, tmp_path):
 
 
 def test_the_block_is_replaced_and_nothing_else(headline, tmp_path):
-    readme, results = tmp_path / "README.md", tmp_path / "results"
-    readme.write_text(f"before\n\n{headline.BEGIN}\nold\n{headline.END}\n\nafter\n")
-    assert headline.main(["--readme", str(readme), "--results", str(results), "--check"]) == 1
-    assert headline.main(["--readme", str(readme), "--results", str(results)]) == 0
-    text = readme.read_text()
+    page, results = tmp_path / "measured.md", tmp_path / "results"
+    page.write_text(f"before\n\n{headline.BEGIN}\nold\n{headline.END}\n\nafter\n")
+    assert headline.main(["--page", str(page), "--results", str(results), "--check"]) == 1
+    assert headline.main(["--page", str(page), "--results", str(results)]) == 0
+    text = page.read_text()
     assert text.startswith("before\n\n") and text.endswith("\n\nafter\n") and "old" not in text
-    assert headline.main(["--readme", str(readme), "--results", str(results), "--check"]) == 0
+    assert headline.main(["--page", str(page), "--results", str(results), "--check"]) == 0
     with pytest.raises(ValueError, match="once each"):
         headline.replaced("no comments", "x")
