@@ -154,14 +154,14 @@ class Dataset:
         Raises:
             DataError: the dataset has no such option, a value is invalid, or a file is missing.
         """
+        names = [option.name for option in self.options]
         for name in options:
-            if name not in (names := [option.name for option in self.options]):
+            if name not in names:
                 raise self.unknown_option(name, names)
+        place = self._check_data(None if data is None else Path(data))
         module, _, function = self.plan.partition(":")
-        plan: Plan[Any] = getattr(importlib.import_module(module), function)(
-            self._check_data(None if data is None else Path(data)), Path(out), **options
-        )
-        return plan
+        plan_function: Callable[..., Plan[Any]] = getattr(importlib.import_module(module), function)
+        return plan_function(place, Path(out), **options)
 
     def unknown_option(self, name: str, names: list[str]) -> DataError:
         """Make the error for an option that the dataset does not have, with the one that was probably meant."""
