@@ -16,8 +16,8 @@ from typing import Any
 
 from studies.engine import Grid, Study, as_table, points, run, save, save_more, tried
 
+from repulsive.lab.engine.built_in import names
 from repulsive.lab.engine.tables import as_markdown, rows, runs_in
-from repulsive.lab.systems.registry import names
 
 BASELINE = "ma"
 GRIDS: dict[str, list[Grid]] = {  # of every method: one or more grids, all points of which are tried

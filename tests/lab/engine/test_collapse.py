@@ -130,7 +130,7 @@ def test_it_may_be_the_end(data, tmp_path):
     run = RunFolder(tmp_path / "run")
     assert made.step == 13 and run.diverged and run.result is None and run.collapsed == 9
     assert (run.path / "diverged.txt").read_text().startswith("step 9: the model has collapsed")
-    assert describe_runs(tmp_path).endswith("diverged; diverged.txt says where")
+    assert describe_runs(tmp_path).endswith("diverged; see diverged.txt")
 
 
 @pytest.mark.parametrize(("stop", "again"), [(7, 1), (11, 1), (15, 0)])

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.engine.config import as_tables, parse_value
+from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import told, write_text
 from repulsive.lab.engine.launch import Spec
+from repulsive.lab.engine.recipe_tables import parse_value
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.safety.files import refuse_link
 from repulsive.safety.secrets import redact, redact_word
