@@ -26,7 +26,15 @@ data.folder = "{data}"
 model = {{ units = 4, hidden = 4, heads = 3, mlp = 8, embedding = 6, dropout = 0.1 }}
 optimizer = {{ name = "adam", lr = 2e-3, clip = 5.0 }}
 training = {{ epochs = 2, batch = 32 }}
-method = {{ rule = "spos", stepsize = 1.0, alpha = "auto", ratio = 0.3, beta = 1e4, noise = "released" }}
+[method]
+rule = "spos"
+stepsize = 1.0
+alpha = "auto"
+ratio = 0.3
+beta = 1e4
+noise = "released"
+order = "repel-clip"
+temperature = "data"
 """
 ABSENT = ("spacy", "optuna", "pydantic", "datasets", "typer")  # training needs none of these, the command line some
 

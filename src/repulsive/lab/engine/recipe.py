@@ -149,7 +149,7 @@ class Method:
     ratio: float = 0.1
     schedule: Literal["constant", "linear", "cosine", "warmup"] = "constant"
     beta: float = 1e6
-    temperature: float | Literal["data"] = "data"
+    temperature: float | Literal["data"] = 1.0
     noise: Literal["langevin", "released"] = "langevin"
     noise_in: Literal["gradient", "parameter"] = "gradient"
     kernel: KernelName = "rbf"
@@ -158,13 +158,13 @@ class Method:
     prior_std: float = 1.0
     smoothing: float = 1.0
     space: Space = "weights"
-    rung: Rung = "smoothing"
+    rung: Rung = "regulariser"
     layers: Literal["all", "first", "last"] | tuple[int, ...] = "all"
     parts: str = "qkv"
     where: Literal["all", "encoder", "decoder", "cross"] = "all"
     particle: Literal["projection", "head"] = "projection"
     layout: Literal["heads", "strided"] = "heads"
-    order: Literal["clip-repel", "repel-clip"] = "repel-clip"
+    order: Literal["clip-repel", "repel-clip"] = "clip-repel"
     penalty: float = 0.0
 
     def __post_init__(self) -> None:
