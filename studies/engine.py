@@ -22,7 +22,7 @@ from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.launch import MakeTask, Spec, train_here, train_many
 from repulsive.lab.engine.runs import RUN, RunFolder
-from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.stop_signals import Stopped
 from repulsive.lab.engine.tables import Row, as_plain, finite
 from repulsive.lab.engine.workers import DONE
 from repulsive.lab.runs.plan import folder_name, plan

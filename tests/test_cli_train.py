@@ -111,7 +111,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(number, expected, repulsive
     assert RunFolder(folder).checkpoints.latest()[0] == 8
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
     code, _, err = repulsive(*words)
-    assert code == 0 and err.startswith("going on from step 8: 20 steps")
+    assert code == 0 and err.startswith("resuming from step 8: 20 steps")
     tiny.train(data, tmp_path / "whole", *more)
     tiny.assert_same(folder, tmp_path / "whole")
 
@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_told_in_one_line(repulsive, data, tmp_path, mon
     lines = err.splitlines()
     assert code == 0
     assert re.fullmatch(r"repulsive: \S+step-000000008: state.json is damaged .*; looking for .* before it", lines[0])
-    assert lines[1].startswith("going on from step 6: ")
+    assert lines[1].startswith("resuming from step 6: ")
 
 
 def test_a_diverging_run_ends_with_one_line(repulsive, data, tmp_path):

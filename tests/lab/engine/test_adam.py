@@ -54,5 +54,5 @@ def test_warm_up_and_decay_are_multiplied():
 
 
 def test_what_has_no_correction():
-    with pytest.raises(ConfigError, match="bias_correction=false: sgd has none"):
+    with pytest.raises(ConfigError, match="bias_correction=false: sgd has no bias correction"):
         config.build(Optimizer, {"name": "sgd", "bias_correction": False})

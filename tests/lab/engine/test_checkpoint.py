@@ -12,7 +12,8 @@ import torch
 
 from repulsive.errors import CheckpointError
 from repulsive.lab.engine.checkpoint import MANIFEST, Checkpoints, load
-from repulsive.lab.engine.trees import pack, random_state, restore_random_state, unpack
+from repulsive.lab.engine.nested_state import pack, unpack
+from repulsive.lab.engine.random_state import random_state, restore_random_state
 
 
 def example(seed=0):
@@ -97,7 +98,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, tmp_path):
         load(last)
     for path in checkpoints.found():
         (path / "state.json").write_text("{}")
-    all_gone = pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole")
+    all_gone = pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged")
     with pytest.warns(UserWarning, match="the one before"), all_gone:
         checkpoints.latest()
 

@@ -9,7 +9,7 @@ import torch
 
 from repulsive.errors import DivergedError
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.stop_signals import Stopped
 from repulsive.lab.engine.tables import as_json, as_markdown, rows
 from repulsive.lab.runs.listing import describe_runs
 from repulsive.lab.runs.results import notes

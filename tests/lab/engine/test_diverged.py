@@ -9,7 +9,7 @@ import torch
 
 from repulsive.errors import DivergedError
 from repulsive.lab.engine.checkpoint import Checkpoints
-from repulsive.lab.engine.meter import Meter
+from repulsive.lab.engine.loss_meter import Meter
 from tests.lab.engine import tiny
 
 BAD = 7  # step

@@ -50,7 +50,7 @@ def test_a_run_that_dies_takes_no_other_with_it(data, tmp_path):
     assert ended[0] == "done" and "SIGKILL" in ended[1]
     assert 3 not in ended and not (tmp_path / "seed-3").exists()
     log = tmp_path / "seed-2" / "log.txt"
-    assert ended[2] == f"ZeroDivisionError: nobody (all of it: {log})" and "Traceback" in log.read_text()
+    assert ended[2] == f"ZeroDivisionError: nobody (traceback in {log})" and "Traceback" in log.read_text()
     tiny.train(data, tmp_path / "lone")
     tiny.assert_same(tmp_path / "lone", tmp_path / "seed-0")
 
@@ -86,7 +86,7 @@ def starts(folder):
         log = (folder / "log.txt").read_text()
     except OSError:
         return []
-    return [int(step or 0) for step in re.findall(r"^(?:starting|going on from step (\d+)): ", log, re.M)]
+    return [int(step or 0) for step in re.findall(r"^(?:starting|resuming from step (\d+)): ", log, re.M)]
 
 
 def workers_of(pid):
@@ -125,7 +125,7 @@ def test_ctrl_c_saves_all_and_a_kill_leaves_no_orphan(data, tmp_path):
     assert parent.returncode == 130
     lines = err.splitlines()
     assert sorted(lines[:2]) == [f"{folder}: stopped" for folder in folders[:2]]
-    assert lines[2:] == ["repulsive: stopped with 3 of 3 runs to go; the same command goes on"]
+    assert lines[2:] == ["repulsive: stopped with 3 of 3 runs left; run the same command to resume"]
     assert not running(workers) and not folders[2].exists()
     saved = [RunFolder(folder).checkpoints.latest()[0] for folder in folders[:2]]
     assert min(saved) >= 5
@@ -173,4 +173,4 @@ def test_ctrl_c_before_anything_has_begun(data, tmp_path):
     _, err = parent.communicate(timeout=60)
     assert parent.returncode == 130
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "repulsive: stopped with 2 of 2 runs to go; the same command goes on"
+    assert err.splitlines()[-1] == "repulsive: stopped with 2 of 2 runs left; run the same command to resume"

@@ -127,7 +127,7 @@ def test_no_whole_checkpoint_is_an_error_with_a_remedy(data, tmp_path):
     stop_at(data, tmp_path, 6, "training.log_every=3", "training.save_every=6")
     (path,) = Checkpoints(tmp_path / "checkpoints").found()
     (path / "manifest.json").write_text('{"format": 1, "step": 6, "sha256": {}}')  # lists nothing
-    nothing = pytest.raises(CheckpointError, match=r"is whole.*Remove that folder to train from the start")
+    nothing = pytest.raises(CheckpointError, match=r"are damaged.*Remove that folder to start again")
     with pytest.warns(UserWarning, match="manifest.json is damaged"), nothing:
         tiny.train(data, tmp_path, "training.log_every=3", "training.save_every=6")
 

@@ -10,8 +10,8 @@ import torch
 
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.loop import Loop
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.runs.plan import plan
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepare import prepare

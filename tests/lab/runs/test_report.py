@@ -292,7 +292,7 @@ def test_how_many_heads(repulsive, place):
         (["ma", "--device", "tpu"], "choose cpu or cuda"),
         (["ma", "--out", "data/manifest.json/page.html", "--most", "1", "--device", "cpu"], "choose another --out"),
         (["ma", "--out", "data"], "is a folder"),
-        (["--heads", "ma", "svgd"], "differ in model.heads alone"),
+        (["--heads", "ma", "svgd"], "differ only in model.heads"),
         (["--heads", "ma", "copied"], "the same recipe with 3 heads"),
         (["--heads", "ma", "ma-1", "--foreign", "hostile"], "not both"),
         (["--heads", "ma", "ma-1", "--bleu"], "--heads or --bleu, not both"),

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from repulsive.lab.engine.capture import CapturedGradients
+from repulsive.lab.engine.cuda_graphs import CapturedGradients
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.loop import Loop
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.stopping import Stopped
-from repulsive.lab.engine.watch import Watcher
+from repulsive.lab.engine.stop_signals import Stopped
 from repulsive.lab.systems.registry import make_task
 from tests.lab.engine import tiny
 

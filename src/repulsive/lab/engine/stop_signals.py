@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C and SIGTERM, answered when it is safe."""
+"""Ctrl-C and SIGTERM: remember the signal, and stop when the training can be saved."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SAME = 1.0  # seconds within which a second Ctrl-C is the first one, passed on
+_REPEAT_SECONDS = 1.0  # within which a second Ctrl-C counts as the first one, forwarded by torchrun
 
 
 class Stopped(Exception):
-    """The user or the system asked the training to stop; it is saved and goes on with the same command.
+    """The training was stopped by a signal. It is saved, and the same command resumes it.
 
     Args:
         message: how far it is.
@@ -27,12 +27,12 @@ class Stopped(Exception):
 
     @property
     def code(self) -> int:
-        """The exit code that shells know a signal by: 130 for Ctrl-C, 143 for SIGTERM."""
+        """Exit code of a process that ends by this signal: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.number
 
 
 class Request:
-    """What was asked for: `number` is the first signal that came, None as long as none did."""
+    """A request to stop: `number` is the first signal that arrived, None before that."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -40,28 +40,28 @@ class Request:
         self._message: str | None = None
 
     def note(self, number: int, frame: object = None) -> None:
-        """Remember a signal; a second Ctrl-C ends everything at once.
+        """Remember a signal; a second Ctrl-C ends the process at once.
 
         Raises:
-            KeyboardInterrupt: it is the second.
+            KeyboardInterrupt: this is the second Ctrl-C.
             Stopped: within `at_once`.
         """
         if self.number is None:
             self.number, self._at = number, time.monotonic()
             if self._message is not None:
                 raise Stopped(self._message, number)
-        elif number == signal.SIGINT and not self._passed_on():
+        elif number == signal.SIGINT and not self._is_forwarded():
             raise KeyboardInterrupt
 
     @contextmanager
     def at_once(self, message: str) -> Iterator[None]:
-        """Answer a signal at once within a block: everything is saved, and there is no later moment to wait for.
+        """Stop immediately on a signal within a block, because everything is saved.
 
         Args:
             message: how far the training is.
 
         Raises:
-            Stopped: a signal comes, or came before.
+            Stopped: a signal arrives, or arrived before.
         """
         if self.number is not None:
             raise Stopped(message, self.number)
@@ -71,28 +71,28 @@ class Request:
         finally:
             self._message = None
 
-    def _passed_on(self) -> bool:
+    def _is_forwarded(self) -> bool:
         """A terminal sends Ctrl-C to torchrun and to its workers, and torchrun sends it to its workers again."""
-        return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self._at < _SAME
+        return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self._at < _REPEAT_SECONDS
 
 
 @contextmanager
 def listening() -> Iterator[Request]:
-    """Note Ctrl-C and SIGTERM instead of dying from them, for the length of a block.
+    """Remember Ctrl-C and SIGTERM within a block instead of ending the process.
 
-    What ignores a signal goes on ignoring it, as a job in the background does. Only the main thread can listen; in
-    another one nothing is ever asked for.
+    A signal that is ignored, as in a background job, stays ignored. Python allows signal handlers in the main thread
+    only; in other threads the request stays empty.
     """
     request = Request()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    heard = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-    for number in heard:
+    replaced = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in replaced:
         signal.signal(number, request.note)
     try:
         yield request
     finally:
-        for number, handler in heard.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

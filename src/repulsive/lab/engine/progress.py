@@ -1,4 +1,4 @@
-"""Who looks at a training: nobody, a log, or somebody at a terminal."""
+"""Progress of one training: silent, as log lines, or as a live table in a terminal."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from repulsive.safety.terminal import one_line, printable
 
 
 class Watcher:
-    """Told what happens in a run; this one keeps silent."""
+    """Receives the events of a run. This base class ignores them."""
 
     def started(self, step: int, total: int, per_epoch: int) -> None:
-        """A training begins, or goes on, at `step` of `total`."""
+        """The training starts, or resumes, at `step` of `total`."""
 
     def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """A line of `metrics.jsonl`."""
+        """A line was written to `metrics.jsonl`."""
 
     def finished(self, result: Mapping[str, Any]) -> None:
-        """The training has ended, or had already."""
+        """The training has ended, now or in an earlier call."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """No more events follow."""
 
 
 class Log(Watcher):
-    """One line per look at the development set, and one a minute in between, for logs and pipes.
+    """Log lines, for files and pipes: one per evaluation, and one a minute in between.
 
     Args:
-        file: where to.
-        columns: metrics of the development set to show.
-        every: seconds after which there is a line without a look.
+        file: where to print.
+        columns: metrics of the validation set to show.
+        every: seconds between two lines without an evaluation.
     """
 
     def __init__(self, file: TextIO, columns: Sequence[str], every: float = 60.0) -> None:
@@ -44,8 +44,8 @@ class Log(Watcher):
 
     def started(self, step: int, total: int, per_epoch: int) -> None:
         self._clock.start(step, total)
-        note = f"going on from step {step}" if step else "starting"
-        self._print(f"{note}: {total} steps, {per_epoch} an epoch")
+        note = f"resuming from step {step}" if step else "starting"
+        self._print(f"{note}: {total} steps, {per_epoch} per epoch")
 
     def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         if kind == "train":
@@ -53,12 +53,14 @@ class Log(Watcher):
             if time.monotonic() - self._printed >= self._every:
                 self._print(f"step {step}  loss {self._loss:.4f}  {self._clock.left(step)} left")
         elif kind == "dev":
-            shown = "  ".join(f"{name} {values[name]:.4f}" for name in self._columns if name in values)
-            self._print(f"step {step}  loss {self._loss:.4f}  dev {shown}  {self._clock.left(step)} left")
+            scores = self._scores(values)
+            self._print(f"step {step}  loss {self._loss:.4f}  dev {scores}  {self._clock.left(step)} left")
 
     def finished(self, result: Mapping[str, Any]) -> None:
-        shown = "  ".join(f"{name} {result['test'][name]:.4f}" for name in self._columns if name in result["test"])
-        self._print(f"test (weights of step {result['best_step']}): {shown}")
+        self._print(f"test (weights of step {result['best_step']}): {self._scores(result['test'])}")
+
+    def _scores(self, metrics: Mapping[str, float]) -> str:
+        return "  ".join(f"{name} {metrics[name]:.4f}" for name in self._columns if name in metrics)
 
     def _print(self, line: str) -> None:
         self._printed = time.monotonic()
@@ -66,7 +68,12 @@ class Log(Watcher):
 
 
 class Live(Watcher):
-    """A progress bar with the time left, and a table that grows by a row with every look at the development set."""
+    """A progress bar with the time left, and a table with one row per evaluation.
+
+    Args:
+        columns: metrics of the validation set to show.
+        title: of the table.
+    """
 
     def __init__(self, columns: Sequence[str], title: str = "") -> None:
         from rich.console import Console, Group
@@ -112,13 +119,13 @@ class Live(Watcher):
 
 
 class Clock:
-    """How long the rest will take, judged by what was done since the start."""
+    """Estimate the time left from the speed since the start."""
 
     def start(self, step: int, total: int) -> None:
         self._step, self._total, self._time = step, total, time.monotonic()
 
     def left(self, step: int) -> str:
-        """Time left as h:mm:ss."""
+        """Time left as h:mm:ss, "?" before the first step is done."""
         done = step - self._step
         if done < 1:
             return "?"
@@ -126,6 +133,6 @@ class Clock:
 
 
 def as_time(seconds: float) -> str:
-    """90 -> "0:01:30"."""
+    """Format seconds: 90 -> "0:01:30"."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,4 +1,4 @@
-"""Many runs at a glance, at a terminal: one row each, read from the lines they write."""
+"""Progress of many runs: a live table in a terminal, read from their `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from repulsive.lab.engine.progress import as_time
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.runs import METRICS
-from repulsive.lab.engine.watch import as_time
 from repulsive.safety.terminal import one_line
 
-_MOST = 24  # rows; the others are counted
+_MAX_ROWS = 24
 
 
 class Planned(Protocol):
-    """A run to be made."""
+    """A run to train."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -26,8 +26,8 @@ class Planned(Protocol):
     def folder(self) -> Path: ...
 
 
-class Progress:
-    """How far a run is, by its `metrics.jsonl`.
+class RunProgress:
+    """Progress of one run.
 
     Args:
         spec: the run.
@@ -40,11 +40,11 @@ class Progress:
         self.dev = ""
         self.state = "waiting"
         self._path = spec.folder / METRICS
-        self._file = (-1, 0)  # inode, and how much of it has been read
-        self._began: tuple[float, float] | None = None  # when it was first seen, and its epoch then
+        self._file = (-1, 0)  # inode, and number of bytes read
+        self._began: tuple[float, float] | None = None  # time and epoch of the first line
 
-    def look(self) -> None:
-        """Read what was written since the last look."""
+    def update(self) -> None:
+        """Read the lines written since the last call."""
         for line in self._new_lines():
             if line["kind"] == "train":
                 self.epoch, self.loss = line["epoch"], line["loss"]
@@ -55,8 +55,8 @@ class Progress:
                 self.dev = f"{name} {line[name]:.4f}"
 
     @property
-    def left(self) -> str:
-        """Time left, judged by what was seen of it."""
+    def time_left(self) -> str:
+        """Time left, estimated from the speed so far; empty unless the run is training."""
         if self._began is None or self.state != "training":
             return ""
         since, epoch = self._began
@@ -69,18 +69,18 @@ class Progress:
                 about = os.fstat(file.fileno())
                 inode, start = self._file
                 if inode != about.st_ino or about.st_size < start:
-                    start = 0  # a resumed training has written it anew
+                    start = 0  # a resumed training has rewritten the file
                 file.seek(start)
-                whole = file.read().rpartition(b"\n")[0]
+                complete_lines = file.read().rpartition(b"\n")[0]
         except OSError:
             return []
-        if not whole:
+        if not complete_lines:
             return []
-        self._file = (about.st_ino, start + len(whole) + 1)
-        return [json.loads(line) for line in whole.split(b"\n")]
+        self._file = (about.st_ino, start + len(complete_lines) + 1)
+        return [json.loads(line) for line in complete_lines.split(b"\n")]
 
 
-class Overview:
+class ProgressTable:
     """A live table of runs; a context manager.
 
     Args:
@@ -92,27 +92,27 @@ class Overview:
         from rich.console import Console
         from rich.live import Live
 
-        self._runs = {spec.folder: Progress(spec) for spec in specs}
-        self._above = Path(os.path.commonpath([folder.parent.parent for folder in self._runs]))
+        self._runs = {spec.folder: RunProgress(spec) for spec in specs}
+        self._common_folder = Path(os.path.commonpath([folder.parent.parent for folder in self._runs]))
         self._live = Live(console=console or Console(stderr=True), auto_refresh=False)
 
-    def __enter__(self) -> Overview:
+    def __enter__(self) -> ProgressTable:
         self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def ended(self, spec: Planned, how: str) -> None:
-        """Told how a run ended."""
-        self._runs[spec.folder].look()
-        self._runs[spec.folder].state = how
+    def ended(self, spec: Planned, outcome: str) -> None:
+        """Mark a run as ended, with its outcome, such as "done"."""
+        self._runs[spec.folder].update()
+        self._runs[spec.folder].state = outcome
 
-    def look(self) -> None:
-        """Draw what has changed."""
+    def update(self) -> None:
+        """Read the progress of all runs and redraw the table."""
         for run in self._runs.values():
             if run.state in ("waiting", "training"):
-                run.look()
+                run.update()
         self._live.update(self._table(), refresh=True)
 
     def _table(self) -> Any:
@@ -122,11 +122,11 @@ class Overview:
         table = Table(box=None, header_style="bold")
         for name in ("run", "epoch", "loss", "dev", "time left"):
             table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
-        at_work_first = sorted(self._runs.items(), key=lambda item: item[1].state != "training")
-        for folder, run in at_work_first[:_MOST]:
-            name = escape(one_line(str(folder.relative_to(self._above))))
+        training_first = sorted(self._runs.items(), key=lambda item: item[1].state != "training")
+        for folder, run in training_first[:_MAX_ROWS]:
+            name = escape(one_line(str(folder.relative_to(self._common_folder))))
             loss = "" if run.loss is None else f"{run.loss:.4f}"
-            dev, left = escape(one_line(run.dev)), run.left or escape(one_line(run.state))
+            dev, left = escape(one_line(run.dev)), run.time_left or escape(one_line(run.state))
             table.add_row(name, f"{run.epoch:.2f} / {run.epochs}", loss, dev, left)
         ended = sum(run.state not in ("waiting", "training") for run in self._runs.values())
         table.caption = f"{ended} of {len(self._runs)} runs have ended"

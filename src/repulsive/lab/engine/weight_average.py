@@ -1,4 +1,4 @@
-"""The mean of the weights at the last few looks: what papers on translation call checkpoint averaging."""
+"""Checkpoint averaging: the mean of the weights at the last few epochs, as is usual in translation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from repulsive.lab.engine.recipe import Training
 
 
 class Average:
-    """A sum of weights that grows at the steps that count.
+    """Running sum of the weights at the last few epochs.
 
-    How long a training takes is known when it begins, so which steps are its last is too: one sum is kept instead of
-    many checkpoints.
+    The length of a training is fixed when it starts, so the steps to average are known in advance: one sum is kept
+    instead of many checkpoints.
 
     Args:
-        training: `average` weights are averaged, `average_every` steps apart, or an epoch each.
-        per_epoch: steps of an epoch.
+        training: `average` sets of weights are averaged, `average_every` steps apart, or one per epoch.
+        per_epoch: steps per epoch.
         total: steps of the whole training.
     """
 
@@ -31,30 +31,34 @@ class Average:
         self._sum: dict[str, Tensor] = {}
 
     def due(self, step: int) -> bool:
-        """Whether this is a step that counts: the last one, and those before it at equal distances."""
+        """Whether the weights after this step are averaged: the last step, and those before it at equal distances."""
         left = self._total - step
         return left % self._every == 0 and left // self._every < self._most
 
     def add(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights in."""
+        """Add one set of weights to the sum."""
         self.count += 1
         for name, weight in weights.items():
             if name in self._sum and weight.is_floating_point():
                 self._sum[name] += weight.detach()
-            else:  # of counters and the like the last value is kept
+            else:  # integers, such as counters, keep their last value
                 self._sum[name] = weight.detach().clone()
 
     def weights(self) -> dict[str, Tensor]:
-        """The mean of what was taken in."""
+        """Mean of the weights added so far."""
         return {name: x / self.count if x.is_floating_point() else x for name, x in self._sum.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {"count": self.count, "sum": self._sum}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """As it was when the checkpoint was written."""
+        """Restore the state from a checkpoint.
+
+        Raises:
+            ValueError: the number of averaged weights does not fit their sum.
+        """
         self.count = int(state["count"])
         self._sum = {name: x.to(device) for name, x in state["sum"].items()}
         if (self.count > 0) != bool(self._sum):
-            raise ValueError(f"a mean of {self.count} weights that are not there")
+            raise ValueError(f"an average of {self.count} sets of weights, but a sum of {len(self._sum)} tensors")

@@ -1,4 +1,4 @@
-"""What people see of a training: lines, a live table, an overview of many runs."""
+"""Progress of trainings: log lines, and a live table of many runs."""
 
 import io
 import json
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from repulsive.lab.engine import overview, watch
+from repulsive.lab.engine import progress, progress_table
 from repulsive.lab.engine.launch import Spec
 from tests.lab.engine import tiny
 
@@ -15,18 +15,18 @@ rich = pytest.importorskip("rich.console")
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is told to go on."""
+    """A clock that moves only when `seconds` is changed."""
 
     class Now:
         seconds = 100.0
 
-    monkeypatch.setattr(watch.time, "monotonic", lambda: Now.seconds)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: Now.seconds)
     return Now
 
 
 def test_lines(clock):
     file = io.StringIO()
-    log = watch.Log(file, ("accuracy", "nll"), every=60)
+    log = progress.Log(file, ("accuracy", "nll"), every=60)
     log.started(10, 110, 50)
     log.saw("train", 20, {"loss": 1.5})
     clock.seconds += 50
@@ -37,7 +37,7 @@ def test_lines(clock):
     log.saw("train", 60, {"loss": 1.0})
     log.finished({"best_step": 35, "test": {"accuracy": 0.25}})
     assert file.getvalue().splitlines() == [
-        "going on from step 10: 110 steps, 50 an epoch",
+        "resuming from step 10: 110 steps, 50 per epoch",
         "step 35  loss 1.2500  dev accuracy 0.5000  nll 0.7500  0:02:30 left",  # 25 steps took 50 s, 75 are to come
         "step 60  loss 1.0000  0:01:51 left",
         "test (weights of step 35): accuracy 0.2500",
@@ -46,7 +46,7 @@ def test_lines(clock):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (90, "0:01:30"), (100_000, "27:46:40")])
 def test_time(seconds, text):
-    assert watch.as_time(seconds) == text
+    assert progress.as_time(seconds) == text
 
 
 def plan(data, out, *names):
@@ -65,32 +65,32 @@ def train(step, loss):
 
 def test_progress_is_read_as_it_is_written(data, tmp_path, clock):
     (spec,) = plan(data, tmp_path, "seed-0")
-    run = overview.Progress(spec)
-    run.look()
-    assert (run.state, run.left, run.loss) == ("waiting", "", None)
+    run = progress_table.RunProgress(spec)
+    run.update()
+    assert (run.state, run.time_left, run.loss) == ("waiting", "", None)
     write(spec, train(4, 1.5))
-    run.look()
-    assert (run.state, run.epoch, run.loss, run.left) == ("training", 0.4, 1.5, "?")
+    run.update()
+    assert (run.state, run.epoch, run.loss, run.time_left) == ("training", 0.4, 1.5, "?")
     clock.seconds += 30
     write(spec, train(10, 1.25), {"kind": "dev", "step": 10, "accuracy": 0.5, "nll": 1.0}, {"kind": "he"}, ending="")
-    run.look()
+    run.update()
     assert (run.epoch, run.loss, run.dev) == (1.0, 1.25, "accuracy 0.5000")
-    assert run.left == "0:00:50"  # 0.6 epochs took 30 s, 1 is to come
+    assert run.time_left == "0:00:50"  # 0.6 epochs took 30 s, 1 is to come
     (spec.folder / "metrics.jsonl").unlink()  # resumed: written anew
     write(spec, train(4, 1.5), train(8, 1.0))
-    run.look()
+    run.update()
     assert (run.epoch, run.loss) == (0.8, 1.0)
 
 
-def test_overview(data, tmp_path):
+def test_table_of_many_runs(data, tmp_path):
     specs = plan(data, tmp_path, "seed-0", "seed-1", "seed-2")
     console = rich.Console(file=io.StringIO(), force_terminal=True, width=100, height=20)
-    with overview.Overview(specs, console) as shown:
+    with progress_table.ProgressTable(specs, console) as table:
         write(specs[1], train(10, 1.25), {"kind": "dev", "step": 10, "accuracy": 0.5})
-        shown.look()
+        table.update()
         write(specs[0], train(20, 0.5))
-        shown.ended(specs[0], "done")
-        shown.look()
+        table.ended(specs[0], "done")
+        table.update()
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", console.file.getvalue())
     last = text[text.rindex("time left") :]
     rows = {line.split()[0]: line.split()[1:] for line in last.splitlines() if line.startswith(" tiny")}
