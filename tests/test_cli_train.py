@@ -45,7 +45,7 @@ def test_it_trains_and_tells_and_tells_again(repulsive, data, tmp_path):
     words = tiny.words(data, tmp_path / "out")
     code, out, err = repulsive(*words)
     assert code == 0
-    assert err.startswith("starting: 20 steps, 10 an epoch\nstep 10  loss 1.")
+    assert err.startswith("starting: 20 steps, 10 per epoch\nstep 10  loss 1.")
     assert re.search(r"^step 20  loss [\d.]+  dev accuracy [\d.]+ .* 0:00:00 left$", err, re.M)
     assert out.startswith("| method | seeds | accuracy | nll |") and "| tiny | 1 |" in out
     assert repulsive(*words) == (0, out, err.splitlines(True)[-1])  # nothing but the last line: it was trained before
@@ -171,7 +171,9 @@ def test_a_damaged_checkpoint_is_told_in_one_line(repulsive, data, tmp_path, mon
     code, _, err = repulsive(*words)
     lines = err.splitlines()
     assert code == 0
-    assert re.fullmatch(r"repulsive: \S+step-000000008: state.json is damaged .*; looking for .* before it", lines[0])
+    assert re.fullmatch(
+        r"repulsive: \S+step-000000008: state.json is damaged .*; trying the checkpoint before it", lines[0]
+    )
     assert lines[1].startswith("resuming from step 6: ")
 
 

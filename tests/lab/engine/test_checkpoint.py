@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, tmp_path):
     for path in checkpoints.found():
         (path / "state.json").write_text("{}")
     all_gone = pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged")
-    with pytest.warns(UserWarning, match="the one before"), all_gone:
+    with pytest.warns(UserWarning, match="the checkpoint before it"), all_gone:
         checkpoints.latest()
 
 
@@ -130,7 +130,7 @@ def test_a_full_disk_is_a_clear_error_and_harms_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"step-000000002.*No space left.*whole"):
+    with pytest.raises(CheckpointError, match=r"step-000000002.*No space left.*intact"):
         checkpoints.save(2, example(2))
     monkeypatch.undo()
     assert checkpoints.latest()[0] == 1

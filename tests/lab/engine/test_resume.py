@@ -28,7 +28,7 @@ def deadly(handle):
         os.kill(os.getpid(), signal.SIGKILL)
     fsync(handle)
 os.fsync = deadly
-from tests.training import tiny
+from tests.lab.engine import tiny
 tiny.train(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
 """
 

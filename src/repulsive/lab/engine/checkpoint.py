@@ -65,7 +65,8 @@ class Checkpoints:
             shutil.rmtree(aside, ignore_errors=True)
             before = "the checkpoint before it is intact" if self.found() else "there is no earlier checkpoint"
             raise CheckpointError(
-                f"{final}: cannot be written ({error.strerror}); {before}. Free some space and rerun the command"
+                f"{final}: cannot be written ({error.strerror}); {before}. "
+                "Free some space and run the same command again"
             ) from None
         paths = self.found()
         here = paths.index(final)
@@ -180,5 +181,5 @@ def _inside(path: Path, name: str) -> Path:
     """A file of a checkpoint. Links out of its folder are refused: checkpoints may come from untrusted sources."""
     file = path / name
     if file.is_symlink() and os.path.dirname(os.path.realpath(file)) != os.path.realpath(path):
-        raise CheckpointError(f"{path}: {name} is a link out of its folder; replace it by the file itself")
+        raise CheckpointError(f"{path}: {name} is a link that leads out of its folder; replace it by the file itself")
     return file
