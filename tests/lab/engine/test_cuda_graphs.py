@@ -1,4 +1,4 @@
-"""Captured forward and backward: the same training as without, over several shapes, with a rule, and resumed."""
+"""Training with CUDA graphs equals training without: several batch shapes, with a rule, and resumed."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from repulsive.lab.systems.registry import make_task
 from tests.lab.engine import tiny
 
 pytestmark = pytest.mark.gpu
-# 300 items in batches of 20: fifteen an epoch, of several lengths, most of them met often enough to be captured.
+# 300 items in batches of 20: fifteen per epoch, of several lengths, most of them frequent enough to be captured.
 MORE = ("training.batch=20", "training.log_every=1", "training.save_every=7", "training.tf32=false")
 
 
@@ -42,7 +42,7 @@ def losses(folder):
 
 @pytest.mark.parametrize("rule", ["spos", "none"])
 def test_captured_training_is_the_same_training(rule, data, tmp_path):
-    """Thirty steps without dropout: the loss of every step and the weights in the end."""
+    """Thirty steps without dropout: compare the loss of every step and the final weights."""
     more = (*MORE, "model.dropout=0", f"method.rule={rule}", "optimizer.lr=0.01")
     runs = {}
     for capture in ("true", "false"):
@@ -56,14 +56,14 @@ def test_captured_training_is_the_same_training(rule, data, tmp_path):
 
 
 def test_gradients_stay_where_they_are(data, tmp_path):
-    """A replay writes where it was captured to: whoever gives a parameter another gradient tensor breaks it."""
+    """Replays write to fixed addresses, so parameters must keep their gradient tensors."""
     made = train(data, tmp_path, *MORE)
     places = {p.grad.data_ptr() for p in made.bare.parameters() if p.requires_grad}
     assert places == {g.data_ptr() for g in made._gradients._grads}
 
 
-def test_dropout_goes_on_drawing(data, tmp_path):
-    """Replays draw new numbers each time, and the same ones as without capture: one seed, one sequence."""
+def test_replays_draw_new_random_numbers(data, tmp_path):
+    """Dropout masks differ between replays, and equal those of eager calls with the same seed."""
     device = torch.device("cuda")
     weight = torch.nn.Parameter(torch.ones(1000, device=device))
 
@@ -90,7 +90,7 @@ def test_dropout_goes_on_drawing(data, tmp_path):
 
 @pytest.mark.parametrize("stop", [4, 16])
 def test_resumed_it_is_the_same(stop, data, tmp_path):
-    """With dropout and noise, stopped before and after the first captures; batches differ in the last bits at most."""
+    """With dropout and noise, stopped before and after the first captures; results differ by rounding only."""
     train(data, tmp_path / "whole", *MORE)
     train(data, tmp_path / "parts", *MORE, stop=stop)
     made = train(data, tmp_path / "parts", *MORE)
@@ -101,7 +101,7 @@ def test_resumed_it_is_the_same(stop, data, tmp_path):
 
 
 def test_bad_losses_are_found_in_replays(data, tmp_path):
-    """The meter is updated inside the graph: a weight that goes bad between two looks is named with its step."""
+    """The meter is updated inside the graph: the error names the first step with a bad loss, not the logged one."""
     from repulsive.errors import DivergedError
 
     recipe = tiny.recipe(data, *MORE[:1], "training.log_every=50", "training.tf32=false")
@@ -122,7 +122,7 @@ def test_bad_losses_are_found_in_replays(data, tmp_path):
 
 
 def test_cpu_and_gpu_in_one_process(data, tmp_path):
-    """A run's device is its own, whatever the run before it had."""
+    """The device of an earlier run in the same process does not matter."""
     cpu = Spec(tiny.recipe(data), tmp_path / "cpu", "cpu")
     assert train(data, tmp_path / "gpu", *MORE).device.type == "cuda"
     made = tiny.loop(cpu)

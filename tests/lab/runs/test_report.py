@@ -29,8 +29,16 @@ from repulsive.lab.engine.runs import RunFolder
 from tests.pages.browser import needs_browser, open_page
 from tests.lab.systems.translation import digits
 
-TINY = {"model.units": 4, "model.hidden": 4, "model.mlp": 8, "model.embedding": 6, "model.gate": 5,
-        "training.epochs": 2, "training.batch": 16, "training.precision": "fp32"}
+TINY = {
+    "model.units": 4,
+    "model.hidden": 4,
+    "model.mlp": 8,
+    "model.embedding": 6,
+    "model.gate": 5,
+    "training.epochs": 2,
+    "training.batch": 16,
+    "training.precision": "fp32",
+}
 RUNS = "document.title='broken into'"
 EVIL = f"<img src=x onerror={RUNS}>"
 CPU = torch.device("cpu")
@@ -198,7 +206,8 @@ def test_words_of_another_vocabulary_become_those_of_the_run():
     part = Part((theirs.encode([["a", "b"], ["c", "zzz", "a"]]),), torch.tensor([0, 1]))
     found = reencoded(part, theirs, ours)
     assert [[ours.words[i] for i in found.sentences[0][k].tolist()] for k in (0, 1)] == [
-        ["a", "<unk>"], ["c", "<unk>", "a"],
+        ["a", "<unk>"],
+        ["c", "<unk>", "a"],
     ]
     assert unknown_share(found) == pytest.approx(2 / 5)
     assert torch.equal(reencoded(found, ours, theirs).sentences[0].offsets, part.sentences[0].offsets)
@@ -233,8 +242,21 @@ def test_examples_are_read_by_every_method(content, place):
 
 
 def test_the_verb_writes_the_page(repulsive, place):
-    out = repulsive("report", "ma", "svgd", "--part", "dev", "--most", 10, "--out", "seen/page.html",
-                    "--title", "Two ways", "--device", "cpu")
+    out = repulsive(
+        "report",
+        "ma",
+        "svgd",
+        "--part",
+        "dev",
+        "--most",
+        10,
+        "--out",
+        "seen/page.html",
+        "--title",
+        "Two ways",
+        "--device",
+        "cpu",
+    )
     assert "seen/page.html" in out
     page = (place / "seen" / "page.html").read_text()
     assert "<h1>Two ways</h1>" in page and "development set" in page and len(page.encode()) < 5_000_000
@@ -368,7 +390,10 @@ def test_a_translation_has_all_that_needs_no_classes(tmp_path):
     digits.train(data, tmp_path / "run" / "seed-0", "training.epochs=1")
     content = gather([tmp_path / "run"], Options(device="cpu"))
     assert [panel.title for panel in content.panels] == [
-        "Layers in training", "How alike the heads are", "What each head is worth", "How many heads could go",
+        "Layers in training",
+        "How alike the heads are",
+        "What each head is worth",
+        "How many heads could go",
         "Not in this report",
     ]
     assert content.table.metrics[0].name == "BLEU" and not content.examples

@@ -80,7 +80,8 @@ def test_examples_have_the_maps_of_every_layer(place, run):
     assert first.texts["source"][-1] == "</s>" and first.texts["target"][0] == "<s>"
     layers = first.readings["MA"]
     assert [(m.layer, m.rows, m.columns) for m in layers] == [
-        ("encoder layer 0", "source", "source"), ("decoder layer 0", "target", "target"),
+        ("encoder layer 0", "source", "source"),
+        ("decoder layer 0", "target", "target"),
         ("cross layer 0", "target", "source"),
     ]
     torch.testing.assert_close(layers[2].weights.sum(-1), torch.ones(layers[2].weights.shape[:2]))
@@ -90,11 +91,14 @@ def test_the_report_shows_layers_side_by_side(place):
     content = gather([place / "ma", place / "svgd"], Options(most=5, device="cpu"))
     panels = {panel.title: panel for panel in content.panels}
     assert [chart.name for chart in panels["Layers in training"].charts] == [
-        "encoder layer 0", "decoder layer 0", "cross layer 0",
+        "encoder layer 0",
+        "decoder layer 0",
+        "cross layer 0",
     ]
     grids = panels["How alike the heads are"].grids
     assert {(g.what, g.layer) for g in grids if g.method == "SVGD"} >= {
-        ("cosine of attention", "cross layer 0"), ("cosine of outputs", "encoder layer 0"),
+        ("cosine of attention", "cross layer 0"),
+        ("cosine of outputs", "encoder layer 0"),
         ("cosine of weights, q", "decoder layer 0"),
     }
     first, second = panels["What each head is worth"].heads

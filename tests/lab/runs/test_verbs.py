@@ -17,8 +17,15 @@ from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 
-TINY = {"model.units": 4, "model.hidden": 4, "model.heads": 3, "model.mlp": 8, "model.embedding": 6,
-        "training.epochs": 1, "training.batch": 16}
+TINY = {
+    "model.units": 4,
+    "model.hidden": 4,
+    "model.heads": 3,
+    "model.mlp": 8,
+    "model.embedding": 6,
+    "training.epochs": 1,
+    "training.batch": 16,
+}
 CHANGES = [f"{key}={value}" for key, value in TINY.items()]
 
 
@@ -121,8 +128,21 @@ def test_ls_shows_recipes_and_runs(trained, repulsive):
 
 
 def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
-    words = ["sweep", "reviews/spos", *settings(), "--over", "method.ratio=0.1,3.0", "--then", "method.beta=100.0,1e6",
-             "--jobs", 2, "--device", "cpu", "--out", "swept"]
+    words = [
+        "sweep",
+        "reviews/spos",
+        *settings(),
+        "--over",
+        "method.ratio=0.1,3.0",
+        "--then",
+        "method.beta=100.0,1e6",
+        "--jobs",
+        2,
+        "--device",
+        "cpu",
+        "--out",
+        "swept",
+    ]
     out = repulsive(*words)
     assert out.count("dev accuracy") == 5  # four trials and the best
     recipe = open_recipe(place / "swept" / "best.toml")
@@ -221,7 +241,9 @@ def test_trials_of_a_killed_process_are_taken_up_again(tmp_path):
     sweep_queue.enqueue(study, stage, "here")
     (taken,) = sweep_queue.take(study, stage, 1, "here")  # and the process dies here
     sweep_queue.enqueue(study, stage, "elsewhere")
-    assert len(study.get_trials(states=(optuna.trial.TrialState.WAITING,))) == 1  # another machine cannot know that the process died
+    assert (
+        len(study.get_trials(states=(optuna.trial.TrialState.WAITING,))) == 1
+    )  # another machine cannot know that the process died
     with pytest.raises(RunError, match="1 trials of this sweep are not finished at here"):
         sweep_queue.check_all_ended(study)
     sweep_queue.enqueue(study, stage, "here")

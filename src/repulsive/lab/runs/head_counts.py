@@ -92,7 +92,9 @@ def grouped(methods: Sequence[Method]) -> Groups:
         each.sort(key=heads_of)
         for one, next_one in pairwise(each):
             if heads_of(one) == heads_of(next_one):
-                raise RunError(f"{one.folder} and {next_one.folder}: both have the same recipe with {heads_of(one)} heads")
+                raise RunError(
+                    f"{one.folder} and {next_one.folder}: both have the same recipe with {heads_of(one)} heads"
+                )
     labels = [str(each[0].tables().get("label") or each[0].folder.name) for each in curves]
     for label, each in zip(labels, curves, strict=True):
         same_label = [other[0] for other_label, other in zip(labels, curves, strict=True) if other_label == label]
@@ -118,7 +120,9 @@ def _distinguishing(method: Method, others: Sequence[Method]) -> str:
 
 
 def _points(methods: Sequence[Method], part: str, metric: str, as_error: Callable[[float], float]) -> list[HeadCount]:
-    return [HeadCount(heads_of(m), tuple(as_error(run.metrics(part)[metric]) for run in m.runs.values())) for m in methods]
+    return [
+        HeadCount(heads_of(m), tuple(as_error(run.metrics(part)[metric]) for run in m.runs.values())) for m in methods
+    ]
 
 
 def _interval(point: HeadCount) -> str:

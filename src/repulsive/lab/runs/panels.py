@@ -86,10 +86,15 @@ def redundancy(found: Runs, part: str) -> Panel:
     rows = []
     for method, change in changes.items():
         small = redundant(change)
-        rows.append([
-            method, str(len(change)), number(float(change.mean()), 2, signed=True),
-            number(float(change.min()), 2, signed=True), f"{100 * small:.0f} %",
-        ])
+        rows.append(
+            [
+                method,
+                str(len(change)),
+                number(float(change.mean()), 2, signed=True),
+                number(float(change.min()), 2, signed=True),
+                f"{100 * small:.0f} %",
+            ]
+        )
     lead = [
         f"Each head is taken away once, without retraining, on {items:,} items of the {part}. Bars show how the heads "
         f"of all seeds are spread over the change of {metric}: around zero are heads that are not missed, to the left "
