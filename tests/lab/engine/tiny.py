@@ -104,7 +104,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def default_signals() -> None:
-    """Restore the handler of Ctrl-C in a child process: background jobs of a shell ignore it, and so do their children."""
+    """Restore the handler of Ctrl-C in a child process: background jobs of a shell, and their children, ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -7,27 +7,27 @@ import shutil
 
 import pytest
 import torch
+from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
 from repulsive.cli import main
+from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
+from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
+from repulsive.errors import ConfigError
+from repulsive.lab.engine.launch import Spec, train_here
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.runs.head_counts import grouped, heads_of
+from repulsive.lab.runs.load import open_methods
+from repulsive.lab.runs.report import Options, gather
+from repulsive.lab.runs.score import load_run
+from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
+from repulsive.lab.systems.classification.measure import DRAWS, measure_classifier, predictions
+from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
-from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
-from repulsive.pages import paper, render_page
-from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
-from repulsive.errors import ConfigError
 from repulsive.metrics.classification import brier, ece, nll, oe, overlap
-from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
-from repulsive.lab.runs.load import open_methods
-from repulsive.lab.runs.head_counts import grouped, heads_of
-from repulsive.lab.systems.classification.measure import DRAWS, measure_classifier, predictions
-from repulsive.lab.runs.report import Options, gather
-from repulsive.lab.runs.score import load_run
-from repulsive.lab.engine.launch import Spec, train_here
-from repulsive.lab.engine.runs import RunFolder
-from tests.pages.browser import needs_browser, open_page
-from tests.lab.systems.translation import digits
+from repulsive.pages import paper, render_page
 
 TINY = {
     "model.units": 4,

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
 from repulsive.cli import main
-from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.diversity import of_attention
+from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.redundancy import ablate
-from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, layered_examples, measure_translator
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.engine.runs import RunFolder
-from tests.pages.browser import needs_browser, open_page
-from tests.lab.systems.translation import digits
+from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, layered_examples, measure_translator
 
 for package in ("sacremoses", "tokenizers", "sacrebleu"):
     pytest.importorskip(package)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.lab.text.prepare import prepare
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.demo import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
+from repulsive.lab.systems.registry import open_recipe
+from repulsive.lab.text.prepare import prepare
 
 TINY = {
     "model.units": 4,

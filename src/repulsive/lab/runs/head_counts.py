@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from repulsive.diagnostics.head_count import HeadCount, HeadFit, fit_heads
-from repulsive.pages import Content, Panel, Sheet
-from repulsive.pages.figures import heads_chart
-from repulsive.pages.text import number
 from repulsive.errors import RunError
 from repulsive.lab.engine.recipe_tables import differences, flatten
 from repulsive.lab.runs.load import Method, facts, open_methods, part_name
+from repulsive.pages import Content, Panel, Sheet
+from repulsive.pages.figures import heads_chart
+from repulsive.pages.text import number
 
 # Metrics that are drawn -> name of the axis, and how to compute the error.
 ERRORS: dict[str, tuple[str, Callable[[float], float]]] = {

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.diversity import Diversity
+from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
+from repulsive.lab.systems.classification.measure import DRAWS, Measured
+from repulsive.metrics.classification import BINS, brier, entropy, nll
 from repulsive.pages import Grid, HeadTable, Panel, Sheet, mean_and_sd
 from repulsive.pages.figures import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
 from repulsive.pages.text import number
-from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
-from repulsive.metrics.classification import BINS, brier, entropy, nll
-from repulsive.lab.systems.classification.measure import DRAWS, Measured
 
 Runs = Mapping[str, Mapping[int, Measured]]  # method -> seed -> what was measured
 SMALL = 0.5  # percentage points of accuracy: a head whose absence changes less is called redundant

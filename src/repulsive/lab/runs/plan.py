@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from repulsive.errors import ConfigError
-from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.recipe_tables import is_file_name
+from repulsive.lab.systems.registry import open_recipe
 
 _MAX_BYTES = 120  # of a folder name; file systems allow 255
 _AMBIGUOUS = {"layers", "precision", "schedule"}  # keys of more than one table

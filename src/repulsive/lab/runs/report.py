@@ -9,25 +9,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from repulsive.errors import ConfigError, RunError
+from repulsive.lab.engine.processes import chosen_device
+from repulsive.lab.engine.task import Task
+from repulsive.lab.runs import panels
+from repulsive.lab.runs.head_counts import head_counts
+from repulsive.lab.runs.load import Method, facts, open_methods, open_rows, part_name
+from repulsive.lab.runs.results import results
+from repulsive.lab.runs.score import load_run
+from repulsive.lab.systems.classification.foreign import open_foreign, unknown_share
+from repulsive.lab.systems.classification.measure import Measured, measure_classifier, measure_model
+from repulsive.lab.systems.classification.readings import examples, spread
+from repulsive.lab.systems.classification.task import ClassificationTask
+from repulsive.lab.systems.registry import from_tables, make_task
+from repulsive.lab.systems.translation.measure import layered_examples, measure_translator
+from repulsive.lab.systems.translation.task import TranslationTask
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.pages import Chart, Content, Example, Layered, Panel, write_report
 from repulsive.pages.figures import learning_curve
 from repulsive.pages.paper import check_matplotlib, write_figures
-from repulsive.errors import ConfigError, RunError
-from repulsive.lab.systems.registry import from_tables, make_task
-from repulsive.lab.runs import panels
-from repulsive.lab.systems.classification.task import ClassificationTask
-from repulsive.lab.systems.classification.foreign import open_foreign, unknown_share
-from repulsive.lab.runs.load import Method, facts, open_methods, open_rows, part_name
-from repulsive.lab.runs.head_counts import head_counts
-from repulsive.lab.systems.classification.measure import Measured, measure_classifier, measure_model
-from repulsive.lab.systems.translation.measure import layered_examples, measure_translator
-from repulsive.lab.systems.classification.readings import examples, spread
-from repulsive.lab.runs.results import results
-from repulsive.lab.runs.score import load_run
-from repulsive.lab.systems.translation.task import TranslationTask
-from repulsive.lab.engine.processes import chosen_device
-from repulsive.lab.engine.task import Task
 
 CURVES = {  # name -> kind and key of a line of metrics.jsonl, and the figure's file
     "training loss, penalty included": ("train", "loss", "train-loss"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from repulsive.pages import Cell, Metric, Row, Table
 from repulsive.lab.engine import tables
+from repulsive.pages import Cell, Metric, Row, Table
 
 METRICS = {
     "bleu": Metric("BLEU", "higher", 2, meaning="as the paper counts it: on words"),

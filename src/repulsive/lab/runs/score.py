@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from repulsive.lab.text.folders import read_manifest
-from repulsive.lab.text.prepared import part_names
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.systems.registry import from_tables, make_task
 from repulsive.lab.engine.processes import chosen_device
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import Row, finished_in, label_of, table
 from repulsive.lab.engine.task import Evaluation, Task
+from repulsive.lab.systems.registry import from_tables, make_task
+from repulsive.lab.text.folders import read_manifest
+from repulsive.lab.text.prepared import part_names
 
 
 def score(folders: Sequence[Path], part: str, data: Path | None = None, device: str | None = None) -> list[Row]:
