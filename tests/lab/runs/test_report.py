@@ -7,8 +7,6 @@ import shutil
 
 import pytest
 import torch
-from tests.lab.systems.translation import digits
-from tests.pages.browser import needs_browser, open_page
 
 from repulsive.cli import main
 from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
@@ -28,6 +26,8 @@ from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
 from repulsive.metrics.classification import brier, ece, nll, oe, overlap
 from repulsive.pages import paper, render_page
+from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
 TINY = {
     "model.units": 4,

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.lab.systems.translation import digits
-from tests.pages.browser import needs_browser, open_page
 
 from repulsive.cli import main
 from repulsive.diagnostics.diversity import of_attention
@@ -15,6 +13,8 @@ from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, layered_examples, measure_translator
+from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
 for package in ("sacremoses", "tokenizers", "sacrebleu"):
     pytest.importorskip(package)
