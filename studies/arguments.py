@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.stop_signals import Stopped
 
 
 def common_arguments(

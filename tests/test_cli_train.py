@@ -45,7 +45,7 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
     words = tiny.words(data, tmp_path / "out")
     code, out, err = repulsive(*words)
     assert code == 0
-    assert err.startswith("starting: 20 steps, 10 an epoch\nstep 10  loss 1.")
+    assert err.startswith("starting: 20 steps, 10 per epoch\nstep 10  loss 1.")
     assert re.search(r"^step 20  loss [\d.]+  dev accuracy [\d.]+ .* 0:00:00 left$", err, re.M)
     assert out.startswith("| method | seeds | accuracy | nll |") and "| tiny | 1 |" in out
     assert repulsive(*words) == (0, out, err.splitlines(True)[-1])  # only the last line: it is already trained
@@ -113,7 +113,7 @@ def test_a_signal_saves_a_checkpoint_and_the_same_command_resumes(
     assert RunFolder(folder).checkpoints.latest()[0] == 8
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
     code, _, err = repulsive(*words)
-    assert code == 0 and err.startswith("going on from step 8: 20 steps")
+    assert code == 0 and err.startswith("resuming from step 8: 20 steps")
     tiny.train(data, tmp_path / "whole", *more)
     tiny.assert_same(folder, tmp_path / "whole")
 
@@ -173,8 +173,10 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(repulsive, data, tmp_path,
     code, _, err = repulsive(*words)
     lines = err.splitlines()
     assert code == 0
-    assert re.fullmatch(r"repulsive: \S+step-000000008: state.json is damaged .*; looking for .* before it", lines[0])
-    assert lines[1].startswith("going on from step 6: ")
+    assert re.fullmatch(
+        r"repulsive: \S+step-000000008: state.json is damaged .*; trying the checkpoint before it", lines[0]
+    )
+    assert lines[1].startswith("resuming from step 6: ")
 
 
 def test_a_diverging_run_is_an_error(repulsive, data, tmp_path):

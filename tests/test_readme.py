@@ -86,7 +86,7 @@ def refused(arguments: list[str]) -> str | None:
 
     from repulsive.cli.app import app
     from repulsive.errors import ConfigError
-    from repulsive.lab.systems import registry as recipes
+    from repulsive.lab.engine import built_in
 
     if arguments == ["--version"]:
         return None
@@ -101,7 +101,7 @@ def refused(arguments: list[str]) -> str | None:
         parsed = command.make_context(command.name, rest, parent=context)
         for recipe in parsed.params.get("recipes", ()) if command.name in ("train", "sweep") else ():
             if not recipe.endswith(".toml"):
-                recipes.find(recipe)
+                built_in.find(recipe)
     except ConfigError as error:
         return str(error)
     except Exception as error:

@@ -20,8 +20,8 @@ from typing import Any
 from studies.engine import Grid, Study, dev_results, points, train_missing
 from studies.output import rows_as_data, save, update_json
 
+from repulsive.lab.engine.built_in import names
 from repulsive.lab.engine.tables import as_markdown, rows, runs_in
-from repulsive.lab.systems.registry import names
 
 BASELINE = "ma"
 GRIDS: dict[str, list[Grid]] = {  # one or more grids for every method; all points are tried

@@ -12,8 +12,8 @@ from unittest import mock
 from torch import Tensor
 
 from repulsive.lab.engine.loop import Loop
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.systems.translation.task import Model, Translation, TranslationTask
 

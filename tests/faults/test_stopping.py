@@ -14,10 +14,11 @@ import torch
 
 from repulsive.errors import RunError
 from repulsive.lab.engine.loop import Loop, Stopped
+from repulsive.lab.engine.nested_state import pack, unpack
 from repulsive.lab.engine.processes import TIMEOUT, lost_process
+from repulsive.lab.engine.progress import Watcher
+from repulsive.lab.engine.random_state import random_state, restore_random_state, seed_everything
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.trees import pack, random_state, restore_random_state, seed_everything, unpack
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.systems.registry import make_task
 from tests.faults.test_prepare_killed import alive
 from tests.lab.engine import tiny

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.stop_signals import Stopped
 from repulsive.lab.systems.classification.movie_reviews import fetch, read_movie_reviews
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.electra.blocks import Blocks

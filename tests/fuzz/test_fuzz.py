@@ -12,7 +12,7 @@ import torch
 
 from repulsive.cli.app import run
 from repulsive.errors import ConfigError, DataError, RunError
-from repulsive.lab.engine.config import parse_value
+from repulsive.lab.engine.recipe_tables import parse_value
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.systems.graphs.mentions import find_mentions, forms
 from repulsive.lab.text.lines import BadLines, read_json, read_lines

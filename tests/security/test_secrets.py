@@ -6,7 +6,7 @@ import pytest
 
 from repulsive.cli.app import run
 from repulsive.errors import ConfigError
-from repulsive.lab.engine import sweep
+from repulsive.lab.engine import sweep_queue
 from repulsive.safety.secrets import redact, redact_word
 from tests.lab.engine import tiny
 
@@ -39,7 +39,7 @@ def test_other_text_is_unchanged():
 def test_errors_of_a_storage_have_no_password(url):
     pytest.importorskip("optuna")
     with pytest.raises(ConfigError) as caught:
-        sweep._study("name", url)
+        sweep_queue.open_study("name", url)
     assert SECRET not in str(caught.value) and "cannot be opened" in str(caught.value)
 
 

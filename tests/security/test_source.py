@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from repulsive.errors import CheckpointError, ConfigError, DataError
+from repulsive.lab.engine.built_in import find, read_recipe
 from repulsive.lab.engine.checkpoint import Checkpoints, load
 from repulsive.lab.judge.make import make
 from repulsive.lab.systems.classification import age
 from repulsive.lab.systems.glue.model import load_encoder, make_encoder
 from repulsive.lab.systems.graphs.agenda import read_json_graphs
-from repulsive.lab.systems.registry import find, open_recipe
+from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.text import documents, lines
 from repulsive.lab.text.folders import MANIFEST, write_folder
 from repulsive.lab.text.prepared import Prepared
@@ -265,11 +266,12 @@ def test_xml_entities_are_refused(tmp_path):
         assert age.read_age(tmp_path).texts == ["text"]
 
 
-def test_a_recipe_name_cannot_be_a_path(tmp_path):
-    assert find("yelp/svgd").is_file()
-    for name in ("../recipes/yelp/svgd", str(find("yelp/svgd").with_suffix(""))):
+def test_a_recipe_by_name_is_one_of_the_package(tmp_path):
+    file = find("yelp/svgd").method
+    assert file.is_file()
+    for name in ("../recipes/yelp/svgd", "../methods/svgd", str(file.with_suffix(""))):
         with pytest.raises(ConfigError, match="nor a built-in recipe"):
-            find(name)
+            read_recipe(name)
 
 
 @pytest.mark.parametrize(

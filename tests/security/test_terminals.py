@@ -10,9 +10,9 @@ import pytest
 
 from repulsive.cli.app import run
 from repulsive.lab.engine.launch import _warnings_as_lines
+from repulsive.lab.engine.progress import Log
 from repulsive.lab.engine.tables import Cell, Row
 from repulsive.lab.engine.tables import as_markdown as as_table
-from repulsive.lab.engine.watch import Log
 from repulsive.lab.judge.answers import Answers
 from repulsive.lab.judge.key import Key
 from repulsive.lab.judge.tally import as_markdown, tally

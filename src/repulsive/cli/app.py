@@ -25,7 +25,7 @@ from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
 from repulsive.cli.translate import translate
 from repulsive.errors import RepulsiveError
-from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.stop_signals import Stopped
 
 # Optional package -> the extra that installs it, for packages that verbs import without a check of their own.
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")

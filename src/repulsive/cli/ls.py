@@ -1,4 +1,4 @@
-"""`repulsive ls`: which recipes there are, and which runs."""
+"""`repulsive ls`: list recipes and runs, or show one recipe."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from repulsive.cli.say import say
 
 
 def ls(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Show all settings of this recipe: a TOML file, or a name from the list.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
     recipes: Annotated[bool, typer.Option("--recipes", help="Built-in recipes only.")] = False,
 ) -> None:
-    """List built-in recipes and the runs in a folder, with how far they are."""
-    from repulsive.lab.runs.listing import describe_recipes, describe_runs
+    """List built-in recipes and the runs in a folder with their progress, or show one recipe as TOML."""
+    from repulsive.lab.runs.listing import describe_recipe, describe_recipes, describe_runs
 
+    if recipe is not None:
+        say(describe_recipe(recipe))
+        return
     say(describe_recipes())
     if not recipes:
         say("")

@@ -1,4 +1,4 @@
-"""What the tests of training share: tiny data, an uninterrupted run to compare with, and one thread."""
+"""Fixtures for the tests of training: tiny data, an uninterrupted run to compare with, and one thread."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.lab.engine import tiny
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Sums in another order differ in the last bit, and processes started here have one thread."""
+    """Use one thread, as the processes started by tests do: the order of a sum changes its last bit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -25,7 +25,7 @@ LOGGED = ("training.save_every=1", "training.log_every=3", "training.keep=3")
 
 @pytest.fixture(scope="session")
 def whole(data, tmp_path_factory):
-    """A run that nothing disturbed, with a checkpoint after every step."""
+    """An uninterrupted run with a checkpoint after every step."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     tiny.train(data, folder, *LOGGED)
     return folder

@@ -1,4 +1,4 @@
-"""Adam without bias correction, decay of matrices alone, and a learning rate that falls while it still rises."""
+"""Adam without bias correction, weight decay of matrices only, and a decay that overlaps with the warm-up."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SETTINGS = Optimizer(
 )
 
 
-def test_no_bias_correction_is_adam_as_it_is_written_without():
+def test_steps_without_bias_correction_equal_the_formula():
     """θ -= lr (m / (√v + eps) + decay θ), as in google-research/electra's AdamWeightDecayOptimizer."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
@@ -35,7 +35,7 @@ def test_no_bias_correction_is_adam_as_it_is_written_without():
         assert torch.allclose(model.weight, weight, atol=1e-12) and torch.allclose(model.bias, bias, atol=1e-12)
 
 
-def test_matrices_alone_decay():
+def test_only_matrices_decay():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     groups = methods.make_optimizer(SETTINGS, model, {"1.weight": 0.5}).param_groups
     found = {id(p): (group["factor"], group["weight_decay"]) for group in groups for p in group["params"]}
@@ -53,6 +53,6 @@ def test_warm_up_and_decay_are_multiplied():
     assert [methods.rate_at(step, settings, 8) for step in range(8)] == [2.0, 3.5, 4.5, 5.0, 4.0, 3.0, 2.0, 1.0]
 
 
-def test_what_has_no_correction():
-    with pytest.raises(ConfigError, match="bias_correction=false: sgd has none"):
+def test_sgd_has_no_bias_correction():
+    with pytest.raises(ConfigError, match="bias_correction=false: sgd has no bias correction"):
         config.build(Optimizer, {"name": "sgd", "bias_correction": False})

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, whatever happens in between."""
+"""Checkpoints are intact or absent, whenever a process dies."""
 
 import os
 import random
@@ -12,7 +12,8 @@ import torch
 
 from repulsive.errors import CheckpointError
 from repulsive.lab.engine.checkpoint import MANIFEST, Checkpoints, load
-from repulsive.lab.engine.trees import pack, random_state, restore_random_state, unpack
+from repulsive.lab.engine.nested_state import pack, unpack
+from repulsive.lab.engine.random_state import random_state, restore_random_state
 
 
 def example(seed=0):
@@ -56,7 +57,7 @@ def test_a_state_comes_back_as_it_was(tmp_path):
         pack({"a": {"b": print}})
 
 
-def test_random_numbers_go_on():
+def test_random_numbers_continue():
     torch.manual_seed(1)
     state = unpack(*pack(random_state()))
     expected = (torch.rand(3), random.random())
@@ -65,7 +66,7 @@ def test_random_numbers_go_on():
     assert torch.equal(torch.rand(3), expected[0]) and random.random() == expected[1]
 
 
-def test_the_newest_stay(tmp_path):
+def test_the_newest_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (1, 2, 3, 3):
         checkpoints.save(step, {"step": step})
@@ -73,7 +74,7 @@ def test_the_newest_stay(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "manifest", "empty manifest", "no manifest"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, example(1))
     last = checkpoints.save(2, example(2))
@@ -97,13 +98,13 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, tmp_path):
         load(last)
     for path in checkpoints.found():
         (path / "state.json").write_text("{}")
-    all_gone = pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole")
-    with pytest.warns(UserWarning, match="the one before"), all_gone:
+    all_damaged = pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged")
+    with pytest.warns(UserWarning, match="the checkpoint before it"), all_damaged:
         checkpoints.latest()
 
 
 def test_a_damaged_checkpoint_does_not_push_out_good_ones(tmp_path):
-    """It has the highest number until a training that went on from an earlier one has passed it."""
+    """A damaged checkpoint has the highest step until a resumed training has passed it."""
     checkpoints = Checkpoints(tmp_path, keep=1)
     (checkpoints.save(9, {"step": 9}) / "state.json").write_text("{")
     for step in (5, 6):
@@ -129,7 +130,7 @@ def test_a_full_disk_is_a_clear_error_and_harms_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"step-000000002.*No space left.*whole"):
+    with pytest.raises(CheckpointError, match=r"step-000000002.*No space left.*intact"):
         checkpoints.save(2, example(2))
     monkeypatch.undo()
     assert checkpoints.latest()[0] == 1
@@ -152,7 +153,7 @@ while True:
 
 
 def test_killed_at_any_moment(tmp_path):
-    """kill -9 while it writes without pause: what is found is always whole, and never goes back."""
+    """After kill -9 in the middle of constant saving, the newest checkpoint is intact, and steps never decrease."""
     newest, source = 0, random.Random(0)
     for _ in range(3):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)

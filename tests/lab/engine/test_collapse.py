@@ -1,4 +1,4 @@
-"""A model that answers every input alike: found in what was logged, told once, shown wherever its numbers are."""
+"""A collapsed model gives the same output for every input: detected from the log, reported once, shown in tables."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import torch
 
 from repulsive.errors import DivergedError
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.stop_signals import Stopped
 from repulsive.lab.engine.tables import as_json, as_markdown, rows
 from repulsive.lab.runs.listing import describe_runs
 from repulsive.lab.runs.results import notes
@@ -17,11 +17,11 @@ from repulsive.lab.runs.score import score
 from repulsive.repulsion.collapse import Collapse
 from tests.lab.engine import tiny
 
-DIES = 8  # the step after which nothing comes through
+DIES = 8  # the step after which heads get no gradient
 
 
 def first(*seen):
-    """The step at which (loss, drive) pairs are a collapse; no two measurements are the same to the last bit."""
+    """The step of a collapse in a list of (loss, drive) pairs; drives differ a little, as measurements do."""
     watch = Collapse()
     told = [watch.saw(step, loss, drive * (1 - 1e-9 * step)) for step, (loss, drive) in enumerate(seen)]
     assert [n for n, words in enumerate(told) if words] == ([] if watch.step is None else [watch.step + 4])
@@ -33,7 +33,7 @@ FALLING = [(8.0, 4e-2), (6.0, 2e-2), (4.0, 1e-2)]
 
 def test_gradients_gone_and_the_loss_above_where_it_was():
     assert first(*FALLING, *[(5.0, 3e-6)] * 5) == 3
-    assert first(*FALLING, *[(5.0, 0.0)] * 4) is None  # it may be a batch
+    assert first(*FALLING, *[(5.0, 0.0)] * 4) is None  # may be the batches
     assert first(*FALLING, *[(5.0, 0.0)] * 4, (5.0, 1e-2), *[(5.0, 0.0)] * 5) == 8
     assert first(*FALLING, *[(5.0, 0.0)] * 4, (3.9, 0.0), *[(5.0, 0.0)] * 5) == 8
     assert first(*FALLING, *[(5.0, 0.0)] * 5, (5.0, 1e-2), *[(9.0, 1e-9)] * 9) == 3  # told once
@@ -44,7 +44,7 @@ def test_gradients_gone_and_the_loss_above_where_it_was():
     [(3.9, 1e-9), (4.0, 0.0), (4.07, 1e-9), (5.0, 5e-6), (40.0, 1e-2), (math.nan, 0.0), (5.0, math.nan)],
     ids=["by heart", "still", "jitter", "small gradients", "a bad batch", "no loss", "not measured"],
 )  # 4.08 is 2 % of 8 - 4 above 4, 4e-6 a ten thousandth of 4e-2
-def test_what_is_none(last):
+def test_no_collapse(last):
     assert first(*FALLING, *[last] * 9) is None
     assert first(*[last] * 9) is None
 
@@ -65,7 +65,7 @@ def test_losses_below_zero():
     assert first((-1.0, 1e-2), (-5.0, 1e-2), *[(-4.0, 1e-9)] * 5) == 2
 
 
-def test_lines_that_are_none_of_these_are_left_aside():
+def test_other_log_lines_are_ignored():
     watch = Collapse()
     lines = [{"kind": "train", "step": n, "loss": loss} for n, (loss, _) in enumerate(FALLING)]
     lines += [{"kind": "heads", "step": 2, "drive": 1e-2}, {"kind": "dev", "step": 2, "loss": 99.0}]
@@ -80,7 +80,7 @@ def test_lines_that_are_none_of_these_are_left_aside():
 
 
 def dying(data, folder, *more, dies=DIES):
-    """A training whose heads get no gradient after a step, and whose loss is then as it was at the start."""
+    """A training whose heads get no gradient after a step, and whose loss returns to its first value."""
     spec = tiny.Spec(tiny.recipe(data, "training.log_every=1", "training.save_every=1", *more), folder, "cpu")
     made = tiny.loop(spec)
     compute = made._compute
@@ -121,8 +121,8 @@ def test_a_training_that_goes_well_says_nothing(whole, data, tmp_path):
     assert RunFolder(whole).collapsed is None
 
 
-def test_it_may_be_the_end(data, tmp_path):
-    """As where the loss is no number: no result, and the folder says why."""
+def test_a_collapse_may_end_the_training(data, tmp_path):
+    """As with a loss that is not finite: there is no result, and a file in the folder says why."""
     made = dying(data, tmp_path / "run", "training.stop_collapsed=true")
     with pytest.raises(DivergedError, match=r"^step 9: the model has collapsed"):
         made.run()
@@ -130,12 +130,12 @@ def test_it_may_be_the_end(data, tmp_path):
     run = RunFolder(tmp_path / "run")
     assert made.step == 13 and run.diverged and run.result is None and run.collapsed == 9
     assert (run.path / "diverged.txt").read_text().startswith("step 9: the model has collapsed")
-    assert describe_runs(tmp_path).endswith("diverged; diverged.txt says where")
+    assert describe_runs(tmp_path).endswith("diverged; see diverged.txt")
 
 
 @pytest.mark.parametrize(("stop", "again"), [(7, 1), (11, 1), (15, 0)])
-def test_a_training_that_goes_on_knows_what_came_before(stop, again, dead, data, tmp_path):
-    """Stopped before it was seen five times, it is told by the second part; stopped after that, by the first alone."""
+def test_a_resumed_training_knows_earlier_measurements(stop, again, dead, data, tmp_path):
+    """Stopped before five bad measurements, the resumed part reports it; stopped later, only the first part does."""
     made = dying(data, tmp_path / "run")
     made.watcher = tiny.At(stop, lambda: setattr(made._request, "number", 15))
     with warnings.catch_warnings(record=True, action="always") as before, pytest.raises(Stopped):

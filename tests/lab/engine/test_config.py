@@ -1,4 +1,4 @@
-"""Recipes: what fills, what is refused, and that every refusal names the key."""
+"""Recipe files: valid ones fill a dataclass, invalid ones raise an error that names the key."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from repulsive.errors import ConfigError
-from repulsive.lab.engine.config import as_tables, build, load, read
+from repulsive.lab.engine.config import as_tables, build
+from repulsive.lab.engine.recipe_tables import apply_changes, differences, read
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
 
 
+def load(path, changes=()):
+    return build(Recipe, apply_changes(read(path), changes), source=str(path))
+
+
 def write(folder, name, text):
     path = folder / name
     path.write_text(text)
@@ -41,10 +46,10 @@ def write(folder, name, text):
 def test_filling_extending_and_setting(tmp_path):
     write(tmp_path, "base.toml", 'data = "here"\nepochs = 5\n[optimizer]\nlr = 1\nbetas = [0.9, 0.98]\n')
     child = write(tmp_path, "child.toml", 'extends = "base.toml"\nalpha = "auto"\n[optimizer]\nname = "sgd"\n')
-    found = load(Recipe, child, ["optimizer.lr=0.5", "shuffle=false", "layers=[0, 2]", "note=hello there"])
-    assert found == Recipe(Path("here"), 5, False, "auto", [0, 2], "hello there", Optimizer("sgd", 0.5, (0.9, 0.98)))
-    assert build(Recipe, as_tables(found)) == found
-    assert type(load(Recipe, child).optimizer.lr) is float
+    loaded = load(child, ["optimizer.lr=0.5", "shuffle=false", "layers=[0, 2]", "note=hello there"])
+    assert loaded == Recipe(Path("here"), 5, False, "auto", [0, 2], "hello there", Optimizer("sgd", 0.5, (0.9, 0.98)))
+    assert build(Recipe, as_tables(loaded)) == loaded
+    assert type(load(child).optimizer.lr) is float
 
 
 @pytest.mark.parametrize(
@@ -71,18 +76,18 @@ def test_filling_extending_and_setting(tmp_path):
 )
 def test_mistakes_are_named(text, words, tmp_path):
     path = write(tmp_path, "recipe.toml", text)
-    with pytest.raises(ConfigError) as found:
-        load(Recipe, path)
+    with pytest.raises(ConfigError) as raised:
+        load(path)
     for word in words:
-        assert word in str(found.value)
-    assert "\n" not in str(found.value).strip()
+        assert word in str(raised.value)
+    assert "\n" not in str(raised.value).strip()
 
 
 @pytest.mark.parametrize("change", ["epochs", "=3", "epochs.deep=3", "optimizer.lrr=1"])
 def test_wrong_changes(change, tmp_path):
     path = write(tmp_path, "recipe.toml", 'data = "x"\nepochs = 1')
     with pytest.raises(ConfigError):
-        load(Recipe, path, [change])
+        load(path, [change])
 
 
 def test_binary_and_missing_files(tmp_path):
@@ -92,3 +97,11 @@ def test_binary_and_missing_files(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not TOML"):
         read(path)
+
+
+def test_differences_between_recipes():
+    one = {"seed": 0, "data": {"folder": "here"}, "model": {"heads": 3, "width": [1, 2]}, "note": None}
+    other = {"seed": 0, "data": {"folder": "there"}, "model": {"heads": 4, "width": [1, 2]}}
+    assert differences(one, one) == []
+    assert differences(one, other) == ["data.folder", "model.heads", "note"]
+    assert differences(other, one, ignore=["data.folder", "note"]) == ["model.heads"]

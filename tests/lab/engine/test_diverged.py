@@ -1,4 +1,4 @@
-"""A loss that is not a number: which step, which items, what to do, and nothing bad is kept."""
+"""A loss that is not finite: the error names step, items and remedy, and no bad weights are saved."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import torch
 
 from repulsive.errors import DivergedError
 from repulsive.lab.engine.checkpoint import Checkpoints
-from repulsive.lab.engine.meter import Meter
+from repulsive.lab.engine.loss_meter import Meter
 from tests.lab.engine import tiny
 
 BAD = 7  # step
@@ -44,7 +44,7 @@ def all_finite(folder):
 def test_the_step_its_items_and_advice(value, data, tmp_path):
     made = poisoned(data, tmp_path, "training.save_every=1", value=value)
     message = fails(made)
-    assert made.step == BAD  # at that very step, though it logs every 50
+    assert made.step == BAD  # at once, although it logs every 50 steps
     ids = made.task.order(0)[BAD - 1].indices.tolist()
     assert re.match(rf"step {BAD}: the loss is not a finite number; items {ids[0]}, {ids[1]}, ", message)
     assert f"and {len(ids) - 8} more" in message and "Lower optimizer.lr" in message
@@ -53,7 +53,7 @@ def test_the_step_its_items_and_advice(value, data, tmp_path):
 
 
 def on_a_gpu(made):
-    """The loop as it runs on a GPU, where it does not wait for every loss: it looks when it logs, saves, evaluates."""
+    """Make a loop check losses as on a GPU: only when it logs, saves or evaluates, to avoid synchronising."""
     made._check_every_step = False
     return made
 
@@ -77,7 +77,7 @@ def test_noticed_late_the_first_bad_step_is_named(more, noticed, data, tmp_path)
 
 
 def test_noticed_in_the_second_epoch_after_a_resume(data, tmp_path):
-    """The meter's count goes on where the checkpoint left it, and the batch is the second epoch's."""
+    """The meter resumes its count, and the error names a batch of the second epoch."""
     more = ("training.save_every=12", "training.log_every=50")
     made = poisoned(data, tmp_path, *more, bad=14)
     fails(made)
@@ -90,7 +90,7 @@ def test_noticed_in_the_second_epoch_after_a_resume(data, tmp_path):
 
 @pytest.mark.parametrize("at", [4, 20])
 def test_weights_that_are_not_finite_are_never_kept(at, data, tmp_path):
-    """A finite loss with gradients that are not: the next loss would tell, but the checkpoint comes before it."""
+    """A finite loss with gradients that are not finite: they must be found before the checkpoint is saved."""
     made = tiny.loop(tiny.Spec(tiny.recipe(data, "training.save_every=1"), tmp_path, "cpu"))
     compute = made._compute
 
@@ -123,11 +123,11 @@ def test_meter():
     assert (meter.count(), meter.first_bad(), meter.mean()) == (1, None, 3.0)
     meter.restore(kept)
     assert (meter.count(), meter.first_bad()) == (5, 2)
-    assert meter.state.data_ptr() == place  # captured graphs write there
+    assert meter.state.data_ptr() == place  # CUDA graphs write there
 
 
 def test_meters_of_processes_are_merged():
-    """The mean of what each saw, and the earliest bad loss; merging twice changes nothing."""
+    """The mean over ranks, and the earliest bad loss; merging twice changes nothing."""
 
     class Three:
         def gather(self, mine):

@@ -1,4 +1,4 @@
-"""Many runs side by side: each as if it were alone, none taking another with it, all ending with their parent."""
+"""Runs side by side: each as if it were alone, unaffected by failures of others, ended with their parent."""
 
 import os
 import re
@@ -20,7 +20,7 @@ LONG = ("training.epochs=400", "training.save_every=5", "training.log_every=5")
 
 
 def make_task_or_die(recipe):
-    """One seed's process is killed, another's fails in a way nobody foresaw."""
+    """Kill the process of one seed, and fail with an unexpected error for another."""
     if recipe.seed == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if recipe.seed == 2:
@@ -29,8 +29,8 @@ def make_task_or_die(recipe):
 
 
 @pytest.mark.slow
-def test_a_run_that_dies_takes_no_other_with_it(data, tmp_path):
-    """One at a time, so that a process that fails has to be replaced for the next run; one is not let in."""
+def test_a_run_that_dies_does_not_affect_others(data, tmp_path):
+    """One at a time, so that a failed process has to be replaced for the next run; `may_start` refuses one run."""
     specs = [Spec(tiny.recipe(data, f"seed={seed}"), tmp_path / f"seed-{seed}", "cpu") for seed in (1, 2, 3, 0)]
     ended = {}
     before = os.environ.get("OMP_NUM_THREADS")
@@ -50,7 +50,7 @@ def test_a_run_that_dies_takes_no_other_with_it(data, tmp_path):
     assert ended[0] == "done" and "SIGKILL" in ended[1]
     assert 3 not in ended and not (tmp_path / "seed-3").exists()
     log = tmp_path / "seed-2" / "log.txt"
-    assert ended[2] == f"ZeroDivisionError: nobody (all of it: {log})" and "Traceback" in log.read_text()
+    assert ended[2] == f"ZeroDivisionError: nobody (traceback in {log})" and "Traceback" in log.read_text()
     tiny.train(data, tmp_path / "lone")
     tiny.assert_same(tmp_path / "lone", tmp_path / "seed-0")
 
@@ -62,7 +62,7 @@ def test_under_torchrun_it_is_refused(data, tmp_path, monkeypatch):
 
 
 def begin(data, out):
-    """A parent with three long runs, two at a time, once both are at work; and the ids of its workers."""
+    """Start three long runs, two at a time; return the parent and the ids of its workers once both are training."""
     folders = [tiny.folder_of(data, out, *LONG).with_name(f"seed-{seed}") for seed in range(3)]
     before = [starts(folder) for folder in folders]
     words = [*tiny.words(data, out, *LONG), "--seeds", "3", "--jobs", "2"]
@@ -81,16 +81,16 @@ def begin(data, out):
 
 
 def starts(folder):
-    """The steps a run was started or resumed at."""
+    """Steps at which a run was started or resumed."""
     try:
         log = (folder / "log.txt").read_text()
     except OSError:
         return []
-    return [int(step or 0) for step in re.findall(r"^(?:starting|going on from step (\d+)): ", log, re.M)]
+    return [int(step or 0) for step in re.findall(r"^(?:starting|resuming from step (\d+)): ", log, re.M)]
 
 
 def workers_of(pid):
-    """Processes that a process has started to train."""
+    """Ids of the worker processes of a process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -116,7 +116,7 @@ def wait_for(pids, seconds):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.slow
 def test_ctrl_c_saves_all_and_a_kill_leaves_no_orphan(data, tmp_path):
-    """First Ctrl-C: everything is saved, nothing else is begun. Then the same command, and kill -9 for the parent."""
+    """After Ctrl-C all runs are saved and none is started. Then the same command again, and kill -9 for the parent."""
     parent, workers, folders = begin(data, tmp_path)
     assert len(workers) == 2
     for pid in (parent.pid, *workers):  # as a terminal does
@@ -125,7 +125,7 @@ def test_ctrl_c_saves_all_and_a_kill_leaves_no_orphan(data, tmp_path):
     assert parent.returncode == 130
     lines = err.splitlines()
     assert sorted(lines[:2]) == [f"{folder}: stopped" for folder in folders[:2]]
-    assert lines[2:] == ["repulsive: stopped with 3 of 3 runs to go; the same command goes on"]
+    assert lines[2:] == ["repulsive: stopped with 3 of 3 runs left; run the same command to resume"]
     assert not running(workers) and not folders[2].exists()
     saved = [RunFolder(folder).checkpoints.latest()[0] for folder in folders[:2]]
     assert min(saved) >= 5
@@ -155,7 +155,7 @@ def test_a_signal_to_the_parent_alone(number, code, data, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_before_anything_has_begun(data, tmp_path):
-    """Workers are still importing: no traceback of theirs on the terminal."""
+    """Workers that are still importing print no traceback."""
     words = [*tiny.words(data, tmp_path, *LONG), "--seeds", "2", "--jobs", "2"]
     parent = subprocess.Popen(
         tiny.command(*words),
@@ -173,4 +173,4 @@ def test_ctrl_c_before_anything_has_begun(data, tmp_path):
     _, err = parent.communicate(timeout=60)
     assert parent.returncode == 130
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "repulsive: stopped with 2 of 2 runs to go; the same command goes on"
+    assert err.splitlines()[-1] == "repulsive: stopped with 2 of 2 runs left; run the same command to resume"

@@ -1,4 +1,4 @@
-"""One training in two processes: the same weights as in one, and only the first writes. Real ones, gloo on the CPU."""
+"""One training in two processes (gloo on the CPU): the same weights as in one, and only the first rank writes."""
 
 import signal
 import subprocess
@@ -17,9 +17,9 @@ from tests.lab.engine import tiny
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-# The last batch of an epoch has one item (300 = 13 x 23 + 1): one process has nothing to learn from it.
+# The last batch of an epoch has one item (300 = 13 x 23 + 1): one rank gets none.
 MORE = ("training.batch=23", "model.dropout=0", "optimizer.lr=0.02", "training.log_every=4", "training.save_every=5")
-# Every rank notes which files it opened for writing.
+# Every rank lists the files that it opened for writing.
 WATCHED = """
 import os, sys
 opened = set()
@@ -51,7 +51,7 @@ def test_two_processes_learn_what_one_does_and_one_writes(data, tmp_path):
         weights = [load(path)[1]["model"] for path in states]
         start = tiny.initial(data, *MORE)
         moved = max(float((weights[0][name] - start[name]).abs().max()) for name in start)
-        assert moved > 0.1  # so that agreement means something
+        assert moved > 0.1  # the weights must change, or equal weights would prove nothing
         for name in weights[0]:
             assert torch.allclose(weights[0][name], weights[1][name], rtol=0, atol=1e-5), name
     for mine, theirs in zip(one.lines(), two.lines(), strict=True):
@@ -63,7 +63,7 @@ def test_two_processes_learn_what_one_does_and_one_writes(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_one_process_cannot_do_ends_both_with_one_line(data, tmp_path):
+def test_an_error_of_one_process_ends_both_with_one_line(data, tmp_path):
     folder = tiny.folder_of(data, tmp_path)
     command = [*TORCHRUN, "-m", "repulsive", *tiny.words(data, tmp_path)]
     with RunFolder(folder).locked():
@@ -75,7 +75,7 @@ def test_what_one_process_cannot_do_ends_both_with_one_line(data, tmp_path):
     assert "Traceback" not in ours
 
 
-# The second process's share of the loss is not a number from step 7 on.
+# The loss of the second rank is nan from step 7 on.
 POISONED = """
 import os, sys
 from repulsive.lab.systems.classification.task import ClassificationTask as Task
@@ -91,7 +91,7 @@ sys.exit(run(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_loss_that_is_bad_in_one_process_alone(data, tmp_path):
-    """The first process sees finite losses, and must not save what the other's have made of the weights."""
+    """The first rank has finite losses, and must not save weights that the second has made nan."""
     script = tmp_path / "poisoned.py"
     script.write_text(POISONED)
     more = ("training.save_every=1", "training.log_every=50")
@@ -105,7 +105,7 @@ def test_a_loss_that_is_bad_in_one_process_alone(data, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_stopped_and_resumed_by_one(data, tmp_path):
-    """Dropout is off, so that the number of processes changes nothing but the order of sums."""
+    """Without dropout the number of processes changes only the order of sums."""
     more = (*MORE, "training.epochs=60")
     folder = tiny.folder_of(data, tmp_path, *more)
     process = subprocess.Popen(
@@ -141,7 +141,7 @@ def test_accelerate_launch(data, tmp_path):
 
 @pytest.mark.parametrize("items", [1, 2, 5, 6])
 def test_a_batch_is_split_and_weighted(items):
-    """Every item is with one process; counts add up; one that got nothing has an item that does not count."""
+    """Every item goes to one rank and counts add up; a rank without items gets one with weight 0."""
     batch = Batch(torch.arange(items) + 10, 8)
     shares = [_slice(batch, index, 3) for index in range(3)]
     assert sum(count for _, count in shares) == items

@@ -1,4 +1,4 @@
-"""Learning rates that differ between parameters, and those of a step."""
+"""Learning rates: factors of parameters, schedules, warm-up."""
 
 import pytest
 import torch
@@ -25,13 +25,13 @@ def test_without_factors_there_is_one_group():
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adagrad"])
 def test_a_factor_is_a_rate_of_its_own(name):
-    """Against one optimiser for each factor, with the product as its rate."""
+    """Compare with one optimizer per parameter, whose rate is the product."""
     whole, alone = model(), model()
     factors = {"0.weight": 0.5, "1.weight": 0.1, "1.bias": 0.5}
     settings = Optimizer(name=name, lr=0.3, weight_decay=0.01)
     made = make_optimizer(settings, whole, factors)
     assert sorted(group["factor"] for group in made.param_groups) == [0.1, 0.5, 1.0]
-    assert sum(len(group["params"]) for group in made.param_groups) == 5  # what is not trained is in no group
+    assert sum(len(group["params"]) for group in made.param_groups) == 5  # frozen parameters are in no group
     singles = []
     for parameter, own in alone.named_parameters():
         if own.requires_grad:

@@ -1,4 +1,4 @@
-"""Nothing is lost: whatever ends a training, the same command goes on, and what comes out is the same to the bit."""
+"""A training that is killed or stopped at any moment resumes, and its results are bit-identical."""
 
 import random
 import signal
@@ -14,8 +14,8 @@ from repulsive.lab.engine.loop import Stopped
 from tests.lab.engine import tiny
 from tests.lab.engine.conftest import LOGGED
 
-# Trains, and kills itself while the first checkpoint is being written, at the file that is named. Packages that
-# training does not need are not there.
+# Trains, and kills itself while it writes a given file of the first checkpoint. Packages that training must not need
+# cannot be imported.
 INSIDE = f"""
 import os, signal, sys
 from pathlib import Path
@@ -28,7 +28,7 @@ def deadly(handle):
         os.kill(os.getpid(), signal.SIGKILL)
     fsync(handle)
 os.fsync = deadly
-from tests.training import tiny
+from tests.lab.engine import tiny
 tiny.train(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
 """
 
@@ -51,7 +51,7 @@ def kill_inside(file, data, folder):
 
 
 def kill_somewhere(arguments, folder, source):
-    """Let it make some steps, then kill it; returns whether a checkpoint was being written, None if it had ended."""
+    """Kill a training after some steps; return whether it was saving a checkpoint, None if it had ended."""
     newest = max((path.name for path in Checkpoints(folder / "checkpoints").found()), default="")
     process = start(arguments)
     try:
@@ -123,11 +123,11 @@ def test_a_damaged_checkpoint_costs_nothing_but_time(damage, data, whole, tmp_pa
     tiny.assert_same(tmp_path, whole)
 
 
-def test_no_whole_checkpoint_is_an_error_with_a_remedy(data, tmp_path):
+def test_damaged_checkpoints_only_are_an_error_with_a_remedy(data, tmp_path):
     stop_at(data, tmp_path, 6, "training.log_every=3", "training.save_every=6")
     (path,) = Checkpoints(tmp_path / "checkpoints").found()
     (path / "manifest.json").write_text('{"format": 1, "step": 6, "sha256": {}}')  # lists nothing
-    nothing = pytest.raises(CheckpointError, match=r"is whole.*Remove that folder to train from the start")
+    nothing = pytest.raises(CheckpointError, match=r"are damaged.*Remove that folder to start again")
     with pytest.warns(UserWarning, match="manifest.json is damaged"), nothing:
         tiny.train(data, tmp_path, "training.log_every=3", "training.save_every=6")
 
@@ -157,8 +157,8 @@ def test_stopped_anywhere_the_same_comes_out(position, data, whole, tmp_path):
     tiny.assert_same(tmp_path, whole)
 
 
-def test_what_was_measured_before_a_stop_is_told_after_it(data, tmp_path):
-    """Heads are measured in steps 1, 7 and 13, and what was measured is logged six steps later, whatever happens."""
+def test_measurements_before_a_stop_are_logged_after_it(data, tmp_path):
+    """Heads are measured in steps 1, 7 and 13 and logged six steps later, also if the training is stopped between."""
     more = ("method.rule=none", "training.log_every=6")
     tiny.train(data, tmp_path / "whole", *more)
     stop_after(2, data, tmp_path / "parts", *more)
@@ -168,15 +168,15 @@ def test_what_was_measured_before_a_stop_is_told_after_it(data, tmp_path):
     assert '"kind": "heads", "step": 6,' in (tmp_path / "whole" / "metrics.jsonl").read_text()
 
 
-def test_looks_need_not_fit_the_number_of_steps(data, tmp_path):
-    """The last step is looked at, even if that is the only look."""
+def test_the_last_step_is_evaluated(data, tmp_path):
+    """Even if that is the only evaluation."""
     run = tiny.train(data, tmp_path, "training.evaluate_every=1000")
     assert [line["step"] for line in run.lines() if line["kind"] == "dev"] == [tiny.STEPS]
     assert run.result["best_step"] == tiny.STEPS
 
 
 def test_bf16_trains(data, tmp_path):
-    """Autocast on the CPU: other numbers than float32, near them, and the loss falls."""
+    """Autocast on the CPU: losses differ a little from float32, and they fall."""
     settings = ("training.log_every=10", "optimizer.lr=0.05", "training.epochs=4")
     whole = tiny.train(data, tmp_path / "32", *settings)
     half = tiny.train(data, tmp_path / "16", *settings, "training.precision=bf16")

@@ -1,4 +1,4 @@
-"""A training so small that it takes a moment: data, recipe, and what came out of it."""
+"""A training that takes a moment: its data, its recipe, and its results."""
 
 import json
 import os
@@ -10,15 +10,15 @@ import torch
 
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.loop import Loop
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.runs.plan import plan
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 20  # of two epochs
-# SPOS draws noise and measures heads, dropout draws too: more to get wrong than in plain training.
+# SPOS and dropout draw random numbers, and SPOS measures heads: resuming can go wrong in more ways than without them.
 RECIPE = """
 task = "classification"
 label = "tiny"
@@ -26,13 +26,21 @@ data.folder = "{data}"
 model = {{ units = 4, hidden = 4, heads = 3, mlp = 8, embedding = 6, dropout = 0.1 }}
 optimizer = {{ name = "adam", lr = 2e-3, clip = 5.0 }}
 training = {{ epochs = 2, batch = 32 }}
-method = {{ rule = "spos", stepsize = 1.0, alpha = "auto", ratio = 0.3, beta = 1e4, noise = "released" }}
+[method]
+rule = "spos"
+stepsize = 1.0
+alpha = "auto"
+ratio = 0.3
+beta = 1e4
+noise = "released"
+order = "repel-clip"
+temperature = "data"
 """
-ABSENT = ("spacy", "optuna", "pydantic", "datasets", "typer")  # training needs none of these, the command line some
+ABSENT = ("spacy", "optuna", "pydantic", "datasets", "typer")  # packages that training must not need
 
 
 def make_data(folder: Path) -> Path:
-    """A prepared folder, and beside it a recipe for it."""
+    """Prepare data, and write a recipe for it beside the folder."""
     prepare("reviews", None, folder, train=300, dev=60, test=60, jobs=1)
     toml(folder).write_text(RECIPE.format(data=folder))
     return folder
@@ -71,7 +79,7 @@ def train(data: Path, folder: Path, *more: str, watcher: Watcher | None = None) 
 
 
 class At(Watcher):
-    """Does something once the loss of a step has been logged."""
+    """Calls a function once the loss of a step has been logged."""
 
     def __init__(self, step: int, action) -> None:
         self.step, self.action = step, action
@@ -86,7 +94,7 @@ def signalled(*numbers: int):
 
 
 def environment() -> dict[str, str]:
-    """For processes started here; they run the code that is tested, which need not be the one that is installed."""
+    """Environment for processes: they import the code under test, not the installed package."""
     places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
 
@@ -96,12 +104,12 @@ def command(*arguments: str) -> list[str]:
 
 
 def default_signals() -> None:
-    """For `preexec_fn`: background jobs of a shell ignore Ctrl-C, and so do their children."""
+    """Restore the handler of Ctrl-C in a child process: background jobs of a shell, and their children, ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[str], dict]:
-    """Best weights and answers, lines of metrics, and the result without the time it took."""
+    """Best weights and answers, lines of metrics, and the result without its run time."""
     run = RunFolder(folder)
     _, state = run.best.latest()
     tensors = state["model"] | {f"test.{name}": x for name, x in run.items("test").items()}
@@ -110,7 +118,7 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[str], dict]:
 
 
 def assert_same(first: Path, second: Path) -> None:
-    """To the last bit: weights, answers, every logged number."""
+    """Check that weights, answers and all logged numbers are bit-identical."""
     (a, lines, result), (b, others, expected) = outcome(first), outcome(second)
     assert lines == others
     assert result == expected

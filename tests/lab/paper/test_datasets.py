@@ -8,10 +8,10 @@ import typer
 
 from repulsive.cli.app import app
 from repulsive.errors import DataError
+from repulsive.lab.engine.built_in import names
 from repulsive.lab.paper.catalogue import ARTEFACTS
 from repulsive.lab.paper.datasets import DATASETS, check_prepared, choose_datasets, inspect_dataset
 from repulsive.lab.paper.options import Options
-from repulsive.lab.systems.registry import names
 
 
 def folder(root, name, rows, **more):

@@ -1,46 +1,79 @@
-"""The built-in recipes: all load, each says what it is, and a change is a change of what it extends."""
+"""Built-in recipes: all of them load, say what they are, and differ from their baseline in the method alone."""
 
-import dataclasses
 import tomllib
 
 import pytest
 
 from repulsive.errors import ConfigError
+from repulsive.lab.engine.built_in import FOLDER, find, names, read_recipe, recipes
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.methods import make_rule
-from repulsive.lab.systems.registry import HERE, KINDS, find, from_tables, names, open_recipe
+from repulsive.lab.engine.recipe_tables import as_toml, differences, flatten, merge, read
+from repulsive.lab.systems.registry import KINDS, from_tables, open_recipe
 
-BASE = {"ma", "ma-own", "released-ma", "small-ma"}
-METHODS = [name for name in names() if (find(name).parent / "ma.toml").is_file()]  # in other folders: a task each
+FILES = sorted(FOLDER.rglob("*.toml"))
+DATASETS = [path for path in FILES if path.parent.name == "datasets"]
+METHODS = [path for path in FILES if path.parent.name == "methods"]
+# Methods that change more than the training of the heads.
+OTHER_MODELS = {"ma-own": {"model.own_hidden", "model.hidden"}, "bert": {"objective"}}
+OTHER_MODELS["svgd-own"] = OTHER_MODELS["ma-own"]
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_loads(name):
     recipe = open_recipe(name)
-    assert recipe.label and recipe.task in KINDS
+    assert recipe.label and recipe.task in KINDS and recipe.seed == 0
     rule = make_rule(recipe.method, num_data=1000, total_steps=100)
     assert (rule is None) == (recipe.method.rule == "none")
     assert from_tables(as_tables(recipe), name) == recipe  # as a run folder keeps it
-    first, second = find(name).read_text().splitlines()[:2]
-    assert first == f"# repulsive train {name}" and second.startswith("# ")
+    assert from_tables(tomllib.loads(as_toml(as_tables(recipe))), name) == recipe  # as `repulsive ls` shows it
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name.rpartition("/")[2] not in BASE])
+@pytest.mark.parametrize("path", DATASETS + METHODS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_file_opens_with_a_command_that_uses_it(path):
+    first, second = path.read_text().splitlines()[:2]
+    recipe = find(first.removeprefix("# repulsive train "))
+    assert path in (recipe.dataset, recipe.method)
+    assert second.startswith("# ")
+
+
+def test_every_method_is_used():
+    assert {recipe.method for recipe in recipes().values()} == set(METHODS)
+
+
+@pytest.mark.parametrize("path", DATASETS, ids=lambda path: path.stem)
+def test_exceptions_are_for_methods_of_the_dataset(path):
+    own = tomllib.loads(path.read_text())
+    assert set(own.get("exceptions", {})) <= set(read(path)["methods"])
+
+
+@pytest.mark.parametrize("path", DATASETS, ids=lambda path: path.stem)
+def test_no_exception_repeats_the_value_without_it(path):
+    own = tomllib.loads(path.read_text())
+    system = read(path.parent / own["extends"]).get("exceptions", {})
+    for method, exception in own.get("exceptions", {}).items():
+        plain = flatten(merge(merge(read(path), read(FOLDER / "methods" / f"{method}.toml")), system.get(method, {})))
+        for key, value in flatten(exception).items():
+            assert plain.get(key) != value, f"{method}: {key}"
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in recipes().items() if recipe.method.stem not in ("ma", "gw")])
 def test_a_method_differs_from_the_baseline_in_nothing_else(name):
-    """Same data, model and length of training as plain attention of the same task; a sphere is no method of its own."""
-    own, folder = tomllib.loads(find(name).read_text()), name.rpartition("/")[0]
-    parent = (find(name).parent / own["extends"]).resolve()
-    assert parent.is_file() and parent.is_relative_to(HERE)
-    recipe, plain = open_recipe(name), open_recipe(parent)
-    for table in (field.name for field in dataclasses.fields(recipe)):
-        if table not in own and table != "label":
-            assert getattr(recipe, table) == getattr(plain, table), table
-    assert recipe.data == open_recipe(f"{folder}/ma").data
-    assert recipe.seed == 0 and recipe.label != plain.label
+    """Same data, model and length of training as plain attention with the same dataset."""
+    recipe = find(name)
+    (baseline,) = (
+        other for other in recipes().values() if other.dataset == recipe.dataset and other.method.stem in ("ma", "gw")
+    )
+    own, plain = as_tables(open_recipe(name)), as_tables(open_recipe(baseline.name))
+    changed = set(differences(own, plain))
+    assert "label" in changed
+    others = {key for key in changed if not key.startswith("method.")} - {"label"}
+    assert others <= OTHER_MODELS.get(recipe.method.stem, set())
+    assert len(changed) > 1
 
 
 @pytest.mark.parametrize("task", ["yelp", "age", "snli", "reviews", "movie-reviews"])
-def test_recipes_read_what_prepare_writes_unless_told_otherwise(task):
+def test_recipes_read_the_folder_that_prepare_writes(task):
     folders = {str(open_recipe(name).data.folder) for name in names() if name.startswith(f"{task}/")}
     assert folders == {f"prepared/{task}"}
 
@@ -54,7 +87,7 @@ def test_recipes_read_what_prepare_writes_unless_told_otherwise(task):
     ],
 )
 def test_released_settings_are_those_of_the_early_code(task, optimizer, lr, hidden, mlp, alpha):
-    """The commands its README has, and the defaults of `train_svgd.py`."""
+    """The commands in its README, and the defaults of its `train_svgd.py`."""
     recipe = open_recipe(f"{task}/released-svgd")
     model, used, rule = recipe.model, recipe.optimizer, recipe.method
     assert (used.name, used.lr, used.weight_decay, used.clip) == (optimizer, lr, 0.0, 0.5)
@@ -68,8 +101,28 @@ def test_labels_of_a_task_differ():
         assert len(set(labels)) == len(labels), labels
 
 
-def test_what_is_not_there():
+def test_unknown_names_are_errors():
     with pytest.raises(ConfigError, match="did you mean 'yelp/svgd'"):
-        find("yelp/svdg")
+        read_recipe("yelp/svdg")
     with pytest.raises(ConfigError, match="`repulsive ls`"):
-        find("nothing/of/the/kind")
+        read_recipe("nothing/of/the/kind")
+
+
+def test_files_of_users_extend_built_in_recipes_and_each_other(tmp_path):
+    (tmp_path / "mine").mkdir()
+    first, second = tmp_path / "mine" / "first.toml", tmp_path / "second.toml"
+    first.write_text('extends = "yelp/svgd"\nlabel = "first"\n[model]\nheads = 10\n')
+    second.write_text('extends = "mine/first.toml"\n[method]\nratio = 0.5\n')
+    built_in, recipe = as_tables(open_recipe("yelp/svgd")), as_tables(open_recipe(second, ["seed=3"]))
+    assert set(differences(built_in, recipe)) == {"label", "model.heads", "method.ratio", "seed"}
+    second.write_text('extends = "yelp/svdg"\n')
+    with pytest.raises(ConfigError, match="did you mean 'yelp/svgd'"):
+        open_recipe(second)
+
+
+def test_a_parent_relative_to_the_working_directory_can_not_extend_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "first.toml").write_text('extends = "mine/first.toml"\n')
+    with pytest.raises(ConfigError, match="extends itself"):
+        read_recipe("mine/first.toml")

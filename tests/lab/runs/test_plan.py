@@ -1,4 +1,4 @@
-"""From words on a command line to folders."""
+"""Plan runs and name their folders."""
 
 import dataclasses
 from collections import Counter
@@ -27,7 +27,7 @@ from repulsive.lab.systems.registry import KINDS
         ("some/where/mine.toml", ["optimizer.betas=[0.9, 0.98]"], "mine+betas=_0.9_0.98_"),
     ],
 )
-def test_names(recipe, changes, name):
+def test_folder_names(recipe, changes, name):
     assert folder_name(recipe, changes) == name
 
 
@@ -47,12 +47,12 @@ def test_a_file_without_an_ending_stays_below_the_folder_of_runs(tmp_path):
 
 
 def test_keys_of_more_than_one_table_keep_its_name():
-    seen = set()  # over all tasks: a table they share is one table
+    places = set()  # over all tasks; shared tables count once
     for kind, _ in KINDS.values():
         for field in dataclasses.fields(kind):
             inner = field.default_factory if dataclasses.is_dataclass(field.default_factory) else None
-            seen |= {(field.name, leaf.name) for leaf in dataclasses.fields(inner)} if inner else {("", field.name)}
-    leaves = Counter(leaf for _, leaf in seen)
+            places |= {(field.name, leaf.name) for leaf in dataclasses.fields(inner)} if inner else {("", field.name)}
+    leaves = Counter(leaf for _, leaf in places)
     assert {leaf for leaf, times in leaves.items() if times > 1} == _AMBIGUOUS
 
 

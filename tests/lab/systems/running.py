@@ -1,8 +1,8 @@
 """A recipe trained to its end, as every toy task does it."""
 
 from repulsive.lab.engine.loop import Loop
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.systems.registry import make_task
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: safetensors and JSON, written aside, with checksums, renamed into place."""
+"""Atomic checkpoints: safetensors and JSON with checksums, written to a hidden folder and renamed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from repulsive.errors import CheckpointError
-from repulsive.lab.engine.trees import pack, unpack
+from repulsive.lab.engine.nested_state import pack, unpack
 from repulsive.safety.files import refuse_link, sync_folder, write_synced
 
 MANIFEST = "manifest.json"
@@ -23,35 +26,35 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run, `step-000123` each.
+    """The checkpoints of one run, in folders such as `step-000000123`.
 
-    A process killed at any moment leaves the earlier ones as they were: files are written into a hidden folder, synced,
-    listed with their checksums in the manifest, and the folder is renamed.
+    A process that is killed while it saves leaves earlier checkpoints intact: files are written to a hidden folder,
+    synced, listed with their checksums in the manifest, and then the folder is renamed.
 
     Args:
-        folder: where they are.
-        keep: how many of the newest stay.
+        folder: of all checkpoints.
+        keep: how many of the newest to keep.
     """
 
     folder: Path
     keep: int = 2
 
     def save(self, step: int, state: dict[str, Any], spare: int = 0) -> Path:
-        """Write `state`, a tree of tensors and plain values.
+        """Save a checkpoint and remove old ones.
 
         Args:
-            step: how far the training is.
-            state: what to write.
-            spare: how many stay beyond `keep`.
+            step: steps done.
+            state: nested dictionaries and lists of tensors and plain values.
+            spare: how many to keep beyond `keep`.
 
         Raises:
-            CheckpointError: the disk is full or not writable; earlier checkpoints are untouched.
+            CheckpointError: the disk is full or not writable; earlier checkpoints are intact.
         """
         final = self.folder / f"step-{step:09d}"
         aside = self.folder / f".step-{step:09d}-{os.getpid()}"
         try:
             refuse_link(self.folder)
-            self._clean()
+            self._remove_leftovers()
             aside.mkdir(parents=True)
             self._write(aside, step, state)
             if final.exists():
@@ -60,19 +63,20 @@ class Checkpoints:
             sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
-            before = "the checkpoint before it is whole" if self.found() else "there was none before it"
+            before = "the checkpoint before it is intact" if self.found() else "there is no earlier checkpoint"
             raise CheckpointError(
-                f"{final}: cannot be written ({error.strerror}); {before}. Make room and run the same command again"
+                f"{final}: cannot be written ({error.strerror}); {before}. "
+                "Free some space and run the same command again"
             ) from None
-        found = self.found()
-        here = found.index(final)
-        # Later ones are damaged, or the training would have gone on from them: they must not crowd out good ones.
-        for old in (*found[:here], *found[here + self.keep + spare :]):
+        paths = self.found()
+        here = paths.index(final)
+        # Checkpoints of later steps are damaged, or the training would have resumed from them. Remove them too.
+        for old in (*paths[:here], *paths[here + self.keep + spare :]):
             shutil.rmtree(old, ignore_errors=True)
         return final
 
     def drop(self, step: int) -> None:
-        """Remove the checkpoint of a step, where there are others, or where it is not needed any more."""
+        """Remove the checkpoint of a step, if there is one."""
         shutil.rmtree(self.folder / f"step-{step:09d}", ignore_errors=True)
 
     def found(self) -> list[Path]:
@@ -80,10 +84,12 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*"), reverse=True) if self.folder.is_dir() else []
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole; a damaged one is passed over with a warning.
+        """Load step and state of the newest intact checkpoint; None if there are no checkpoints.
+
+        Damaged checkpoints are skipped with a warning.
 
         Raises:
-            CheckpointError: there are checkpoints and none is whole.
+            CheckpointError: all checkpoints are damaged.
         """
         damaged = []
         for path in self.found():
@@ -91,10 +97,10 @@ class Checkpoints:
                 return load(path)
             except CheckpointError as error:
                 damaged.append(str(error))
-                warnings.warn(f"{error}; looking for the one before it", stacklevel=2)
+                warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
         if damaged:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole: {damaged[0]}. Remove that folder to train from the start"
+                f"all checkpoints in {self.folder} are damaged: {damaged[0]}. Remove that folder to start again"
             )
         return None
 
@@ -105,25 +111,22 @@ class Checkpoints:
         contents = {_TENSORS: save(tensors), _STATE: json.dumps(skeleton).encode()}
         for name, data in contents.items():
             write_synced(folder / name, data)
-        listed = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-        manifest = {"format": FORMAT, "step": step, "sha256": listed}
+        checksums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+        manifest = {"format": FORMAT, "step": step, "sha256": checksums}
         write_synced(folder / MANIFEST, json.dumps(manifest).encode())
         sync_folder(folder)
 
-    def _clean(self) -> None:
-        """Remove what killed processes left behind."""
-        for leftover in self._leftovers():
+    def _remove_leftovers(self) -> None:
+        """Remove hidden folders of killed processes."""
+        for leftover in self.folder.glob(".step-*") if self.folder.is_dir() else ():
             shutil.rmtree(leftover, ignore_errors=True)
-
-    def _leftovers(self) -> Iterator[Path]:
-        return self.folder.glob(".step-*") if self.folder.is_dir() else iter(())
 
 
 def load(path: Path) -> tuple[int, dict[str, Any]]:
-    """Step and state of one checkpoint folder.
+    """Load step and state from a checkpoint folder.
 
     Raises:
-        CheckpointError: a file is missing, damaged or of another format.
+        CheckpointError: a file is missing or damaged, or has another format.
     """
     from safetensors.torch import load as from_bytes
 
@@ -141,20 +144,42 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         if hashlib.sha256(data).hexdigest() != expected[name]:
             raise CheckpointError(f"{path}: {name} is damaged (its checksum differs from the manifest's)")
     try:
-        return int(manifest["step"]), _tree(unpack(from_bytes(contents[_TENSORS]), json.loads(contents[_STATE])))
-    except Exception as error:  # right checksums around what no training wrote; safetensors raises plain exceptions
-        raise CheckpointError(f"{path}: holds no state of a training ({type(error).__name__}: {error})") from None
+        return int(manifest["step"]), _as_table(unpack(from_bytes(contents[_TENSORS]), json.loads(contents[_STATE])))
+    except Exception as error:  # valid checksums of invalid contents; safetensors raises plain exceptions
+        raise CheckpointError(f"{path}: not the state of a training ({type(error).__name__}: {error})") from None
 
 
-def _tree(state: Any) -> dict[str, Any]:
+def check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Check that the moments of a restored optimizer have the shapes of their parameters, or are scalars.
+
+    Raises:
+        ValueError: a moment has another shape.
+    """
+    for parameter, moments in optimizer.state.items():
+        for name, moment in moments.items():
+            if isinstance(moment, Tensor) and moment.shape != parameter.shape and moment.ndim:
+                raise ValueError(f"{name} {list(moment.shape)} of a parameter {list(parameter.shape)}")
+
+
+def check_weights(weights: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
+    """Check that restored weights have the names and shapes of the model's.
+
+    Raises:
+        ValueError: a name or a shape differs.
+    """
+    if {name: x.shape for name, x in weights.items()} != {name: x.shape for name, x in model.items()}:
+        raise ValueError("the best weights do not fit the model")
+
+
+def _as_table(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict):
-        raise TypeError(f"{type(state).__name__}, where a table is needed")
+        raise TypeError(f"expected a dictionary, got {type(state).__name__}")
     return state
 
 
 def _inside(path: Path, name: str) -> Path:
-    """A file of a checkpoint; no link may lead out of it, for a checkpoint may come from anybody."""
+    """A file of a checkpoint. Links out of its folder are refused: checkpoints may come from untrusted sources."""
     file = path / name
     if file.is_symlink() and os.path.dirname(os.path.realpath(file)) != os.path.realpath(path):
-        raise CheckpointError(f"{path}: {name} is a link that leads out of its folder; put the file itself there")
+        raise CheckpointError(f"{path}: {name} is a link that leads out of its folder; replace it by the file itself")
     return file

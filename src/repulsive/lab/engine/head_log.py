@@ -1,4 +1,4 @@
-"""What a training logs about its heads."""
+"""Statistics of the heads for the training log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MEASURED = ("ratio", "drive", "repulsion", "distance", "bandwidth", "alpha")
 
 
 class HeadLog:
-    """Means over groups of what a handle last measured, in this process or before the training was resumed.
+    """Means over all groups of what a handle measured last, in this process or before the training was resumed.
 
     Args:
         handle: of the training.
@@ -20,21 +20,21 @@ class HeadLog:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._known: dict[str, float] = {}
+        self._restored: dict[str, float] = {}
 
     def values(self) -> dict[str, float]:
-        """By name; where there are several layers, distances also layer by layer. What is nan is left out."""
-        reports = [r for r in self._handle.report() if r.step >= 0]
+        """Means by name, without nan; with several layers also the mean distance of each layer."""
+        reports = [report for report in self._handle.report() if report.step >= 0]
         if not reports:
-            return self._known
-        means = {name: statistics.fmean(getattr(r, name) for r in reports) for name in _MEASURED}
+            return self._restored
+        means = {name: statistics.fmean(getattr(report, name) for report in reports) for name in _MEASURED}
         layers: dict[str, list[float]] = {}
-        for r in reports:
-            layers.setdefault(f"distance/{r.where} layer {r.layer}", []).append(r.distance)
+        for report in reports:
+            layers.setdefault(f"distance/{report.where} layer {report.layer}", []).append(report.distance)
         if len(layers) > 1:
-            means |= {name: statistics.fmean(found) for name, found in layers.items()}
+            means |= {name: statistics.fmean(distances) for name, distances in layers.items()}
         return {name: x for name, x in means.items() if x == x}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """As a checkpoint has them: the handle forgets what it measured."""
-        self._known = {name: float(value) for name, value in values.items()}
+        """Restore the values from a checkpoint; a handle does not save its measurements."""
+        self._restored = {name: float(value) for name, value in values.items()}

@@ -1,13 +1,10 @@
-"""One run in this process, or many side by side on one device, each in a process of its own."""
+"""Train one run in this process, or many side by side in worker processes."""
 
 from __future__ import annotations
 
 import functools
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,29 +15,30 @@ from typing import Any, TextIO
 import torch
 
 from repulsive.errors import ConfigError, RunError
+from repulsive.lab.engine.gpu_sharing import shared_gpu
 from repulsive.lab.engine.loop import Loop
-from repulsive.lab.engine.overview import Overview
 from repulsive.lab.engine.processes import TIMEOUT, lost_process
+from repulsive.lab.engine.progress import Live, Log, Watcher
+from repulsive.lab.engine.progress_table import ProgressTable
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.stopping import Stopped, listening
+from repulsive.lab.engine.stop_signals import Stopped, listening
 from repulsive.lab.engine.task import Task
-from repulsive.lab.engine.watch import Live, Log, Watcher
-from repulsive.lab.engine.workers import DONE, STOPPED, Crew
+from repulsive.lab.engine.workers import DONE, STOPPED, WorkerPool
 from repulsive.safety.terminal import one_line
 
-MakeTask = Callable[[Recipe], Task]  # a function of a module, so that other processes find it
-_LOOK = 0.25  # seconds between two looks at signals and, at a terminal, at the runs
+MakeTask = Callable[[Recipe], Task]  # defined in a module, so that it can be pickled for workers
+_POLL_SECONDS = 0.25  # between two checks for signals and, in a terminal, updates of the table
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One run to be made.
+    """A run to train.
 
     Args:
         recipe: what to train.
-        folder: where to.
-        device: "cpu", "cuda" or None for what is there.
+        folder: run folder.
+        device: "cpu", "cuda", or None for a GPU where there is one.
     """
 
     recipe: Recipe
@@ -49,11 +47,19 @@ class Spec:
 
 
 def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str, Any]:
-    """Train one run in this process, with a live table at a terminal and lines elsewhere.
+    """Train one run in this process, with a live table in a terminal and log lines elsewhere.
+
+    Args:
+        spec: the run.
+        make_task: recipe -> task.
+        quiet: print no progress.
+
+    Returns:
+        The contents of `result.json`.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM came; everything is saved.
-        RepulsiveError: the data, the recipe or the folder are not right, or the loss diverged.
+        Stopped: Ctrl-C or SIGTERM was received; the run is saved.
+        RepulsiveError: the data, the recipe or the folder are invalid, or the loss diverged.
     """
     task = make_task(spec.recipe)
     if quiet or not speaks():
@@ -66,7 +72,7 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
 
 
 def speaks() -> bool:
-    """Whether this process is to print: of those that `torchrun` started, the first."""
+    """Whether this process prints: of the ranks that `torchrun` started, the first."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -84,7 +90,7 @@ def _train(spec: Spec, task: Task, watcher: Watcher, file: TextIO | None = None)
             raise
         raise RunError(
             f"{spec.folder}: another process of this training died or did not answer in time ({TIMEOUT} sets how long "
-            "to wait, in seconds); run the same command to go on from the last checkpoint"
+            "to wait, in seconds); run the same command to resume from the last checkpoint"
         ) from None
     finally:
         watcher.close()
@@ -100,68 +106,66 @@ def train_many(
     may_start: Callable[[Spec], bool] | None = None,
     show: bool = False,
 ) -> None:
-    """Train runs side by side. A run that ended before is left alone.
+    """Train runs side by side in worker processes. Runs that are finished are not trained again.
 
-    On a GPU the processes share it through NVIDIA's multi-process service where that is installed, so that their
-    kernels run at the same time; without it they take turns.
+    Workers share a GPU through NVIDIA's multi-process service where it is installed; without it they take turns.
 
     Args:
         specs: the runs.
         make_task: recipe -> task.
-        jobs: runs at the same time; 0: as many as there are cores.
-        on_end: told of every run as it ends: "done", "stopped" or what went wrong.
-        may_start: asked about every run when its turn comes; one that it refuses is left out.
+        jobs: number of workers; 0: as many as there are cores.
+        on_end: called when a run ends, with its outcome: "done", "stopped" or an error message.
+        may_start: called before a run starts; the run is left out if it returns False.
         show: draw a live table of all runs on stderr.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM came; runs that had begun are saved.
-        RunError: some runs failed, after all others have ended.
+        Stopped: Ctrl-C or SIGTERM was received; runs that had started are saved.
+        RunError: some runs failed; all others have ended.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("torchrun trains one run in many processes; start many runs without it, with --jobs")
-    tell = on_end or (lambda spec, how: None)
+        raise ConfigError("torchrun trains one run in several processes; use --jobs without torchrun for several runs")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = min(jobs or cores, len(specs))
-    todo, left, failed = list(specs), 0, []
+    waiting, stopped, failed = list(specs), 0, []
     with ExitStack() as stack:
-        stack.enter_context(_shared_gpu(specs))
+        stack.enter_context(shared_gpu(needed=any(spec.device != "cpu" for spec in specs)))
         stack.enter_context(_threads(max(1, cores // max(1, jobs))))
         request = stack.enter_context(listening())
-        crew = stack.enter_context(Crew(functools.partial(_one, make_task=make_task)))
-        overview = stack.enter_context(Overview(specs)) if show else None
-        asked = False
-        while crew.busy or (todo and not asked):
-            if request.number is not None and not asked:
-                asked = True
-                crew.stop()
-            while todo and not asked and crew.busy < jobs:
-                spec = todo.pop(0)
+        workers = stack.enter_context(WorkerPool(functools.partial(_train_in_worker, make_task=make_task)))
+        table = stack.enter_context(ProgressTable(specs)) if show else None
+        stopping = False
+        while workers.busy or (waiting and not stopping):
+            if request.number is not None and not stopping:
+                stopping = True
+                workers.stop()
+            while waiting and not stopping and workers.busy < jobs:
+                spec = waiting.pop(0)
                 if may_start is None or may_start(spec):
-                    crew.start(spec)
-            for spec, how in crew.ended(_LOOK):
-                tell(spec, how)
-                left += how == STOPPED
-                if how != DONE:
-                    failed.append(f"{spec.folder}: {how}")
-                if overview is not None:
-                    overview.ended(spec, how)
-            if overview is not None:
-                overview.look()
-    if request.number is not None and (left := left + len(todo)):
-        raise Stopped(f"stopped with {left} of {len(specs)} runs to go; the same command goes on", request.number)
+                    workers.start(spec)
+            for spec, outcome in workers.ended(_POLL_SECONDS):
+                if on_end is not None:
+                    on_end(spec, outcome)
+                stopped += outcome == STOPPED
+                if outcome != DONE:
+                    failed.append(f"{spec.folder}: {outcome}")
+                if table is not None:
+                    table.ended(spec, outcome)
+            if table is not None:
+                table.update()
+    if request.number is not None and (left := stopped + len(waiting)):
+        raise Stopped(f"stopped with {left} of {len(specs)} runs left; run the same command to resume", request.number)
     if failed:
         raise RunError(f"{len(failed)} of {len(specs)} runs failed; the first: {failed[0]}")
 
 
-def _one(spec: Spec, file: TextIO, make_task: MakeTask) -> None:
-    """Train one run in a worker."""
+def _train_in_worker(spec: Spec, file: TextIO, make_task: MakeTask) -> None:
     task = make_task(spec.recipe)
     _train(spec, task, Log(file, task.shown), file)
 
 
 @contextmanager
 def _warnings_as_lines(file: TextIO | None) -> Iterator[None]:
-    """One line for a warning, without the code it came from; None is stderr, whatever that is by then."""
+    """Print each warning as one line, without its source line, to `file` or else to stderr."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(
             f"repulsive: {one_line(str(message))}", file=file or sys.stderr
@@ -171,7 +175,7 @@ def _warnings_as_lines(file: TextIO | None) -> Iterator[None]:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many threads for each worker; a number of the user's own stays."""
+    """Set the number of threads of each worker, unless the user has set OMP_NUM_THREADS."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = before or str(count)
     try:
@@ -179,26 +183,3 @@ def _threads(count: int) -> Iterator[None]:
     finally:
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
-
-
-@contextmanager
-def _shared_gpu(specs: Sequence[Spec]) -> Iterator[None]:
-    """Start NVIDIA's multi-process service for the length of a block, if there is a GPU to share and none runs yet."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    wanted = torch.cuda.is_available() and any(spec.device != "cpu" for spec in specs)
-    if not wanted or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="repulsive-mps-") as folder:
-        places = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), folder)
-        started = subprocess.run([control, "-d"], env=os.environ | places, capture_output=True, check=False)
-        if started.returncode:  # not allowed to: processes take turns
-            yield
-            return
-        os.environ.update(places)
-        try:
-            yield
-        finally:
-            subprocess.run([control], input=b"quit\n", env=dict(os.environ), capture_output=True, check=False)
-            for name in places:
-                del os.environ[name]

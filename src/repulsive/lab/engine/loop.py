@@ -17,17 +17,18 @@ from torch import nn
 
 from repulsive.errors import CheckpointError, DivergedError, RepulsiveError
 from repulsive.lab.engine import methods
-from repulsive.lab.engine.average import Average
-from repulsive.lab.engine.capture import CapturedGradients
+from repulsive.lab.engine.checkpoint import check_moments, check_weights
+from repulsive.lab.engine.cuda_graphs import CapturedGradients
 from repulsive.lab.engine.head_log import HeadLog
-from repulsive.lab.engine.meter import Meter
+from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes
+from repulsive.lab.engine.progress import Watcher
+from repulsive.lab.engine.random_state import random_state, restore_random_state, seed_everything
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.stopping import Request, Stopped, listening
+from repulsive.lab.engine.stop_signals import Request, Stopped, listening
 from repulsive.lab.engine.task import Evaluation, Inputs, Task
-from repulsive.lab.engine.trees import check_moments, check_weights, random_state, restore_random_state, seed_everything
-from repulsive.lab.engine.watch import Watcher
+from repulsive.lab.engine.weight_average import Average
 from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.repulsion.collapse import Collapse
 

@@ -1,4 +1,4 @@
-"""From a recipe's tables to what torch and `repel` take: rules, optimisers, learning rates."""
+"""Make rules, optimizers and learning rates from a recipe."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from repulsive.particles.priors import Gaussian
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.schedules import Cosine, Linear, WarmUp
 
-CYCLES = {"cycle-4": 4, "cycle-5": 5}  # epochs; each falls by a fifth of the rate
+CYCLES = {"cycle-4": 4, "cycle-5": 5}  # epochs per cycle; the rate falls by a fifth each epoch
 _SHARED = ("stepsize", "kernel", "bandwidth", "smoothing", "space")
 
 
 def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
-    """The rule a recipe asks for; None for plain training.
+    """Make the rule of a recipe; None for plain training.
 
     Args:
         method: the recipe's table.
-        num_data: training items, for temperature = "data" and the prior.
+        num_data: number of training items, for `temperature = "data"` and the prior.
         total_steps: steps of the whole training, for schedules.
 
     Raises:
@@ -46,28 +46,28 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
 
 
 def _scheduled(method: Method, steps: int) -> dict[str, Any]:
-    """Alpha, and ratio where alpha is "auto"; the last of them as a schedule if the recipe asks for it."""
-    found: dict[str, Any] = {"alpha": method.alpha}
+    """Settings `alpha` and, with `alpha = "auto"`, `ratio`; the one that is a number may be a schedule."""
+    settings: dict[str, Any] = {"alpha": method.alpha}
     if method.alpha == "auto":
-        found["ratio"] = method.ratio
+        settings["ratio"] = method.ratio
     name = "ratio" if method.alpha == "auto" else "alpha"
-    value = float(found[name])
+    value = float(settings[name])
     schedules: dict[str, Callable[[], Any]] = {
-        "constant": lambda: found[name],
+        "constant": lambda: settings[name],
         "linear": lambda: Linear(value, 0.0, steps),
         "cosine": lambda: Cosine(value, 0.0, steps),
         "warmup": lambda: WarmUp(max(1, steps // 10), value),
     }
-    return found | {name: schedules[method.schedule]()}
+    return settings | {name: schedules[method.schedule]()}
 
 
 def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, total_steps: int) -> Handle:
-    """`repel` as the recipe says; plain training gets a handle too, which clips and measures."""
+    """Call `repel` with the settings of a recipe; for plain training the handle only clips and measures."""
     method = recipe.method
     names = ("layers", "parts", "where", "particle", "layout")
     selection: dict[str, Any] = {name: getattr(method, name) for name in names}
     groups = find_heads(model, **selection)
-    if all(group.num_heads == 1 for group in groups):  # the first point of a curve over numbers of heads
+    if all(group.num_heads == 1 for group in groups):  # `repel` refuses one head unless its groups are given
         selection = {"groups": groups}
     return repel(
         model,
@@ -86,16 +86,16 @@ def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, tota
 def make_optimizer(
     settings: Optimizer, model: nn.Module, factors: Mapping[str, float] | None = None
 ) -> torch.optim.Optimizer:
-    """A torch optimiser over all parameters that are trained; fused on a GPU where torch has that.
+    """Make a torch optimizer for all trainable parameters, fused on a GPU where torch supports it.
 
     Args:
         settings: the recipe's table.
-        model: whose parameters.
-        factors: name of a parameter -> what its learning rate is multiplied by; 1 for those that are not named. Those
-            of one factor are a group, which keeps it as `factor`.
+        model: the model to train.
+        factors: parameter name -> factor of its learning rate; 1 for all others. Parameters with the same factor form
+            a param group, which keeps it as `factor`.
 
     Raises:
-        ValueError: a factor for something that is no parameter, or one that is not positive.
+        ValueError: a factor is not positive, or its name is not a parameter.
     """
     parameters = _groups(model, factors or {}, settings)
     fused: dict[str, Any] = {"fused": True} if next(model.parameters()).is_cuda else {}
@@ -109,7 +109,7 @@ def make_optimizer(
 
 
 def _groups(model: nn.Module, factors: Mapping[str, float], settings: Optimizer) -> Any:
-    """Parameters that are trained: a list, or groups of one factor and one decay each, in the order they are met."""
+    """Trainable parameters: a list, or param groups with one factor and one weight decay each, in model order."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not factors and settings.decay == "all":
         return list(trained.values())
@@ -129,16 +129,17 @@ def _groups(model: nn.Module, factors: Mapping[str, float], settings: Optimizer)
 
 
 def set_rate(optimizer: Any, rate: float) -> None:
-    """Give every group its learning rate: `rate` times its factor."""
+    """Set the learning rate of every param group to `rate` times its factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("factor", 1.0)
 
 
 def undo_correction(optimizer: Any, settings: Optimizer, step: int) -> None:
-    """Let torch's AdamW make the step of one without bias correction, θ -= lr m / (√v + eps); after `set_rate`.
+    """Undo the bias correction of torch's Adam and AdamW for the next step; call it after `set_rate`.
 
-    With c1 = 1 - β1^t and c2 = 1 - β2^t torch's is lr (m / c1) / (√(v / c2) + eps): the same for the learning rate
-    lr c1 / √c2 and eps / √c2. Weight decay, which torch multiplies by its learning rate, is divided by c1 / √c2.
+    Without bias correction a step is θ -= lr m / (√v + eps). With c1 = 1 - β1^t and c2 = 1 - β2^t torch's step is
+    lr (m / c1) / (√(v / c2) + eps), which is the same for the learning rate lr c1 / √c2 and eps / √c2. Torch multiplies
+    the weight decay of AdamW by the learning rate, so it is divided by c1 / √c2.
 
     Args:
         optimizer: Adam or AdamW.
@@ -155,13 +156,13 @@ def undo_correction(optimizer: Any, settings: Optimizer, step: int) -> None:
 
 
 def rate_at(step: int, settings: Optimizer, total: int, epoch: int = 0) -> float:
-    """The learning rate of a step: a function of how far it is alone, so that nothing need be saved.
+    """Compute the learning rate of a step. It depends on the step only, so checkpoints need no scheduler state.
 
     Args:
         step: counted from 0.
         settings: the recipe's table.
         total: steps of the whole training.
-        epoch: the step's, counted from 0; cycles ask for it.
+        epoch: of the step, counted from 0; used by cycles.
     """
     warmup = settings.warmup or round(settings.warmup_share * total)
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0

@@ -1,4 +1,4 @@
-"""The processes of one training: which of them writes, and how all of them learn what one of them knows."""
+"""The processes (ranks) of one training: which of them writes, and how they exchange values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from repulsive.errors import ConfigError, RepulsiveError, RunError
 from repulsive.safety.parents import watch_parent
 
 TIMEOUT = "REPULSIVE_TIMEOUT"
-_SECONDS = 600  # that one process may take longer than another, to write a checkpoint, say
-_GRACE = 60.0  # seconds to save in after `torchrun` is gone
-_LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "socket", "gloo", "nccl")
+_TIMEOUT_SECONDS = 600  # how long the others wait while one rank writes a checkpoint, for example
+_GRACE_SECONDS = 60.0  # to save after `torchrun` has died
+_LOST_RANK = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "socket", "gloo", "nccl")
 
 
 class Processes:
-    """One process, or some that Accelerate found `torchrun` or `accelerate launch` to have started.
+    """One process, or the ranks that `torchrun` or `accelerate launch` started.
 
-    Every method is called by all of them, at the same place.
+    All ranks must call the methods in the same order.
 
     Args:
         device: "cpu", "cuda", or None for a GPU where there is one.
@@ -40,33 +40,33 @@ class Processes:
             raise RunError("training needs the package accelerate: pip install 'repulsive[train]'") from None
 
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            # A run before this one, in the same process, may have had another device.
+            # An earlier run in this process may have used another device.
             AcceleratorState._reset_state(reset_partial_state=True)
         on_cpu = device == "cpu" or not torch.cuda.is_available()
-        patience = InitProcessGroupKwargs(timeout=timedelta(seconds=_patience()))
-        self.accelerator = Accelerator(mixed_precision="no", cpu=on_cpu, kwargs_handlers=[patience])  # the loop casts
+        timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=_timeout()))
+        self.accelerator = Accelerator(mixed_precision="no", cpu=on_cpu, kwargs_handlers=[timeout])  # the loop casts
         self.device: torch.device = self.accelerator.device
         self.index: int = self.accelerator.process_index
         self.count: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
         if not self.alone and "TORCHELASTIC_RUN_ID" in os.environ:
-            watch_parent(os.getppid(), _stop_and_end)
+            watch_parent(os.getppid(), _save_and_exit)
 
     @property
     def alone(self) -> bool:
-        """Whether there is but one."""
+        """Whether there is one process only."""
         return self.count == 1
 
     @property
     def parallel(self) -> dict[str, int]:
-        """What the last bits of a sum depend on beside its numbers."""
+        """Numbers of threads and processes, on which the rounding of sums depends."""
         return {"threads": torch.get_num_threads(), "processes": self.count}
 
     def compare(self, before: Any, folder: Path) -> None:
-        """Warn where a resumed training cannot have the bits of one that was never stopped.
+        """Warn if a resumed training cannot give bit-identical results to one that was never stopped.
 
         Args:
-            before: `parallel`, as a checkpoint has it.
+            before: `parallel` of the checkpoint.
             folder: of the run.
         """
         now = self.parallel
@@ -74,53 +74,53 @@ class Processes:
             return
         changed = [f"{before.get(name)} {name}, now {now[name]}" for name in now if before.get(name) != now[name]]
         warnings.warn(
-            f"{folder}: was trained with {' and '.join(changed)}; the result will not be the same to the last bit. "
-            "OMP_NUM_THREADS sets the number of threads, torchrun that of processes",
+            f"{folder}: was trained with {' and '.join(changed)}; the result will not be bit-identical. "
+            "OMP_NUM_THREADS sets the number of threads, torchrun the number of processes",
             stacklevel=2,
         )
 
     def together(self, action: Callable[[], Any]) -> None:
-        """The main process does something; if it cannot, all of them fail with its error, and nobody waits for it."""
+        """Run `action` in the main process; if it fails, all ranks raise its error, so that none waits for it."""
         if self.alone:
             action()
             return
-        told: list[RepulsiveError | None] = [None]
+        errors: list[RepulsiveError | None] = [None]
         if self.main:
             try:
                 action()
             except RepulsiveError as error:
-                told = [error]
-        torch.distributed.broadcast_object_list(told, src=0)
-        if told[0] is not None:
-            raise told[0]
+                errors = [error]
+        torch.distributed.broadcast_object_list(errors, src=0)
+        if errors[0] is not None:
+            raise errors[0]
 
     def most(self, number: int) -> int:
-        """The largest number that any of them has."""
+        """The largest number of any rank."""
         return number if self.alone else max(self.gather(number))
 
     def gather(self, value: Any) -> list[Any]:
-        """What each of them has, in their order."""
+        """The values of all ranks, in rank order."""
         if self.alone:
             return [value]
-        everyone = [None] * self.count
-        torch.distributed.all_gather_object(everyone, value)
-        return everyone
+        values = [None] * self.count
+        torch.distributed.all_gather_object(values, value)
+        return values
 
 
 def lost_process(error: BaseException) -> bool:
-    """Whether an error of torch says that another process of this training does not answer."""
+    """Whether a torch error means that another rank died or did not answer in time."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or isinstance(error, RepulsiveError):
         return False
-    return any(word in str(error).lower() for word in _LOST)
+    return any(word in str(error).lower() for word in _LOST_RANK)
 
 
-def _patience() -> float:
-    """Seconds that processes wait for each other.
+def _timeout() -> float:
+    """Seconds that ranks wait for each other, from the environment.
 
     Raises:
         ConfigError: the environment variable is not a positive number.
     """
-    text = os.environ.get(TIMEOUT, str(_SECONDS))
+    text = os.environ.get(TIMEOUT, str(_TIMEOUT_SECONDS))
     try:
         value = float(text)
     except ValueError:
@@ -130,13 +130,13 @@ def _patience() -> float:
     return value
 
 
-def _stop_and_end() -> None:
-    """What a process does when the `torchrun` that started it is gone: save, as if asked to, or end."""
+def _save_and_exit() -> None:
+    """End a rank whose `torchrun` has died: save as on SIGTERM, and exit if that takes too long."""
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE)
+    time.sleep(_GRACE_SECONDS)
     os._exit(1)
 
 
 def chosen_device(name: str | None) -> torch.device:
-    """The device of a name, or a GPU where there is one."""
+    """The device of this name; for None a GPU where there is one, or else the CPU."""
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,4 +1,4 @@
-"""What every recipe says, whatever the task: how long, with which optimiser, by which method."""
+"""Settings shared by the recipes of all tasks: optimizer, training loop, method."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from repulsive.particles.priors import PriorName
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The optimiser and its learning rate.
+    """The optimizer and its learning rate.
 
     Args:
-        name: which.
+        name: which optimizer.
         lr: learning rate.
         momentum: of SGD.
         betas: of Adam and AdamW.
         eps: of Adam, AdamW and Adagrad.
         weight_decay: coupled (L2) except for AdamW.
-        decay: of which weights: all, or matrices alone, not biases and norms.
-        bias_correction: of Adam's running means; ELECTRA and BERT were trained without.
-        schedule: of the learning rate after the warm-up; linear and cosine end at `final`. "linear-throughout" falls
-            from the first step on and is multiplied with the warm-up, as ELECTRA's. "cycle-5" falls by a fifth of `lr`
-            from epoch to epoch and starts over after five, as GraphWriter's paper has it; "cycle-4" after four, as its
-            code.
-        final: share of `lr` at which linear and cosine end.
-        warmup: steps in which it rises from zero.
-        warmup_share: the same as a share of all steps; it counts where `warmup` is 0.
-        clip: largest joint norm of all gradients; 0: none.
+        decay: weights that decay: all, or matrices only (no biases and norms).
+        bias_correction: of Adam and AdamW; ELECTRA and BERT were trained without it.
+        schedule: of the learning rate after the warm-up. "linear" and "cosine" end at `final`. "linear-throughout"
+            falls from the first step on and is multiplied by the warm-up, as in ELECTRA. "cycle-5" falls by a fifth of
+            `lr` per epoch and restarts after five epochs, as in GraphWriter's paper; "cycle-4" restarts after four, as
+            in its code.
+        final: fraction of `lr` at which "linear" and "cosine" end.
+        warmup: number of steps in which the rate rises from zero.
+        warmup_share: the same as a fraction of all steps; used if `warmup` is 0.
+        clip: maximum norm of all gradients together; 0: no clipping.
     """
 
     name: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
@@ -58,35 +58,35 @@ class Optimizer:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={list(self.betas)} must be at least 0 and below 1")
         if not self.bias_correction and self.name not in ("adam", "adamw"):
-            raise ValueError(f"bias_correction=false: {self.name} has none; leave it out")
+            raise ValueError(f"bias_correction=false: {self.name} has no bias correction; remove the setting")
         if not 0 <= self.final <= 1:
             raise ValueError(f"final={self.final} must lie between 0 and 1")
         if self.final and self.schedule not in ("linear", "cosine"):
-            raise ValueError(f"final={self.final}: the schedule {self.schedule!r} does not use it; leave it out")
+            raise ValueError(f"final={self.final}: the schedule {self.schedule!r} does not use it; remove the setting")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share={self.warmup_share} must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
 class Training:
-    """How long, how precisely, and how often to look and to save.
+    """The training loop: length, precision, evaluation, checkpoints.
 
     Args:
         epochs: passes over the data.
-        batch: items a step, over all processes together; of translation, tokens of the longer side, padding included.
-        precision: "bf16" computes forward and backward under autocast; weights stay float32.
-        tf32: let a GPU multiply float32 matrices with shorter mantissas.
+        batch: items per step, summed over all processes; for translation, tokens of the longer side with padding.
+        precision: "bf16" runs forward and backward under autocast; weights stay float32.
+        tf32: allow TF32 for float32 matrix products on a GPU.
         capture: on one GPU, replay forward and backward of each batch shape as a CUDA graph.
-        compile: let torch's compiler fuse what lies between the matrix products, where batches have one shape; it takes
-            half a minute, less when it has been done before.
-        evaluate_every: steps between two looks at the development set; 0: after every epoch.
-        log_every: steps between two lines of training loss.
-        save_every: steps between two checkpoints; 0: by time.
+        compile: use torch.compile, for tasks whose batches have one shape; it takes half a minute, less if cached.
+        evaluate_every: steps between two evaluations on the validation set; 0: after every epoch.
+        log_every: steps between two log lines of the training loss.
+        save_every: steps between two checkpoints; 0: use `save_seconds`.
         save_seconds: seconds between two checkpoints.
-        keep: checkpoints that stay.
-        average: end with the mean of so many of the last weights instead of the best ones; 0: with the best.
-        average_every: steps between two weights that are averaged; 0: one of every epoch.
-        stop_collapsed: end a training whose model answers every input alike, as one that diverged; False: warn.
+        keep: number of checkpoints to keep.
+        average: end with the mean of this many of the last weights instead of the best; 0: with the best.
+        average_every: steps between two averaged weights; 0: one epoch.
+        stop_collapsed: stop a training whose model gives the same output for every input, as if it had diverged;
+            False: warn only.
     """
 
     epochs: int = 4
@@ -114,33 +114,35 @@ class Training:
 
 @dataclass(frozen=True)
 class Method:
-    """What is done about the heads: a rule on their gradients, or a penalty on the loss, or nothing.
+    """How heads are trained: with a rule for their gradients, a penalty on the loss, or neither.
+
+    Defaults are those of `repel` and of the rules.
 
     Args:
-        rule: "none" is plain training (MA); "cosine" is the ladder of the paper's appendix, see `rung`.
+        rule: "none" is plain training (MA); "cosine" is the cosine ladder of the paper's appendix, see `rung`.
         stepsize: epsilon.
         alpha: repulsive weight, or "auto" to hold |repulsion| / |drive| at `ratio`.
-        ratio: the target of alpha = "auto".
-        schedule: of alpha (or of `ratio`) over the whole training: linear and cosine fall to zero, warmup rises for a
-            tenth of it.
-        beta: SPOS's inverse weight of the Langevin line.
-        temperature: of the noise and the prior; "data" is 1 / number of training items, right for a mean loss.
-        noise: SPOS's noise, see `SPOS`.
-        noise_in: where noise goes in, see `repel`.
+        ratio: target of `alpha = "auto"`.
+        schedule: of alpha (or of `ratio`) over the whole training: "linear" and "cosine" fall to zero, "warmup" rises
+            during the first tenth.
+        beta: of SPOS; the inverse weight of its Langevin term.
+        temperature: of the noise of SPOS and SGLD; "data" is 1 / number of training items, right for a mean loss.
+        noise: see `SPOS`.
+        noise_in: see `repel`.
         kernel: see `SVGD`.
         bandwidth: see `SVGD`.
-        prior: "gaussian" has standard deviation `prior_std`.
-        prior_std: of the Gaussian prior.
-        smoothing: see `SVGD`; 0 with alpha = 0 is the control "gradient x epsilon / M".
+        prior: "uniform", or "gaussian" with standard deviation `prior_std`.
+        prior_std: standard deviation of the Gaussian prior.
+        smoothing: see `SVGD`; 0 together with alpha = 0 is the control "gradient x epsilon / M".
         space: see `SVGD`.
-        rung: of the cosine ladder.
+        rung: of the cosine ladder, see `CosineLadder`.
         layers: see `repel`.
         parts: see `repel`.
         where: see `repel`.
         particle: see `repel`.
         layout: see `repel`.
-        order: clip before the rule or after it.
-        penalty: weight of the task's regulariser in the loss ("MA + R").
+        order: clip gradients before the rule or after it.
+        penalty: weight of the task's regularizer in the loss ("MA + R").
     """
 
     rule: Literal["none", "sgld", "svgd", "spos", "cosine"] = "none"
@@ -149,7 +151,7 @@ class Method:
     ratio: float = 0.1
     schedule: Literal["constant", "linear", "cosine", "warmup"] = "constant"
     beta: float = 1e6
-    temperature: float | Literal["data"] = "data"
+    temperature: float | Literal["data"] = 1.0
     noise: Literal["langevin", "released"] = "langevin"
     noise_in: Literal["gradient", "parameter"] = "gradient"
     kernel: KernelName = "rbf"
@@ -158,13 +160,13 @@ class Method:
     prior_std: float = 1.0
     smoothing: float = 1.0
     space: Space = "weights"
-    rung: Rung = "smoothing"
+    rung: Rung = "regulariser"
     layers: Literal["all", "first", "last"] | tuple[int, ...] = "all"
     parts: str = "qkv"
     where: Literal["all", "encoder", "decoder", "cross"] = "all"
     particle: Literal["projection", "head"] = "projection"
     layout: Literal["heads", "strided"] = "heads"
-    order: Literal["clip-repel", "repel-clip"] = "repel-clip"
+    order: Literal["clip-repel", "repel-clip"] = "clip-repel"
     penalty: float = 0.0
 
     def __post_init__(self) -> None:
@@ -173,15 +175,15 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training, whole. Tasks add tables of their own.
+    """All settings of a training. Tasks subclass it to add tables of their own.
 
     Args:
         task: name of the task.
-        label: what tables call it, such as "MA + R".
-        seed: of weights, order, dropout and noise; from 0 to 2**32 - 1.
-        optimizer: the optimiser.
-        training: the loop.
-        method: what is done about the heads.
+        label: name in tables, such as "MA + R".
+        seed: of initial weights, data order, dropout and noise; from 0 to 2**32 - 1.
+        optimizer: the optimizer.
+        training: the training loop.
+        method: how heads are trained.
     """
 
     task: str

@@ -1,13 +1,12 @@
-"""Settings chosen on the development set, stage by stage, as the paper does: epsilon and alpha, then beta.
+"""Choose settings on the validation set, stage by stage, as the paper does: epsilon and alpha, then beta.
 
-Trials live in an Optuna storage, so a sweep can be stopped and resumed, shared by several machines, and looked at with
-Optuna's own tools. Test sets play no part.
+Trials are kept in an Optuna storage, so a sweep can be stopped and resumed, shared by several machines, and inspected
+with Optuna's own tools. Test sets are not used.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -15,23 +14,23 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.engine.config import as_tables, parse_value
+from repulsive.lab.engine import sweep_queue
+from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import told, write_text
 from repulsive.lab.engine.launch import Spec
+from repulsive.lab.engine.recipe_tables import parse_value
 from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.sweep_queue import Stage
 from repulsive.safety.files import refuse_link
-from repulsive.safety.secrets import redact, redact_word
 
 DATABASE = "optuna.db"
-_COMMA = re.compile(r",(?![^\[]*\])")  # but those inside brackets
-Stage = Mapping[str, Sequence[str]]  # key -> values, as they are written in a recipe
+_COMMA = re.compile(r",(?![^\[]*\])")  # not inside brackets
 Train = Callable[[Sequence[Spec]], None]
 Plan = Callable[[Sequence[str]], list[Spec]]  # key=value changes -> the runs of a trial, one for every seed
 
-DEFAULTS: dict[str, list[dict[str, list[str]]]] = {  # by the recipe's rule
+DEFAULTS: dict[str, list[dict[str, list[str]]]] = {  # grids by the recipe's rule
     "none": [{"optimizer.lr": ["0.0003", "0.001", "0.003"], "model.dropout": ["0.1", "0.3", "0.5"]}],
     "sgld": [{"method.stepsize": ["0.1", "1.0"], "method.temperature": ["1e-10", "1e-8", "1e-6"]}],
     "svgd": [{"method.stepsize": ["0.01", "0.1", "1.0"], "method.alpha": ["0.001", "0.01", "0.1", "1.0"]}],
@@ -42,12 +41,12 @@ DEFAULTS["spos"] = [*DEFAULTS["svgd"], {"method.beta": ["100.0", "1000.0", "1000
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid, tried.
+    """A point of a grid and its score.
 
     Args:
-        changes: `key=value`, those chosen in earlier stages included.
-        value: mean over seeds of the metric of the development set; minus infinity where one of them diverged.
-        stage: from 1 on.
+        changes: `key=value`, including those chosen in earlier stages.
+        value: score on the validation set, averaged over seeds; minus infinity if a seed diverged.
+        stage: number of the stage, from 1.
     """
 
     changes: tuple[str, ...]
@@ -56,10 +55,10 @@ class Trial:
 
 
 def parse_stage(words: Sequence[str]) -> dict[str, list[str]]:
-    """`["method.alpha=0.1,1", ...]` as a grid.
+    """Parse `["method.alpha=0.1,1", ...]` as a grid.
 
     Raises:
-        ConfigError: a word is not `key=value,value`.
+        ConfigError: a word is not `key=value,value`, or a key is given twice.
     """
     grid: dict[str, list[str]] = {}
     for word in words:
@@ -86,61 +85,60 @@ def sweep(
     at_once: int = 8,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> list[Trial]:
-    """Try every point of every stage; each stage builds on the best point of the one before.
+    """Try every point of every stage; each stage starts from the best point of the stage before.
 
-    What was tried with another grid, other settings, seeds or data is not taken for an answer: it is another study.
+    Each combination of grid, settings, seeds and data is a study of its own, so results of other settings are not
+    reused.
 
     Args:
         name: of the study, in the storage.
         stages: the grids.
         plan: `key=value` changes -> the runs of a trial.
         train: trains runs, side by side.
-        metric: of the development set; higher is better.
+        metric: of the validation set; higher is better.
         storage: an Optuna storage, such as "sqlite:///sweep.db".
-        place: names where this sweep trains, which no other process does: trials that began there and have not ended
-            are of a process that died.
+        place: identifies the machine and folder of this sweep. Unfinished trials of the same place belong to a process
+            that died, and are tried again.
         checksums: of the data.
-        at_once: trials whose runs are given to `train` together.
-        on_trial: told of every trial as it ends.
+        at_once: number of trials whose runs are passed to `train` together.
+        on_trial: called with every trial when it ends.
 
     Returns:
-        All trials, those of earlier calls included, stage by stage in the order of the grid; the last stage's best is
-        `best(trials)`.
+        All trials, including those of earlier calls, stage by stage in the order of the grid. `best(trials)` is the
+        result.
 
     Raises:
         ConfigError: Optuna is not installed, or the storage cannot be opened.
-        RunError: nothing is left to try but what is being tried elsewhere; a run failed; all points diverged.
+        RunError: all remaining trials are running elsewhere, a run failed, or all points diverged.
     """
     chosen: tuple[str, ...] = ()
-    found: list[Trial] = []
+    all_trials: list[Trial] = []
     for number, stage in enumerate(stages, 1):
-        study = _study(f"{name}/{number}/{_digest(stage, plan(chosen), checksums or {})}", storage)
+        study = sweep_queue.open_study(f"{name}/{number}/{_digest(stage, plan(chosen), checksums or {})}", storage)
         study.set_user_attr("metric", metric)
         study.set_user_attr("fixed", list(chosen))
-        _enqueue(study, stage, place)
-        while batch := _take(study, stage, at_once, place):
+        sweep_queue.enqueue(study, stage, place)
+        while batch := sweep_queue.take(study, stage, at_once, place):
             runs = {trial.number: plan([*chosen, *_changes(trial.params)]) for trial in batch}
             _train([spec for specs in runs.values() for spec in specs], train)
             for trial in batch:
-                value = _value(runs[trial.number], metric)
+                value = _mean_score(runs[trial.number], metric)
                 study.tell(trial, value)
                 if on_trial is not None:
                     on_trial(Trial((*chosen, *_changes(trial.params)), value, number))
-        _check_all_ended(study)
-        ended = [t for t in study.get_trials(deepcopy=False) if t.value is not None]
-        points = _points(stage)  # trial numbers depend on what was killed when; the order of the grid does not
-        ended.sort(key=lambda t: (points.index(t.params) if t.params in points else len(points), t.number))
+        sweep_queue.check_all_ended(study)
+        ended = sweep_queue.ended_trials(study, stage)
         trials = [Trial((*chosen, *_changes(t.params)), float(t.value or 0), number) for t in ended]
-        found += trials
+        all_trials += trials
         top = best(trials)
         chosen = top.changes
         if top.value == -math.inf:
-            raise RunError(f"stage {number}: training diverged at all of its {len(trials)} points; try smaller rates")
-    return found
+            raise RunError(f"stage {number}: training diverged at all {len(trials)} points; try smaller learning rates")
+    return all_trials
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The best trial of the last stage; of equal ones the first, which `sweep` returns in the order of the grid."""
+    """The best trial of the last stage; of equal ones the first in the order of the grid."""
     last = max(trial.stage for trial in trials)
     return max((trial for trial in trials if trial.stage == last), key=lambda trial: trial.value)
 
@@ -149,7 +147,7 @@ def storage_in(folder: Path) -> str:
     """The SQLite storage of a sweep's folder.
 
     Raises:
-        RunError: its file is a link, which SQLite would follow.
+        RunError: the file is a link, which SQLite would follow.
     """
     with told(folder):
         refuse_link(folder / DATABASE)
@@ -157,10 +155,17 @@ def storage_in(folder: Path) -> str:
 
 
 def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) -> None:
-    """A recipe that extends `parent` by the chosen settings."""
+    """Write a recipe that extends `parent` by the chosen settings.
+
+    Args:
+        path: file to write.
+        parent: recipe that it extends.
+        changes: `key=value`; of equal keys the last counts.
+        comment: first line of the file.
+    """
     tables: dict[str, list[str]] = {}
-    last_ones = {key.strip(): value for key, _, value in (change.partition("=") for change in changes)}
-    for key, value in last_ones.items():
+    last_values = {key.strip(): value for key, _, value in (change.partition("=") for change in changes)}
+    for key, value in last_values.items():
         table, _, last = key.rpartition(".")
         parsed = parse_value(value)
         tables.setdefault(table, []).append(f"{last} = {json.dumps(parsed) if isinstance(parsed, str) else value}")
@@ -171,73 +176,11 @@ def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) 
     write_text(path, "\n".join(lines) + "\n")
 
 
-def _study(name: str, storage: str) -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError("a sweep needs the package optuna: pip install 'repulsive[train]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        return optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
-    except Exception as error:  # SQLAlchemy's, whichever database it is
-        why = (str(error).splitlines() or [type(error).__name__])[0].replace(storage, "it")
-        raise ConfigError(f"storage {redact_word(storage)!r} cannot be opened: {redact(why)}") from None
-
-
 def _digest(stage: Stage, specs: Sequence[Spec], checksums: Mapping[str, str]) -> str:
-    """Of all that a stage's values depend on: its grid, the recipe and the seeds it starts from, and the data."""
+    """Hash everything that the values of a stage depend on: its grid, the recipe and seeds, and the data."""
     grid = {key: list(values) for key, values in stage.items()}
-    told = [grid, [as_tables(spec.recipe) for spec in specs], dict(checksums)]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _points(stage: Stage) -> list[dict[str, str]]:
-    """The points of a grid, in its order."""
-    return [dict(zip(stage, values, strict=True)) for values in itertools.product(*stage.values())]
-
-
-def _enqueue(study: Any, stage: Stage, place: str) -> None:
-    """Put every point of the grid into the queue that is not there yet, and those again whose process died here."""
-    from optuna.trial import TrialState
-
-    points = _points(stage)
-    for trial in study.get_trials(deepcopy=False):
-        if trial.state == TrialState.RUNNING and trial.user_attrs.get("place") == place:
-            study.tell(trial.number, state=TrialState.FAIL)
-    known = [
-        t.system_attrs.get("fixed_params", t.params)
-        for t in study.get_trials(deepcopy=False)
-        if t.state != TrialState.FAIL
-    ]
-    for point in points:
-        if point not in known:
-            study.enqueue_trial(point)
-
-
-def _take(study: Any, stage: Stage, most: int, place: str) -> list[Any]:
-    """Trials from the queue; others may be taking from it too."""
-    from optuna.trial import TrialState
-
-    taken: list[Any] = []
-    while len(taken) < most and study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        trial = study.ask()
-        trial.set_user_attr("place", place)
-        for key, values in stage.items():
-            trial.suggest_categorical(key, list(values))
-        taken.append(trial)
-    return taken
-
-
-def _check_all_ended(study: Any) -> None:
-    """Raise where a point is still being tried: it may be the best."""
-    from optuna.trial import TrialState
-
-    if left := study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        places = ", ".join(sorted({str(trial.user_attrs.get("place")) for trial in left}))
-        raise RunError(
-            f"{len(left)} trials of this sweep are not finished at {places}; run the same command when they are, and "
-            "there again if that sweep has died"
-        )
+    content = [grid, [as_tables(spec.recipe) for spec in specs], dict(checksums)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _changes(params: Mapping[str, str]) -> list[str]:
@@ -245,17 +188,18 @@ def _changes(params: Mapping[str, str]) -> list[str]:
 
 
 def _train(specs: Sequence[Spec], train: Train) -> None:
-    """A run that diverges is an answer; any other that fails is not."""
-    todo = [folder for spec in specs if (folder := RunFolder(spec.folder)).result is None]
+    """Train runs; a run that diverges counts as a result, any other failure is an error."""
+    runs = [folder for spec in specs if (folder := RunFolder(spec.folder)).result is None]
     try:
         train(specs)
     except RunError:
-        if any(folder.diverged for folder in todo) and all(folder.diverged or folder.result for folder in todo):
+        if any(folder.diverged for folder in runs) and all(folder.diverged or folder.result for folder in runs):
             return
         raise
 
 
-def _value(specs: Sequence[Spec], metric: str) -> float:
+def _mean_score(specs: Sequence[Spec], metric: str) -> float:
+    """Mean over seeds of a metric of the validation set; minus infinity if a seed diverged."""
     values = []
     for spec in specs:
         folder = RunFolder(spec.folder)

@@ -1,4 +1,4 @@
-"""Processes that train one run after the other, side by side. One that dies takes nothing with it but its own run."""
+"""Worker processes that train runs side by side. A worker that dies loses its own run only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 import torch
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.engine.stopping import Stopped
+from repulsive.lab.engine.stop_signals import Stopped
 from repulsive.safety.files import open_append
 from repulsive.safety.parents import watch_parent
 from repulsive.safety.terminal import printable
@@ -28,15 +28,15 @@ LOG = "log.txt"
 
 
 class Job(Protocol):
-    """What a worker is given; it has to be picklable."""
+    """A job for a worker; it must be picklable."""
 
     @property
     def folder(self) -> Path:
-        """Where the log goes."""
+        """Folder of the log."""
         ...
 
 
-Train = Callable[[Any, TextIO], object]  # a job, and where to print; a function of a module, so that workers find it
+Train = Callable[[Any, TextIO], object]  # takes a job and the file to print to; defined in a module, so it is picklable
 
 
 @dataclass(eq=False)
@@ -46,8 +46,8 @@ class _Worker:
     job: Any = None
 
 
-class Crew:
-    """Workers, started as they are needed and used again; leaving the block ends them all.
+class WorkerPool:
+    """Worker processes, started when needed and reused; a context manager that ends them all.
 
     Args:
         train: does a job.
@@ -56,40 +56,44 @@ class Crew:
     def __init__(self, train: Train) -> None:
         self._train = train
         self._workers: list[_Worker] = []
-        resource_tracker.ensure_running()  # it lets through the signals that `_start` holds back, so it comes first
+        resource_tracker.ensure_running()  # before `_start_worker`: starting it unblocks the signals blocked there
 
     @property
     def busy(self) -> int:
-        """How many are at work."""
+        """Number of workers with a job."""
         return sum(worker.job is not None for worker in self._workers)
 
     def start(self, job: Job) -> None:
-        """Give a job to a worker that has none."""
-        worker = next((w for w in self._workers if w.job is None), None) or self._hire()
+        """Give a job to an idle worker, or to a new one."""
+        worker = next((w for w in self._workers if w.job is None), None) or self._start_worker()
         worker.job = job
         try:
             worker.pipe.send(job)
-        except OSError:  # it died while it was idle
-            self._dismiss(worker)
+        except OSError:  # the worker died while it was idle
+            self._drop(worker)
             self.start(job)
 
     def ended(self, seconds: float) -> list[tuple[Any, str]]:
-        """Jobs that ended, each with how: "done", "stopped", or what went wrong; waits so long for the first."""
+        """List jobs that have ended, each with its outcome: "done", "stopped", or an error message.
+
+        Args:
+            seconds: how long to wait for the first.
+        """
         busy = [worker for worker in self._workers if worker.job is not None]
         ready = wait([worker.pipe for worker in busy], seconds)
-        found = []
+        ended = []
         for worker in [worker for worker in busy if worker.pipe in ready]:
             job = worker.job
             try:
-                how = worker.pipe.recv()
+                outcome = worker.pipe.recv()
             except (EOFError, OSError):
-                how = self._death(worker)
-            if how == DONE:
+                outcome = self._cause_of_death(worker)
+            if outcome == DONE:
                 worker.job = None
             else:
-                self._dismiss(worker)  # what went wrong may have left the process, or its GPU, in any state
-            found.append((job, how))
-        return found
+                self._drop(worker)  # a failure may leave the process, or its GPU, in any state
+            ended.append((job, outcome))
+        return ended
 
     def stop(self) -> None:
         """Ask every worker to save and end."""
@@ -97,42 +101,43 @@ class Crew:
             worker.process.terminate()
 
     def close(self) -> None:
-        """End all of them at once; who has nothing to do loses nothing."""
+        """Kill all workers."""
         for worker in list(self._workers):
             worker.process.kill()
-            self._dismiss(worker)
+            self._drop(worker)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _hire(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         here, there = get_context("spawn").Pipe()
         process = get_context("spawn").Process(target=_serve, args=(there, self._train, os.getpid()), daemon=True)
-        with _held_back(signal.SIGINT):  # for ever in the worker: Ctrl-C is its parent's to answer
+        with _blocked(signal.SIGINT):  # stays blocked in the worker: its parent handles Ctrl-C
             process.start()
-        there.close()  # so that the pipe ends when the worker does
+        there.close()  # so that the pipe closes when the worker ends
         worker = _Worker(process, here)
         self._workers.append(worker)
         return worker
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _drop(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        worker.pipe.close()  # it finds that nothing more comes, and leaves
+        worker.pipe.close()  # an idle worker ends when its pipe closes
 
-    def _death(self, worker: _Worker) -> str:
+    def _cause_of_death(self, worker: _Worker) -> str:
         worker.process.join()
         code = worker.process.exitcode
         if code == -signal.SIGTERM:
             return STOPPED
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return f"its process died ({name}); the same command goes on with it"
+        return f"its process died ({name}); run the same command to resume"
 
 
 @contextmanager
-def _held_back(number: int) -> Iterator[None]:
+def _blocked(number: int) -> Iterator[None]:
+    """Block a signal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -141,7 +146,7 @@ def _held_back(number: int) -> Iterator[None]:
 
 
 def _serve(pipe: Connection, train: Train, parent: int) -> None:
-    """What a worker does: jobs, until none comes or the parent is gone."""
+    """Main function of a worker: do jobs until the pipe closes or the parent ends."""
     watch_parent(parent)
     while True:
         try:
@@ -152,7 +157,7 @@ def _serve(pipe: Connection, train: Train, parent: int) -> None:
 
 
 def _work(job: Job, train: Train) -> str:
-    """Do a job and say how it ended; what it prints goes into its folder."""
+    """Do a job, log its output to its folder, and return its outcome."""
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         log = TextIOWrapper(open_append(job.folder / LOG), encoding="utf-8", errors="replace")
@@ -161,7 +166,7 @@ def _work(job: Job, train: Train) -> str:
     except OSError as error:
         return f"{job.folder / LOG}: cannot be written ({error.strerror})"
     finally:
-        gc.collect()  # a loop refers to itself; the next run needs its memory
+        gc.collect()  # a training loop has reference cycles, and the next run needs its memory
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -178,5 +183,5 @@ def _logged(job: Job, train: Train, file: TextIO) -> str:
     except Exception as error:
         traceback.print_exc(file=file)
         first = str(error).partition("\n")[0]
-        return f"{type(error).__name__}: {first} (all of it: {job.folder / LOG})"
+        return f"{type(error).__name__}: {first} (traceback in {job.folder / LOG})"
     return DONE

@@ -1,36 +1,50 @@
-"""Recipes and runs, as lists to read."""
+"""Lists of recipes and runs, as text for `repulsive ls`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.engine.config import read
+from repulsive.lab.engine import built_in
+from repulsive.lab.engine.config import as_tables
+from repulsive.lab.engine.recipe_tables import as_toml
 from repulsive.lab.engine.runs import RECIPE, RunFolder
-from repulsive.lab.systems.registry import find, from_tables, names
+from repulsive.lab.systems.registry import from_tables, open_recipe
 
-_SHOWN = ("bleu", "matthews", "spearman", "accuracy", "nats_per_byte", "nll")
+_METRICS = ("bleu", "matthews", "spearman", "accuracy", "nats_per_byte", "nll")
 
 
 def describe_recipes() -> str:
-    """Name and label of every built-in recipe."""
-    found = [(name, str(read(find(name)).get("label", "")), _comment(find(name))) for name in names()]
-    width, wide = max(len(name) for name, *_ in found), max(len(label) for _, label, _ in found)
-    lines = [f"  {name:{width}}  {label:{wide}}  {comment}".rstrip() for name, label, comment in found]
-    return "\n".join(["recipes (repulsive train NAME):", *lines])
+    """List name, label and description of every built-in recipe."""
+    rows = [(name, recipe.tables()["label"], recipe.description) for name, recipe in built_in.recipes().items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {name:{widths[0]}}  {label:{widths[1]}}  {description}" for name, label, description in rows]
+    return "\n".join(["recipes (repulsive train NAME; repulsive ls NAME shows all settings):", *lines])
+
+
+def describe_recipe(name: str) -> str:
+    """Write a recipe with all its settings, defaults included, as TOML.
+
+    Args:
+        name: a TOML file, or the name of a built-in recipe.
+
+    Raises:
+        ConfigError: there is no such recipe, or it has an unknown key or an invalid value.
+    """
+    return f"# repulsive train {name}\n{as_toml(as_tables(open_recipe(name)))}".rstrip()
 
 
 def describe_runs(folder: Path) -> str:
-    """One line for every run below a folder: finished, or how far."""
+    """List every run below a folder with its scores, or its progress if it has not finished."""
     paths = sorted(path.parent for path in folder.rglob(RECIPE)) if folder.is_dir() else []
     if not paths:
         return f"no runs in {folder}"
     width = max(len(str(path)) for path in paths)
-    return "\n".join([f"runs in {folder}:", *(f"  {path!s:{width}}  {_told(RunFolder(path))}" for path in paths)])
+    return "\n".join([f"runs in {folder}:", *(f"  {path!s:{width}}  {_describe(RunFolder(path))}" for path in paths)])
 
 
-def _told(run: RunFolder) -> str:
-    """The state of a run; one that is damaged must not hide the others."""
+def _describe(run: RunFolder) -> str:
+    """Describe the state of a run; a damaged run must not hide the others."""
     try:
         return _state(run)
     except RepulsiveError as error:
@@ -41,22 +55,13 @@ def _state(run: RunFolder) -> str:
     result = run.result
     if result is not None:
         test = run.metrics("test")
-        shown = "  ".join(f"{name} {test[name]:.4f}" for name in _SHOWN if name in test)
+        scores = "  ".join(f"{name} {test[name]:.4f}" for name in _METRICS if name in test)
         warning = f"  collapsed at step {step:,}" if (step := run.collapsed) is not None else ""
-        return f"done in {float(result.get('seconds', 0)):.0f} s  test {shown}{warning}"
+        return f"done in {float(result.get('seconds', 0)):.0f} s  test {scores}{warning}"
     if run.diverged:
-        return "diverged; diverged.txt says where"
-    lines = [line for line in run.lines() if line["kind"] == "train"]
+        return "diverged; see diverged.txt"
     epochs = from_tables(run.recipe, str(run.path)).training.epochs
-    if not lines:
-        return f"begun, {epochs} epochs to go"
     epoch, loss = (run.curve("train", key) for key in ("epoch", "loss"))
     if not epoch or not loss:
-        return f"begun, {epochs} epochs in all"
+        return f"started, 0 of {epochs} epochs"
     return f"epoch {epoch[-1][1]:.2f} of {epochs}  loss {loss[-1][1]:.4f}"
-
-
-def _comment(path: Path) -> str:
-    """The second comment line of a recipe; the first is the command that runs it."""
-    lines = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    return lines[1] if len(lines) > 1 else ""

@@ -1,4 +1,4 @@
-"""From words on a command line to runs: which recipes, which changes, which seeds, into which folders."""
+"""Plan runs from command-line arguments: recipes, changes and seeds, each with its folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.launch import Spec
+from repulsive.lab.engine.recipe_tables import is_file_name
 from repulsive.lab.systems.registry import open_recipe
 
-_LONGEST = 120  # bytes; file systems take 255
+_MAX_BYTES = 120  # of a folder name; file systems allow 255
 _AMBIGUOUS = {"layers", "precision", "schedule"}  # keys of more than one table
 
 
@@ -26,25 +27,24 @@ def plan(
     out: Path = Path("runs"),
     device: str | None = None,
 ) -> list[Spec]:
-    """One spec for every recipe and seed, in `out/NAME/seed-N`.
+    """Plan one run for every recipe and seed, in the folder `out/NAME/seed-N`.
 
     Args:
-        recipes: files or built-in names.
-        changes: `key=value`, for all of them; they become part of the folder's name.
+        recipes: TOML files or names of built-in recipes.
+        changes: `key=value`, for all recipes; they become part of the folder's name.
         seed: a single seed; None: the recipe's own.
-        seeds: seeds 0, 1, ... instead; 0: one run.
+        seeds: number of seeds, from 0; 0: one run.
         out: folder of all runs.
         device: "cpu", "cuda" or None.
 
     Raises:
-        ConfigError: a recipe is not there or does not fit, the device is unknown or missing, or two runs would share
-            a folder.
+        ConfigError: a recipe is missing or invalid, the device is unknown or missing, or two runs would share a folder.
     """
     check_device(device)
     if seed is not None and seeds:
         raise ConfigError("give --seed or --seeds, not both")
     if seeds and any(change.partition("=")[0].strip() == "seed" for change in changes):
-        raise ConfigError("--set seed=...: --seeds trains seeds 0, 1, ...; give one of the two")
+        raise ConfigError("give --set seed=... or --seeds, not both")
     specs = []
     for name in recipes:
         own = open_recipe(name, changes).seed
@@ -59,27 +59,30 @@ def plan(
 
 
 def folder_name(recipe: str, changes: Sequence[str] = ()) -> str:
-    """`yelp/svgd` with `method.alpha=0.3` -> `yelp/svgd+alpha=0.3`; a file counts by its name alone.
+    """Name the folder of a run: `yelp/svgd` with `method.alpha=0.3` -> `yelp/svgd+alpha=0.3`.
 
-    Whatever the values, the name stays below the folder of runs and within what file systems take; two that differ
-    only in characters that no name can have may come out alike, and then the run's folder says so.
+    A file counts by its name without its folder. Characters that are unsafe in file names become underscores, and long
+    names end with a hash. Two recipes may get the same name; then training refuses the folder of the other recipe.
     """
-    path = Path(recipe)
-    name = path.name.removesuffix(".toml") if path.suffix == ".toml" or path.is_file() else recipe
+    name = Path(recipe).name.removesuffix(".toml") if is_file_name(recipe) else recipe
     short = []
     for change in changes:
         key, _, value = (part.strip() for part in change.partition("="))
         leaf = key.rpartition(".")[2]
         short.append(re.sub(r"[^\w.=-]+", "_", f"{key if leaf in _AMBIGUOUS else leaf}={value}"))
     full = "+".join([name, *short])
-    if len(full.encode()) <= _LONGEST:
+    if len(full.encode()) <= _MAX_BYTES:
         return full
     return f"{name}+{hashlib.sha256(full.encode()).hexdigest()[:12]}"
 
 
 def check_device(device: str | None) -> None:
-    """Raise unless `device` is None, "cpu", or "cuda" with a GPU there."""
+    """Check that `device` is None, "cpu", or "cuda" on a machine with a GPU.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(f"device {device!r}: choose cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda': there is no CUDA device here")
+        raise ConfigError("device 'cuda': no CUDA device was found; use cpu")

@@ -1,15 +1,16 @@
-"""Recipes and tasks by name: "yelp/svgd" is a file in lab/recipes, "classification" a task of a system."""
+"""Tasks by name, and the recipe class of each."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine import config
+from repulsive.lab.engine.built_in import read_recipe
 from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.recipe_tables import apply_changes
 from repulsive.lab.engine.task import Task
 from repulsive.lab.systems.classification.task import Classification, ClassificationTask
 from repulsive.lab.systems.electra.task import Pretraining, PretrainingTask
@@ -18,7 +19,6 @@ from repulsive.lab.systems.graphs.task import GraphWriting, GraphWritingTask
 from repulsive.lab.systems.lm.task import LanguageModel, LanguageModelTask
 from repulsive.lab.systems.translation.task import Translation, TranslationTask
 
-HERE = Path(__file__).parents[1] / "recipes"
 KINDS: dict[str, tuple[type[Recipe], Any]] = {
     "classification": (Classification, ClassificationTask),
     "translation": (Translation, TranslationTask),
@@ -29,37 +29,17 @@ KINDS: dict[str, tuple[type[Recipe], Any]] = {
 }
 
 
-def names() -> list[str]:
-    """Built-in recipes, such as "yelp/svgd"."""
-    found = (path.relative_to(HERE).with_suffix("").as_posix() for path in HERE.rglob("*.toml"))
-    return sorted(name for name in found if not name.split("/")[-1].startswith("_"))
-
-
-def find(name: str | Path) -> Path:
-    """The file of a recipe, given by its path or by the name of a built-in one.
-
-    Raises:
-        ConfigError: there is neither.
-    """
-    path = Path(name)
-    if path.suffix == ".toml" or path.is_file():
-        return path
-    built_in = HERE / f"{name}.toml"
-    if ".." not in path.parts and not path.is_absolute() and built_in.is_file():
-        return built_in
-    close = difflib.get_close_matches(str(name), names(), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "`repulsive ls` lists the built-in ones"
-    raise ConfigError(f"{name}: no such file, nor a built-in recipe; {hint}")
-
-
 def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe, with `key=value` changes.
+    """Open a recipe and apply `key=value` changes.
+
+    Args:
+        name: a TOML file, or the name of a built-in recipe, such as "yelp/svgd".
+        changes: such as "optimizer.lr=0.001".
 
     Raises:
-        ConfigError: it is not there, or something in it does not fit.
+        ConfigError: there is no such recipe, or it has an unknown key or an invalid value.
     """
-    path = find(name)
-    return from_tables(config.changed(config.read(path, find), changes), str(name))
+    return from_tables(apply_changes(read_recipe(name), changes), str(name))
 
 
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:

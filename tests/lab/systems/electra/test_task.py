@@ -12,9 +12,9 @@ import torch
 from repulsive.cli.app import run
 from repulsive.errors import ConfigError, DataError, RunError
 from repulsive.lab.engine.loop import Loop, Stopped, _slice
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.runs.score import load_run, score
 from repulsive.lab.systems.electra.blocks import unpack
 from repulsive.lab.systems.electra.export import export

@@ -231,8 +231,8 @@ def test_the_rule_moves_encoder_heads_apart(data):
 @pytest.mark.gpu
 def test_captured_training_is_the_same_training(data, tmp_path):
     from repulsive.lab.engine.loop import Loop
+    from repulsive.lab.engine.progress import Watcher
     from repulsive.lab.engine.runs import RunFolder
-    from repulsive.lab.engine.watch import Watcher
 
     losses = []
     for capture in ("true", "false"):

@@ -8,8 +8,8 @@ import torch
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.loop import Loop, _slice
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
 from tests.lab.engine import tiny

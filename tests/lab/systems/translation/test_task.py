@@ -12,9 +12,9 @@ from repulsive.cli.app import run
 from repulsive.errors import ConfigError, DataError, RunError
 from repulsive.lab.engine import methods
 from repulsive.lab.engine.loop import Loop, Stopped, _slice
+from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import as_markdown, rows
-from repulsive.lab.engine.watch import Watcher
 from repulsive.lab.runs.score import score
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.systems.translation.parallel import TAKEN

@@ -1,0 +1,40 @@
+"""A setting that a recipe leaves out has the value that the library uses."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from repulsive import SGLD, SPOS, SVGD, repel
+from repulsive.lab.engine.methods import make_rule
+from repulsive.lab.engine.recipe import Method
+from repulsive.particles.ladder import CosineLadder
+from repulsive.particles.priors import Gaussian
+
+OWN = {"rule", "schedule", "penalty"}  # keys without a counterpart in the library
+
+
+def library_defaults() -> dict[str, set]:
+    """Key of [method] -> all values that it has by default in `repel` and the rules."""
+    found: dict[str, set] = {"prior_std": {Gaussian().std}, "ratio": {SVGD(alpha="auto").ratio}}
+    parameters = {name: p.default for name, p in inspect.signature(repel).parameters.items()}
+    rules = [rule for rule in (SVGD(), SPOS(), SGLD()) if dataclasses.is_dataclass(rule)]
+    for key in (field.name for field in dataclasses.fields(Method)):
+        owners = [rule for rule in rules if hasattr(rule, key)] if key not in found else []
+        values = {getattr(owner, key) for owner in owners}
+        if key in parameters and key != "rule":
+            values.add(parameters[key])
+        found.setdefault(key, set()).update(values)
+    found["rung"] = {CosineLadder().rung}
+    return found
+
+
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(Method) if field.name not in OWN])
+def test_a_recipe_has_the_default_of_the_library(key):
+    assert library_defaults()[key] == {getattr(Method(), key)}
+
+
+@pytest.mark.parametrize("name", ["svgd", "spos", "sgld", "cosine"])
+def test_a_rule_without_settings_is_the_rule_of_the_library(name):
+    rule = {"svgd": SVGD, "spos": SPOS, "sgld": SGLD, "cosine": CosineLadder}[name]()
+    assert make_rule(Method(rule=name), num_data=100, total_steps=100) == rule
