@@ -43,11 +43,6 @@ class Reliability:
         r"""$\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$, overconfidence (Thulasidasan et al., 2019)."""
         return float((self._share() * self._filled(self.confidence * self.gap.clamp(min=0))).sum())
 
-    @property
-    def mce(self) -> float:
-        r"""$\max_b |acc_b - conf_b|$ over bins that hold items, maximum calibration error (Naeini et al., 2015)."""
-        return float(self._filled(self.gap).abs().max())
-
     def _filled(self, values: Tensor) -> Tensor:
         """Zero in empty bins alone: the nan of a classifier that gives nan must not look like a perfect one."""
         return values.masked_fill(self.count == 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from repulsive.lab.systems.glue.metrics import ranks
+from repulsive.metrics.correlation import ranks
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import RunError
-from repulsive.lab.systems.glue.metrics import f1_of, matthews_of, pearson_of
-from repulsive.lab.systems.translation.metrics import bleu_of
+from repulsive.metrics.bleu import bleu_of
+from repulsive.metrics.correlation import f1_of, matthews_of, pearson_of
 
 COMPARED = {"accuracy": "correct", "mse": "squared_error", "nll": "nll"}  # metric -> the array it is the mean of
 # These are the mean of nothing, but functions of sums over items: metric -> what is summed, and the function.

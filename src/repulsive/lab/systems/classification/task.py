@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError, DataError
+from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import Evaluation, Forward, Inputs
 from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
@@ -21,23 +21,6 @@ from repulsive.metrics import classification as metrics
 from repulsive.regularizers import frobenius
 
 _EVALUATED_AT_ONCE = 256
-
-
-@dataclass(frozen=True)
-class Data:
-    """What to train on.
-
-    Args:
-        folder: what `repulsive prepare` wrote.
-        share: of the training items, from the first on; for a quick look.
-    """
-
-    folder: Path
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie between 0 and 1")
 
 
 @dataclass(frozen=True)

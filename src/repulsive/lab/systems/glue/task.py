@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError, DataError
+from repulsive.lab.engine.data import Data as PreparedData
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import Evaluation, Forward, Inputs
-from repulsive.lab.systems.classification.task import Data as AnyData
-from repulsive.lab.systems.glue import metrics as correlations
 from repulsive.lab.systems.glue.data import MOST, PREDICT, task_named
 from repulsive.lab.systems.glue.model import FineTuned, depth_of
 from repulsive.lab.systems.glue.start import Model, at_seed, checksums_of, encoder_of
@@ -23,15 +22,16 @@ from repulsive.lab.text.folders import understood
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.wordpiece import CLS, FILE, SEP
 from repulsive.metrics import classification as metrics
+from repulsive.metrics import correlation
 
 _EVALUATED_AT_ONCE = 256
 _SHOWN = {"matthews": ("matthews", "accuracy", "nll"), "spearman": ("spearman", "pearson", "mse")}
-_OF_TWO_CLASSES = {"matthews": correlations.matthews, "f1": correlations.f1}
+_OF_TWO_CLASSES = {"matthews": correlation.matthews, "f1": correlation.f1}
 _NO_PENALTY = "there is no regulariser for a pre-trained encoder; leave it out"
 
 
 @dataclass(frozen=True)
-class Data(AnyData):
+class Data(PreparedData):
     """What to train on.
 
     Args:
@@ -193,12 +193,12 @@ class GlueTask:
         if not self.task.classes:
             error = (found.double() - labels).square()
             values = {
-                "spearman": correlations.spearman(found, labels),
-                "pearson": correlations.pearson(found, labels),
+                "spearman": correlation.spearman(found, labels),
+                "pearson": correlation.pearson(found, labels),
                 "mse": error.mean(),
             }
             items = {"predictions": found, "labels": labels, "squared_error": error}
-            items["moments"] = correlations.moments(found, labels)
+            items["moments"] = correlation.moments(found, labels)
             return Evaluation({name: float(value) for name, value in values.items()}, items, notes)
         guesses = found.argmax(-1)
         scores = metrics.scores(found, labels)
@@ -210,7 +210,7 @@ class GlueTask:
         }
         for name in {self.task.metric, *self.task.also} & _OF_TWO_CLASSES.keys():
             scores[name] = float(_OF_TWO_CLASSES[name](guesses, labels))
-            items["counts"] = correlations.counts(guesses, labels)
+            items["counts"] = correlation.counts(guesses, labels)
         return Evaluation(scores, items, notes)
 
     def _split(self) -> str:

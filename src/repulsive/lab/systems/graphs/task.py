@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import DataError
+from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import Evaluation, Forward, Inputs
 from repulsive.lab.layers.beam_search import Ends, check_search
-from repulsive.lab.systems.classification.task import Data
+from repulsive.lab.systems.graphs.attention import GraphSizes
 from repulsive.lab.systems.graphs.batches import GraphBatch, GraphBuckets, GraphTables, Shape, in_batches
-from repulsive.lab.systems.graphs.encoder import GraphSizes
 from repulsive.lab.systems.graphs.metrics import bleu_statistics, score_texts
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
 from repulsive.lab.systems.graphs.prepared import WORD, PreparedGraphs

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import DataError
+from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import Evaluation, Forward, Inputs
 from repulsive.lab.layers.packed import Packed
-from repulsive.lab.systems.classification.task import Data
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
@@ -120,7 +120,7 @@ class TranslationTask:
         self.recipe = recipe
         self.data = Prepared.load(recipe.data.folder)
         self.pieces = Pieces.of(self.data)
-        metrics.check()  # BLEU comes at the end; what it needs should be missed at the beginning
+        metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
         self._whole_texts = self._has_tokenizer()
         with understood(self.data.folder):
             self.references: dict[str, dict[str, list[str]]] = json.loads(self.data.extra[REFERENCES])
