@@ -10,7 +10,8 @@ from repulsive.diagnostics.hooks.outlets import find_outlets, rerouted
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import find_heads, verify_heads
 from repulsive.lab.layers.beam_search import Ends
-from repulsive.lab.systems.graphs.encoder import GraphSizes, GraphTransformer, adjacency, present
+from repulsive.lab.systems.graphs.attention import GraphSizes
+from repulsive.lab.systems.graphs.encoder import GraphTransformer, adjacency, present
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
 from repulsive.lab.systems.graphs.search import write
 

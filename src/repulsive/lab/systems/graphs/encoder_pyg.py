@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import ConfigError
-from repulsive.lab.systems.graphs.encoder import GraphAttention, GraphSizes
+from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
 
 class PygAttention(GraphAttention):

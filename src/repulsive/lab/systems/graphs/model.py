@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.lab.layers.lstm import two_way
-from repulsive.lab.systems.graphs.encoder import GraphAttention, GraphSizes, GraphTransformer, adjacency, present
+from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
+from repulsive.lab.systems.graphs.encoder import GraphTransformer, adjacency, present
 
 PADDING = 0
 UNKNOWN, ROOT, MARKS = 1, 2, 3  # relations: numbers of the unknown one and of the root's, and how many have no name

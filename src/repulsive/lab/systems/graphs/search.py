@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from repulsive.lab.layers.beam_search import _GONE, _NEVER, Ends, Hypothesis, _Trail
+from repulsive.lab.layers.beam_search import FINISHED_SHARE, NEVER, Ends, Hypothesis, Trail
 from repulsive.lab.systems.graphs.model import GraphWriter
 
 _LOOK = 4  # steps between two looks at who is done: those that are stay as they are meanwhile
@@ -62,33 +62,33 @@ def write(
     memory = model.start(titles, entities, relations)
     state = model.begin(memory)  # [A, 1, ...]
     rows = torch.arange(len(entities), device=device)  # [A]: graphs still at work
-    trail = _Trail(len(entities), beam, longest)
+    trail = Trail(len(entities), beam, longest)
     last = torch.full((len(entities), 1), ends.bos, device=device)  # [A, K], K = 1 at first
     open_ = torch.zeros(len(entities), 1, dtype=memory.root.dtype, device=device)  # [A, K]: log-probabilities
     finished = torch.zeros(len(entities), dtype=torch.int64, device=device)  # [A]
     for length in range(1, longest + 1):
         logs, state = model.step(last, state, memory)  # [A, K, V + E]
-        logs.index_fill_(-1, never_written, _NEVER)
+        logs.index_fill_(-1, never_written, NEVER)
         if length == longest:
             end = logs[..., ends.eos].clone()
-            logs.fill_(_NEVER)
+            logs.fill_(NEVER)
             logs[..., ends.eos] = end
         totals = (logs + open_.unsqueeze(2)).flatten(1)  # [A, K (V + E)]
         values, places = totals.topk(min(2 * beam, totals.shape[1]))  # place = origin (V + E) + word
-        values, places = (_wide(x, 2 * beam, empty) for x, empty in ((values, _NEVER), (places, 0)))
+        values, places = (_wide(x, 2 * beam, empty) for x, empty in ((values, NEVER), (places, 0)))
         ended = places % size == ends.eos
-        done = values.masked_fill(~ended, _NEVER)[:, :beam]
-        open_, chosen = values.masked_fill(ended, _NEVER).topk(beam)  # [A, K]
+        done = values.masked_fill(~ended, NEVER)[:, :beam]
+        open_, chosen = values.masked_fill(ended, NEVER).topk(beam)  # [A, K]
         kept = places.gather(1, chosen)
         trail.add(done, places[:, :beam], kept)
-        finished = finished + (done > _NEVER).sum(1)
-        go_on = (finished < beam) & (open_[:, 0] > _NEVER)
-        open_ = open_.masked_fill(~go_on.unsqueeze(1), _NEVER)
+        finished = finished + (done > NEVER).sum(1)
+        go_on = (finished < beam) & (open_[:, 0] > NEVER)
+        open_ = open_.masked_fill(~go_on.unsqueeze(1), NEVER)
         state, last = state.keep(kept // size), spoken.gather(1, kept % size)
         if length % _LOOK and length < longest:
             continue
         left = int(go_on.sum())
-        if left > (1 - _GONE) * len(rows):
+        if left > (1 - FINISHED_SHARE) * len(rows):
             continue
         trail.write(rows)
         if not left:

@@ -259,6 +259,8 @@ def _run(layer: nn.Module, *given: Any) -> Tensor:
 class Transformer(nn.Module):
     """Encoder and decoder with shared embeddings and sinusoidal positions."""
 
+    longest = LONGEST
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
