@@ -29,11 +29,11 @@ class SavedPretraining(PretrainingTask):
         super().__init__(recipe)
         self._out, self._epoch = out, 0
 
-    def order(self, epoch: int) -> Sequence[BlockBatch]:  # type: ignore[override]
+    def order(self, epoch: int) -> Sequence[BlockBatch]:
         self._epoch = epoch  # also where a training goes on
         return super().order(epoch)
 
-    def look(self, model: nn.Module) -> Evaluation:
+    def validate(self, model: nn.Module) -> Evaluation:
         folder = self._out / percent(self._epoch + 1, self.recipe.training.epochs)
         if not (folder / CONFIG).is_file():
             save_model(model, self.data.pieces, folder)
@@ -52,4 +52,4 @@ def exports_of(recipe: Recipe, out: Path) -> Path:
 
 def make_saving(recipe: Recipe, out: Path) -> Task:
     """The task of a recipe; a function of a module, so that other processes find it."""
-    return cast(Task, SavedPretraining(cast(Pretraining, recipe), exports_of(recipe, out)))
+    return SavedPretraining(cast(Pretraining, recipe), exports_of(recipe, out))

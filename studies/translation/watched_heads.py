@@ -20,15 +20,15 @@ class WatchedTranslation(TranslationTask):
 
     _groups: Sequence[HeadGroup] = ()  # of the one model that is trained
 
-    def look(self, model: nn.Module) -> Evaluation:
-        found = super().look(model)
+    def validate(self, model: nn.Module) -> Evaluation:
+        found = super().validate(model)
         self._groups = self._groups or find_heads(model)
         return dataclasses.replace(found, metrics=found.metrics | measure(self._groups))
 
 
 def make_task(recipe: Recipe) -> Task:
     """The task of a recipe, its data read; a function of a module, so that other processes find it."""
-    return cast(Task, WatchedTranslation(cast(Translation, recipe)))
+    return WatchedTranslation(cast(Translation, recipe))
 
 
 def measure(groups: Sequence[HeadGroup]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 
 from repulsive.heads import find_heads
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.systems.electra.export import export
+from repulsive.lab.runs.export import export
 from repulsive.lab.systems.electra.model import open_electra
 from repulsive.lab.systems.electra.prepare import plan_pretrain
 from repulsive.lab.text.prepared import Prepared

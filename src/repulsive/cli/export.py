@@ -15,7 +15,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder to make.")],
 ) -> None:
     """Write the discriminator with its tokenizer, and the generator in a folder below, for `from_pretrained`."""
-    from repulsive.lab.systems.electra.export import export as write
+    from repulsive.lab.runs.export import export as write
 
     for folder in write(run, out):
         say(str(folder))

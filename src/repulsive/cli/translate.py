@@ -25,7 +25,8 @@ def translate(
 ) -> None:
     """Translate the lines of stdin; there are as many on stdout, in the same order, and empty ones stay empty."""
     from repulsive.lab.runs.plan import check_device
-    from repulsive.lab.systems.translation.translate import open_translator, translate_lines
+    from repulsive.lab.runs.translate import open_translator
+    from repulsive.lab.systems.translation.translate import translate_lines
 
     check_device(device)
     model, pieces, search = open_translator(run, device, beam=beam, lenpen=lenpen, nbest=nbest)

@@ -16,7 +16,7 @@ from repulsive.lab.engine.launch import Spec, train_many
 from repulsive.lab.engine.runs import RunFolder, versions
 from repulsive.lab.runs.results import results
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.systems.classification.readings import examples, spread
+from repulsive.lab.systems.classification.readings import read_examples, spread
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepared import Prepared
 from repulsive.pages import Chart, Content, Example, Series, write_report
@@ -109,7 +109,8 @@ class Demo:
     def _examples(self, found: Sequence[tables.Row]) -> list[Example]:
         """A few sentences of the test set, as the first seed of every method reads them."""
         models = {row.label: load_run(RunFolder(row.folder / "seed-0"), torch.device("cpu"))[1] for row in found}
-        return examples(self.data, "test", spread(self.data.parts["test"], SHOWN), models)
+        part = self.data.parts["test"]
+        return read_examples(self.data, part, spread(part, SHOWN), models)
 
 
 def _chart(name: str, kind: str, key: str, found: Sequence[tables.Row]) -> Chart:

@@ -21,7 +21,8 @@ from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
 from repulsive.lab.runs.load import open_methods
 from repulsive.lab.runs.head_counts import grouped, heads_of
-from repulsive.lab.systems.classification.measure import DRAWS, measure_classifier, predictions
+from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS
+from repulsive.lab.systems.classification.measure import measure_classifier, predictions
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.engine.launch import Spec, train_here
@@ -254,7 +255,7 @@ def test_pairs_are_read_side_by_side(place):
         _, seen, made = model(*(ids for ids, _ in tables), *(lengths for _, lengths in tables), collect=True)
         left = torch.einsum("bmu,muk->bmk", made[0], model.premise_gate)
         both = left * torch.einsum("bmu,muk->bmk", made[1], model.hypothesis_gate)  # [B, M, k]
-        counts = bootstrap_weights(3, DRAWS, torch.Generator().manual_seed(0))
+        counts = bootstrap_weights(3, BOOTSTRAP_DRAWS, torch.Generator().manual_seed(0))
         by_hand = mixture(torch.stack([model.classify((n.view(-1, 1) * both).float().flatten(1)) for n in counts]))
     i, j = torch.triu_indices(3, 3, 1)
     torch.testing.assert_close(found.bootstrap, by_hand, atol=1e-5, rtol=0)

@@ -108,7 +108,7 @@ def test_evaluate_refuses_what_it_cannot_do(trained, repulsive, place):
     assert "no run that has ended" in repulsive("evaluate", place / "data", code=2)
     assert "part 'tset'" in repulsive("evaluate", run, "--part", "tset", code=2)
     prepare("reviews", None, place / "other", train=30, dev=10, test=10)
-    assert "do not fit" in repulsive("evaluate", run, "--data", place / "other", "--device", "cpu", code=2)
+    assert "vocabulary.json differs" in repulsive("evaluate", run, "--data", place / "other", "--device", "cpu", code=2)
 
 
 def test_ls_shows_recipes_and_runs(trained, repulsive):

@@ -19,7 +19,7 @@ from typing import Any
 
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.engine.config import as_tables, parse_value
-from repulsive.lab.engine.files import told, write_text
+from repulsive.lab.engine.files import write_errors, write_text
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.safety.files import refuse_link
@@ -151,7 +151,7 @@ def storage_in(folder: Path) -> str:
     Raises:
         RunError: its file is a link, which SQLite would follow.
     """
-    with told(folder):
+    with write_errors(folder):
         refuse_link(folder / DATABASE)
     return f"sqlite:///{(folder / DATABASE).resolve()}"
 

@@ -17,14 +17,11 @@ from repulsive.lab.paper.verdicts import Runs, difference, values
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.classification.foreign import open_foreign, unknown_share
 from repulsive.lab.systems.classification.measure import predictions
-from repulsive.lab.systems.classification.readings import examples, spread
 from repulsive.lab.systems.classification.task import ClassificationTask
 from repulsive.metrics.classification import BINS, entropy
 from repulsive.metrics.compare import Comparison, compare
 from repulsive.pages import Content, Panel
 from repulsive.pages.figures import entropy_chart, reliability_charts
-
-SHOWN = 8  # sentences
 
 
 class AttentionMaps(Figure):
@@ -42,7 +39,7 @@ class AttentionMaps(Figure):
         for name, runs in ended.items():
             task, models[label(name)] = load_run(runs[min(runs)], torch.device("cpu"))
         assert isinstance(task, ClassificationTask)
-        shown = examples(task.data, "test", spread(task.data.parts["test"], SHOWN), models)
+        shown = task.examples("test", models).single
         numbers = {name: _known(runs, ("overlap", "dist")) for name, runs in ended.items()}
         seen = {("overlap", "svgd", "ma"): difference(ended["svgd"], ended["ma"], "overlap")}
         return Drawn(Content("", examples=shown), numbers, seen)

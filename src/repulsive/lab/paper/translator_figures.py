@@ -12,6 +12,7 @@ from repulsive.diagnostics.labels import short_names
 from repulsive.diagnostics.redundancy import head_ablation
 from repulsive.heads import find_heads
 from repulsive.lab.engine.processes import chosen_device
+from repulsive.lab.engine.reporting import Measured
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.paper.datasets import DataSet
 from repulsive.lab.paper.figures import Drawn, Figure, label
@@ -19,7 +20,6 @@ from repulsive.lab.paper.running import Options, Tell
 from repulsive.lab.paper.verdicts import Runs, over_seeds
 from repulsive.lab.runs.panels import redundancy, redundant
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.systems.classification.measure import Measured
 from repulsive.lab.systems.translation.measure import accuracy_of
 from repulsive.lab.systems.translation.task import TranslationTask
 from repulsive.pages import Content

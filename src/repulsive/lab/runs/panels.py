@@ -16,7 +16,7 @@ from repulsive.pages.figures import entropy_chart, pruning_chart, redundancy_cha
 from repulsive.pages.text import number
 from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
 from repulsive.metrics.classification import BINS, brier, entropy, nll
-from repulsive.lab.systems.classification.measure import DRAWS, Measured
+from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS, Measured
 
 Runs = Mapping[str, Mapping[int, Measured]]  # method -> seed -> what was measured
 SMALL = 0.5  # percentage points of accuracy: a head whose absence changes less is called redundant
@@ -154,6 +154,8 @@ def calibration(found: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Ten
         scored = [[float(score(sure[seed], labels[seed])) for seed in seeds] for score in (nll, brier)]
         rows.append([method, *cells, *(_over(each, 3) for each in scored)])
         again = {seed: run.bootstrap for seed, run in found[method].items() if run.bootstrap is not None}
+        if not again:  # without the data
+            continue
         plain = {seed: sure[seed][: len(p)] for seed, p in again.items()}
         pairs = [(p, labels[seed][: len(p)]) for which in (plain, again) for seed, p in which.items()]
         half = len(pairs) // 2
@@ -167,11 +169,13 @@ def calibration(found: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Ten
     ]
     columns = ["method", *(f"{name}, {bins} bins" for bins in BINS for name in ("ECE", "OE")), "NLL", "Brier"]
     told = (
-        f"Heads as a sample: heads are drawn anew with replacement, {DRAWS} times, and the predictions averaged (head "
+        f"Heads as a sample: heads are drawn anew with replacement, {BOOTSTRAP_DRAWS} times, and the predictions averaged (head "
         "bootstrap). It shows how much predictions hang on these very heads."
     )
     of = ["method", "NLL", "NLL, bootstrap", f"ECE, {BINS[0]} bins", f"ECE, {BINS[0]} bins, bootstrap"]
-    sheets = [Sheet("Calibration, mean over seeds; lower is better", columns, rows), Sheet(told, of, sampled)]
+    sheets = [Sheet("Calibration, mean over seeds; lower is better", columns, rows)]
+    if sampled:
+        sheets.append(Sheet(told, of, sampled))
     return Panel("Sure and right", lead, charts=reliability_charts(diagrams), sheets=sheets)
 
 

@@ -1,16 +1,16 @@
-"""Recipes and tasks by name: "yelp/svgd" is a file in lab/recipes, "classification" a task of a system."""
+"""Recipes and tasks by name: "yelp/svgd" is a file in lab/recipes, "classification" the task of a system."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine import config
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Task
+from repulsive.lab.engine.task import Task, as_task
 from repulsive.lab.systems.classification.task import Classification, ClassificationTask
 from repulsive.lab.systems.electra.task import Pretraining, PretrainingTask
 from repulsive.lab.systems.glue.task import Glue, GlueTask
@@ -30,16 +30,16 @@ KINDS: dict[str, tuple[type[Recipe], Any]] = {
 
 
 def names() -> list[str]:
-    """Built-in recipes, such as "yelp/svgd"."""
-    found = (path.relative_to(HERE).with_suffix("").as_posix() for path in HERE.rglob("*.toml"))
-    return sorted(name for name in found if not name.split("/")[-1].startswith("_"))
+    """Names of the built-in recipes, such as "yelp/svgd"."""
+    files = (path.relative_to(HERE).with_suffix("").as_posix() for path in HERE.rglob("*.toml"))
+    return sorted(name for name in files if not name.split("/")[-1].startswith("_"))
 
 
 def find(name: str | Path) -> Path:
     """The file of a recipe, given by its path or by the name of a built-in one.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: it is neither a file nor a built-in recipe.
     """
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
@@ -53,17 +53,17 @@ def find(name: str | Path) -> Path:
 
 
 def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe, with `key=value` changes.
+    """Read a recipe, with `key=value` changes.
 
     Raises:
-        ConfigError: it is not there, or something in it does not fit.
+        ConfigError: there is no such recipe, or a key or value in it is wrong.
     """
     path = find(name)
     return from_tables(config.changed(config.read(path, find), changes), str(name))
 
 
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:
-    """A recipe from nested tables, as a run folder keeps them."""
+    """A recipe from nested tables, as a run folder stores them."""
     task = tables.get("task")
     if not isinstance(task, str) or task not in KINDS:
         raise ConfigError(f"{source}: task must be one of {', '.join(KINDS)}, not {task!r}")
@@ -71,10 +71,15 @@ def from_tables(tables: dict[str, Any], source: str) -> Recipe:
 
 
 def make_task(recipe: Recipe) -> Task:
-    """The task of a recipe, its data read.
+    """The task of a recipe, with its data read.
 
     Raises:
-        DataError: the data are not there, or damaged.
+        DataError: the data are missing or damaged.
+        ConfigError: the class of the task lacks required members.
     """
-    task: Task = KINDS[recipe.task][1](recipe)
-    return task
+    return as_task(KINDS[recipe.task][1](recipe))
+
+
+def restore_task(recipe: Recipe, assets: Mapping[str, bytes]) -> Task:
+    """The task of a trained run from the assets in its folder, without its data; see `Task.restore`."""
+    return as_task(KINDS[recipe.task][1].restore(recipe, assets))

@@ -15,9 +15,9 @@ from repulsive.lab.engine.loop import Loop, Stopped, _slice
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.engine.watch import Watcher
+from repulsive.lab.runs.export import export
 from repulsive.lab.runs.score import load_run, score
 from repulsive.lab.systems.electra.blocks import unpack
-from repulsive.lab.systems.electra.export import export
 from repulsive.lab.systems.electra.loss import total
 from repulsive.lab.systems.electra.model import open_electra, open_masked
 from repulsive.lab.systems.registry import make_task, open_recipe
@@ -230,7 +230,7 @@ def test_an_exported_model_says_the_same(trained, tmp_path, capsys):
     capsys.readouterr()
     assert run(["export", str(trained.folder.path), "--out", str(out)]) == 2
     said = capsys.readouterr().err
-    assert "is there already" in said and said.count("\n") == 1
+    assert "exists already" in said and said.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"exported"}
 
 
@@ -307,7 +307,7 @@ def test_mistakes(data, trained, tmp_path):
     tiny.make_data(tmp_path / "reviews")
     with pytest.raises(DataError, match="is task 'reviews', not pretrain"):
         make_task(words.recipe(data, f"data.folder={tmp_path / 'reviews'}"))
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         export(tmp_path, tmp_path / "out")
     assert read_manifest(data / "prepared")["task"] == "pretrain"
 

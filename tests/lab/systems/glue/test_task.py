@@ -13,9 +13,10 @@ from repulsive.lab.engine import methods
 from repulsive.lab.engine.loop import Stopped
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.runs.score import score
+from repulsive.lab.runs.submission import predict
 from repulsive.lab.systems.glue.data import TASKS
 from repulsive.lab.systems.glue.model import FineTuned, fill_encoder, load_encoder, make_encoder
-from repulsive.lab.systems.glue.submission import predict, submission
+from repulsive.lab.systems.glue.submission import submission
 from repulsive.lab.systems.glue.table import as_markdown, system
 from repulsive.lab.systems.glue.task import joined
 from repulsive.lab.systems.registry import make_task, open_recipe

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from repulsive.errors import ConfigError
+from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.electra.batches import BlockBatch, BlockBatches
 from repulsive.lab.systems.electra.blocks import Blocks, marks_of
 from repulsive.lab.systems.electra.loss import drawn, losses, means_of, total
@@ -29,6 +30,8 @@ from repulsive.lab.systems.electra.model import (
     open_masked,
 )
 from repulsive.lab.text.folders import digest
+from repulsive.lab.text.wordpiece import FILE as VOCABULARY
+from repulsive.lab.text.wordpiece import WordPieces
 from repulsive.metrics.detection import auc
 
 _COMPILED = (  # modules that are, on request
@@ -140,41 +143,47 @@ class Pretraining(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: pre-training has no regulariser; leave it out")
 
 
-class PretrainingTask:
-    """Blocks of word pieces, some of which are to be guessed, and some of whose guesses are to be found."""
+class PretrainingTask(Task):
+    """Blocks of word pieces: the generator predicts masked pieces, the discriminator detects replaced ones.
+
+    Args:
+        recipe: what to train.
+        data: blocks without parts, as `restore` makes them; None: read the recipe's folder.
+    """
 
     select_by = "log_likelihood"
 
-    def __init__(self, recipe: Pretraining) -> None:
+    def __init__(self, recipe: Pretraining, data: Blocks | None = None) -> None:
         self.recipe = recipe
-        self.data = Blocks.load(recipe.data.folder)
+        self.data = Blocks.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
         self.shown = ("accuracy", "auc", "generator_nll") if recipe.objective == "electra" else ("accuracy", "nll")
         self.marks = marks_of(self.data.pieces)
         self.parts: dict[str, Tensor] = dict(self.data.parts)
-        train, batch = self.parts["train"], recipe.training.batch
+        self._device = torch.device("cpu")
+        if self.has_data:
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train, batch = self.recipe, self.parts["train"], self.recipe.training.batch
         self.blocks = max(1, round(len(train) * recipe.data.share))
         if self.blocks < batch:
             raise ConfigError(f"training.batch={batch}: {recipe.data.folder} has {self.blocks} blocks to train on")
-        self._in_memory = train[: self.blocks].numel() * 2 <= _ON_DEVICE
+        self._on_device = train[: self.blocks].numel() * 2 <= _ON_DEVICE
         ends = train[: self.blocks, -1].clone() if self.data.padded else None  # int16 [N]
         self._batches = BlockBatches(
             self.blocks, self.data.length, batch, recipe.seed, ends, recipe.loss.masked, recipe.data.steps
         )
-        # The loss is a mean over pieces: they are what it has N of.
+        # Counted in pieces, because the loss is a mean over them.
         self.num_data = self.blocks * self.data.length if ends is None else int(ends.sum())
-        self._device = torch.device("cpu")
-        self._sums = dict(self.data.manifest["files"])
+        checksums = dict(self.data.manifest["files"])
         if start := recipe.model.start:
             paths = sorted(path for path in Path(start).rglob("*") if path.is_file())
-            self._sums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
-        compiled = recipe.training.compile  # dozens of small kernels become a few
+            checksums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
+        self.checksums = checksums
+        compiled = recipe.training.compile  # fuses dozens of small operations
         self._drawn: Any = torch.compile(drawn, dynamic=False) if compiled else drawn
         self._total: Any = torch.compile(total, dynamic=False) if compiled else total
-
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files, and of what the training starts from."""
-        return self._sums
 
     def model(self) -> Electra | MaskedModel:
         made = self.plain_model()
@@ -214,22 +223,22 @@ class PretrainingTask:
         return make_electra(sizes) if electra else make_masked(sizes)
 
     def repelled(self, model: nn.Module) -> nn.Module:
-        """The discriminator's heads are what stays; the generator is thrown away."""
+        """The discriminator: the generator is discarded after pre-training."""
         return model.discriminator if isinstance(model, Electra) else model
 
     def to(self, device: torch.device) -> None:
-        """Blocks live on the device where they fit, so that a batch travels as its indices."""
+        """Blocks are moved to the device if they fit; then only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: x if name == "train" else x.to(device) for name, x in self.parts.items()}
-        if self._in_memory:
+        if self.has_data and self._on_device:
             self.parts["train"] = self.parts["train"][: self.blocks].to(device)
 
-    def order(self, epoch: int) -> Sequence[BlockBatch]:  # type: ignore[override]
+    def order(self, epoch: int) -> Sequence[BlockBatch]:
         return self._batches.epoch(epoch)
 
     def fetch(self, batch: BlockBatch) -> Inputs:
         found = {"means": batch.means} if batch.means is not None else {}
-        if self._in_memory:
+        if self._on_device:
             return {"indices": batch.indices, **found}
         rows = self.parts["train"][batch.indices]
         return {"rows": rows.pin_memory() if self._device.type == "cuda" else rows, **found}
@@ -275,9 +284,20 @@ class PretrainingTask:
         logits, corrupted, replaced = model(tokens, masked.tokens, types, masked.places, masked.first, seen, draw)
         return logits, corrupted, replaced
 
+    def assets(self) -> dict[str, bytes]:
+        described = data_json(self.data.manifest, length=self.data.length, padding=self.data.manifest["padding"])
+        return {DATA: described, VOCABULARY: self.data.pieces.as_bytes()}
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        facts = read_data_json(assets)
+        words = assets[VOCABULARY].decode().removesuffix("\n").split("\n")
+        pieces = WordPieces(tuple(words), bool(facts["settings"]["lowercase"]))
+        return cls(recipe, Blocks(recipe.data.folder, int(facts["length"]), pieces, {}, facts))
+
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        """The same masks for all models; samples are their own."""
-        # The last batch has a shape of its own, which is not worth compiling.
+        """Evaluate with the same masks for all models; the generator's samples differ."""
+        # The last batch is smaller, and not worth compiling for.
         with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
             return self._evaluate(model, part)
 

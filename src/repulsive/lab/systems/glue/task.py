@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError, DataError
+from repulsive.lab.engine import assets as run_assets
 from repulsive.lab.engine.data import Data as PreparedData
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.glue.data import MOST, PREDICT, task_named
 from repulsive.lab.systems.glue.model import FineTuned, depth_of
 from repulsive.lab.systems.glue.start import Model, at_seed, checksums_of, encoder_of
@@ -92,36 +93,47 @@ class Glue(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: {_NO_PENALTY}")
 
 
-class GlueTask:
-    """Texts, or pairs of them, and their classes or points.
+class GlueTask(Task):
+    """Texts, or pairs of texts, and their classes or scores.
 
-    The part "test" is the benchmark's development set, for that of its test set nobody has labels. With
-    `training.average = 1`, the default, the last weights are evaluated, and nothing is picked by looking at it.
+    The part "test" is the benchmark's development set, because the labels of its test set are not public. With
+    `training.average = 1`, the default, the last weights are evaluated: nothing is selected on that set.
+
+    Args:
+        recipe: what to train.
+        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
     """
 
-    def __init__(self, recipe: Glue) -> None:
+    def __init__(self, recipe: Glue, data: Prepared | None = None) -> None:
         self.recipe = recipe
         self.task = task_named(recipe.data.task)
-        self.data = Prepared.load(recipe.data.folder)
+        self.data = Prepared.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.dataset = self.data.task
         self._check_data()
         self.select_by = self.task.metric
         self.shown = _SHOWN.get(self.task.metric, ("accuracy", "nll"))
         self.parts: dict[str, Part] = dict(self.data.parts)
-        self.scored = ("dev", "test", *(name for name in self.parts if name == "mismatched"))
+        self.scored_parts = ("dev", "test", *(name for name in self.parts if name == "mismatched"))
         pieces = self.data.extra[FILE].decode().split("\n")
         self._marks = pieces.index(CLS), pieces.index(SEP)
         with understood(self.data.folder):
             self._longest = int(self.data.manifest["settings"]["longest"])
-        train = self.parts["train"]
+        self._model = at_seed(recipe.model, recipe.seed)
+        self._device = torch.device("cpu")
+        if self.has_data:
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train = self.recipe, self.parts["train"]
         self._kept = max(1, round(len(train) * recipe.data.share))
         lengths = joined_lengths(train)[: self._kept]
         if recipe.data.swapped:
             lengths = lengths.repeat(2)
         self.num_data = len(lengths)
         self._buckets = Buckets(lengths, recipe.training.batch, recipe.seed, self._longest)
-        self._model = at_seed(recipe.model, recipe.seed)
-        self._sums = dict(self.data.manifest["files"]) | checksums_of(self._model, self.data.extra[FILE])
-        self._device = torch.device("cpu")
+        start = checksums_of(self._model, self.data.extra[FILE])
+        self.checksums = dict(self.data.manifest["files"]) | start
 
     def _check_data(self) -> None:
         folder, data = self.recipe.data.folder, self.data
@@ -132,11 +144,6 @@ class GlueTask:
         if self.recipe.data.swapped and len(self.task.texts) == 1:
             raise ConfigError(f"data.swapped=true: GLUE task {self.task.name!r} has single texts, nothing to exchange")
 
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files, and of what the training starts from."""
-        return self._sums
-
     def model(self) -> FineTuned:
         settings = self._model
         encoder = encoder_of(settings, len(self.data.vocabulary))
@@ -146,7 +153,7 @@ class GlueTask:
         return FineTuned(encoder, max(1, len(self.task.classes)), settings.head, settings.dropout)
 
     def rate_factors(self, model: nn.Module) -> dict[str, float]:
-        """What each parameter's learning rate is multiplied by; see `Rates`."""
+        """Factor of each parameter's learning rate; see `Rates`."""
         rates = self.recipe.rates
         names = [name for name, _ in model.named_parameters()]
         layers = max(depth_of(name, 0) for name in names if name.startswith("encoder."))
@@ -158,7 +165,7 @@ class GlueTask:
         }
 
     def to(self, device: torch.device) -> None:
-        """All texts fit on the device, so a batch travels as its indices."""
+        """All texts fit on the device, so only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -175,6 +182,17 @@ class GlueTask:
         if self.task.classes:
             return F.cross_entropy(logits, labels)
         return F.mse_loss(logits.squeeze(-1), labels / MOST)
+
+    def assets(self) -> dict[str, bytes]:
+        return run_assets.save_prepared(self.data, extra=(FILE,))
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        data, _ = run_assets.restore_prepared(assets, recipe.data.folder)
+        return cls(recipe, data)
+
+    def facts(self) -> list[tuple[str, str]]:
+        return run_assets.data_facts(self.data)
 
     def answers(self, model: nn.Module, part: str) -> Tensor:
         """What a model in evaluation mode says on a part, on the CPU: logits [N, C], or points [N]."""

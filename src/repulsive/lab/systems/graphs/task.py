@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import DataError
+from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.layers.beam_search import Ends, check_search
 from repulsive.lab.systems.graphs.attention import GraphSizes
 from repulsive.lab.systems.graphs.batches import GraphBatch, GraphBuckets, GraphTables, Shape, in_batches
 from repulsive.lab.systems.graphs.metrics import bleu_statistics, score_texts
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
-from repulsive.lab.systems.graphs.prepared import WORD, PreparedGraphs
+from repulsive.lab.systems.graphs.prepared import WORD, GraphVocabularies, PreparedGraphs
 from repulsive.lab.systems.graphs.search import write
 from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.pieces import BOS, EOS, MARKS
@@ -28,6 +30,7 @@ from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import cosine
 
 ENDS = Ends(BOS, EOS)
+VOCABULARIES = "vocabularies.json"
 
 
 @dataclass(frozen=True)
@@ -120,42 +123,47 @@ class GraphWriting(Recipe):
     search: Search = field(default_factory=Search)
 
 
-class GraphWritingTask:
-    """Graphs and the texts that tell them. An item of training is a text; one of an evaluation is a graph."""
+class GraphWritingTask(Task):
+    """Graphs and texts about them. A training item is a text; an item of an evaluation is a graph.
+
+    Args:
+        recipe: what to train.
+        data: graphs without parts, as `restore` makes them; None: read the recipe's folder.
+    """
 
     select_by = "log_likelihood"  # minus the NLL of a word: higher is better
     shown = ("bleu", "entity coverage", "nll", "accuracy")
 
-    def __init__(self, recipe: GraphWriting) -> None:
+    def __init__(self, recipe: GraphWriting, data: PreparedGraphs | None = None) -> None:
         self.recipe = recipe
-        self.data = PreparedGraphs.load(recipe.data.folder)
+        self.data = PreparedGraphs.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts = {name: GraphTables.of(part) for name, part in self.data.parts.items()}
         self._sizes = {name: tables.sizes() for name, tables in self.parts.items()}
-        self._graphs = {name: tables.graphs for name, tables in self.parts.items()}  # these stay on the CPU
-        train = self.parts["train"]
+        self._graphs = {name: tables.graphs for name, tables in self.parts.items()}  # stay on the CPU
+        self._lengths = {name: tables.targets.lengths for name, tables in self.parts.items()}
+        self._device = torch.device("cpu")
+        if self.has_data:
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train = self.recipe, self.parts["train"]
         if recipe.model.titles and not len(train.titles.values):
             raise DataError(f"{self.data.folder}: its graphs have no titles; set model.titles=false")
         kept = max(1, round(len(train.targets) * recipe.data.share))
         lengths = train.targets.lengths[:kept]
-        self.num_data = int(lengths.sum())  # the loss is a mean over words: they are what it has N of
+        self.num_data = int(lengths.sum())  # in words, because the loss is a mean over them
         sizes = self._sizes["train"][train.graphs[:kept]]
         self._batches = GraphBuckets(lengths, sizes, recipe.training.batch, recipe.seed)
         self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
-        self._lengths = {name: tables.targets.lengths for name, tables in self.parts.items()}
-        self._device = torch.device("cpu")
-
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files."""
-        found: Mapping[str, str] = self.data.manifest["files"]
-        return found
 
     def model(self) -> GraphWriter:
         known = self.data.vocabularies
         return GraphWriter(self.recipe.model.config(len(known.words), len(known.entities), len(known.relations)))
 
     def to(self, device: torch.device) -> None:
-        """All graphs fit on the device, so a batch travels as its indices."""
+        """All graphs fit on the device, so only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -184,25 +192,38 @@ class GraphWritingTask:
             mean = mean + penalty * cosine(weights)
         return mean
 
-    def look(self, model: nn.Module) -> Evaluation:
-        """The likelihood of the development set, without writing about it."""
+    def validate(self, model: nn.Module) -> Evaluation:
+        """Likelihood of the development set, without generating texts."""
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         found = self._likelihood(model, part)
-        if part == "train":  # it is large, and nobody asks
+        if part == "train":  # too large to generate texts for
             return found
         assert isinstance(model, GraphWriter)
         tokens = self.write(model, part)
         texts, known = self.texts(part, tokens), self.data.parts[part]
         scores = score_texts(texts, known.reference_words, known.names)
-        scores["bleu"] = scores["BLEU-4"]  # what tables know it as
+        scores["bleu"] = scores["BLEU-4"]  # the name that tables and comparisons use
         rows = [torch.tensor(row, dtype=torch.int32) for row in tokens]
         items = {
             "bleu_statistics": torch.tensor(bleu_statistics(texts, known.reference_words), dtype=torch.int32),
             "hypotheses": nn.utils.rnn.pad_sequence(rows, True, PAD),
         }
         return Evaluation(scores | found.metrics, found.items | items)
+
+    def assets(self) -> dict[str, bytes]:
+        return {DATA: data_json(self.data.manifest), VOCABULARIES: self.data.vocabularies.as_bytes()}
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        vocabularies = GraphVocabularies.from_bytes(assets[VOCABULARIES])
+        return cls(recipe, PreparedGraphs(recipe.data.folder, vocabularies, {}, read_data_json(assets)))
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        if not self.has_data:
+            return super().measure_heads(model, options)
+        return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
 
     def write(self, model: GraphWriter, part: str) -> list[Sequence[int]]:
         """What a model writes about each graph of a part: words, or vocabulary + the number of a copied entity."""

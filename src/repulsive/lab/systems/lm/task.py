@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError
+from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.lm.data import Text, numbers
 from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
 from repulsive.lab.text.batches import Batch, shuffler
+from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
 _EVALUATED_AT_ONCE = 64  # windows
 _IGNORED = -100  # cross_entropy's mark of a position that does not count
@@ -94,32 +98,38 @@ class LanguageModel(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: language models have no regulariser; leave it out")
 
 
-class LanguageModelTask:
-    """Windows of a text, in which every token but the first is to be guessed from those before it."""
+class LanguageModelTask(Task):
+    """Windows of a text, in which every token but the first is predicted from those before it.
+
+    Args:
+        recipe: what to train.
+        data: text without parts, as `restore` makes it; None: read the recipe's folder.
+    """
 
     select_by = "log_likelihood"  # minus nats per byte: higher is better
     shown = ("nats_per_byte", "accuracy")
 
-    def __init__(self, recipe: LanguageModel) -> None:
+    def __init__(self, recipe: LanguageModel, data: Text | None = None) -> None:
         self.recipe = recipe
-        self.data = Text.load(recipe.data.folder)
+        self.data = Text.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts: dict[str, Tensor] = dict(self.data.parts)
-        kept = max(1, round(len(self.parts["train"]) * recipe.data.share))
-        self.parts["train"] = self.parts["train"][:kept]
-        self.num_data = kept  # the loss is a mean over tokens: they are what it has N of
-        self._windows = kept - recipe.data.length  # that can be drawn
-        if self._windows < 1:
-            what = f"{recipe.data.folder} has {kept:,} tokens to train on"
-            raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
         self._device = torch.device("cpu")
         compiled = recipe.training.compile
         self._cross_entropy = torch.compile(_cross_entropy, dynamic=False) if compiled else _cross_entropy
+        if self.has_data:
+            self._plan_windows()
 
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files."""
-        found: Mapping[str, str] = self.data.manifest["files"]
-        return found
+    def _plan_windows(self) -> None:
+        recipe = self.recipe
+        kept = max(1, round(len(self.parts["train"]) * recipe.data.share))
+        self.parts["train"] = self.parts["train"][:kept]
+        self.num_data = kept  # in tokens, because the loss is a mean over them
+        self._windows = kept - recipe.data.length  # number of possible starts
+        if self._windows < 1:
+            what = f"{recipe.data.folder} has {kept:,} tokens to train on"
+            raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
 
     def model(self) -> Decoder:
         model = Decoder(self.recipe.model.decoder(self.data.vocabulary, self.recipe.data.length))
@@ -128,7 +138,7 @@ class LanguageModelTask:
         return model
 
     def to(self, device: torch.device) -> None:
-        """The text lives on the device, so that a batch travels as the starts of its windows."""
+        """The text fits on the device, so only the starts of the windows are copied to it."""
         self._device = device
         self.parts = {name: tokens.to(device) for name, tokens in self.parts.items()}
 
@@ -152,9 +162,20 @@ class LanguageModelTask:
         losses: Tensor = self._cross_entropy(model(window[:, :-1]), window[:, 1:])  # [B, T]
         return losses.mean()
 
-    def look(self, model: nn.Module) -> Evaluation:
-        """The development set, while training."""
-        return self.evaluate(model, "dev")
+    def assets(self) -> dict[str, bytes]:
+        pieces = self.data.pieces
+        files = {DATA: data_json(self.data.manifest, vocabulary=self.data.vocabulary)}
+        return files if pieces is None else files | {VOCABULARY: pieces.as_bytes()}
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        facts = read_data_json(assets)
+        return cls(recipe, Text(recipe.data.folder, int(facts["vocabulary"]), {}, {}, facts))
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        if not self.has_data:
+            return super().measure_heads(model, options)
+        return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         """All tokens of a part but the first, in windows that follow each other; an item is a window."""

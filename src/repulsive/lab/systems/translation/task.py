@@ -7,25 +7,29 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import DataError
+from repulsive.lab.engine import assets as run_assets
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.reporting import EXAMPLES, Examples, Measured, ReportOptions
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.layers.packed import Packed
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
+from repulsive.lab.systems.translation.measure import bleu_of, layered_examples, measure_translator
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from repulsive.lab.systems.translation.parallel import REFERENCES
 from repulsive.lab.systems.translation.translate import Search, translate
 from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.folders import understood
 from repulsive.lab.text.pieces import BOS, Pieces
+from repulsive.lab.text.pieces import FILE as PIECES
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import on_outputs, on_positions, on_subspaces
@@ -110,26 +114,45 @@ class Translation(Recipe):
             raise ValueError("training.compile=true: only packed sentences have one shape; set packed=true")
 
 
-class TranslationTask:
-    """Sentences and their translations."""
+class TranslationTask(Task):
+    """Sentences and their translations.
+
+    Args:
+        recipe: what to train.
+        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
+        examples: a few sentence pairs of each part, where `data` has none.
+    """
 
     select_by = "log_likelihood"  # minus the NLL of a token: higher is better
     shown = ("bleu", "nll", "accuracy")
+    has_bleu = True
 
-    def __init__(self, recipe: Translation) -> None:
+    def __init__(
+        self, recipe: Translation, data: Prepared | None = None, examples: Mapping[str, Part] | None = None
+    ) -> None:
         self.recipe = recipe
-        self.data = Prepared.load(recipe.data.folder)
+        self.data = Prepared.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.dataset = self.data.task
+        self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.pieces = Pieces.of(self.data)
-        metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
-        self._whole_texts = self._has_tokenizer()
-        with understood(self.data.folder):
-            self.references: dict[str, dict[str, list[str]]] = json.loads(self.data.extra[REFERENCES])
-        self.scored = tuple(self.references)  # dev, test and the further test sets
         self.parts: dict[str, Part] = dict(self.data.parts)
-        train = self.parts["train"]
+        self.references: dict[str, dict[str, list[str]]] = {}
+        self._examples = examples or {}
+        self._device = torch.device("cpu")
+        if self.has_data:
+            metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
+            self._can_detokenize = self._has_tokenizer()
+            with understood(self.data.folder):
+                self.references = json.loads(self.data.extra[REFERENCES])
+            self.scored_parts = tuple(self.references)  # dev, test and the further test sets
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train = self.recipe, self.parts["train"]
         kept = max(1, round(len(train) * recipe.data.share))
         source, target = (side.lengths[:kept] for side in train.sentences)
-        self.num_data = int(target.sum())  # the loss is a mean over tokens: they are what it has N of
+        self.num_data = int(target.sum())  # in target tokens, because the loss is a mean over them
         make = TokenPacks if recipe.packed else TokenBuckets
         self._batches = make(source, target, recipe.training.batch, recipe.seed)
         self._longest = int(torch.maximum(source, target).max())
@@ -137,13 +160,6 @@ class TranslationTask:
         self._cross_entropy = (
             torch.compile(_cross_entropy, dynamic=False) if recipe.training.compile else _cross_entropy
         )
-        self._device = torch.device("cpu")
-
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files."""
-        found: Mapping[str, str] = self.data.manifest["files"]
-        return found
 
     def model(self) -> Transformer:
         sizes = self.recipe.model
@@ -163,7 +179,7 @@ class TranslationTask:
         return model
 
     def to(self, device: torch.device) -> None:
-        """All sentences fit on the device, so a batch travels as its indices."""
+        """All sentences fit on the device, so only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -201,13 +217,13 @@ class TranslationTask:
             mean = mean + penalty * torch.stack(terms).mean()
         return mean
 
-    def look(self, model: nn.Module) -> Evaluation:
-        """The likelihood of the development set, without translating it."""
+    def validate(self, model: nn.Module) -> Evaluation:
+        """Likelihood of the development set, without translating it."""
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         found = self._likelihood(model, part)
-        if part not in self.references:  # train has none: it is large, and nobody asks
+        if part not in self.references:  # the training set: too large to translate
             return found
         assert isinstance(model, Transformer)
         best = [nbest[0] for nbest in translate(model, self.parts[part].sentences[0], self.recipe.search)]
@@ -216,7 +232,7 @@ class TranslationTask:
         scores["bleu"] = metrics.paper_bleu(words, known["words"])
         if self.pieces.tokenizer == "none":  # nobody knows how the texts were written
             scores["chrf"] = metrics.chrf(words, known["words"], lowercase=self.pieces.lowercase)
-        elif self._whole_texts:
+        elif self._can_detokenize:
             texts = [self.pieces.text(line) for line in words]
             for name, score in (("sacrebleu", metrics.sacrebleu), ("chrf", metrics.chrf)):
                 scores[name] = score(texts, known["text"], lowercase=self.pieces.lowercase)
@@ -230,8 +246,42 @@ class TranslationTask:
         notes = {name: score.signature for name, score in scores.items()}
         return Evaluation(values | found.metrics, found.items | items, notes)
 
+    def assets(self) -> dict[str, bytes]:
+        chosen = {name: self.data.parts[name] for name in self.scored_parts}
+        examples = {
+            name: run_assets.select(part, run_assets.middle_length(part, EXAMPLES)) for name, part in chosen.items()
+        }
+        return run_assets.save_prepared(self.data, examples, extra=(PIECES,))
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        return cls(recipe, *run_assets.restore_prepared(assets, recipe.data.folder))
+
+    def facts(self) -> list[tuple[str, str]]:
+        return run_assets.data_facts(self.data)
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        if not self.has_data:
+            return super().measure_heads(model, options)
+        part, bleu = self.parts[options.part], None
+        if options.bleu:
+            references = self.references[options.part]["words"][: options.most]
+            bleu = bleu_of(part.sentences[0], references, self.pieces, self.recipe.search)
+        return measure_translator(model, part, most=options.most, bleu=bleu, progress=options.progress)
+
+    def examples(self, part: str, models: Mapping[str, nn.Module]) -> Examples:
+        if self.has_data:
+            chosen = self.data.parts[part]
+            indices = run_assets.middle_length(chosen, EXAMPLES)
+        elif part in self._examples:
+            chosen = self._examples[part]
+            indices = torch.arange(len(chosen))
+        else:
+            return Examples()
+        return Examples(layered=layered_examples(chosen, self.data.vocabulary.words, indices, models))
+
     def _has_tokenizer(self) -> bool:
-        """Whether words can be made a text again; better to know before the training."""
+        """Whether words can be detokenised; warns before training if not."""
         try:
             self.pieces.split("target")
         except DataError as error:
