@@ -146,7 +146,7 @@ def _part(tensors: Mapping[str, Tensor], name: str) -> Part:
             raise ValueError(f"offsets of {name}/{key} do not fit its values")
         return Ragged(values, offsets)
 
-    sides = []
+    sides: list[Ragged] = []
     while f"{name}/side{len(sides)}.values" in tensors:
         sides.append(rows(f"side{len(sides)}"))
     evidence = rows("evidence") if f"{name}/evidence.values" in tensors else None
