@@ -94,12 +94,12 @@ def test_the_report_shows_layers_side_by_side(place):
     assert [chart.name for chart in panels["Layers in training"].charts] == [
         "encoder layer 0", "decoder layer 0", "cross layer 0",
     ]
-    grids = panels["How alike the heads are"].grids
+    grids = panels["Similarity of heads"].grids
     assert {(g.what, g.layer) for g in grids if g.method == "SVGD"} >= {
         ("cosine of attention", "cross layer 0"), ("cosine of outputs", "encoder layer 0"),
         ("cosine of weights, q", "decoder layer 0"),
     }
-    first, second = panels["What each head is worth"].heads
+    first, second = panels["Importance of each head"].heads
     assert first.rows == ["encoder layer 0", "decoder layer 0", "cross layer 0"] and second.values.shape == (3, 4)
     assert len(content.layered) == 8 and list(content.layered[0].readings) == ["digits", "SVGD"]
     files = [chart.file for chart in content.all_charts()]

@@ -105,7 +105,7 @@ def test_evaluate_finds_what_training_reported(trained, repulsive):
 
 def test_evaluate_refuses_what_it_cannot_do(trained, repulsive, place):
     run = trained[0].out / "runs" / "ma" / "seed-0"
-    assert "no run that has ended" in repulsive("evaluate", place / "data", code=2)
+    assert "no finished run" in repulsive("evaluate", place / "data", code=2)
     assert "part 'tset'" in repulsive("evaluate", run, "--part", "tset", code=2)
     prepare("reviews", None, place / "other", train=30, dev=10, test=10)
     assert "vocabulary.json differs" in repulsive("evaluate", run, "--data", place / "other", "--device", "cpu", code=2)

@@ -14,7 +14,7 @@ from repulsive.lab.engine.scores import COMPARED, TOTALLED
 from repulsive.lab.engine.tables import table
 from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.paper.published import Claim
-from repulsive.lab.runs.results import SURE
+from repulsive.lab.runs.results import SIGNIFICANT
 from repulsive.metrics.compare import Comparison, compare
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested on the same data"
@@ -94,7 +94,7 @@ def judge(claim: Claim, seen: Comparison | None, other: str, missing: str = "") 
     """
     if seen is None:
         return Finding(claim, NOT_TESTED, missing or "not run, or one seed and no items to resample")
-    sure = (math.isnan(seen.p_value) or seen.p_value <= SURE) and (seen.low > 0 or seen.high < 0)
+    sure = (math.isnan(seen.p_value) or seen.p_value <= SIGNIFICANT) and (seen.low > 0 or seen.high < 0)
     here = ("higher" if seen.difference > 0 else "lower") if sure else "no difference told"
     if claim.better == "same":
         inside = -claim.within <= seen.low and seen.high <= claim.within
@@ -111,7 +111,7 @@ def judge(claim: Claim, seen: Comparison | None, other: str, missing: str = "") 
 
 def _why(seen: Comparison, sure: bool) -> str:
     least = 2 ** (1 - seen.seeds)
-    if not sure and seen.over in ("seeds", "both") and least > SURE:
+    if not sure and seen.over in ("seeds", "both") and least > SIGNIFICANT:
         return f"with {seen.seeds} seeds p cannot fall below {least:g}"
     return "" if math.isnan(seen.p_value) else f"p = {seen.p_value:.3f}"
 

@@ -192,7 +192,7 @@ def _panels(
     options: Options,
     foreign: Any,
 ) -> list[Panel]:
-    shown = [panels.alike(measured)]
+    shown = [panels.similarity(measured)]
     runs = [run for seeds in measured.values() for run in seeds.values()]
     if all(run.change is not None for run in runs):
         shown.append(panels.redundancy(measured, part_name(options.part)))
@@ -206,7 +206,7 @@ def _panels(
     shown.append(panels.calibration(measured, answers))
     has_foreign = all(run.foreign is not None for run in runs)
     other = (options.foreign.name, unknown_share(foreign)) if options.foreign and has_foreign else None
-    shown.append(panels.unsure(measured, answers, other))
+    shown.append(panels.prediction_entropy(measured, answers, other))
     return shown
 
 

@@ -1,4 +1,4 @@
-"""Language modelling with a decoder-only Transformer: guess the next byte, or the next word piece."""
+"""Language modelling with a decoder-only Transformer: predict the next byte or word piece."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
 from repulsive.lab.text.batches import Batch, shuffler
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
-_EVALUATED_AT_ONCE = 64  # windows
-_IGNORED = -100  # cross_entropy's mark of a position that does not count
+_EVALUATION_BATCH = 64  # windows
+_IGNORED = -100  # ignore_index of cross_entropy
 
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on.
+    """Prepared data to train on.
 
     Args:
         folder: what `repulsive prepare lm` wrote.
         length: tokens of a sequence.
-        steps: batches that are called an epoch.
-        share: of the training text, from its beginning on; for a quick look.
+        steps: batches per epoch.
+        share: fraction of the training text to use, from its beginning; for quick trials.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Model:
         heads: query heads of a layer.
         kv_heads: key-value heads of a layer; 0: as many as query heads.
         qk_norm: normalise queries and keys head by head.
-        drop_heads: probability that a head is left out of a sequence in training.
+        drop_heads: probability that a head is dropped for a sequence in training.
     """
 
     layers: int = 8
@@ -71,10 +71,10 @@ class Model:
     drop_heads: float = 0.0
 
     def __post_init__(self) -> None:
-        self.decoder(vocabulary=1, length=1)  # do the sizes fit together?
+        self.decoder(vocabulary=1, length=1)  # raises if the sizes do not fit together
 
     def decoder(self, vocabulary: int, length: int) -> DecoderConfig:
-        """The same sizes as the model takes them."""
+        """The configuration of the model."""
         return DecoderConfig(
             vocabulary, self.layers, self.width, self.heads, self.kv_heads, length, self.qk_norm, self.drop_heads
         )
@@ -82,10 +82,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Recipe):
-    """A recipe for language modelling.
+    """Recipe for language modelling.
 
     Args:
-        data: what to train on.
+        data: prepared data.
         model: sizes.
     """
 
@@ -147,7 +147,7 @@ class LanguageModelTask(Task):
         return [self._batch(step) for step in range(epoch * steps, (epoch + 1) * steps)]
 
     def _batch(self, step: int) -> Batch:
-        """Starts of windows, drawn anew for every step: a function of the seed and the step alone."""
+        """Random starts of windows, a function of the seed and the step alone."""
         draw = shuffler(self.recipe.seed, step)
         starts = torch.randint(self._windows, (self.recipe.training.batch,), generator=draw)  # [B]
         return Batch(starts, self.recipe.data.length)
@@ -156,7 +156,7 @@ class LanguageModelTask(Task):
         return {"starts": batch.indices}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Nats per token, the mean over all of them."""
+        """Mean NLL of a token, in nats."""
         places = inputs["starts"][:, None] + torch.arange(length + 1, device=inputs["starts"].device)  # [B, T + 1]
         window = numbers(self.parts["train"][places])
         losses: Tensor = self._cross_entropy(model(window[:, :-1]), window[:, 1:])  # [B, T]
@@ -178,8 +178,8 @@ class LanguageModelTask(Task):
         return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        """All tokens of a part but the first, in windows that follow each other; an item is a window."""
-        # The last batch has a shape of its own, which is not worth compiling.
+        """Evaluate all tokens of a part but the first, in consecutive windows; an item is a window."""
+        # The last batch is smaller, and not worth compiling for.
         with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
             nll, correct, counts = self._sums(model, self.parts[part], self.recipe.data.length)
         mean = counts.double().mean()
@@ -190,27 +190,27 @@ class LanguageModelTask(Task):
         return Evaluation(metrics | {"log_likelihood": -per_byte}, items)
 
     def _sums(self, model: nn.Module, tokens: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Nats, right guesses and guesses of each window, [N] each."""
-        found: list[Tensor] = []
+        """NLL, correct tokens and tokens of each window, [N] each."""
+        batches: list[Tensor] = []
         last = len(tokens) - 1
-        for starts in torch.arange(0, last, length, device=self._device).split(_EVALUATED_AT_ONCE):
+        for starts in torch.arange(0, last, length, device=self._device).split(_EVALUATION_BATCH):
             places = starts[:, None] + torch.arange(length + 1, device=self._device)  # [B, T + 1]
             window = numbers(tokens[places.clamp(max=last)])
             target = window[:, 1:].masked_fill(places[:, 1:] > last, _IGNORED)  # [B, T]
             logits = model(window[:, :-1]).float()  # [B, T, V]
             sums = _cross_entropy(logits, target), logits.argmax(-1) == target, target != _IGNORED
-            found.append(torch.stack([x.double().sum(1) for x in sums]).cpu())  # [3, B]
-        nll, correct, counts = torch.cat(found, 1)
+            batches.append(torch.stack([x.double().sum(1) for x in sums]).cpu())  # [3, B]
+        nll, correct, counts = torch.cat(batches, 1)
         return nll, correct, counts.long()
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Nats of every token, 0 where it does not count: [B, T, V], [B, T] -> [B, T]."""
+    """NLL of every token, 0 for ignored ones: [B, T, V], [B, T] -> [B, T]."""
     flat = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=_IGNORED, reduction="none")
     return flat.view_as(target)
 
 
 def unigram_entropy(tokens: Tensor) -> float:
-    """Nats per token of guessing by frequency alone, [N]: what a model that ignores its context can reach at best."""
+    """Entropy of the token frequencies, in nats: the best loss of a model that ignores its context."""
     shares = torch.bincount(numbers(tokens)).double() / len(tokens)  # [V]
     return -float(sum(p * math.log(p) for p in shares.tolist() if p))

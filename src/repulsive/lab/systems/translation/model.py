@@ -246,7 +246,7 @@ class Stack(nn.Module):
 
     def _seeds(self, x: Tensor, packed: tuple[Packed, Packed]) -> Tensor | None:
         """Of every block's dropout, int64 [layers, 3], where kernels draw it."""
-        if self.pre_norm or not packed[0].kernels or not residual.takes(x):
+        if self.pre_norm or not packed[0].kernels or not residual.supported(x):
             return None
         return torch.randint(2**62, (len(self.layers), 3), device=x.device)
 
