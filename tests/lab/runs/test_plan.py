@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from repulsive.errors import ConfigError
-from repulsive.lab.systems.registry import KINDS
 from repulsive.lab.runs.plan import _AMBIGUOUS, check_device, folder_name, plan
+from repulsive.lab.systems.registry import KINDS
 
 
 @pytest.mark.parametrize(

@@ -9,29 +9,37 @@ import pytest
 import torch
 
 from repulsive.cli import main
+from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
+from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
+from repulsive.errors import ConfigError
+from repulsive.lab.engine.launch import Spec, train_here
+from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.runs.head_counts import grouped, heads_of
+from repulsive.lab.runs.load import open_methods
+from repulsive.lab.runs.report import Options, gather
+from repulsive.lab.runs.score import load_run
+from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
+from repulsive.lab.systems.classification.measure import measure_classifier, predictions
+from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
-from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning_curve
-from repulsive.pages import paper, render_page
-from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
-from repulsive.errors import ConfigError
 from repulsive.metrics.classification import brier, ece, nll, oe, overlap
-from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
-from repulsive.lab.runs.load import open_methods
-from repulsive.lab.runs.head_counts import grouped, heads_of
-from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS
-from repulsive.lab.systems.classification.measure import measure_classifier, predictions
-from repulsive.lab.runs.report import Options, gather
-from repulsive.lab.runs.score import load_run
-from repulsive.lab.engine.launch import Spec, train_here
-from repulsive.lab.engine.runs import RunFolder
-from tests.pages.browser import needs_browser, open_page
+from repulsive.pages import paper, render_page
 from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
-TINY = {"model.units": 4, "model.hidden": 4, "model.mlp": 8, "model.embedding": 6, "model.gate": 5,
-        "training.epochs": 2, "training.batch": 16, "training.precision": "fp32"}
+TINY = {
+    "model.units": 4,
+    "model.hidden": 4,
+    "model.mlp": 8,
+    "model.embedding": 6,
+    "model.gate": 5,
+    "training.epochs": 2,
+    "training.batch": 16,
+    "training.precision": "fp32",
+}
 RUNS = "document.title='broken into'"
 EVIL = f"<img src=x onerror={RUNS}>"
 CPU = torch.device("cpu")
@@ -199,7 +207,8 @@ def test_words_of_another_vocabulary_become_those_of_the_run():
     part = Part((theirs.encode([["a", "b"], ["c", "zzz", "a"]]),), torch.tensor([0, 1]))
     found = reencoded(part, theirs, ours)
     assert [[ours.words[i] for i in found.sentences[0][k].tolist()] for k in (0, 1)] == [
-        ["a", "<unk>"], ["c", "<unk>", "a"],
+        ["a", "<unk>"],
+        ["c", "<unk>", "a"],
     ]
     assert unknown_share(found) == pytest.approx(2 / 5)
     assert torch.equal(reencoded(found, ours, theirs).sentences[0].offsets, part.sentences[0].offsets)
@@ -234,8 +243,21 @@ def test_examples_are_read_by_every_method(content, place):
 
 
 def test_the_verb_writes_the_page(repulsive, place):
-    out = repulsive("report", "ma", "svgd", "--part", "dev", "--most", 10, "--out", "seen/page.html",
-                    "--title", "Two ways", "--device", "cpu")
+    out = repulsive(
+        "report",
+        "ma",
+        "svgd",
+        "--part",
+        "dev",
+        "--most",
+        10,
+        "--out",
+        "seen/page.html",
+        "--title",
+        "Two ways",
+        "--device",
+        "cpu",
+    )
     assert "seen/page.html" in out
     page = (place / "seen" / "page.html").read_text()
     assert "<h1>Two ways</h1>" in page and "development set" in page and len(page.encode()) < 5_000_000
@@ -369,7 +391,10 @@ def test_a_translation_has_all_that_needs_no_classes(tmp_path):
     digits.train(data, tmp_path / "run" / "seed-0", "training.epochs=1")
     content = gather([tmp_path / "run"], Options(device="cpu"))
     assert [panel.title for panel in content.panels] == [
-        "Layers in training", "Similarity of heads", "Importance of each head", "Pruning",
+        "Layers in training",
+        "Similarity of heads",
+        "Importance of each head",
+        "Pruning",
         "Not in this report",
     ]
     assert content.table.metrics[0].name == "BLEU" and not content.examples

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.diversity import of_attention
+from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.redundancy import ablate
 from repulsive.lab.engine.reporting import ReportOptions
-from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, measure_translator
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.engine.runs import RunFolder
-from tests.pages.browser import needs_browser, open_page
+from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, measure_translator
 from tests.lab.systems.translation import digits
+from tests.pages.browser import needs_browser, open_page
 
 for package in ("sacremoses", "tokenizers", "sacrebleu"):
     pytest.importorskip(package)
@@ -82,7 +82,8 @@ def test_examples_have_the_maps_of_every_layer(place, run):
     assert first.texts["source"][-1] == "</s>" and first.texts["target"][0] == "<s>"
     layers = first.readings["MA"]
     assert [(m.layer, m.rows, m.columns) for m in layers] == [
-        ("encoder layer 0", "source", "source"), ("decoder layer 0", "target", "target"),
+        ("encoder layer 0", "source", "source"),
+        ("decoder layer 0", "target", "target"),
         ("cross layer 0", "target", "source"),
     ]
     torch.testing.assert_close(layers[2].weights.sum(-1), torch.ones(layers[2].weights.shape[:2]))
@@ -92,11 +93,14 @@ def test_the_report_shows_layers_side_by_side(place):
     content = gather([place / "ma", place / "svgd"], Options(most=5, device="cpu"))
     panels = {panel.title: panel for panel in content.panels}
     assert [chart.name for chart in panels["Layers in training"].charts] == [
-        "encoder layer 0", "decoder layer 0", "cross layer 0",
+        "encoder layer 0",
+        "decoder layer 0",
+        "cross layer 0",
     ]
     grids = panels["Similarity of heads"].grids
     assert {(g.what, g.layer) for g in grids if g.method == "SVGD"} >= {
-        ("cosine of attention", "cross layer 0"), ("cosine of outputs", "encoder layer 0"),
+        ("cosine of attention", "cross layer 0"),
+        ("cosine of outputs", "encoder layer 0"),
         ("cosine of weights, q", "decoder layer 0"),
     }
     first, second = panels["Importance of each head"].heads

@@ -8,16 +8,23 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.lab.text.prepare import prepare
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.demo import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
+from repulsive.lab.systems.registry import open_recipe
+from repulsive.lab.text.prepare import prepare
 
-TINY = {"model.units": 4, "model.hidden": 4, "model.heads": 3, "model.mlp": 8, "model.embedding": 6,
-        "training.epochs": 1, "training.batch": 16}
+TINY = {
+    "model.units": 4,
+    "model.hidden": 4,
+    "model.heads": 3,
+    "model.mlp": 8,
+    "model.embedding": 6,
+    "training.epochs": 1,
+    "training.batch": 16,
+}
 CHANGES = [f"{key}={value}" for key, value in TINY.items()]
 
 
@@ -120,8 +127,21 @@ def test_ls_shows_recipes_and_runs(trained, repulsive):
 
 
 def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
-    words = ["sweep", "reviews/spos", *settings(), "--over", "method.ratio=0.1,3.0", "--then", "method.beta=100.0,1e6",
-             "--jobs", 2, "--device", "cpu", "--out", "swept"]
+    words = [
+        "sweep",
+        "reviews/spos",
+        *settings(),
+        "--over",
+        "method.ratio=0.1,3.0",
+        "--then",
+        "method.beta=100.0,1e6",
+        "--jobs",
+        2,
+        "--device",
+        "cpu",
+        "--out",
+        "swept",
+    ]
     out = repulsive(*words)
     assert out.count("dev accuracy") == 5  # four trials and the best
     recipe = open_recipe(place / "swept" / "best.toml")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.systems.registry import find, from_tables, names
 from repulsive.lab.engine.config import read
 from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.systems.registry import find, from_tables, names
 
 _SHOWN = ("bleu", "matthews", "spearman", "accuracy", "nats_per_byte", "nll")
 

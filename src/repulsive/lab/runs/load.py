@@ -70,8 +70,8 @@ def open_methods(folders: Sequence[Path]) -> list[Method]:
         for run in method.runs.values():
             if _data(run) != _data(methods[0].first):
                 raise RunError(
-                    f"{run.path}: was trained on other data than {methods[0].first.path}; a report compares runs of the "
-                    "same data"
+                    f"{run.path}: was trained on other data than {methods[0].first.path}; a report compares runs of "
+                    "the same data"
                 )
     return _with_unique_labels(methods)
 

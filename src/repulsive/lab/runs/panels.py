@@ -11,12 +11,12 @@ from torch import Tensor
 
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.diversity import Diversity
+from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
+from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS, Measured
+from repulsive.metrics.classification import BINS, brier, entropy, nll
 from repulsive.pages import Grid, HeadTable, Panel, Sheet, mean_and_sd
 from repulsive.pages.figures import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
 from repulsive.pages.text import number
-from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
-from repulsive.metrics.classification import BINS, brier, entropy, nll
-from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS, Measured
 
 Runs = Mapping[str, Mapping[int, Measured]]  # method -> seed -> measurements
 SMALL = 0.5  # percentage points: a head whose removal changes the metric by less is called redundant
@@ -47,9 +47,9 @@ def similarity(measured: Runs) -> Panel:
             "0 for heads that attend to different words."
         )
     lead[0] += (
-        " The cosine of weights compares the heads' rows of a projection; cosines of attention and of outputs are means "
-        "over items and tokens. Orthogonal and opposite heads have the same colour. Effective heads are computed from "
-        "the weights."
+        " The cosine of weights compares the heads' rows of a projection; cosines of attention and outputs are means "
+        "over items and tokens. Orthogonal and opposite heads have the same colour. Effective heads are computed from the "
+        "weights."
     )
     sheet = Sheet("Mean over pairs of heads, and over layers where there are several", ["method", *shown, "of"], rows)
     return Panel("Similarity of heads", lead, grids, sheets=[sheet])
@@ -86,16 +86,24 @@ def redundancy(measured: Runs, part: str) -> Panel:
     rows = []
     for method, change in changes.items():
         small = redundant(change)
-        rows.append([
-            method, str(len(change)), number(float(change.mean()), 2, signed=True),
-            number(float(change.min()), 2, signed=True), f"{100 * small:.0f} %",
-        ])
+        rows.append(
+            [
+                method,
+                str(len(change)),
+                number(float(change.mean()), 2, signed=True),
+                number(float(change.min()), 2, signed=True),
+                f"{100 * small:.0f} %",
+            ]
+        )
     lead = [
         f"Each head is removed once, without retraining, on {items:,} items of the {part}. The histogram shows the "
-        f"change of {metric} over the heads of all seeds: redundant heads are around zero, important heads to the left.",
+        f"change of {metric} over the heads of all seeds: redundant heads are around zero, important heads to the "
+        "left.",
     ]
     if metric == "accuracy" and every[0].by_layer is not None:
-        lead.append("Accuracy is the share of tokens that are predicted correctly from the reference tokens before them.")
+        lead.append(
+            "Accuracy is the share of tokens that are predicted correctly from the reference tokens before them."
+        )
     columns = ["method", "heads", "mean change", "largest loss", f"changes less than {SMALL:g}"]
     sheet = Sheet(f"Change of {metric} in {unit} when a head is removed", columns, rows)
     charts = redundancy_charts(changes, f"change of {metric}, {unit}")
@@ -201,7 +209,7 @@ def prediction_entropy(
         sheet = Sheet("Mean entropy of predictions in nats", ["method", "entropy, own"], rows)
         lead = [
             "The share of predictions with at most this entropy: the further to the upper left a curve is, the more "
-            "confident are the predictions. With --foreign a report also shows the entropy on texts of another dataset.",
+            "confident are the predictions. With --foreign a report also shows texts of another dataset.",
         ]
         return Panel("Entropy of predictions", lead, charts=charts, sheets=[sheet])
     there = {
@@ -216,10 +224,10 @@ def prediction_entropy(
         spread = [[getattr(one, part) for one in detected] for part in ("inside", "outside", "auroc")]
         rows.append([method, *(_over(values, 3) for values in spread)])
     lead = [
-        f"A model should be uncertain about texts of another dataset. The foreign texts are those of {other[0]}, encoded "
-        f"with the runs' vocabulary: {100 * other[1]:.1f} % of their words are unknown. The further to the lower right a "
-        "curve is, the fewer confident predictions there are, which is better on foreign texts. AUROC measures how well "
-        "entropy separates foreign texts from the runs' own; 0.5 is chance.",
+        f"A model should be uncertain about texts of another dataset. The foreign texts are those of {other[0]}; "
+        f"{100 * other[1]:.1f} % of their words are not in the runs' vocabulary. The further to the lower right a curve "
+        "is, the fewer predictions are confident, which is better on foreign texts. AUROC measures how well entropy "
+        "separates foreign texts from the runs' own; 0.5 is chance.",
     ]
     columns = ["method", "entropy, own", "entropy, foreign", "AUROC"]
     sheet = Sheet("Mean entropy of predictions in nats, and detection of foreign texts by it", columns, rows)

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from repulsive.errors import ConfigError
-from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.engine.launch import Spec
+from repulsive.lab.systems.registry import open_recipe
 
 _LONGEST = 120  # bytes; file systems take 255
 _AMBIGUOUS = {"layers", "precision", "schedule"}  # keys of more than one table

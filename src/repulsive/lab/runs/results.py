@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from repulsive.pages import Cell, Metric, Row, Table
 from repulsive.lab.engine import tables
+from repulsive.pages import Cell, Metric, Row, Table
 
 METRICS = {
     "bleu": Metric("BLEU", "higher", 2, meaning="as in the paper: on tokenised, lower-cased words"),
     "sacrebleu": Metric("sacreBLEU", "higher", 2, meaning="on detokenised text"),
     "accuracy": Metric("accuracy", "higher", 1, percent=True),
-    "nats_per_byte": Metric("nats per byte", "lower", 4, meaning="loss per byte of text, comparable between tokenizers"),
+    "nats_per_byte": Metric(
+        "nats per byte", "lower", 4, meaning="loss per byte of text, comparable between tokenizers"
+    ),
     "nll": Metric("NLL", "lower", 3, meaning="negative log-likelihood of the true class, in nats"),
     "dist": Metric("Dist", "neither", 3, meaning="mean distance between the outputs of two heads"),
     "relative_dist": Metric("relative Dist", "neither", 3, meaning="Dist / mean norm: independent of scale"),
     "overlap": Metric("overlap", "neither", 3, meaning="attention that two heads share"),
-    "coverage": Metric("evidence coverage", "higher", 1, percent=True, meaning="aspects that at least one head attends to"),
+    "coverage": Metric(
+        "evidence coverage", "higher", 1, percent=True, meaning="aspects that at least one head attends to"
+    ),
     "ece15": Metric("ECE", "lower", 3, meaning="calibration error, 15 bins"),
 }
 SIGNIFICANT = 0.05  # p-value up to which a difference is called significant

@@ -140,7 +140,9 @@ def _check_vocabulary(run: RunFolder, task: Task, data: Path) -> None:
     own, other = run.assets(), task.assets()
     for name in own.keys() - {DATA, EXAMPLES}:
         if own[name] != other.get(name):
-            raise RunError(f"{data}: its {name} differs from that of {run.path}; evaluate on data with the same vocabulary")
+            raise RunError(
+                f"{data}: its {name} differs from that of {run.path}; evaluate on data with the same vocabulary"
+            )
 
 
 def _load_model(run: RunFolder, task: Task, device: torch.device, data: Path | None = None) -> nn.Module:

@@ -322,7 +322,7 @@ def test_mistakes():
         GraphWriterConfig(5, 5, 5, sizes(width=15, heads=3))
     with pytest.raises(ValueError, match="relations=4 must be 3 marks and pairs"):
         GraphWriterConfig(5, 5, 4)
-    with pytest.raises(ValueError, match="none are given"):
+    with pytest.raises(ValueError, match="expected titles, got None"):
         tiny()(None, *inputs()[1:])
     with pytest.raises(ValueError, match="beam=0"):
         write(tiny(), *inputs()[:3], TYPES, ENDS, beam=0)

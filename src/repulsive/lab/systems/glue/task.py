@@ -1,4 +1,4 @@
-"""GLUE: a pre-trained encoder, ELECTRA above all, fine-tuned on one task, the paper's third system."""
+"""Fine-tuning of a pre-trained encoder, such as ELECTRA, on a GLUE task, the paper's third system."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from repulsive.lab.text.wordpiece import CLS, FILE, SEP
 from repulsive.metrics import classification as metrics
 from repulsive.metrics import correlation
 
-_EVALUATED_AT_ONCE = 256
+_EVALUATION_BATCH = 256
 _SHOWN = {"matthews": ("matthews", "accuracy", "nll"), "spearman": ("spearman", "pearson", "mse")}
 _OF_TWO_CLASSES = {"matthews": correlation.matthews, "f1": correlation.f1}
 _NO_PENALTY = "there is no regulariser for a pre-trained encoder; leave it out"
@@ -33,13 +33,13 @@ _NO_PENALTY = "there is no regulariser for a pre-trained encoder; leave it out"
 
 @dataclass(frozen=True)
 class Data(PreparedData):
-    """What to train on.
+    """Prepared data to train on.
 
     Args:
         folder: what `repulsive prepare glue` wrote.
-        share: of the training rows, from the first on; for a quick look.
-        task: its name, such as "cola".
-        swapped: train on every pair twice, the second time with its texts exchanged.
+        share: fraction of the training rows to use, from the first on; for quick trials.
+        task: name of the GLUE task, such as "cola".
+        swapped: train on every pair twice, the second time with its texts swapped.
     """
 
     task: str = ""
@@ -59,8 +59,8 @@ class Rates:
 
     Args:
         layer_decay: $\gamma$; 1 for one rate everywhere.
-        counted: "paper": $e = n + 1 - l$; "released": $e = n + 2 - l$, as the official code has it by an oversight its
-            published numbers were made with. The head's factor is 1 in both.
+        counted: "paper": $e = n + 1 - l$; "released": $e = n + 2 - l$, a mistake of the official code, with which its
+            published numbers were made. The head's factor is 1 in both.
     """
 
     layer_decay: float = 0.8
@@ -73,11 +73,11 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Glue(Recipe):
-    """A recipe for fine-tuning.
+    """Recipe for fine-tuning.
 
     Args:
-        data: what to train on.
-        model: what to start from.
+        data: prepared data.
+        model: initial weights and head.
         rates: learning rates by depth.
     """
 
@@ -137,12 +137,12 @@ class GlueTask(Task):
 
     def _check_data(self) -> None:
         folder, data = self.recipe.data.folder, self.data
-        known = data.manifest.get("settings", {}).get("glue_task")
-        if known != self.task.name:
-            told = f"GLUE task {known!r}" if known else f"task {data.task!r}"
-            raise ConfigError(f"{folder}: holds {told}, and the recipe is for GLUE task {self.task.name!r}")
+        name = data.manifest.get("settings", {}).get("glue_task")
+        if name != self.task.name:
+            held = f"GLUE task {name!r}" if name else f"task {data.task!r}"
+            raise ConfigError(f"{folder}: holds {held}, and the recipe is for GLUE task {self.task.name!r}")
         if self.recipe.data.swapped and len(self.task.texts) == 1:
-            raise ConfigError(f"data.swapped=true: GLUE task {self.task.name!r} has single texts, nothing to exchange")
+            raise ConfigError(f"data.swapped=true: GLUE task {self.task.name!r} has single texts, nothing to swap")
 
     def model(self) -> FineTuned:
         settings = self._model
@@ -195,71 +195,73 @@ class GlueTask(Task):
         return run_assets.data_facts(self.data)
 
     def answers(self, model: nn.Module, part: str) -> Tensor:
-        """What a model in evaluation mode says on a part, on the CPU: logits [N, C], or points [N]."""
+        """Predictions of a model in evaluation mode, on the CPU: logits [N, C], or scores [N]."""
         chosen = self.parts[part]
-        found = torch.empty(len(chosen), max(1, len(self.task.classes)), device=self._device)
-        for batch in Buckets(joined_lengths(chosen).cpu(), _EVALUATED_AT_ONCE, most=self._longest).in_order():
+        outputs = torch.empty(len(chosen), max(1, len(self.task.classes)), device=self._device)
+        for batch in Buckets(joined_lengths(chosen).cpu(), _EVALUATION_BATCH, most=self._longest).in_order():
             rows = batch.indices.to(self._device)
-            found[rows] = model(*joined(chosen, rows, batch.length, self._marks)).float()
-        return found.cpu() if self.task.classes else found[:, 0].cpu() * MOST
+            outputs[rows] = model(*joined(chosen, rows, batch.length, self._marks)).float()
+        return outputs.cpu() if self.task.classes else outputs[:, 0].cpu() * MOST
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         if part.startswith(PREDICT):
-            raise ConfigError(f"part {part!r}: nobody has its labels; `evaluate RUN --predict FOLDER` writes answers")
-        found, labels = self.answers(model, part), self.parts[part].labels.cpu()
+            raise ConfigError(
+                f"part {part!r}: its labels are not public; `evaluate RUN --predict FOLDER` writes answers"
+            )
+        answers, labels = self.answers(model, part), self.parts[part].labels.cpu()
         notes = {"split": self._split()} if part == "test" else {}
         if not self.task.classes:
-            error = (found.double() - labels).square()
+            error = (answers.double() - labels).square()
             values = {
-                "spearman": correlation.spearman(found, labels),
-                "pearson": correlation.pearson(found, labels),
+                "spearman": correlation.spearman(answers, labels),
+                "pearson": correlation.pearson(answers, labels),
                 "mse": error.mean(),
             }
-            items = {"predictions": found, "labels": labels, "squared_error": error}
-            items["moments"] = correlation.moments(found, labels)
+            items = {"predictions": answers, "labels": labels, "squared_error": error}
+            items["moments"] = correlation.moments(answers, labels)
             return Evaluation({name: float(value) for name, value in values.items()}, items, notes)
-        guesses = found.argmax(-1)
-        scores = metrics.scores(found, labels)
+        predicted = answers.argmax(-1)
+        scores = metrics.scores(answers, labels)
         items = {
-            "logits": found,
+            "logits": answers,
             "labels": labels,
-            "correct": guesses == labels,
-            "nll": F.cross_entropy(found.double(), labels, reduction="none"),
+            "correct": predicted == labels,
+            "nll": F.cross_entropy(answers.double(), labels, reduction="none"),
         }
         for name in {self.task.metric, *self.task.also} & _OF_TWO_CLASSES.keys():
-            scores[name] = float(_OF_TWO_CLASSES[name](guesses, labels))
-            items["counts"] = correlation.counts(guesses, labels)
+            scores[name] = float(_OF_TWO_CLASSES[name](predicted, labels))
+            items["counts"] = correlation.counts(predicted, labels)
         return Evaluation(scores, items, notes)
 
     def _split(self) -> str:
-        """What "test" is, and how the weights were chosen."""
-        known = "test is the benchmark's development set"
+        """Note on what "test" is, and how the weights were selected."""
+        split = "test is the benchmark's development set"
         if self.recipe.training.average:
-            return f"{known}; nothing was picked by it"
+            return f"{split}; nothing was selected on it"
         held = self.data.manifest["settings"]["held_out"]
-        by = f"{held:g} of the training rows, held out" if held else "it, as good as training on it"
-        return f"{known}; the best weights were picked by {by}"
+        by = f"{held:g} of the training rows, held out" if held else "it, so this score is optimistic"
+        return f"{split}; the best weights were selected on {by}"
 
 
 def joined_lengths(part: Part) -> Tensor:
-    """Pieces of each row with [CLS] and [SEP], int64 [N]."""
+    """Number of pieces of each row, with [CLS] and [SEP], int64 [N]."""
     return torch.stack([side.lengths for side in part.sentences]).sum(0) + 1 + len(part.sentences)
 
 
 def joined(
     part: Part, rows: Tensor, length: int, marks: tuple[int, int], swapped: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows as the model takes them: [CLS] text [SEP], or [CLS] first [SEP] second [SEP].
+    """Inputs of the model: [CLS] text [SEP], or [CLS] first [SEP] second [SEP].
 
     Args:
-        part: where they are.
-        rows: which, int64 [B].
-        length: to pad them to, T.
-        marks: numbers of [CLS] and [SEP].
-        swapped: rows whose texts are exchanged, bool [B].
+        part: the texts.
+        rows: which of them, int64 [B].
+        length: padded length, T.
+        marks: ids of [CLS] and [SEP].
+        swapped: rows whose texts are swapped, bool [B].
 
     Returns:
-        Ids and segments, int64 [B, T], and which are real, bool [B, T].
+        Token ids and segment ids, int64 [B, T], and the padding mask, bool [B, T].
     """
     cls, sep = marks
     tables = [side.padded(rows, length) for side in part.sentences]  # ([B, T], [B]) each

@@ -12,17 +12,17 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class GraphSizes:
-    """Sizes and choices of the attention.
+    """Sizes and choices of the graph Transformer.
 
     Args:
         width: size of a node.
         heads: attention heads in every layer.
-        layers: one after the other.
-        dropout: on attention weights and on what feed-forward blocks add; never at test, where the released code keeps
-            that of the weights.
+        layers: number of layers.
+        dropout: on attention weights and on outputs of feed-forward blocks, in training only. (The released code also
+            drops attention weights at test time.)
         detached: no gradient through keys and values to the layers below, as in the released code.
-        full_scale: divide scores by the root of the width, as in the released code, not by that of a head's.
-        attention: "own" is dense; "pyg" lets PyTorch Geometric attend, see `graph_pyg`: slower, the same numbers.
+        full_scale: divide scores by the root of the width, as in the released code, instead of the head size.
+        attention: "own" is dense; "pyg" uses PyTorch Geometric, see `encoder_pyg`: slower, the same results.
     """
 
     width: int = 500
@@ -45,7 +45,7 @@ class GraphSizes:
 
 
 class SideBySide(nn.Identity):
-    """Where an output projection would be: whoever measures heads, or takes them away, finds them here."""
+    """Identity in place of an output projection, so that tools that measure or ablate heads find their outputs."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class SideBySide(nn.Identity):
 
 
 class GraphAttention(nn.Module):
-    """Multi-head attention without biases and without an output projection: heads side by side are the result."""
+    """Multi-head attention without biases and without an output projection: heads are concatenated."""
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class GraphAttention(nn.Module):
         self.out = SideBySide(sizes.width)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """[B, Q, width], [B, N, width], bool [B, Q or 1, N] -> [B, Q, width]; every query sees a node at least."""
+        """[B, Q, width], [B, N, width], bool [B, Q or 1, N] -> [B, Q, width]; every query must see some node."""
         return self.attend(x, *self.keys_and_values(memory), mask)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,16 +71,16 @@ class GraphAttention(nn.Module):
         return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
 
     def attend(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, of keys and values that are known.
+        """As `forward`, with precomputed keys and values.
 
-        Written out: a head of 125 numbers fits no fused kernel, and torch's own fallback scales keys, converts the mask
-        and looks for rows that see nothing, all over again at every word.
+        Written out, because fused attention does not support heads of 125 numbers, and torch's fallback scales keys,
+        converts the mask and looks for empty rows again at every word.
         """
         scores = (self._split(self.q_proj(x)) * self.scale) @ k.mT  # [B, M, Q, N]
         weights = torch.where(mask.unsqueeze(1), scores, -torch.inf).softmax(-1)
         heads = F.dropout(weights, self.dropout, self.training) @ v  # [B, M, Q, d]
-        found: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # [B, Q, width]
-        return found
+        output: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # [B, Q, width]
+        return output
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, M, N, d]

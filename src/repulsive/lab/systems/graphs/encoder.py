@@ -1,4 +1,4 @@
-"""The graph Transformer of GraphWriter (Koncel-Kedziorski et al., 2019): all graphs of a batch at once.
+"""The graph Transformer of GraphWriter (Koncel-Kedziorski et al., 2019), over all graphs of a batch at once.
 
     mask = adjacency(real, relations)                    # [B, E], [B, R, 3] -> [B, N, N], N = 1 + E + 2 R
     nodes = GraphTransformer(GraphSizes())(nodes, mask)  # [B, N, width] -> same
@@ -17,7 +17,7 @@ from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
 
 class GraphLayer(nn.Module):
-    r"""$t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code has one norm in both places."""
+    r"""$t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code uses one norm for both."""
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class GraphLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         memory = x.detach() if self.detached else x
         t = self.norms[0](x + self.attention(x, memory, mask))  # [B, N, width]
-        changed = self.feed_forward(t.flatten(0, 1)).view_as(t)  # PReLU takes its parameters along axis 1
-        found: Tensor = self.norms[1](t + changed)
-        return found
+        change = self.feed_forward(t.flatten(0, 1)).view_as(t)  # PReLU has its parameters along axis 1
+        output: Tensor = self.norms[1](t + change)
+        return output
 
 
 def _attention(sizes: GraphSizes) -> GraphAttention:
@@ -46,7 +46,7 @@ def _attention(sizes: GraphSizes) -> GraphAttention:
 
 
 class GraphTransformer(nn.Module):
-    """Layers one after the other."""
+    """A stack of graph attention layers."""
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__()
@@ -59,22 +59,22 @@ class GraphTransformer(nn.Module):
         return nodes
 
     def weights(self) -> Tensor:
-        """Weights of q, k and v of every layer, head by head, [layers, 3, M, D]."""
-        found = []
+        """Weights of q, k and v of every layer and head, [layers, 3, M, D]."""
+        layers = []
         for attention in (layer.attention for layer in self.layers):
             assert isinstance(attention, GraphAttention)
-            some = (attention.q_proj, attention.k_proj, attention.v_proj)
-            found.append(torch.stack([x.weight.unflatten(0, (attention.num_heads, -1)).flatten(1) for x in some]))
-        return torch.stack(found)
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+            layers.append(torch.stack([x.weight.unflatten(0, (attention.num_heads, -1)).flatten(1) for x in parts]))
+        return torch.stack(layers)
 
 
 def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
-    """Who attends to whom, bool [B, N, N]; padding attends to itself alone, and nobody to it.
+    """Attention mask between nodes, bool [B, N, N]; padding attends to itself alone, and no node to padding.
 
     Args:
-        real: which entities there are, bool [B, E].
+        real: mask of the entities that exist, bool [B, E].
         relations: head, relation, tail, [B, R, 3]; entities count from 0.
-        padding: number of the relation that is none.
+        padding: id of the padding relation.
     """
     batch, entities, among = *real.shape, relations.shape[1]
     there = (relations[..., 1] != padding).unsqueeze(2)  # [B, R, 1]
@@ -92,6 +92,6 @@ def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
 
 
 def present(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
-    """Which nodes there are, bool [B, N]; arguments as those of `adjacency`."""
+    """Mask of the nodes that exist, bool [B, N]; arguments as in `adjacency`."""
     there = relations[..., 1] != padding  # [B, R]
     return torch.cat([torch.ones_like(real[:, :1]), real, there, there], dim=1)

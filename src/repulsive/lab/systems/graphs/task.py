@@ -1,4 +1,4 @@
-"""Texts from knowledge graphs with GraphWriter (Koncel-Kedziorski et al., 2019), the paper's fourth system."""
+"""Text generation from graphs with GraphWriter (Koncel-Kedziorski et al., 2019), the paper's fourth system."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Model:
     """Sizes of GraphWriter; vocabularies come from the data. The defaults are those of the released code.
 
     Args:
-        width: of a node, of a word and of the decoder's state.
+        width: size of a node, of a word and of the decoder's state.
         heads: in every attention.
         layers: of the graph Transformer.
         lstm_layers: of the encoders of titles and entities.
         dropout: on attention weights and in feed-forward blocks.
-        titles: read them; false where the data have none.
-        detached: see `GraphSizes`; the released code's.
-        full_scale: see `GraphSizes`; the released code's.
+        titles: read titles; false if the data have none.
+        detached: see `GraphSizes`; true in the released code.
+        full_scale: see `GraphSizes`; true in the released code.
         attention: of the graph Transformer; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
     """
 
@@ -63,7 +63,7 @@ class Model:
         self.config(4, 2, 3)
 
     def config(self, words: int, entity_words: int, relations: int) -> GraphWriterConfig:
-        """With the sizes of the vocabularies."""
+        """Configuration of the model, with the sizes of the vocabularies."""
         sizes = GraphSizes(
             self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale, self.attention
         )
@@ -72,11 +72,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised beside the negative log-likelihood.
+    """Terms of the loss besides the negative log-likelihood.
 
     Args:
-        coverage: weight of the mean over entities of (1 - the largest probability that any place gives to a copy of
-            it)^2: each at least once, as the released code has it, which leaves it out unless asked.
+        coverage: weight of the mean over entities of (1 - largest probability of copying the entity at any position)^2,
+            an optional term of the released code.
     """
 
     coverage: float = 0.0
@@ -88,13 +88,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class Search:
-    """How texts are searched for.
+    """Beam search settings.
 
     Args:
-        beam: hypotheses that are followed; 1 is greedy.
+        beam: number of open hypotheses; 1 is greedy search.
         lenpen: alpha of log-probability / length^alpha.
         longest: most words of a text, its end included.
-        at_once: graphs that are written about together.
+        at_once: graphs in a batch.
     """
 
     beam: int = 4
@@ -108,13 +108,13 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWriting(Recipe):
-    """A recipe for texts from graphs.
+    """Recipe for text generation from graphs.
 
     Args:
-        data: what to train on.
+        data: prepared data.
         model: sizes.
-        loss: what is minimised.
-        search: how texts are searched for.
+        loss: terms of the loss.
+        search: beam search settings.
     """
 
     data: Data
@@ -174,11 +174,11 @@ class GraphWritingTask(Task):
         return {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sum over words / their number, as the mean over texts of sum / mean number of words."""
+        """Sum over words / number of words, written as a mean over texts of sum / mean number of words."""
         return self.loss_at(model, inputs, *self._batches.shapes[length])
 
     def loss_at(self, model: Forward, inputs: Inputs, longest: int, shape: Shape) -> Tensor:
-        """`loss` with tables of another size, as long as the texts and graphs fit."""
+        """`loss` with tables of another size, into which the texts and graphs must fit."""
         train, indices = self.parts["train"], inputs["indices"]
         penalty, coverage = self.recipe.method.penalty, self.recipe.loss.coverage
         given, target, words = self._tables(train, indices, longest, shape)
@@ -226,10 +226,12 @@ class GraphWritingTask(Task):
         return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
 
     def write(self, model: GraphWriter, part: str) -> list[Sequence[int]]:
-        """What a model writes about each graph of a part: words, or vocabulary + the number of a copied entity."""
+        """Tokens that a model generates for each graph of a part: words, or vocabulary size + index of an entity."""
         search, tables = self.recipe.search, self.parts[part]
         found: list[Sequence[int]] = [()] * len(self.data.parts[part])
-        forbidden = range(len(MARKS) + len(self.data.vocabularies.types))  # types are words only where they are copied
+        forbidden = range(
+            len(MARKS) + len(self.data.vocabularies.types)
+        )  # types are inputs after a copy, never outputs
         for indices, shape in in_batches(self._sizes[part], search.at_once):
             titles, entities, relations, types = tables.inputs(indices.to(self._device), shape)
             texts = write(
@@ -249,7 +251,7 @@ class GraphWritingTask(Task):
         return found
 
     def texts(self, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of what was written about the graphs of a part."""
+        """Texts of generated tokens; see `texts_of`."""
         return texts_of(self.data, part, tokens)
 
     @property
@@ -259,14 +261,14 @@ class GraphWritingTask(Task):
     def _tables(
         self, tables: GraphTables, texts: Tensor, length: int, shape: Shape
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """What the model is given, and, [B, T] each, what it is to foresee and the words of it."""
+        """Inputs of the model, and, [B, T] each, its targets and their words."""
         titles, entities, relations, _ = tables.inputs(tables.graphs[texts], shape)
         words, copies = tables.texts(texts, length)
         before = F.pad(words[:, :-1], (1, 0), value=BOS)
         return (titles, entities, relations, before), torch.where(copies == WORD, words, self._words + copies), words
 
     def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
-        """NLL and accuracy of each word, those before it given; graphs are weighted for means to be over words."""
+        """NLL and accuracy of each word given those before it; items are scaled so that means are over words."""
         tables, lengths, graphs = self.parts[part], self._lengths[part], self._graphs[part]
         nll = torch.empty(len(lengths), dtype=torch.float64, device=self._device)
         correct = torch.empty_like(nll)
@@ -288,13 +290,13 @@ class GraphWritingTask(Task):
 
 
 def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """The texts of what a model wrote about the graphs of a part.
+    """Texts of the tokens that a model generated for the graphs of a part.
 
     Args:
         data: the graphs.
-        part: which of them.
-        tokens: for each graph words, or vocabulary + the number of a copied entity, as `GraphWritingTask.write` gives
-            them and a run keeps them.
+        part: name of the part.
+        tokens: for each graph words, or vocabulary size + index of a copied entity, as `GraphWritingTask.write` returns
+            them and a run stores them.
     """
     words, found = len(data.vocabularies.words), []
     for row, names in zip(tokens, data.parts[part].names, strict=True):

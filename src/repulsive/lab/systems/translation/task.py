@@ -1,4 +1,4 @@
-"""Translation with the Transformer (Vaswani et al., 2017), the paper's second system."""
+"""Machine translation with the Transformer (Vaswani et al., 2017), the paper's second system."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PENALTIES: dict[str, Any] = {
     "outputs": ("outputs", on_outputs),
     "subspaces": ("values", on_subspaces),
     "positions": ("weights", on_positions),
-}  # what the model is asked for, and what is made of it
+}  # what the model collects, and the penalty on it
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Model:
     """Sizes of the Transformer; the vocabulary comes from the data. The defaults are the paper's for IWSLT14.
 
     Args:
-        width: of a token's state.
+        width: size of a token's state.
         heads: in every attention.
         depth: layers of the encoder and of the decoder.
-        feed_forward: inner units of the feed-forward blocks.
-        dropout: on embeddings and on what every block adds.
-        pre_norm: normalise before a block; false is the paper's.
+        feed_forward: hidden units of the feed-forward blocks.
+        dropout: on embeddings and on the output of every block.
+        pre_norm: normalise before a block; false, as in the paper, after it.
     """
 
     width: int = 512
@@ -66,17 +66,17 @@ class Model:
             raise ValueError("width, heads, feed_forward and depth must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
-        TransformerConfig(4, self.width, self.heads)  # do heads divide the width?
+        TransformerConfig(4, self.width, self.heads)  # raises if the heads do not divide the width
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised.
+    """Settings of the loss.
 
     Args:
-        label_smoothing: share of the target's probability that all pieces share.
-        penalty_on: what `method.penalty` makes different in heads: their outputs (the paper's "+ R"), the subspaces of
-            their values, or the positions they look at; the mean over all attentions.
+        label_smoothing: probability that is spread over all pieces.
+        penalty_on: what `method.penalty` pushes apart: outputs of heads (the paper's "+ R"), subspaces of their values,
+            or positions they attend to; the mean over all attentions.
     """
 
     label_smoothing: float = 0.1
@@ -89,15 +89,15 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(Recipe):
-    """A recipe for translation.
+    """Recipe for translation.
 
     Args:
-        data: what to train on.
-        packed: lay the sentences of a batch end to end instead of padding them: `training.batch` is then the rows of
-            either side, nearly all of them tokens. For GPUs; others pad inside.
+        data: prepared data.
+        packed: pack the sentences of a batch end to end instead of padding them; `training.batch` is then the number of
+            rows of either side. For GPUs; other devices pad internally.
         model: sizes.
-        loss: what is minimised.
-        search: how test sentences are translated.
+        loss: settings of the loss.
+        search: beam search settings.
     """
 
     data: Data
@@ -109,7 +109,7 @@ class Translation(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.packed and self.method.penalty > 0 and self.loss.penalty_on == "positions":
-            raise ValueError("packed=true: there are no positions to penalise; set packed=false")
+            raise ValueError("packed=true: packed sentences have no positions to penalise; set packed=false")
         if self.training.compile and not self.packed:
             raise ValueError("training.compile=true: only packed sentences have one shape; set packed=true")
 
@@ -187,14 +187,14 @@ class TranslationTask(Task):
         return self._ahead(epoch)
 
     def fetch(self, batch: TokenBatch) -> Inputs:
-        found = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
-        if isinstance(batch, Pack):  # as many indices as any pack has
-            found["indices"] = F.pad(batch.indices, (0, batch.most - len(batch)))
-            found["count"] = torch.tensor(len(batch))
-        return found
+        inputs = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
+        if isinstance(batch, Pack):  # padded, so that all packs have one shape
+            inputs["indices"] = F.pad(batch.indices, (0, batch.most - len(batch)))
+            inputs["count"] = torch.tensor(len(batch))
+        return inputs
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sum over the target's tokens / their number, as the mean over pairs of sum / mean number of tokens."""
+        """Sum over target tokens / their number, written as a mean over pairs of sum / mean number of tokens."""
         train, indices = self.parts["train"], inputs["indices"]
         count = inputs.get("count", len(indices))
         packed: tuple[Packed, Packed] | None = None
@@ -203,17 +203,17 @@ class TranslationTask(Task):
         else:
             source, before, target = _tables(train, indices, length)
         loss, penalty = self.recipe.loss, self.recipe.method.penalty
-        what, penalise = _PENALTIES[loss.penalty_on]
-        found = model(source, before, collect=what if penalty > 0 else None, packed=packed)
-        logits, seen = found if penalty > 0 else (found, [])
+        collect, penalise = _PENALTIES[loss.penalty_on]
+        output = model(source, before, collect=collect if penalty > 0 else None, packed=packed)
+        logits, collected = output if penalty > 0 else (output, [])
         total = self._cross_entropy(logits.flatten(0, -2), target.flatten(), loss.label_smoothing)
         mean = total / (count * inputs["tokens"])
         if penalty > 0:
             masks = source != PAD, target != PAD
-            if packed is not None:  # all sentences as one
+            if packed is not None:  # collected as one sentence
                 masks = masks[0].unsqueeze(0), masks[1].unsqueeze(0)
-            real = _where(loss.penalty_on, self.recipe.model.depth, *masks)
-            terms = [penalise(x.float(), mask) for x, mask in zip(seen, real, strict=True)]
+            real = _masks(loss.penalty_on, self.recipe.model.depth, *masks)
+            terms = [penalise(x.float(), mask) for x, mask in zip(collected, real, strict=True)]
             mean = mean + penalty * torch.stack(terms).mean()
         return mean
 
@@ -222,29 +222,29 @@ class TranslationTask(Task):
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        found = self._likelihood(model, part)
+        likelihood = self._likelihood(model, part)
         if part not in self.references:  # the training set: too large to translate
-            return found
+            return likelihood
         assert isinstance(model, Transformer)
         best = [nbest[0] for nbest in translate(model, self.parts[part].sentences[0], self.recipe.search)]
         words = [self.pieces.words(hypothesis.tokens) for hypothesis in best]
-        known, scores = self.references[part], {}
-        scores["bleu"] = metrics.paper_bleu(words, known["words"])
-        if self.pieces.tokenizer == "none":  # nobody knows how the texts were written
-            scores["chrf"] = metrics.chrf(words, known["words"], lowercase=self.pieces.lowercase)
+        references, scores = self.references[part], {}
+        scores["bleu"] = metrics.paper_bleu(words, references["words"])
+        if self.pieces.tokenizer == "none":  # the data were tokenised elsewhere: there are no plain texts
+            scores["chrf"] = metrics.chrf(words, references["words"], lowercase=self.pieces.lowercase)
         elif self._can_detokenize:
             texts = [self.pieces.text(line) for line in words]
             for name, score in (("sacrebleu", metrics.sacrebleu), ("chrf", metrics.chrf)):
-                scores[name] = score(texts, known["text"], lowercase=self.pieces.lowercase)
+                scores[name] = score(texts, references["text"], lowercase=self.pieces.lowercase)
         items = {
-            "bleu_statistics": metrics.statistics(words, known["words"]),
+            "bleu_statistics": metrics.statistics(words, references["words"]),
             "hypotheses": nn.utils.rnn.pad_sequence(
                 [torch.tensor(hypothesis.tokens, dtype=torch.int32) for hypothesis in best], True, PAD
             ),
         }
         values = {name: score.value for name, score in scores.items()}
         notes = {name: score.signature for name, score in scores.items()}
-        return Evaluation(values | found.metrics, found.items | items, notes)
+        return Evaluation(values | likelihood.metrics, likelihood.items | items, notes)
 
     def assets(self) -> dict[str, bytes]:
         chosen = {name: self.data.parts[name] for name in self.scored_parts}
@@ -290,7 +290,7 @@ class TranslationTask(Task):
         return True
 
     def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
-        """NLL and accuracy of each piece, those before it given; items are weighted for means to be over pieces."""
+        """NLL and accuracy of each piece given those before it; items are scaled so that means are over pieces."""
         chosen = self.parts[part]
         source, target = (side.lengths.cpu() for side in chosen.sentences)
         nll = torch.empty(len(chosen), dtype=torch.float64, device=self._device)
@@ -305,12 +305,12 @@ class TranslationTask(Task):
         tokens = target.double().mean()
         items = {"nll": nll.cpu() / tokens, "correct": correct.cpu() / tokens, "labels": target}
         mean = float(items["nll"].mean())
-        found = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
-        return Evaluation(found | {"perplexity": math.exp(min(mean, 700.0))}, items)
+        values = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
+        return Evaluation(values | {"perplexity": math.exp(min(mean, 700.0))}, items)
 
 
 def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, target so far and target of some pairs, int64 [B, length] each."""
+    """Source, target shifted right, and target of some pairs, int64 [B, length] each."""
     source, target = (side.padded(indices, length)[0].long() for side in part.sentences)
     return source, F.pad(target[:, :-1], (1, 0), value=BOS), target
 
@@ -318,7 +318,7 @@ def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, T
 def _packs(
     part: Part, indices: Tensor, count: Tensor, rows: int, longest: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Packed, Packed]]:
-    """Source, target so far and target of the first `count` pairs, int64 [rows] each, and where they lie."""
+    """Source, target shifted right, and target of the first `count` pairs, int64 [rows] each, and their positions."""
     flat, sides = [], []
     there = torch.arange(len(indices), device=indices.device) < count  # [B]
     for side in part.sentences:
@@ -330,16 +330,16 @@ def _packs(
         flat.append(torch.where(real, side.values[places].long(), PAD))
         sides.append(where)
     source, target = flat
-    before = torch.where(sides[1].places == 0, BOS, target.roll(1))  # behind the last pair it does not matter
+    before = torch.where(sides[1].places == 0, BOS, target.roll(1))  # rows after the last pair are ignored
     return source, before, target, (sides[0], sides[1])
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
-    """Sum over tokens, [N, V], [N] -> []."""
+    """Cross-entropy, summed over tokens: [N, V], [N] -> []."""
     return F.cross_entropy(logits.float(), target, ignore_index=PAD, label_smoothing=label_smoothing, reduction="sum")
 
 
-def _where(kind: str, layers: tuple[int, int], source: Tensor, target: Tensor) -> list[Tensor]:
-    """Positions that count in what the model collects: of queries, or, for subspaces, of keys and values."""
+def _masks(kind: str, layers: tuple[int, int], source: Tensor, target: Tensor) -> list[Tensor]:
+    """Padding mask of each collected tensor: of its queries or, for subspaces, of its keys and values."""
     cross = source if kind == "subspaces" else target
     return [source] * layers[0] + [target, cross] * layers[1]

@@ -1,0 +1,1 @@
+"""Finished runs: loading, scoring, comparing and reporting them."""
