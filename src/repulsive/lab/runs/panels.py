@@ -48,8 +48,8 @@ def similarity(measured: Runs) -> Panel:
         )
     lead[0] += (
         " The cosine of weights compares the heads' rows of a projection; cosines of attention and outputs are means "
-        "over items and tokens. Orthogonal and opposite heads have the same colour. Effective heads are computed from the "
-        "weights."
+        "over items and tokens. Orthogonal and opposite heads have the same colour. Effective heads are computed "
+        "from the weights."
     )
     sheet = Sheet("Mean over pairs of heads, and over layers where there are several", ["method", *shown, "of"], rows)
     return Panel("Similarity of heads", lead, grids, sheets=[sheet])
@@ -225,8 +225,8 @@ def prediction_entropy(
         rows.append([method, *(_over(values, 3) for values in spread)])
     lead = [
         f"A model should be uncertain about texts of another dataset. The foreign texts are those of {other[0]}; "
-        f"{100 * other[1]:.1f} % of their words are not in the runs' vocabulary. The further to the lower right a curve "
-        "is, the fewer predictions are confident, which is better on foreign texts. AUROC measures how well entropy "
+        f"{100 * other[1]:.1f} % of their words are not in the runs' vocabulary. The further to the lower right a "
+        "curve is, the fewer predictions are confident, which is better on foreign texts. AUROC measures how well entropy "
         "separates foreign texts from the runs' own; 0.5 is chance.",
     ]
     columns = ["method", "entropy, own", "entropy, foreign", "AUROC"]
