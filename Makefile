@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp-dev
-# One thread per pytest worker: more only makes them fight over cores.
+DEMO   := $(VENV)/.stamp-demo
+# One thread per pytest worker, so that workers do not compete for cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # tests/conftest.py skips `gpu` tests where there is no CUDA device.
 QUICK  := not slow and not survey and not nightly
@@ -24,7 +25,11 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
 	@touch $@
 
-install: $(STAMP)  ## make .venv and install the package with all that the tests need
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	@test -e $(STAMP) || $(BIN)/python -m pip install -q -e '.[train]' -c constraints.txt
+	@touch $@
+
+install: $(STAMP)  ## create .venv with the package and everything the tests need
 
 lint: $(STAMP)  ## ruff: lint and formatting
 	$(BIN)/python -m ruff check .
@@ -37,28 +42,28 @@ format: $(STAMP)  ## fix what ruff can fix, and format
 types: $(STAMP)  ## mypy
 	$(BIN)/python -m mypy
 
-test: lint types test-fast  ## lint, types, then every quick test
+test: lint types test-fast  ## lint, types, then the quick tests
 
-test-fast: $(STAMP)  ## the quick tests alone
+test-fast: $(STAMP)  ## the quick tests only
 	$(PYTEST) -n 2 -m "$(QUICK)"
 
-slow: $(STAMP)  ## the slow tests alone
+slow: $(STAMP)  ## the slow tests only
 	$(PYTEST) -m "slow and not survey and not nightly"
 
-nightly: $(STAMP)  ## 10,000 damaged files, and a fault at every file operation; half an hour
+nightly: $(STAMP)  ## test with 10,000 damaged files and a fault at every file operation; half an hour
 	$(PYTEST) -m nightly tests/fuzz tests/security tests/faults
 
 survey: $(STAMP)  ## find and prove the heads of many architectures; writes results/survey
 	$(BIN)/python -m studies.survey.run --out results/survey
 	$(BIN)/python -m studies.survey.packages --out results/survey
 
-bench: $(STAMP)  ## what repulsion costs per step
+bench: $(STAMP)  ## measure the cost of repulsion per step
 	$(BIN)/python -m studies.speed.overhead
 
-demo: $(STAMP)  ## the paper's Table 1 at toy size and demo/report.html; three minutes on two cores
+demo: $(DEMO)  ## train four methods at toy size, write demo/report.html; three minutes on two cores
 	$(BIN)/repulsive demo
 
-docs: $(STAMP)  ## the documentation site, site/index.html: opens from disk, needs no network
+docs: $(STAMP)  ## build the documentation site, site/index.html; it opens from disk
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## remove build products and caches; keeps .venv and results

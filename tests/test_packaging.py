@@ -153,7 +153,7 @@ def test_it_installs_into_an_empty_environment_and_runs_the_demo_there(built, tm
     install("[train]")
     code, out, complaints = said("demo", *SMALLEST)
     assert (code, complaints) == (0, [])
-    assert "| SPOS | 1 |" in out and "heads side by side: demo/report.html" in out
+    assert "| SPOS | 1 |" in out and "report: demo/report.html" in out
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "<style>" in page and "<script>" in page and "</html>" in page
     assert said("ls")[0] == 0

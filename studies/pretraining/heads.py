@@ -13,10 +13,10 @@ import torch
 from studies.engine import MARGIN, Clock, save
 from torch import Tensor
 
-from repulsive.diagnostics.diversity import Diversity, of_weights
-from repulsive.diagnostics.hooks.outlets import find_outlets
-from repulsive.diagnostics.hooks.running import run_heads
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
+from repulsive.diagnostics.hooks.measure_batches import measure_batches
 from repulsive.diagnostics.redundancy import ablate, heads_of
+from repulsive.diagnostics.similarity import Diversity, of_weights
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.lab.systems.electra.blocks import unpack
 from repulsive.lab.systems.electra.model import open_electra, open_masked
@@ -77,15 +77,15 @@ def measure(task: PretrainingTask, folder: Path, device: torch.device) -> dict[s
     model = (open_electra if task.recipe.objective == "electra" else open_masked)(folder).to(device).eval()
     kept: Any = task.repelled(model)
     encoder = (kept if task.recipe.objective == "electra" else kept.network).base_model
-    outlets = find_outlets(encoder)
-    running = run_heads(encoder, _batches(task), outlets)
+    attention_layers = find_attention_layers(encoder)
+    running = measure_batches(encoder, _batches(task), attention_layers)
     found: dict[str, Any] = {"weights": _layers(find_heads(encoder))}
     found |= {space: [_numbers(each) for each in layers] for space, layers in running.diversity.items()}
     whole = task.evaluate(model, "dev").metrics
     metrics = [name for name in METRICS if name in whole]
     changes: list[dict[str, Any]] = []
-    for layer, head in heads_of(outlets):
-        with ablate(encoder, [(layer, head)], outlets=outlets):
+    for layer, head in heads_of(attention_layers):
+        with ablate(encoder, [(layer, head)], layers=attention_layers):
             without = task.evaluate(model, "dev").metrics
         changes.append({"layer": layer, "head": head} | {name: without[name] - whole[name] for name in metrics})
     found |= {"blocks": len(task.parts["dev"]), "whole": {name: whole[name] for name in metrics}}

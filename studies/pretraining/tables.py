@@ -23,7 +23,7 @@ from repulsive.lab.paper.verdicts import over_seeds, scaled
 from repulsive.lab.systems.glue.data import TASKS
 from repulsive.lab.systems.glue.table import FROM_RUN, as_markdown, system_of, title
 from repulsive.metrics.compare import Comparison
-from repulsive.pages.figures import learning_curve
+from repulsive.pages.charts import learning_curve
 
 if TYPE_CHECKING:
     from studies.pretraining.run import Export, Pretrainings

@@ -26,7 +26,7 @@ from studies.survey.package_models import PACKAGES, Cases
 from studies.survey.perturb import contradictions
 from studies.survey.run import examine, last, limited, outcome, timm_models
 
-from repulsive.heads.table.walk import known_heads
+from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.infer import complete
 
 MEANING = {
@@ -104,11 +104,11 @@ def prove(name: str, case: Any) -> dict[str, Any]:
         return outcome(name, "does not run", last(error))
     try:
         result = examine(name, model, inputs)
-        completed = complete(model, inputs, known_heads(model)[0])
+        completed = complete(model, inputs, heads_from_table(model)[0])
         held = {r.name for r in completed.reports if "held constant" in r.note}
         proved = [g for g in completed.groups if g.proof == "proved" and g.name not in held]
         result["checked"], result["contradicted"] = contradictions(model, inputs, proved)
-        guessed = {(g.name, _rows(g)) for g in known_heads(model)[0] if g.proof == "guess"}
+        guessed = {(g.name, _rows(g)) for g in heads_from_table(model)[0] if g.proof == "guess"}
         found = {(g.name, _rows(g)) for g in completed.groups if g.proof == "proved"}
         names = {name for name, _ in found}
         result["wrong_guesses"] = sorted(name for name, rows in guessed - found if name in names)

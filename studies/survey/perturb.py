@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.trace.intercept import undispatched
+from repulsive.heads.trace.recorder import undispatched
 
 
 class _Operands(TorchFunctionMode):

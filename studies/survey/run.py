@@ -39,8 +39,8 @@ from studies.survey.shrink import tiny_configs, too_large
 
 import repulsive.heads
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.place import clean, module_of
-from repulsive.heads.table.walk import known_heads
+from repulsive.heads.module_paths import clean, module_of
+from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.infer import Completed, complete
 
 STATUSES = {
@@ -207,7 +207,7 @@ def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, An
 
 def examine(name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
     start = time.perf_counter()
-    groups, misses = known_heads(model)
+    groups, misses = heads_from_table(model)
     completed = complete(model, inputs, groups)
     refused = [r for r in completed.reports if r.status == "wrong"]
     verified = [r for r in completed.reports if r.status == "verified"]

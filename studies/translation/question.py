@@ -15,7 +15,7 @@ from studies.translation.tables import Done, draw
 from repulsive.errors import RunError
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import cell, table
-from repulsive.pages.figures import learning_curve
+from repulsive.pages.charts import learning_curve
 
 if TYPE_CHECKING:
     from studies.translation.run import Translation

@@ -17,7 +17,7 @@ from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.paper.translator_figures import without_each
 from repulsive.lab.paper.verdicts import over_seeds
 from repulsive.lab.runs.panels import SMALL, redundant
-from repulsive.pages.figures import redundancy_charts
+from repulsive.pages.charts import redundancy_charts
 
 if TYPE_CHECKING:
     from studies.translation.run import Translation

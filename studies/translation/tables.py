@@ -26,9 +26,9 @@ from repulsive.lab.text.pieces import Pieces
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import PAD
 from repulsive.pages import Content
-from repulsive.pages.figures import heads_chart
-from repulsive.pages.panels import Chart
-from repulsive.pages.paper import check_matplotlib, write_figures
+from repulsive.pages.charts import heads_chart
+from repulsive.pages.data.panels import Chart
+from repulsive.pages.figures.write import check_matplotlib, write_figures
 
 if TYPE_CHECKING:
     from studies.translation.run import Translation

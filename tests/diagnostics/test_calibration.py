@@ -1,4 +1,4 @@
-"""Reliability against torchmetrics and item by item; entropy curves and detection against every pair."""
+"""Calibration against torchmetrics and explicit loops; entropy curves and AUROC over every pair."""
 
 import math
 
@@ -17,7 +17,7 @@ def predictions(count: int, classes: int = 4, sharp: float = 2.0, seed: int = 0)
 
 
 @pytest.mark.parametrize("bins", [1, 7, 15, 100])
-def test_reliability_item_by_item(bins):
+def test_reliability_equals_a_loop_over_items(bins):
     p, y = predictions(300)
     found = reliability(p, y, bins)
     for b in range(bins):
@@ -25,10 +25,10 @@ def test_reliability_item_by_item(bins):
         mine = [n for n in range(300) if low < float(p[n].double().max()) <= high]
         assert int(found.count[b]) == len(mine)
         if mine:
-            right = sum(int(p[n].argmax()) == int(y[n]) for n in mine) / len(mine)
-            assert float(found.accuracy[b]) == pytest.approx(right)
-            sure = sum(float(p[n].max()) for n in mine) / len(mine)
-            assert float(found.confidence[b]) == pytest.approx(sure)
+            accuracy = sum(int(p[n].argmax()) == int(y[n]) for n in mine) / len(mine)
+            assert float(found.accuracy[b]) == pytest.approx(accuracy)
+            confidence = sum(float(p[n].max()) for n in mine) / len(mine)
+            assert float(found.confidence[b]) == pytest.approx(confidence)
         else:
             assert math.isnan(float(found.accuracy[b])) and math.isnan(float(found.confidence[b]))
     assert found.ece == pytest.approx(float(ece(p, y, bins)))
@@ -36,7 +36,7 @@ def test_reliability_item_by_item(bins):
 
 
 @pytest.mark.parametrize("bins", [5, 15])
-def test_ece_is_that_of_torchmetrics(bins):
+def test_ece_equals_torchmetrics(bins):
     functional = pytest.importorskip("torchmetrics.functional.classification")
     p, y = predictions(500, seed=3)
     found = reliability(p, y, bins)
@@ -75,7 +75,7 @@ def test_auroc_over_every_pair_with_ties():
     assert auroc(low, high) == pytest.approx(float(functional.binary_auroc(scores, truth)), abs=1e-6)
 
 
-def test_auroc_is_that_of_sklearn():
+def test_auroc_equals_sklearn():
     metrics = pytest.importorskip("sklearn.metrics")
     make = torch.Generator().manual_seed(2)
     low, high = torch.randn(50, generator=make), torch.randn(30, generator=make) + 1
@@ -83,15 +83,15 @@ def test_auroc_is_that_of_sklearn():
     assert auroc(low, high) == pytest.approx(metrics.roc_auc_score(truth, torch.cat([low, high]).numpy()))
 
 
-def test_foreign_inputs_are_told_by_their_entropy():
-    sure, _ = predictions(100, sharp=6.0)
-    unsure, _ = predictions(80, sharp=0.3, seed=1)
-    found = detect_foreign(sure, unsure)
+def test_entropy_detects_foreign_inputs():
+    confident, _ = predictions(100, sharp=6.0)
+    uncertain, _ = predictions(80, sharp=0.3, seed=1)
+    found = detect_foreign(confident, uncertain)
     assert found.auroc > 0.95 and found.inside < found.outside
-    assert detect_foreign(sure, sure).auroc == pytest.approx(0.5)
+    assert detect_foreign(confident, confident).auroc == pytest.approx(0.5)
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_invalid_arguments_are_refused():
     p, y = predictions(5)
     for call in (
         lambda: reliability(p, y, 0),
@@ -106,7 +106,7 @@ def test_what_cannot_be_measured_is_refused():
             call()
 
 
-def test_a_classifier_that_gives_nan_is_not_called_perfect():
+def test_nan_predictions_are_not_perfectly_calibrated():
     p, labels = predictions(20)
     p[3] = math.nan
     found = reliability(p, labels)

@@ -1,4 +1,4 @@
-"""What leaves each head, and what it looks at: against the models' own words, and by changing one head's values."""
+"""Captured head outputs and attention weights: against the models' own results, and by changing one head's values."""
 
 import math
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.diversity import of_attention, of_outputs
 from repulsive.diagnostics.hooks.attention import dot_product_weights
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.hooks.capture import capture
-from repulsive.diagnostics.hooks.outlets import find_outlets, rerouted
 from repulsive.diagnostics.redundancy import ablate
+from repulsive.diagnostics.similarity import of_attention, of_outputs
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import find_heads
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.zoo import TORCH, TRANSFORMERS, build, ids
@@ -23,7 +23,7 @@ FAST = [*TORCH, *(name for name in TRANSFORMERS if not name.endswith("eager"))]
 
 
 class Hidden(nn.Module):
-    """Has the projections of attention, and no softmax to be seen."""
+    """Has the projections of attention, but no softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ def first(result):
 
 
 @pytest.mark.parametrize("name", [n for n in FAST if n != "additive"])
-def test_a_change_of_one_heads_values_leaves_by_that_head_alone(name):
+def test_changing_the_values_of_one_head_changes_only_its_output(name):
     model, inputs = build(name)
     groups = find_heads(model)
     value = next(g for g in groups if g.part == "v")
     layer = module_of(value)
     serves = next(g for g in groups if module_of(g) == layer and g.part == "q").serves
     before = capture(model, inputs, weights=False).layers[0]
-    assert before.outlet.name == layer
+    assert before.name == layer
     head = value.num_heads - 1
     with torch.no_grad():
         for s in value.slices:
@@ -55,51 +55,51 @@ def test_a_change_of_one_heads_values_leaves_by_that_head_alone(name):
             s.put(s.parameter(), heads)
     after = capture(model, inputs, weights=False).layers[0]
     moved = (after.outputs[0] - before.outputs[0]).abs().amax((0, 1, 3))  # [M]
-    served = serves or range(before.outlet.num_heads)
+    served = serves or range(before.layer.num_heads)
     mine = torch.tensor([kv == head for kv in served])
     assert (moved[mine] > 1e-2).all()
     assert (moved[~mine] < 1e-6).all()
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2 with cross-attention", "llama", "bart", "vit"])
-def test_weights_are_those_the_model_gives_when_asked(name):
+def test_weights_equal_those_the_model_returns(name):
     eager, inputs = build(f"{name}, eager")
     with torch.no_grad(), evaluating(eager):
-        said = eager(**inputs, output_attentions=True)
+        result = eager(**inputs, output_attentions=True)
     wanted = [
         w
         for key in ("encoder_attentions", "decoder_attentions", "cross_attentions", "attentions")
-        for w in said.get(key) or ()
+        for w in result.get(key) or ()
     ]
     for kind in ("eager", "sdpa"):
         model, inputs = build(f"{name}, {kind}")
         model.load_state_dict(eager.state_dict())
         found = [w for layer in capture(model, inputs).layers for w in layer.weights]
         assert len(found) == len(wanted) > 0
-        for mine in found:  # two stacks are listed in another order: each must be among the model's
-            apart = [float((mine - w).abs().max()) for w in wanted if w.shape == mine.shape]
-            assert min(apart) < 1e-5
+        for mine in found:  # the order of two stacks differs
+            differences = [float((mine - w).abs().max()) for w in wanted if w.shape == mine.shape]
+            assert min(differences) < 1e-5
             torch.testing.assert_close(mine.sum(-1), torch.ones(mine.shape[:-1]))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", ["bert", "llama", "vit"])
-def test_weights_are_seen_where_the_flash_kernel_computes(name, device):
+def test_weights_are_captured_from_the_flash_kernel(name, device):
     eager, inputs = build(f"{name}, eager")
     model, _ = build(f"{name}, sdpa")
     model.load_state_dict(eager.state_dict())
-    half = torch.bfloat16 if device == "cuda" else torch.float32  # on a GPU the kernel takes no other
+    half = torch.bfloat16 if device == "cuda" else torch.float32  # the GPU kernel needs half precision
     models = [each.to(device, half) for each in (eager, model)]
     given = {key: x.to(device, half) if x.is_floating_point() else x.to(device) for key, x in inputs.items()}
     wanted = capture(models[0], given)
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION):  # any other kernel would be an error
         found = capture(models[1], given)
     for mine, theirs in zip(found.layers, wanted.layers, strict=True):
-        apart = (mine.weights[0].float() - theirs.weights[0].float()).abs().max()
-        assert float(apart) < (3e-2 if device == "cuda" else 1e-5)
+        difference = (mine.weights[0].float() - theirs.weights[0].float()).abs().max()
+        assert float(difference) < (3e-2 if device == "cuda" else 1e-5)
 
 
-def test_a_layer_that_hides_its_attention_may_be_passed_over():
+def test_without_strict_a_layer_may_have_no_attention_weights():
     both = nn.Sequential(Hidden(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True))
     found = capture(both, torch.randn(1, 3, 8), strict=False)
     assert [len(layer.weights) for layer in found.layers] == [0, 1] and len(found.hidden) == 1
@@ -107,7 +107,7 @@ def test_a_layer_that_hides_its_attention_may_be_passed_over():
 
 
 @pytest.mark.parametrize("settings", [{}, {"attn_mask": True}, {"is_causal": True}, {"scale": 0.2}, {"gqa": True}])
-def test_dot_product_weights_are_those_of_torchs_kernel(settings):
+def test_dot_product_weights_equal_those_of_torchs_kernel(settings):
     make = torch.Generator().manual_seed(0)
     heads = 2 if settings.get("gqa") else 4
     q, k, v = (torch.randn(2, m, 5, 6, generator=make, dtype=torch.float64) for m in (4, heads, heads))
@@ -119,7 +119,7 @@ def test_dot_product_weights_are_those_of_torchs_kernel(settings):
     torch.testing.assert_close(weights @ v.repeat_interleave(4 // heads, 1), wanted)
 
 
-def test_heads_of_bert_by_hand():
+def test_bert_heads_equal_explicit_attention():
     model, inputs = build("bert, sdpa")
     model = model.double()
     found = capture(model, inputs)
@@ -148,28 +148,28 @@ def test_torchs_own_attention_with_masks_and_either_order_of_axes():
     found = capture(model, inputs)
     torch.testing.assert_close(found.result, plain)
     assert model.training and torch.backends.mha.get_fastpath_enabled()
-    seen = found.layers[0]
-    assert seen.outputs[0].shape == (3, 5, 4, 4) and seen.weights[0].shape == (3, 4, 5, 5)
-    assert seen.weights[0][1, :, :, 3:].abs().max() == 0
+    captured = found.layers[0]
+    assert captured.outputs[0].shape == (3, 5, 4, 4) and captured.weights[0].shape == (3, 4, 5, 5)
+    assert captured.weights[0][1, :, :, 3:].abs().max() == 0
     attention = model.layers[0].self_attn
     value = nn.functional.linear(x, attention.in_proj_weight[32:], attention.in_proj_bias[32:])  # [T, B, E]
     value = value.transpose(0, 1).unflatten(-1, (4, 4)).transpose(1, 2)  # [B, M, T, d]
-    torch.testing.assert_close(seen.outputs[0].transpose(1, 2), seen.weights[0] @ value)
+    torch.testing.assert_close(captured.outputs[0].transpose(1, 2), captured.weights[0] @ value)
 
 
-@pytest.mark.parametrize("asked", [{}, {"need_weights": False}, {"average_attn_weights": False}])
-def test_callers_of_torchs_attention_get_what_they_asked_for(asked):
+@pytest.mark.parametrize("arguments", [{}, {"need_weights": False}, {"average_attn_weights": False}])
+def test_callers_of_torchs_attention_get_the_result_they_asked_for(arguments):
     model, (q, k, v) = build("torch packed")
     with torch.no_grad(), evaluating(model):
-        out, weights = model(q, k, v, **asked)
-    found = capture(model, {"query": q, "key": k, "value": v, **asked}).result
+        out, weights = model(q, k, v, **arguments)
+    found = capture(model, {"query": q, "key": k, "value": v, **arguments}).result
     torch.testing.assert_close(found[0], out)
     assert (found[1] is None) == (weights is None)
     if weights is not None:
         torch.testing.assert_close(found[1], weights)
 
 
-def test_our_own_models():
+def test_lab_models():
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(40, width=32))
     source, target = ids(7) % 40, ids(5) % 40
@@ -178,9 +178,9 @@ def test_our_own_models():
         _, weights = model(source, target, collect="weights")
     found = capture(model, (source, target)).layers
     assert len(found) == len(outputs) == 6
-    for layer, heads, looked in zip(found, outputs, weights, strict=True):
+    for layer, heads, attention in zip(found, outputs, weights, strict=True):
         torch.testing.assert_close(layer.outputs[0].transpose(1, 2), heads)
-        torch.testing.assert_close(layer.weights[0], looked)
+        torch.testing.assert_close(layer.weights[0], attention)
     for own in (False, True):
         classifier = SentenceClassifier(SelfAttentiveConfig.tiny(40, own_hidden=own))
         with torch.no_grad(), evaluating(classifier):
@@ -190,7 +190,7 @@ def test_our_own_models():
         torch.testing.assert_close(layer.outputs[0].squeeze(1), sentences)
 
 
-def test_a_layer_that_runs_twice_is_seen_twice_and_averaged():
+def test_both_runs_of_a_layer_are_captured_and_averaged():
     model = PairClassifier(SelfAttentiveConfig.tiny(40))
     (layer,) = capture(model, (ids(7) % 40, ids(4) % 40)).layers
     assert [w.shape[-1] for w in layer.weights] == [7, 4]
@@ -200,12 +200,12 @@ def test_a_layer_that_runs_twice_is_seen_twice_and_averaged():
     torch.testing.assert_close(layer.diversity("outputs").distance, mine / 2)
 
 
-def test_nested_contexts_see_each_others_changes_and_all_is_put_back():
+def test_nested_contexts_combine_and_are_undone():
     model, inputs = build("torch packed")
-    outlets, projection = find_outlets(model), model.out_proj
+    layers, projection = find_attention_layers(model), model.out_proj
     with torch.no_grad(), evaluating(model):
         plain = first(call(model, inputs))
-        with rerouted(outlets, lambda _, h: 2 * h), rerouted(outlets, lambda _, h: h + 1):
+        with replaced_head_outputs(layers, lambda _, h: 2 * h), replaced_head_outputs(layers, lambda _, h: h + 1):
             doubled = first(call(model, inputs))
         heads = capture(model, inputs).layers[0].outputs[0]  # [B, T, M, d]
         wanted = projection((2 * heads + 1).flatten(2))
@@ -213,43 +213,43 @@ def test_nested_contexts_see_each_others_changes_and_all_is_put_back():
         assert not model._forward_hooks and not model._forward_pre_hooks
         torch.testing.assert_close(doubled, wanted)
         assert torch.equal(first(call(model, inputs)), plain)
-    with pytest.raises(RuntimeError, match="stop"), rerouted(outlets, lambda *_: None):
+    with pytest.raises(RuntimeError, match="stop"), replaced_head_outputs(layers, lambda *_: None):
         raise RuntimeError("stop")
     assert model.out_proj is projection
 
 
 @pytest.mark.parametrize("name", ["torch packed", "bert, sdpa", "additive"])
-def test_inside_of_an_ablation_nothing_leaves_the_ablated_head(name):
+def test_the_captured_output_of_an_ablated_head_is_zero(name):
     model, inputs = build(name)
     with ablate(model, [(0, 1)]):
-        left = capture(model, inputs, weights=False).layers[0].outputs[0]  # [B, T, M, d]
-    assert (left[:, :, 1] == 0).all() and (left[:, :, 0] != 0).any()
+        outputs = capture(model, inputs, weights=False).layers[0].outputs[0]  # [B, T, M, d]
+    assert (outputs[:, :, 1] == 0).all() and (outputs[:, :, 0] != 0).any()
 
 
-def test_an_unknown_output_projection_is_asked_for_and_may_be_named():
+def test_an_unknown_output_projection_can_be_named():
     model, x = build("annotated")
-    model.linears.append(nn.Linear(24, 24))  # it runs the last one: the fourth, which the table names, is idle now
-    with pytest.raises(HeadLayoutError, match="no projection that takes 4 heads of 6"):
-        find_outlets(model, out={"": "linears.7"})
+    model.linears.append(nn.Linear(24, 24))  # now it runs the last one, and not the fourth, which the table names
+    with pytest.raises(HeadLayoutError, match="is not a projection that takes 4 heads of size 6"):
+        find_attention_layers(model, out={"": "linears.7"})
     with pytest.raises(HeadLayoutError, match=r"never called linears\.3"):
         capture(model, x)
-    named = find_outlets(model, out={"": "linears.4"})
+    named = find_attention_layers(model, out={"": "linears.4"})
     assert named[0].module is model.linears[4]
-    assert capture(model, x, outlets=named).layers[0].outputs[0].shape == (2, 5, 4, 6)
+    assert capture(model, x, layers=named).layers[0].outputs[0].shape == (2, 5, 4, 6)
 
 
-def test_weights_that_stay_inside_a_kernel_name_the_switch():
+def test_the_error_for_hidden_weights_names_the_switch():
     with pytest.raises(HeadLayoutError, match='attn_implementation="eager"'):
         capture(Hidden(), torch.randn(1, 3, 8))
     assert len(capture(Hidden(), torch.randn(1, 3, 8), weights=False).layers) == 1
 
 
-def test_adapters_around_projections_are_seen_through():
+def test_adapters_around_projections_are_supported():
     peft = pytest.importorskip("peft")
     model, inputs = build("bert, sdpa")
     plain = capture(model, inputs).layers[1]
     settings = peft.LoraConfig(target_modules=["query", "value", "attention.output.dense"], r=2)
-    wrapped = capture(peft.get_peft_model(model, settings), inputs).layers[1]  # adapters start as no change
+    wrapped = capture(peft.get_peft_model(model, settings), inputs).layers[1]  # adapters start at zero
     torch.testing.assert_close(wrapped.outputs[0], plain.outputs[0])
     torch.testing.assert_close(wrapped.weights[0], plain.weights[0])
 
@@ -257,10 +257,10 @@ def test_adapters_around_projections_are_seen_through():
 def test_joined_heads_are_refused():
     model, _ = build("llama, sdpa")
     with pytest.raises(SelectionError, match="particle='projection'"):
-        find_outlets(model, find_heads(model, particle="head"))
+        find_attention_layers(model, find_heads(model, particle="head"))
 
 
-def test_weights_of_half_precision_are_computed_wider():
+def test_half_precision_weights_are_computed_in_float32():
     torch.manual_seed(0)
     q, k = (3 * torch.randn(2, 4, 9, 64).bfloat16() for _ in range(2))
     wanted = (q.double() @ k.double().mT / 8).softmax(-1)
@@ -269,7 +269,7 @@ def test_weights_of_half_precision_are_computed_wider():
     torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-5)  # the rounding of the result alone
 
 
-def test_a_sink_is_no_token():
+def test_an_attention_sink_is_not_a_token():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GptOssConfig(
@@ -286,21 +286,21 @@ def test_a_sink_is_no_token():
         attn_implementation="eager",
     )
     model, given = transformers.GptOssForCausalLM(config).eval(), torch.randint(3, 20, (2, 5))
-    seen = capture(model, given).layers[0].weights[0]
+    captured = capture(model, given).layers[0].weights[0]
     with torch.no_grad():
         own = model(given, output_attentions=True).attentions[0]
-    torch.testing.assert_close(seen, own)
+    torch.testing.assert_close(captured, own)
 
 
-def test_hooks_that_were_there_see_what_they_always_see():
+def test_existing_hooks_get_the_same_arguments_and_results():
     torch.manual_seed(0)
     layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8)
-    seen = []
-    layer.self_attn.register_forward_hook(lambda _module, args, result: seen.append((args[0], *result)))
+    calls = []
+    layer.self_attn.register_forward_hook(lambda _module, args, result: calls.append((args[0], *result)))
     with evaluating(layer):
         layer(x)
     assert capture(layer, x).layers[0].weights[0].shape == (2, 2, 5, 5)
-    (given, made, weights), (given_again, made_again, weights_again) = seen
+    (given, made, weights), (given_again, made_again, weights_again) = calls
     assert torch.equal(given, given_again) and weights is None is weights_again
     torch.testing.assert_close(made, made_again)
     assert len(layer.self_attn._forward_hooks) == 1 and not layer.self_attn._forward_pre_hooks

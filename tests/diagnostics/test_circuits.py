@@ -1,4 +1,4 @@
-"""Similarity of attention logits and OV circuits against loops over token pairs, and what must not change it."""
+"""Similarity of attention logits and OV circuits: against loops over token pairs, and invariances."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ T5 = {"d_model": WIDTH, "d_kv": D, "d_ff": 40, "num_layers": 2, "num_heads": M, 
 
 @dataclass
 class Weights:
-    """Per-head weights [M, d, D], biases [M, d] and output projection [M, D, d], written out for one class."""
+    """Weights [M, d, D], biases [M, d] and output projection [M, D, d] of each head of one class."""
 
     q: tuple[Tensor, Tensor]
     k: tuple[Tensor, Tensor]
@@ -34,7 +34,7 @@ class Weights:
 
 
 def plain(attention: Any, names: tuple[str, str, str], out: nn.Module, kv_heads: int = M) -> Weights:
-    """A projection each, head after head; query head i reads key-value head i // (M / kv_heads)."""
+    """Separate projections with consecutive heads; query head i reads key-value head i // (M / kv_heads)."""
     made = []
     for name, heads in zip(names, (M, kv_heads, kv_heads), strict=True):
         layer = getattr(attention, name)
@@ -117,7 +117,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Tensor], str, Any, Tensor,
 
 
 def shaken(model: nn.Module) -> nn.Module:
-    """Random float64 parameters, biases and norms included, so that each of them matters."""
+    """Random float64 parameters, including biases and norms, so that each has an effect."""
     generator = torch.Generator().manual_seed(3)
     model.double().eval()
     with torch.no_grad():
@@ -127,19 +127,19 @@ def shaken(model: nn.Module) -> nn.Module:
 
 
 def inputs_of(model: nn.Module, name: str, batch: Any) -> tuple[Tensor, Tensor]:
-    """Hidden states that an attention module makes queries of, and those it makes keys of, [B, T, D]."""
-    seen: list[tuple[Tensor, Tensor]] = []
+    """Inputs of the query and key projections of an attention module, [B, T, D]."""
+    recorded: list[tuple[Tensor, Tensor]] = []
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else kwargs["hidden_states"]
         memory = kwargs.get("key_value_states")
-        seen.append((x, x if memory is None else memory))
+        recorded.append((x, x if memory is None else memory))
 
     handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
     with torch.no_grad():
         model(**batch)
     handle.remove()
-    return seen[0]
+    return recorded[0]
 
 
 @torch.no_grad()
@@ -174,7 +174,7 @@ def close(found: Tensor, wanted: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_double_loop_over_tokens_gives_the_same_cosines(case):
+def test_cosines_equal_a_double_loop_over_tokens(case):
     kind, config, batch, name, weights, real_x, real_y = CASES[case]
     torch.manual_seed(0)
     model = shaken(getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**config)))
@@ -186,7 +186,7 @@ def test_a_double_loop_over_tokens_gives_the_same_cosines(case):
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_torch_attention_is_projected_by_hand(batch_first):
+def test_torch_attention_equals_explicit_projections(batch_first):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, M, 40, batch_first=batch_first)
     model = shaken(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
@@ -199,9 +199,9 @@ def test_torch_attention_is_projected_by_hand(batch_first):
     assert close(found.logits[0].cosine, logits) and close(found.ov[0].cosine, ov)
 
 
-def test_tokens_can_be_left_out_by_hand():
+def test_masks_can_leave_out_tokens():
     first = MASK.clone()
-    first[:, 0] = 0  # every sentence without its first token
+    first[:, 0] = 0  # without the first token of each sentence
     model = shaken(build("bert, sdpa")[0])
     name = "encoder.layer.1.attention.self"
     weights = plain(model.get_submodule(name), ("query", "key", "value"), model.encoder.layer[1].attention.output.dense)
@@ -216,7 +216,7 @@ def test_tokens_can_be_left_out_by_hand():
     assert close(found.logits[0].cosine, oracle(packed_weights, x, x, MASK, first)[0])
 
 
-def test_a_map_between_q_and_k_changes_weights_and_nothing_else():
+def test_an_invertible_matrix_between_q_and_k_changes_only_weights():
     model = shaken(build("bert, sdpa")[0])
     before = circuit_similarity(model, [TEXT])
     attention = model.encoder.layer[0].attention.self
@@ -250,7 +250,7 @@ def test_permuting_heads_permutes_the_matrix():
     torch.testing.assert_close(before.logits[1].cosine, after.logits[1].cosine)  # the model computes the same
 
 
-def test_two_pairs_of_duplicates_have_a_low_mean_and_the_largest_pair_one():
+def test_two_pairs_of_duplicates_have_a_low_mean_and_largest_cosine_one():
     model = shaken(build("bert, sdpa")[0])
     attention = model.encoder.layer[0].attention.self
     with torch.no_grad():
@@ -263,7 +263,7 @@ def test_two_pairs_of_duplicates_have_a_low_mean_and_the_largest_pair_one():
 
 
 @pytest.mark.parametrize("name", ["olmo2, sdpa", "timm"])
-def test_a_norm_behind_the_projection_counts(name):
+def test_a_norm_after_the_projection_counts(name):
     model, inputs = build(name)
     before = circuit_similarity(shaken(model), [_double(inputs)]).logits[0].cosine
     attention = model.layers[0].self_attn if name.startswith("olmo") else model[0]
@@ -278,7 +278,7 @@ def _double(inputs: Any) -> Any:
 
 
 class NormedAfter(nn.Module):
-    """A query norm that reads scaled queries: what it does to the projection's result cannot be said."""
+    """A query norm whose input is scaled queries, not the result of the projection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class NormedAfter(nn.Module):
 
 
 class TokensFirst(nn.Module):
-    """Projects [T, B, D], as fairseq and Longformer do; with `padding`, of more tokens than the inputs have."""
+    """Projects [T, B, D], as in fairseq and Longformer; `padding` adds tokens to those of the inputs."""
 
     def __init__(self, padding: int = 0) -> None:
         super().__init__()
@@ -315,13 +315,13 @@ def test_tokens_may_come_first():
     k = torch.cat([row[real.bool()] - row[real.bool()].mean(0) for row, real in zip(keys, mask, strict=True)]).double()
     f = torch.einsum("xid,yid->ixy", q, k).flatten(1)
     torch.testing.assert_close(found.cosine[0, 1], torch.cosine_similarity(f[0], f[1], dim=0), rtol=1e-5, atol=1e-5)
-    with pytest.raises(HeadLayoutError, match="reads 7 tokens of which the inputs' mask knows 5"):
+    with pytest.raises(HeadLayoutError, match="projects 7 tokens, but the mask of the inputs has 5"):
         circuit_similarity(TokensFirst(padding=2), [{"x": x, "attention_mask": mask}])
 
 
-def test_layers_that_cannot_be_read_are_named_with_a_reason():
+def test_layers_that_cannot_be_recorded_have_a_reason():
     x = torch.randn(2, 5, 8)
-    with pytest.raises(HeadLayoutError, match="q norm does not read the result"):
+    with pytest.raises(HeadLayoutError, match="q norm does not take the result"):
         circuit_similarity(NormedAfter(), [x])
     model, inputs = build("additive")
     with pytest.raises(HeadLayoutError, match="has no queries and keys"):
@@ -333,7 +333,7 @@ def test_layers_that_cannot_be_read_are_named_with_a_reason():
     assert [s.name for s in found.logits] == ["read"] and "never called" in found.left_out["idle"]
 
 
-def test_tokens_are_limited_and_the_same_every_time():
+def test_the_token_sample_is_limited_and_reproducible():
     model = build("bert, sdpa")[0]
     batches = [TEXT, {"input_ids": ids(7).flip(0)}]
     found = [circuit_similarity(model, batches, tokens=9, seed=seed) for seed in (0, 0, 1)]
@@ -345,7 +345,7 @@ def test_tokens_are_limited_and_the_same_every_time():
         circuit_similarity(model, [])
 
 
-def test_the_model_stays_as_it_is_and_nan_is_refused():
+def test_the_model_does_not_change_and_nan_is_refused():
     model = build("bert, sdpa")[0].train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     circuit_similarity(model, [TEXT])

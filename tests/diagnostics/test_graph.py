@@ -1,9 +1,9 @@
-"""Heads of graph attention: what leaves them, what they look at, and what the layer does without them."""
+"""Heads of graph attention: captured outputs and weights, and ablation."""
 
 import pytest
 import torch
 
-from repulsive.diagnostics.hooks import layer_weights as asking
+from repulsive.diagnostics.hooks import returned_weights
 from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.inspection import inspect_heads
@@ -33,22 +33,22 @@ def layer(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_weights_are_those_the_layer_gives_for_each_edge(name):
+def test_weights_equal_those_the_layer_returns_for_each_edge(name):
     model, (x, edges) = layer(name), graph()
     with torch.no_grad():
-        plain, (seen, alpha) = model(x, edges, return_attention_weights=True)
+        plain, (returned_edges, alpha) = model(x, edges, return_attention_weights=True)
     found = capture(model, (x, edges))
-    assert torch.equal(found.result, plain)  # the caller gets what it asked for
+    assert torch.equal(found.result, plain)  # the caller gets the result it asked for
     (weights,) = found.layers[0].weights  # [1, M, N, N]
-    for (source, target), each in zip(seen.T.tolist(), alpha, strict=True):
+    for (source, target), each in zip(returned_edges.T.tolist(), alpha, strict=True):
         torch.testing.assert_close(weights[0, :, target, source], each)
     assert float(weights.sum()) == pytest.approx(float(alpha.sum()), rel=1e-5)
-    asked = capture(model, {"x": x, "edge_index": edges, "return_attention_weights": True}).result
-    torch.testing.assert_close(asked[1][1], alpha)
+    requested = capture(model, {"x": x, "edge_index": edges, "return_attention_weights": True}).result
+    torch.testing.assert_close(requested[1][1], alpha)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_leaves_the_heads_is_what_they_are_joined_from(name):
+def test_the_result_is_made_of_the_captured_head_outputs(name):
     model, inputs = layer(name), graph()
     found = capture(model, inputs)
     (left,) = found.layers[0].outputs  # [1, N, M, d]
@@ -84,11 +84,11 @@ def test_redundancy_and_inspection_of_a_graph_network():
     assert found.change.shape == (2, 3) and found.change[1, 2].isnan() and found.items.shape == (2, 3, NODES)
     scores = first_order_importance(model, lambda m, batch: m(*batch).square().mean(), [graph()])
     assert (scores[0] > 0).all() and scores[1, 2].isnan()
-    seen = inspect_heads(model, [graph()], ablation=True)
-    assert set(seen.diversity) == {"weights", "attention", "outputs"}
-    (note,) = seen.notes
+    inspection = inspect_heads(model, [graph()], ablation=True)
+    assert set(inspection.diversity) == {"weights", "attention", "outputs"}
+    (note,) = inspection.notes
     assert "GATConv (gat) has no queries and keys" in note and "TransformerConv attends along the edges" in note
-    with pytest.raises(HeadLayoutError, match="GATConv cannot be cut out"):
+    with pytest.raises(HeadLayoutError, match="GATConv cannot be pruned"):
         prune(model, [(0, 0)])
 
 
@@ -106,19 +106,19 @@ def test_two_kinds_of_nodes_and_the_other_direction():
     assert (weights[0, :, 0, 2] == 1).all() and (weights[0, :, 1, 2] == 1).all()
 
 
-def test_a_graph_too_large_for_a_map_says_so_and_has_all_the_rest(monkeypatch):
-    monkeypatch.setattr(asking, "MOST", 10)
+def test_a_graph_too_large_for_attention_maps_has_all_other_measurements(monkeypatch):
+    monkeypatch.setattr(returned_weights, "MAX_GRAPH_WEIGHTS", 10)
     model, inputs = layer("GATConv"), graph()
-    with pytest.raises(HeadLayoutError, match=r"give it such a graph, or use capture\(\.\.\., weights=False\)"):
+    with pytest.raises(HeadLayoutError, match=r"use a graph with edges .*, or use capture\(\.\.\., weights=False\)"):
         capture(model, inputs)
     found = inspect_heads(model, [inputs])
     assert set(found.diversity) == {"weights", "outputs"} and "attention is not measured" in found.notes[0]
 
 
-def test_hooks_that_were_there_see_what_they_always_see():
-    model, inputs, seen = layer("GATConv"), graph(), []
-    model.register_forward_hook(lambda _module, args, result: seen.append((args[0], result)))
+def test_existing_hooks_get_the_same_arguments_and_results():
+    model, inputs, calls = layer("GATConv"), graph(), []
+    model.register_forward_hook(lambda _module, args, result: calls.append((args[0], result)))
     model(*inputs)
     capture(model, inputs)
-    assert torch.equal(seen[0][0], seen[1][0])
-    torch.testing.assert_close(seen[0][1], seen[1][1])
+    assert torch.equal(calls[0][0], calls[1][0])
+    torch.testing.assert_close(calls[0][1], calls[1][1])

@@ -1,4 +1,4 @@
-"""The curve over numbers of heads: known answers, signs kept, and no curve of the form fits better."""
+"""Fit of the error over numbers of heads: known answers, constraints on signs, and optimality."""
 
 import doctest
 import math
@@ -27,7 +27,7 @@ def test_the_example_in_the_docstring_runs():
     assert result.attempted and not result.failed
 
 
-def test_a_curve_of_the_form_is_found_again():
+def test_exact_curve_is_recovered():
     fit = fit_heads(measured(lambda m: 3 / math.sqrt(m) + 0.02 * m + 40))
     assert (fit.a, fit.b, fit.c) == pytest.approx((3, 0.02, 40))
     assert fit.best == pytest.approx((3 / 0.04) ** (2 / 3))
@@ -37,12 +37,12 @@ def test_a_curve_of_the_form_is_found_again():
 @pytest.mark.parametrize(
     ("curve", "zero"),
     [
-        (lambda m: 50 - 4 / math.sqrt(m), "a"),  # rises as a negative a would: only b may take it up
+        (lambda m: 50 - 4 / math.sqrt(m), "a"),  # increasing, as with a negative a: only b may explain it
         (lambda m: 2 / math.sqrt(m) - 0.05 * m, "b"),
         (lambda m: 7.0, "both"),
     ],
 )
-def test_signs_are_kept(curve, zero):
+def test_a_and_b_are_not_negative(curve, zero):
     fit = fit_heads(measured(curve))
     assert fit.a >= 0 and fit.b >= 0 and fit.best is None
     assert zero != "a" or (fit.a == 0 and fit.b > 0)
@@ -51,7 +51,7 @@ def test_signs_are_kept(curve, zero):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_curve_of_the_form_has_smaller_squares(seed):
+def test_no_other_curve_has_a_smaller_squared_error(seed):
     make = torch.Generator().manual_seed(seed)
     a, b = (3 * torch.rand(2, generator=make)).tolist()
     points = measured(lambda m: a / math.sqrt(m) + 0.05 * b * m, noise=0.5)
@@ -63,14 +63,14 @@ def test_no_curve_of_the_form_has_smaller_squares(seed):
         assert squares(points, other) >= least - 1e-9
 
 
-def test_every_run_counts_the_same():
+def test_every_run_has_the_same_weight():
     few = [HeadCount(1, (1.0,)), HeadCount(4, (0.0,)), HeadCount(9, (0.0, 0.0, 2.0)), HeadCount(16, (1.0,))]
     spread = [HeadCount(p.heads, (error,)) for p in few for error in p.errors]
     one, other = fit_heads(few), fit_heads(spread)
     assert (one.a, one.b, one.c) == pytest.approx((other.a, other.b, other.c))
 
 
-def test_intervals_are_students():
+def test_intervals_use_students_t():
     half = 4.302652729749 / math.sqrt(3)  # 97.5 % point of two degrees of freedom
     assert HeadCount(2, (1.0, 2.0, 3.0)).interval == pytest.approx((2 - half, 2 + half))
     assert HeadCount(2, (1.0,)).interval is None
@@ -78,6 +78,6 @@ def test_intervals_are_students():
     assert many.interval[1] - many.mean == pytest.approx(1.984217 * 0.502519 / 10, rel=1e-5)
 
 
-def test_two_numbers_of_heads_make_no_curve():
+def test_two_numbers_of_heads_are_refused():
     with pytest.raises(ValueError, match="three different"):
         fit_heads([HeadCount(1, (0.1,)), HeadCount(1, (0.2,)), HeadCount(2, (0.1,))])

@@ -1,4 +1,4 @@
-"""Measures without labels against their formulas; the inspection of a model; its page and its words."""
+"""Label-free measures against their formulas; inspection of models; its text, JSON and page."""
 
 import json
 import math
@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.diversity import of_attention, of_weights
 from repulsive.diagnostics.hooks.calling import evaluating
 from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.inspection import inspect_heads
-from repulsive.diagnostics.own_output import Output, OwnChange, change, own_loss, read_output
+from repulsive.diagnostics.output_change import Output, OutputChange, label_free_loss, output_change, read_output
 from repulsive.diagnostics.redundancy import Ablation
+from repulsive.diagnostics.similarity import of_attention, of_weights
 from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.errors import DataError, NoHeadsFound
 from repulsive.heads import find_heads
-from repulsive.pages.inspection import layered_examples, render_inspection, write_inspection
+from repulsive.pages.inspection_page import layered_examples, render_inspection, write_inspection
 from tests.heads.zoo import SMALL, build, ids
 from tests.pages.browser import driven_browser, driven_page, needs_browser, needs_driver, open_page, violations
 
@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 def masked_lm(**changes):
     torch.manual_seed(0)
     model = transformers.BertForMaskedLM(transformers.BertConfig(**{**SMALL, **changes}))
-    with torch.no_grad():  # at their first values heads hardly matter
+    with torch.no_grad():  # with initial weights, heads have little effect
         for name, parameter in model.named_parameters():
             if "attention" in name and parameter.ndim == 2:
                 parameter.mul_(15)
@@ -42,7 +42,7 @@ def text():
 
 
 def grids_of(found):
-    """How many matrices of cosines between heads a page has to draw."""
+    """Number of cosine matrices that the page draws."""
     pairs = [d.num_heads > 1 for each in found.diversity.values() for d in each]
     return sum(pairs) + sum(c.similarity.num_heads > 1 for c in found.circuits.logits + found.circuits.ov)
 
@@ -51,38 +51,38 @@ def grids_of(found):
 def test_change_of_logits_is_the_kl_divergence(shape):
     make = torch.Generator().manual_seed(0)
     old, new = torch.randn(shape, generator=make), torch.randn(shape, generator=make)
-    found = change(Output("logits", old), Output("logits", new))
+    found = output_change(Output("logits", old), Output("logits", new))
     for item in range(3):
         p, q = (x[item].double().reshape(-1, 5).softmax(-1).tolist() for x in (old, new))
         each = [sum(a * math.log(a / b) for a, b in zip(r, s, strict=True)) for r, s in zip(p, q, strict=True)]
         assert float(found[item]) == pytest.approx(sum(each) / len(each))
-    assert change(Output("logits", old), Output("logits", old)).tolist() == [0.0] * 3
+    assert output_change(Output("logits", old), Output("logits", old)).tolist() == [0.0] * 3
 
 
 def test_change_of_states_is_relative_and_leaves_padding_out():
     make = torch.Generator().manual_seed(0)
     old, new = torch.randn(2, 3, 4, generator=make), torch.randn(2, 3, 4, generator=make)
     real = torch.tensor([[True, True, False], [True, True, True]])
-    found = change(Output("states", old), Output("states", new), real)
+    found = output_change(Output("states", old), Output("states", new), real)
     assert float(found[0]) == pytest.approx(float((new[0, :2] - old[0, :2]).norm() / old[0, :2].norm()))
     assert float(found[1]) == pytest.approx(float((new[1] - old[1]).norm() / old[1].norm()))
-    scaled = change(Output("states", 7 * old), Output("states", 7 * new), real)
+    scaled = output_change(Output("states", 7 * old), Output("states", 7 * new), real)
     torch.testing.assert_close(scaled, found)
-    other = change(Output("logits", old), Output("logits", new), real)
+    other = output_change(Output("logits", old), Output("logits", new), real)
     moved = new.clone()
     moved[0, 2] += 100
-    torch.testing.assert_close(change(Output("logits", old), Output("logits", moved), real), other)
+    torch.testing.assert_close(output_change(Output("logits", old), Output("logits", moved), real), other)
 
 
-def test_a_small_change_is_seen_in_full_precision():
+def test_a_small_change_is_accurate():
     old = torch.randn(1, 6, generator=torch.Generator().manual_seed(0)).double()
     step = 1e-6 * torch.arange(6).double()
     p = old.softmax(-1)
     second = 0.5 * float((p * step**2).sum() - (p * step).sum() ** 2)  # KL to second order
-    assert float(change(Output("logits", old), Output("logits", old + step))) == pytest.approx(second, rel=1e-3)
+    assert float(output_change(Output("logits", old), Output("logits", old + step))) == pytest.approx(second, rel=1e-3)
 
 
-def test_the_kind_of_output_is_read_off_the_result():
+def test_the_kind_of_output_depends_on_the_result():
     model = masked_lm()
     with torch.no_grad(), evaluating(model):
         assert read_output(model(input_ids=ids())).kind == "logits"
@@ -93,23 +93,23 @@ def test_the_kind_of_output_is_read_off_the_result():
     with torch.no_grad():
         binary = transformers.ElectraForPreTraining(config).eval()(input_ids=ids())
         regression = transformers.ElectraForSequenceClassification(config).eval()(input_ids=ids())
-    replaced = read_output(binary)  # [B, T, 2]: the chance that a token was replaced, and that it was not
+    replaced = read_output(binary)  # [B, T, 2]: logits of "original" and "replaced"
     torch.testing.assert_close(replaced.values.softmax(-1)[..., 1], binary.logits.sigmoid())
     assert replaced.kind == "logits" and read_output(regression).kind == "states"
-    with pytest.raises(DataError, match="without a tensor"):
+    with pytest.raises(DataError, match="without a floating-point tensor"):
         read_output({"text": "yes"})
 
 
-def test_own_loss_draws_labels_from_the_model_and_signs_for_states():
+def test_label_free_loss_draws_labels_from_the_model_and_signs_for_states():
     model = masked_lm()
     batch = text()[1]
     with torch.no_grad(), evaluating(model):
         log_p = model(**batch).logits.float().log_softmax(-1).flatten(0, 1)
         drawn = torch.multinomial(log_p.exp(), 1, generator=torch.Generator().manual_seed(3)).squeeze(-1)
         picked = log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)[batch["attention_mask"].bool().flatten()]
-        found = own_loss(torch.Generator().manual_seed(3))(model, batch)
+        found = label_free_loss(torch.Generator().manual_seed(3))(model, batch)
         assert float(found) == pytest.approx(float(-picked.sum() / 2), rel=1e-6)
-        bare = own_loss(torch.Generator().manual_seed(3))(model.bert, batch)
+        bare = label_free_loss(torch.Generator().manual_seed(3))(model.bert, batch)
         h = model.bert(**batch)[0]
     signs = torch.randint(0, 2, h.shape, generator=torch.Generator().manual_seed(3)) * 2 - 1
     assert float(bare) == pytest.approx(float((signs * h).sum() / 2), rel=1e-5)
@@ -123,19 +123,19 @@ def test_inspection_on_text_without_labels():
     assert [d.mean_cosine for d in found.diversity["weights"]] == pytest.approx([d.mean_cosine for d in weights])
     tokens = torch.cat([capture(model, b).layers[0].weights[0].flatten(0, 0) for b in batches])  # [4, M, T, S]
     real = torch.cat([torch.ones(2, 7), batches[1]["attention_mask"]]).bool()
-    # The first batch has no mask and weighs by its items; give both a mask to have every token count the same.
+    # The first batch has no mask and is weighted by its items; with masks every token has the same weight.
     batches[0]["attention_mask"] = torch.ones(2, 7, dtype=torch.long)
     even = inspect_heads(model, batches)
     torch.testing.assert_close(even.diversity["attention"][0].cosine, of_attention(tokens, real).cosine)
     assert even.ablation is None and "KL divergence" in found.metric
-    own = OwnChange(model.eval(), batches)
+    own = OutputChange(model.eval(), batches)
     assert float(own(model).abs().max()) == 0
     assert (found.ablation.change > 0).all() and found.ablation.items.shape == (2, 4, 4)
 
 
 def test_importance_and_ablation_without_labels_agree_on_heads_without_effect():
     model = masked_lm()
-    with torch.no_grad():  # head 2 of layer 0 leaves nothing behind
+    with torch.no_grad():  # head 2 of layer 0 has no effect
         model.bert.encoder.layer[0].attention.output.dense.weight[:, 16:24] = 0
     found = inspect_heads(model, text(), ablation=True)
     assert found.importance[0, 2] == 0 and found.ablation.change[0, 2] == pytest.approx(0, abs=1e-12)
@@ -164,7 +164,7 @@ def test_without_inputs_weights_alone_are_measured_and_without_heads_it_is_an_er
         inspect_heads(nn.Linear(2, 2), [torch.ones(3, 2)])
 
 
-def test_what_cannot_be_measured_is_noted():
+def test_notes_explain_what_is_not_measured():
     class Hidden(nn.Module):
         def __init__(self, out: str) -> None:
             super().__init__()
@@ -178,18 +178,18 @@ def test_what_cannot_be_measured_is_noted():
     found = inspect_heads(Hidden("out_proj"), [torch.randn(1, 3, 8)])
     assert set(found.diversity) == {"weights", "outputs"} and "attention is not measured" in found.notes[0]
     blind = inspect_heads(Hidden("mystery"), [torch.randn(1, 3, 8)])
-    assert set(blind.diversity) == {"weights"} and "find_outlets(model, out=" in blind.notes[0]
+    assert set(blind.diversity) == {"weights"} and "find_attention_layers(model, out=" in blind.notes[0]
     assert f"note: {blind.notes[0]}" in as_text(blind)
     both = inspect_heads(nn.Sequential(Hidden("mystery"), Hidden("out_proj")), [torch.randn(1, 3, 8)])
     assert [name for name, *_ in both.layers] == ["1"] and len(both.importance) == 1
     assert "0 (q_proj/k_proj/v_proj)" in both.notes[0] and "attention is not measured" in both.notes[1]
 
 
-def test_page_and_words_have_the_numbers(tmp_path):
+def test_page_text_and_json_have_the_numbers(tmp_path):
     model, batches = masked_lm(), text()
     found = inspect_heads(model, batches, ablation=True)
-    words = [[f"<w{place}>" for place in range(7)] for _ in range(2)]
-    path = write_inspection(tmp_path / "deep" / "page.html", found, title="Heads of <x>", tokens=words)
+    tokens = [[f"<w{place}>" for place in range(7)] for _ in range(2)]
+    path = write_inspection(tmp_path / "deep" / "page.html", found, title="Heads of <x>", tokens=tokens)
     page = path.read_text()
     assert page.count("<script") == 2 and "http" not in page.replace("http-equiv", "")
     assert page.count("Heads of &lt;x&gt;") == 2 and "<x>" not in page
@@ -197,15 +197,15 @@ def test_page_and_words_have_the_numbers(tmp_path):
     assert f"{found.diversity['outputs'][1].effective_heads:.2f}" in page
     assert "Exact ablation of one head" in page and "% of heads" in page
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
-    said = as_text(found)
+    text_summary = as_text(found)
     last = found.diversity["outputs"][-1]
-    assert page.count('<th scope="col">cosine of tokens</th>') == said.count("  cosine of tokens\n") == 1
-    assert f"<td>{last.tokens:.3f}</td></tr>" in page and f"{last.mean_distance:.4g}" in said
-    assert said.split("cosine of tokens\n")[1].splitlines()[1].endswith(f"  {last.tokens:+.3f}")
+    assert page.count('<th scope="col">cosine of tokens</th>') == text_summary.count("  cosine of tokens\n") == 1
+    assert f"<td>{last.tokens:.3f}</td></tr>" in page and f"{last.mean_distance:.4g}" in text_summary
+    assert text_summary.split("cosine of tokens\n")[1].splitlines()[1].endswith(f"  {last.tokens:+.3f}")
     best = found.closest("weights", 1)[0]
-    assert f"{best.name}  {best.first} and {best.second}  {best.cosine:+.3f}" in said
+    assert f"{best.name}  {best.first} and {best.second}  {best.cosine:+.3f}" in text_summary
     lowest = found.least(found.ablation.change, 1)[0]
-    assert f"{lowest[0]}  {lowest[1]}     {lowest[2]:.4g}" in said
+    assert f"{lowest[0]}  {lowest[1]}     {lowest[2]:.4g}" in text_summary
     assert found.pruned.metric[0] == 0 and found.pruned.removed[-1] == len(found.pruned.order) == 8
     assert "Least important heads first" in page
     numbers = json.loads(json.dumps(as_json(found), allow_nan=False))
@@ -217,33 +217,33 @@ def test_page_and_words_have_the_numbers(tmp_path):
 
 
 @needs_browser
-def test_a_browser_finds_nothing_to_complain_of(tmp_path):
+def test_a_browser_reports_no_errors(tmp_path):
     found = inspect_heads(masked_lm(), text(), ablation=True)
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
-    seen = open_page(path)
-    assert seen.console == []
-    assert seen.dom.count('class="overlap"') == grids_of(found)
-    assert seen.dom.count('class="alone"') == 4 and 'class="h9"' in seen.dom  # all heads of the first layer
+    opened = open_page(path)
+    assert opened.console == []
+    assert opened.dom.count('class="overlap"') == grids_of(found)
+    assert opened.dom.count('class="alone"') == 4 and 'class="h9"' in opened.dom  # all heads of the first layer
 
 
 @needs_driver
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
-def test_the_page_can_be_read_on_a_phone_and_axe_finds_nothing_wrong(tmp_path, dark):
+def test_the_page_fits_a_phone_and_passes_axe(tmp_path, dark):
     found = inspect_heads(masked_lm(), text(), ablation=True)
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
     with driven_browser() as browser:
-        with driven_page(browser, path, dark=dark, width=360) as (page, said):
+        with driven_page(browser, path, dark=dark, width=360) as (page, console):
             wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
             names = page.evaluate(
                 """() => [...document.querySelectorAll(".scroll")].map(
                      (box) => box.querySelector("tbody th").offsetWidth / box.offsetWidth)"""
             )
-            assert wide[0] <= wide[1] and names and max(names) < 0.5  # names stay in sight, and leave room for numbers
-            assert said == []
+            assert wide[0] <= wide[1] and names and max(names) < 0.5  # names stay visible and leave room for numbers
+            assert console == []
         assert violations(browser, path, "heads=mean", dark=dark, width=360) == []
 
 
-def test_maps_are_over_words_or_numbered_places_without_padding():
+def test_maps_show_tokens_or_numbered_positions_without_padding():
     batch = {"input_ids": ids(), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
     batch["attention_mask"][1, 4:] = 0
     found = inspect_heads(masked_lm(), [batch])
@@ -262,14 +262,14 @@ def test_maps_are_over_words_or_numbered_places_without_padding():
         ([0.0, -200.0, 3.0], [0.0, 0.0, 3.0]),  # e^d overflows where p is zero
         ([0.0, -60.0, 3.0], [0.0, 90.0, 3.0]),  # and where it is not
         ([100.0, 0.0], [0.0, 100.0]),
-        ([0.0, -math.inf, 3.0], [1.0, -math.inf, 3.0]),  # a class that is barred
+        ([0.0, -math.inf, 3.0], [1.0, -math.inf, 3.0]),  # a masked class
     ],
 )
 def test_the_kl_divergence_is_finite_however_far_the_output_moves(old, new):
     p = torch.tensor(old, dtype=torch.float64).softmax(-1).tolist()
     q = torch.tensor(new, dtype=torch.float64).log_softmax(-1).tolist()
     wanted = sum(a * (math.log(a) - b) for a, b in zip(p, q, strict=True) if a > 0)
-    found = change(Output("logits", torch.tensor([old])), Output("logits", torch.tensor([new])))
+    found = output_change(Output("logits", torch.tensor([old])), Output("logits", torch.tensor([new])))
     assert found.tolist() == pytest.approx([wanted], rel=1e-6)
 
 
@@ -279,18 +279,20 @@ def test_the_output_of_a_decoder_is_measured_at_the_decoders_tokens():
     model, given = transformers.T5ForConditionalGeneration(config).eval(), torch.randint(3, 20, (2, 6))
     short = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
     batch = {"input_ids": given, "decoder_input_ids": given.flip(1), "decoder_attention_mask": short}
-    batch["attention_mask"] = short.flip(0)  # as long as the decoder's, and of other tokens
-    own = OwnChange(model, [batch])
+    batch["attention_mask"] = short.flip(0)  # same length as the decoder's, other tokens
+    own = OutputChange(model, [batch])
     before = model(**batch).logits
     with torch.no_grad():
         model.lm_head.weight.mul_(3)
         after = model(**batch).logits
-    wanted = change(Output("logits", before), Output("logits", after), short.bool())
+    wanted = output_change(Output("logits", before), Output("logits", after), short.bool())
     torch.testing.assert_close(own(model), wanted)
-    assert not torch.allclose(wanted, change(Output("logits", before), Output("logits", after), short.flip(0).bool()))
+    assert not torch.allclose(
+        wanted, output_change(Output("logits", before), Output("logits", after), short.flip(0).bool())
+    )
 
 
-def test_batches_without_a_mask_weigh_by_their_tokens():
+def test_batches_without_a_mask_are_weighted_by_their_tokens():
     model, (short, long) = masked_lm(), (ids()[:1, :2], ids()[:1])
     each = [inspect_heads(model, [{"input_ids": x}]).diversity["outputs"][0].distance for x in (short, long)]
     both = inspect_heads(model, [{"input_ids": short}, {"input_ids": long}]).diversity["outputs"][0].distance
@@ -298,23 +300,23 @@ def test_batches_without_a_mask_weigh_by_their_tokens():
     torch.testing.assert_close(both, (each[0] * tokens[0] + each[1] * tokens[1]) / sum(tokens))
 
 
-def test_one_head_has_no_distance_in_words_either():
+def test_no_nan_is_printed_for_a_single_head():
     found = inspect_heads(masked_lm(num_attention_heads=1), text())
     assert "nan" not in as_text(found)
     assert "<td>nan</td>" not in render_inspection(found, title="one head")
 
 
-def test_an_item_that_is_all_padding_has_not_moved():
+def test_an_item_of_padding_only_has_no_change():
     mask = torch.ones(2, 7, dtype=torch.long)
     mask[1] = 0
     found = inspect_heads(masked_lm(), [{"input_ids": ids(), "attention_mask": mask}], ablation=True)
     assert found.ablation is not None and found.ablation.change.isfinite().all()
     assert (found.ablation.items[..., 0] > 0).all() and (found.ablation.items[..., 1] == 0).all()
     zeros, ones = Output("states", torch.zeros(1, 2, 3)), Output("states", torch.ones(1, 2, 3))
-    assert change(zeros, zeros).tolist() == [0] and change(zeros, ones).tolist() == [math.inf]
+    assert output_change(zeros, zeros).tolist() == [0] and output_change(zeros, ones).tolist() == [math.inf]
 
 
-def test_a_change_that_is_no_number_is_null_in_json():
+def test_nan_is_null_in_json():
     found = inspect_heads(masked_lm(), text())
     lost = torch.full((len(found.layers), 4), math.nan, dtype=torch.float64)
     spoilt = replace(found, ablation=Ablation(tuple(name for name, *_ in found.layers), math.nan, lost))
@@ -322,7 +324,7 @@ def test_a_change_that_is_no_number_is_null_in_json():
 
 
 @needs_driver
-def test_words_beside_a_map_are_whole(tmp_path):
+def test_tokens_beside_a_map_are_not_cut_off(tmp_path):
     found = inspect_heads(masked_lm(), text()[:1])
     words = [["a" * 60, "漢字" * 9, "Ġthe", "▁" * 20, "x", "nnnnnnnnnnnnnnnn", "."]]
     page_of = write_inspection(tmp_path / "words.html", found, title="words", tokens=words)
@@ -336,7 +338,7 @@ def test_words_beside_a_map_are_whole(tmp_path):
 
 
 def clip(texts, lengths):
-    """A small CLIP that sees five patches, and a batch of texts with padding."""
+    """A small CLIP with five image positions, and batches of padded texts."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -354,8 +356,8 @@ def clip(texts, lengths):
     return model, batches
 
 
-def test_a_mask_of_the_text_says_nothing_of_the_image():
-    model, (batch,) = clip([5], [2, 5])  # as many pieces as patches
+def test_a_text_mask_is_not_applied_to_the_image():
+    model, (batch,) = clip([5], [2, 5])  # as many tokens as image positions
     maps = inspect_heads(model, [batch]).maps
     shapes = {name: [tuple(item[name].shape) for item in maps] for name in maps[0]}
     (text,) = (shape for name, shape in shapes.items() if "text" in name)
@@ -363,11 +365,11 @@ def test_a_mask_of_the_text_says_nothing_of_the_image():
     assert text == [(2, 2, 2), (2, 5, 5)] and vision == [(2, 5, 5), (2, 5, 5)]
 
 
-def test_layers_of_an_image_weigh_by_its_patches():
+def test_image_layers_are_weighted_by_image_positions():
     model, batches = clip([24, 4], [3, 3])
     cosines = [each.mean_cosine for each in _vision(model, batches)]
-    apart = [each.mean_cosine for batch in batches for each in _vision(model, [batch])]
-    assert cosines == [pytest.approx(sum(apart) / 2)]
+    separate = [each.mean_cosine for batch in batches for each in _vision(model, [batch])]
+    assert cosines == [pytest.approx(sum(separate) / 2)]
 
 
 def _vision(model, batches):
@@ -383,5 +385,5 @@ def test_windows_of_an_image_are_not_shown_as_items():
     )
     model = transformers.SwinModel(config).eval()
     found = inspect_heads(model, [{"pixel_values": torch.randn(2, 3, 16, 16)}])
-    assert [len(item) for item in found.maps] == [1, 1]  # the second stage has one window an image
+    assert [len(item) for item in found.maps] == [1, 1]  # the second stage has one window per image
     assert any("attends within 8 parts of 2 items" in note for note in found.notes)

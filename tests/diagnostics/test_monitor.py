@@ -1,4 +1,4 @@
-"""The monitor: when it measures, what it logs, and that it warns once."""
+"""Monitor: measurement steps, logged values, and one warning per layer."""
 
 import warnings
 
@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from repulsive.diagnostics.circuits import circuit_similarity
-from repulsive.diagnostics.diversity import of_weights
 from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.monitor import Monitor
+from repulsive.diagnostics.similarity import of_weights
 from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads import find_heads
 from tests.heads.zoo import build
 
 
-def collapsed():
-    """Two layers of four heads; those of the second have equal weights, but for a little noise."""
+def duplicated():
+    """Two layers of four heads; the heads of the second have equal weights up to small noise."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -26,32 +26,32 @@ def collapsed():
     return model
 
 
-def test_it_measures_every_so_many_steps_and_logs_what_diversity_says():
+def test_it_measures_at_intervals_and_logs_the_similarity():
     model, _ = build("bert, sdpa")
-    seen = []
-    monitor = Monitor(model, lambda *entry: seen.append(entry), every=3)
+    logged = []
+    monitor = Monitor(model, lambda *entry: logged.append(entry), every=3)
     returned = [len(monitor.step()) for _ in range(7)]
     assert returned == [6, 0, 0, 6, 0, 0, 6]
-    assert sorted({step for _, _, step in seen}) == [0, 3, 6]
+    assert sorted({step for _, _, step in logged}) == [0, 3, 6]
     wanted = {}
     for d in of_weights(find_heads(model)):
         wanted[f"heads/weights/{d.name}/cosine"] = d.mean_cosine
         wanted[f"heads/weights/{d.name}/distance"] = d.mean_distance
         wanted[f"heads/weights/{d.name}/effective"] = d.effective_heads
-    assert {name: value for name, value, step in seen if step == 3} == pytest.approx(wanted)
+    assert {name: value for name, value, step in logged if step == 3} == pytest.approx(wanted)
     assert monitor.step(12) and not monitor.step(13)
     with torch.no_grad():
         model.encoder.layer[0].attention.self.query.weight.normal_(std=5)
     monitor.measure(20)
-    again = {name: value for name, value, step in seen if step == 20}
+    again = {name: value for name, value, step in logged if step == 20}
     assert again["heads/weights/encoder.layer.0.attention.self.q/cosine"] != pytest.approx(
         wanted["heads/weights/encoder.layer.0.attention.self.q/cosine"]
     )
 
 
-def test_it_warns_once_for_each_layer_that_collapses():
-    monitor = Monitor(collapsed(), lambda *_: None, every=1)
-    with pytest.warns(UserWarning, match="collapsed in weights") as caught:
+def test_it_warns_once_for_each_layer_with_similar_heads():
+    monitor = Monitor(duplicated(), lambda *_: None, every=1)
+    with pytest.warns(UserWarning, match="too similar in weights") as caught:
         monitor.step()
     assert len(caught) == 3 and all("layers.1" in str(w.message) for w in caught)
     assert caught[0].filename == __file__
@@ -63,18 +63,18 @@ def test_it_warns_once_for_each_layer_that_collapses():
 def test_an_example_adds_attention_and_outputs():
     model, inputs = build("gpt-neox, sdpa")
     model.train()
-    seen = {}
-    Monitor(model, lambda name, value, _: seen.update({name: value}), example=inputs, threshold=2).step()
+    logged = {}
+    Monitor(model, lambda name, value, _: logged.update({name: value}), example=inputs, threshold=2).step()
     assert model.training
     layer = capture(model, inputs).layers[1]
     for space in ("attention", "outputs"):
         name = f"heads/{space}/layers.1.attention"
-        assert seen[f"{name}/cosine"] == pytest.approx(layer.diversity(space).mean_cosine)
-        assert seen[f"{name}/effective"] == pytest.approx(layer.diversity(space).effective_heads)
-    assert seen["heads/outputs/layers.1.attention/tokens"] == pytest.approx(layer.diversity("outputs").tokens)
+        assert logged[f"{name}/cosine"] == pytest.approx(layer.diversity(space).mean_cosine)
+        assert logged[f"{name}/effective"] == pytest.approx(layer.diversity(space).effective_heads)
+    assert logged["heads/outputs/layers.1.attention/tokens"] == pytest.approx(layer.diversity("outputs").tokens)
     logits = circuit_similarity(model, [inputs]).logits
-    assert seen["heads/logit_similarity"] == pytest.approx((logits[0].mean + logits[1].mean) / 2)
-    assert seen["heads/logit_similarity_largest"] == max(each.largest for each in logits)
+    assert logged["heads/logit_similarity"] == pytest.approx((logits[0].mean + logits[1].mean) / 2)
+    assert logged["heads/logit_similarity_largest"] == max(each.largest for each in logits)
     one = {}
     picked = Monitor(model, lambda n, v, _: one.update({n: v}), example=inputs, match="layers.1.*.q", attention=False)
     picked.step()
@@ -88,21 +88,21 @@ def test_an_example_adds_attention_and_outputs():
 
 def test_attention_without_queries_and_keys_has_no_logits_to_log():
     model, inputs = build("additive")
-    seen = []
-    Monitor(model, lambda name, *_: seen.append(name), example=inputs, threshold=2, attention=False).step()
-    assert any(name.startswith("heads/outputs") for name in seen) and not any("logit" in name for name in seen)
+    logged = []
+    Monitor(model, lambda name, *_: logged.append(name), example=inputs, threshold=2, attention=False).step()
+    assert any(name.startswith("heads/outputs") for name in logged) and not any("logit" in name for name in logged)
 
 
-def test_logits_that_cannot_be_read_are_warned_of_once():
+def test_one_warning_if_logits_cannot_be_recorded():
     model, inputs = build("bert, sdpa")
     for layer in model.encoder.layer:  # as DeBERTa has it
         layer.attention.self.q_bias = nn.Parameter(torch.zeros(32))
-    seen = []
-    monitor = Monitor(model, lambda name, *_: seen.append(name), every=1, example=inputs, threshold=2)
+    logged = []
+    monitor = Monitor(model, lambda name, *_: logged.append(name), every=1, example=inputs, threshold=2)
     with pytest.warns(UserWarning, match="logit_similarity is not logged: .*adds q_bias outside") as caught:
         [monitor.step() for _ in range(2)]
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert any("outputs" in name for name in seen) and not any("logit" in name for name in seen)
+    assert any("outputs" in name for name in logged) and not any("logit" in name for name in logged)
 
 
 def test_it_writes_to_tensorboard(tmp_path):
@@ -119,11 +119,11 @@ def test_it_writes_to_tensorboard(tmp_path):
     assert (entry.step, entry.value) == (200, pytest.approx(of_weights(find_heads(model))[0].mean_cosine))
 
 
-def test_one_kv_head_is_neither_logged_nor_warned_of():
+def test_a_single_kv_head_is_neither_logged_nor_warned_about():
     model, _ = build("qwen2, sdpa")
-    seen = []
-    Monitor(model, lambda name, *_: seen.append(name)).step()
-    assert {name.split(".")[-1] for name in seen} == {"q/cosine", "q/distance", "q/effective"}
+    logged = []
+    Monitor(model, lambda name, *_: logged.append(name)).step()
+    assert {name.split(".")[-1] for name in logged} == {"q/cosine", "q/distance", "q/effective"}
 
 
 def test_wrong_settings():

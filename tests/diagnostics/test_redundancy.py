@@ -1,4 +1,4 @@
-"""Ablation against models whose weights for that head are really zero; importance against finite differences."""
+"""Ablation against models with zeroed output weights; importance against finite differences."""
 
 import copy
 import math
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.diagnostics.hooks.outlets import find_outlets, rerouted
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.redundancy import ablate, all_but_one, greedy_pruning, head_ablation, heads_of, pruning_curve
 from repulsive.errors import HeadLayoutError, SelectionError
@@ -29,12 +29,13 @@ def run(model, inputs):
         return first(call(model, inputs))
 
 
-def really_zeroed(model, layer, head):
-    """A copy whose output projection has zeros where this head enters."""
+def with_zero_weights(model, layer, head):
+    """Copy of the model whose output projection has zeros for this head."""
     other = copy.deepcopy(model)
-    outlet = find_outlets(other)[layer]
-    projection = outlet.attention.out_proj if outlet.kind == "torch" else outlet.module
-    d = outlet.head_dim
+    attention_layer = find_attention_layers(other)[layer]
+    is_torch = attention_layer.kind == "torch"
+    projection = attention_layer.attention.out_proj if is_torch else attention_layer.module
+    d = attention_layer.head_dim
     with torch.no_grad():
         weight = projection.weight if type(projection).__name__ != "Conv1D" else projection.weight.T
         weight[:, head * d : (head + 1) * d] = 0
@@ -42,15 +43,15 @@ def really_zeroed(model, layer, head):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_ablated_head_is_one_whose_output_weights_are_zero(name):
+def test_ablation_equals_zero_output_weights(name):
     model, inputs = build(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    outlets = find_outlets(model)
-    layer, head = len(outlets) - 1, outlets[-1].num_heads - 1
+    layers = find_attention_layers(model)
+    layer, head = len(layers) - 1, layers[-1].num_heads - 1
     plain = run(model, inputs)
     with ablate(model, [(layer, head)]):
         off = run(model, inputs)
-    torch.testing.assert_close(off, run(really_zeroed(model, layer, head), inputs), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(off, run(with_zero_weights(model, layer, head), inputs), atol=1e-5, rtol=1e-4)
     assert not torch.allclose(off, plain, atol=1e-4)
     assert torch.equal(run(model, inputs), plain)
     after = model.state_dict()
@@ -68,7 +69,7 @@ def test_an_ablated_head_of_the_additive_attention_gives_zeros():
 
 @pytest.fixture
 def probe():
-    """A BERT, its inputs and a metric per item: minus the squared distance to random targets."""
+    """A BERT, its inputs, and a metric per item: the negative squared distance to random targets."""
     model, inputs = build("bert, sdpa")
     model = model.double()
     target = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(5)).double()
@@ -87,7 +88,7 @@ def test_head_ablation_is_the_metric_of_each_zeroed_model(probe):
     assert found.baseline == pytest.approx(float(base.mean()))
     for layer in range(2):
         for head in range(4):
-            other = really_zeroed(model, layer, head)
+            other = with_zero_weights(model, layer, head)
             with torch.no_grad(), evaluating(other):
                 change = evaluate(other) - base
             torch.testing.assert_close(found.items[layer, head], change)
@@ -101,7 +102,7 @@ def test_all_but_one_leaves_one_head_in_its_layer(probe):
     assert found.items is None
     other = model
     for head in (0, 1, 3):
-        other = really_zeroed(other, 1, head)
+        other = with_zero_weights(other, 1, head)
     with torch.no_grad(), evaluating(other):
         assert float(found.change[1, 2]) == pytest.approx(float(evaluate(other).mean()) - found.baseline)
 
@@ -114,7 +115,7 @@ def test_layers_with_fewer_heads_are_filled_with_nan():
     assert found.change.isnan().tolist() == [[False, False, True], [False, False, False]]
 
 
-def test_pruning_curve_takes_the_least_important_first(probe):
+def test_pruning_curve_removes_the_least_important_heads_first(probe):
     model, _, evaluate = probe
     scores = torch.tensor([[0.5, 0.1, 0.9, 0.3], [0.2, 0.8, 0.7, 0.4]])
     curve = pruning_curve(model, evaluate, scores, share=0.25)
@@ -122,7 +123,7 @@ def test_pruning_curve_takes_the_least_important_first(probe):
     assert curve.order == ((0, 1), (1, 0), (0, 3), (1, 3), (0, 0), (1, 2), (1, 1), (0, 2))
     other = model
     for layer, head in curve.order[:4]:
-        other = really_zeroed(other, layer, head)
+        other = with_zero_weights(other, layer, head)
     with torch.no_grad(), evaluating(other):
         assert curve.metric[2] == pytest.approx(float(evaluate(other).mean()))
     with pytest.raises(SelectionError, match="share=0"):
@@ -130,15 +131,15 @@ def test_pruning_curve_takes_the_least_important_first(probe):
 
 
 @pytest.mark.parametrize("higher", [True, False])
-def test_greedy_pruning_takes_the_cheapest_head_each_time(probe, higher):
+def test_greedy_pruning_removes_the_cheapest_head_each_time(probe, higher):
     model, _, evaluate = probe
     curve = greedy_pruning(model, evaluate, 2, higher_is_better=higher)
-    heads = heads_of(find_outlets(model))
+    heads = heads_of(find_attention_layers(model))
 
-    def metric(gone):
+    def metric(removed):
         other = model
-        for layer, head in gone:
-            other = really_zeroed(other, layer, head)
+        for layer, head in removed:
+            other = with_zero_weights(other, layer, head)
         with torch.no_grad(), evaluating(other):
             return float(evaluate(other).mean())
 
@@ -151,12 +152,12 @@ def test_greedy_pruning_takes_the_cheapest_head_each_time(probe, higher):
         greedy_pruning(model, evaluate, 9)
 
 
-def finite_differences(model, loss, batch, outlets):
-    """|dL / d xi| of every token: each token and head scaled a little up and down, [L][tokens, M]."""
+def finite_differences(model, loss, batch, layers):
+    """|dL / d xi| of every token and head by central differences, [L][tokens, M]."""
     found = []
-    for outlet in outlets:
+    for attention_layer in layers:
         shapes = []
-        with torch.no_grad(), rerouted([outlet], lambda _, h, s=shapes: s.append(h.shape)):
+        with torch.no_grad(), replaced_head_outputs([attention_layer], lambda _, h, s=shapes: s.append(h.shape)):
             loss(model, batch)
         rows, columns, heads, _ = shapes[0]
         slopes = torch.zeros(rows, columns, heads, dtype=torch.float64)
@@ -164,12 +165,12 @@ def finite_differences(model, loss, batch, outlets):
             values = []
             for step in (1e-4, -1e-4):
 
-                def scaled(_, leaving, place=place, step=step):
-                    factor = torch.ones(leaving.shape[:3], dtype=torch.float64)
+                def scaled(_, outputs, place=place, step=step):
+                    factor = torch.ones(outputs.shape[:3], dtype=torch.float64)
                     factor[place] += step
-                    return leaving * factor.unsqueeze(-1)
+                    return outputs * factor.unsqueeze(-1)
 
-                with torch.no_grad(), rerouted([outlet], scaled):
+                with torch.no_grad(), replaced_head_outputs([attention_layer], scaled):
                     values.append(float(loss(model, batch)))
             slopes[place] = abs(values[0] - values[1]) / 2e-4
         found.append(slopes.flatten(0, 1))
@@ -177,7 +178,7 @@ def finite_differences(model, loss, batch, outlets):
 
 
 @pytest.mark.parametrize("name", ["torch transformer", "bert, sdpa", "falcon"])  # falcon: grouped kv heads
-def test_importance_is_the_slope_of_the_loss_in_each_heads_factor(name):
+def test_importance_is_the_derivative_of_the_loss_in_each_heads_factor(name):
     model, inputs = build(name)
     model = model.double().eval()
     if isinstance(inputs, dict):
@@ -189,8 +190,7 @@ def test_importance_is_the_slope_of_the_loss_in_each_heads_factor(name):
         out = first(call(m, batch))
         return out[..., ::2].sin().sum() + out[0, -1, 3] ** 2
 
-    outlets = find_outlets(model)
-    slopes = finite_differences(model, loss, small, outlets)
+    slopes = finite_differences(model, loss, small, find_attention_layers(model))
     wanted = torch.stack([s.mean(0) for s in slopes])  # [L, M]
     found = first_order_importance(model, loss, [small], normalise=False)
     torch.testing.assert_close(found, wanted, atol=1e-7, rtol=1e-5)
@@ -198,7 +198,7 @@ def test_importance_is_the_slope_of_the_loss_in_each_heads_factor(name):
     torch.testing.assert_close(unit, wanted / wanted.square().sum(-1, keepdim=True).sqrt(), atol=1e-6, rtol=1e-5)
 
 
-def test_importance_touches_no_gradient_and_serves_frozen_models():
+def test_importance_leaves_gradients_alone_and_works_for_frozen_models():
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(40, width=32)).double()
     batch = (ids(6) % 40, ids(5) % 40)
@@ -215,29 +215,29 @@ def test_importance_touches_no_gradient_and_serves_frozen_models():
     assert free.square().sum(-1).sqrt().tolist() == pytest.approx([1.0] * 6)
 
 
-def test_a_head_without_effect_has_no_importance(probe):
+def test_a_head_without_effect_has_zero_importance(probe):
     model, inputs, _ = probe
-    dead = really_zeroed(model, 0, 2)
+    dead = with_zero_weights(model, 0, 2)
     found = first_order_importance(dead, lambda m, b: m(**b)[0].sin().sum(), [inputs])
     assert found[0, 2] == 0 and (found[0, [0, 1, 3]] > 0).all()
 
 
-def test_mistakes_say_what_to_do(probe):
+def test_error_messages(probe):
     model, inputs, evaluate = probe
     with (
-        pytest.raises(SelectionError, match=r"layer 2: there are 2 attention layers: 0 encoder\.layer\.0"),
+        pytest.raises(SelectionError, match=r"no layer 2; the 2 attention layers are 0 encoder\.layer\.0"),
         ablate(model, [(2, 0)]),
     ):
         pass
     with pytest.raises(SelectionError, match="its heads are 0 to 3"), ablate(model, [(0, 4)]):
         pass
-    with pytest.raises(HeadLayoutError, match="nothing left any head"):
+    with pytest.raises(HeadLayoutError, match="no head output was recorded"):
         head_ablation(model, lambda m: 1.0)
-    with pytest.warns(UserWarning, match="never reached"), ablate(model, [(0, 0)]):
+    with pytest.warns(UserWarning, match="did not run encoder"), ablate(model, [(0, 0)]):
         pass
     with pytest.raises(SelectionError, match="no batches"):
         first_order_importance(model, lambda m, b: m(**b)[0].sum(), [])
-    with pytest.raises(SelectionError, match="one number"):
+    with pytest.raises(SelectionError, match="one element"):
         first_order_importance(model, lambda m, b: m(**b)[0], [inputs])
     with pytest.raises(RuntimeError, match="stop"), ablate(model, [(0, 0)]):
         raise RuntimeError("stop")

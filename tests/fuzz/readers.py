@@ -584,9 +584,9 @@ def write_sentences(folder: Path) -> None:
 
 
 def read_sentences(folder: Path, out: Path) -> None:
-    from repulsive.diagnostics.loading import subject
+    from repulsive.diagnostics.loading import inputs
 
-    subject.read_sentences(folder / "sentences.txt", ["one more"], 20)
+    inputs.read_sentences(folder / "sentences.txt", ["one more"], 20)
 
 
 OTHERS = [

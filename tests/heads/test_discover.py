@@ -1,4 +1,4 @@
-"""Wrappers, ties, adapters, and what is said when nothing is found."""
+"""find_heads: wrapped models, tied weights, adapters, unsupported weights and near misses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from repulsive.heads import describe, find_heads, heads_by_hand, verify_heads
 from tests.heads.zoo import SMALL, TimmAttention, build
 
 
-class Nameless(nn.Module):
-    """Has q, k, v but says nowhere how many heads."""
+class Uncounted(nn.Module):
+    """Has q, k and v projections but no attribute with the number of heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,45 +23,47 @@ class Nameless(nn.Module):
 
 
 class StrangeAttention(nn.Module):
+    """Is called attention, but has no projection that the table names."""
+
     def __init__(self) -> None:
         super().__init__()
         self.everything = nn.Linear(8, 24)
 
 
 def test_near_misses_are_listed_with_reasons() -> None:
-    model = nn.ModuleDict({"a": Nameless(), "b": StrangeAttention()})
+    model = nn.ModuleDict({"a": Uncounted(), "b": StrangeAttention()})
     with pytest.raises(NoHeadsFound) as caught:
         find_heads(model)
     message = str(caught.value)
-    assert "a: has q_proj/k_proj/v_proj but no number of heads" in message
-    assert "b: StrangeAttention is in none of the" in message
+    assert "a: has q_proj/k_proj/v_proj but no attribute for the number of heads" in message
+    assert "b: StrangeAttention matches none of the" in message
     assert "heads_by_hand(model" in message
     assert "find_heads(model, example_inputs)" in message
 
 
 def test_a_head_count_that_does_not_divide_is_a_near_miss() -> None:
-    model = Nameless()
+    model = Uncounted()
     model.num_heads = 3  # type: ignore[assignment]
     with pytest.raises(NoHeadsFound, match="8 features do not divide into 3 heads"):
         find_heads(model)
 
 
 def test_a_declared_width_that_disagrees_is_a_near_miss() -> None:
-    model = Nameless()
+    model = Uncounted()
     model.num_heads, model.head_dim = 4, 4  # type: ignore[assignment]
-    with pytest.raises(NoHeadsFound, match="heads are 2 wide by shape but 4 by attribute"):
+    with pytest.raises(NoHeadsFound, match="heads have 2 features by shape but 4 by attribute"):
         find_heads(model)
 
 
-def test_kv_heads_are_read_off_the_shapes() -> None:
-    model = Nameless()
+def test_kv_heads_follow_from_the_shapes() -> None:
+    model = Uncounted()
     model.num_heads = 4  # type: ignore[assignment]
     model.k_proj, model.v_proj = nn.Linear(8, 4), nn.Linear(8, 4)
     assert [g.num_heads for g in find_heads(model)] == [4, 2, 2]
 
 
 def test_by_hand() -> None:
-    model = nn.ModuleDict({"attn": Nameless()})
+    model = nn.ModuleDict({"attn": Uncounted()})
     groups = heads_by_hand(model, {f"attn.{p}_proj": (p, 2) for p in "qkv"})
     assert [g.name for g in groups] == ["attn.q", "attn.k", "attn.v"]
     assert {g.layer for g in groups} == {0}
@@ -72,7 +74,7 @@ def test_by_hand() -> None:
         heads_by_hand(model, {"attn.q_proj": ("q", 3)})
 
 
-def test_names_do_not_show_wrappers() -> None:
+def test_group_names_do_not_contain_wrappers() -> None:
     plain = nn.Sequential(TimmAttention())
     names = [g.name for g in find_heads(plain)]
     assert [g.name for g in find_heads(nn.DataParallel(plain))] == names
@@ -115,7 +117,7 @@ def _pruned(attention: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [_parametrised, _weight_normed, _pruned])
-def test_a_weight_that_attention_itself_computes_is_refused_not_passed_over(change: Callable[..., None]) -> None:
+def test_a_computed_in_proj_weight_is_refused(change: Callable[..., None]) -> None:
     model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2))
     change(model[0])
     with pytest.raises(UnsupportedWeights, match=r"0\.in_proj_weight: computed from other parameters"):
@@ -174,7 +176,7 @@ def test_towers_are_separate_stacks() -> None:
     assert len(find_heads(model, layers="first", parts="q")) == 2
 
 
-def test_nested_numbers_count_through() -> None:
+def test_layers_are_numbered_through_nested_lists() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.SwinConfig(
         image_size=32, patch_size=4, embed_dim=8, depths=[1, 2], num_heads=[2, 4], window_size=2
@@ -191,15 +193,15 @@ def test_describe_is_a_table_with_totals() -> None:
     assert lines[-1] == "3 groups, 12 particles, 768 weights"
 
 
-def test_a_width_called_h_is_no_number_of_heads() -> None:
-    class Single(Nameless):
+def test_a_width_called_h_is_not_the_number_of_heads() -> None:
+    class Single(Uncounted):
         """One head; h is the hidden size."""
 
         def __init__(self) -> None:
             super().__init__()
             self.h = 8
 
-    with pytest.raises(NoHeadsFound, match="h=8 would be heads of one number each"):
+    with pytest.raises(NoHeadsFound, match="h=8 would make heads of one feature each"):
         find_heads(Single())
     several = Single()
     several.h = 4
@@ -208,7 +210,7 @@ def test_a_width_called_h_is_no_number_of_heads() -> None:
 
 @pytest.mark.parametrize("by", ["compile", "checkpoint"])
 @pytest.mark.parametrize("kind", [True, False], ids=["one kv head", "all kv heads"])
-def test_attention_wrapped_by_itself_is_found_once(by: str, kind: bool) -> None:
+def test_attention_in_a_wrapper_is_found_once(by: str, kind: bool) -> None:
     transformers = pytest.importorskip("transformers")
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 

@@ -1,4 +1,4 @@
-"""Every family of the table: found without an example, proved with one, and the strided release caught."""
+"""Each family is found without an example and proved with one; strided slices are rejected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads import find_heads, verify_heads
 from tests.heads.zoo import TORCH, TRANSFORMERS, build
 
-FAMILY = {  # what the table must call them; the rest are signatures
+FAMILY = {  # expected family of some models
     "torch packed": "torch",
     "torch separate": "torch-separate",
     "timm": "qkv",
@@ -30,7 +30,7 @@ FAMILY = {  # what the table must call them; the rest are signatures
     "vit, sdpa": "vit",
     "olmo2, eager": "q_proj/k_proj/v_proj",
 }
-COUNT = {
+GROUPS = {  # expected number of groups
     "torch transformer": 18,
     "albert, eager": 3,
     "t5": 18,
@@ -46,7 +46,7 @@ def _case(name: str):
 
 
 @pytest.mark.parametrize("name", [*TORCH, *TRANSFORMERS])
-def test_table_alone_finds_and_the_trace_proves(name: str) -> None:
+def test_the_table_finds_heads_and_the_trace_proves_them(name: str) -> None:
     model, example = _case(name)
     groups = find_heads(model)
     assert "inferred" not in {g.family for g in groups}
@@ -56,8 +56,8 @@ def test_table_alone_finds_and_the_trace_proves(name: str) -> None:
     assert [g.name for g in find_heads(model, example)] == [g.name for g in groups]
     if name in FAMILY:
         assert {g.family for g in groups} == {FAMILY[name]}
-    if name in COUNT:
-        assert len(groups) == COUNT[name]
+    if name in GROUPS:
+        assert len(groups) == GROUPS[name]
 
 
 @pytest.mark.parametrize("name", [name for name in [*TORCH, *TRANSFORMERS] if name != "additive"])
@@ -90,7 +90,7 @@ def test_where_of_t5_and_gpt2() -> None:
 
 
 class XCA(nn.Module):
-    """As timm's XCiT: the softmax is over channels, which a trace would take for tokens."""
+    """As in timm's XCiT: the softmax is over channels, which a trace would take for tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ class XCA(nn.Module):
 
 
 @pytest.mark.parametrize("example", [None, torch.randn(2, 5, 8)], ids=["table", "trace"])
-def test_a_class_known_to_have_no_heads_is_a_near_miss(example: torch.Tensor | None) -> None:
+def test_a_class_without_heads_is_a_near_miss(example: torch.Tensor | None) -> None:
     with pytest.raises(NoHeadsFound, match="channels"):
         find_heads(nn.Sequential(XCA()), example)
 
 
-def test_autoformer_mixes_its_heads_before_it_weighs_anything() -> None:
+def test_autoformer_has_no_heads() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     config = transformers.AutoformerConfig(

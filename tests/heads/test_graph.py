@@ -1,4 +1,4 @@
-"""Graph attention: found by the table, proved at the output of message passing."""
+"""Graph attention is found by the table and proved at the output of message passing."""
 
 from __future__ import annotations
 

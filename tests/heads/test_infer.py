@@ -1,4 +1,4 @@
-"""Classes no table knows: the trace reads off the true rows."""
+"""The trace infers the rows of heads in classes that the family table does not list."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_inferred_rows_are_the_true_rows(kind: type[nn.Module]) -> None:
     assert {r.status for r in verify_heads(model, x)} == {"verified"}
 
 
-def test_reading_follows_the_rows() -> None:
+def test_read_uses_the_inferred_rows() -> None:
     model, x = _built(HeadFastest)
     q = find_heads(model, x, parts="q")[0].read()
     torch.testing.assert_close(q[1], model.mix.weight[torch.tensor([1, 5, 9])].flatten(), rtol=0, atol=0)
 
 
-def test_kv_heads_say_whom_they_serve() -> None:
+def test_the_kv_head_of_each_q_head_is_inferred() -> None:
     model, x = _built(Grouped)
     groups = {g.part: g for g in find_heads(model, x)}
     assert groups["q"].serves == (0, 1, 0, 1, 0, 1)
@@ -42,11 +42,11 @@ def test_kv_heads_say_whom_they_serve() -> None:
     assert joined[0].slices[0].rows[1].tolist() == [3, 4, 5, 9, 10, 11, 15, 16, 17]
 
 
-def test_kv_heads_that_the_call_itself_repeats() -> None:
+def test_kv_heads_repeated_by_the_attention_function() -> None:
     class Native(Grouped):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q = self.ask(x).unflatten(-1, (6, 3)).transpose(1, 2)
-            k, v = (layer(x).unflatten(-1, (2, 3)).transpose(1, 2) for layer in (self.see, self.say))
+            q = self.to_query(x).unflatten(-1, (6, 3)).transpose(1, 2)
+            k, v = (layer(x).unflatten(-1, (2, 3)).transpose(1, 2) for layer in (self.to_key, self.to_value))
             out = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
             return self.merge(out.transpose(1, 2).flatten(2))
 
@@ -56,10 +56,10 @@ def test_kv_heads_that_the_call_itself_repeats() -> None:
     assert groups["q"].serves == (0, 0, 0, 1, 1, 1)
 
 
-def test_features_all_heads_share_are_left_out_and_said() -> None:
+def test_features_shared_by_all_heads_are_excluded_and_noted() -> None:
     model, x = _built(Latent)
     notes = {r.part: r.note for r in verify_heads(model, x)}
-    assert notes == {"q": "", "k": "2 features shared by all heads left out", "v": ""}
+    assert notes == {"q": "", "k": "2 features shared by all heads excluded", "v": ""}
 
 
 def test_stacked_layers_are_numbered_and_named() -> None:
@@ -70,7 +70,7 @@ def test_stacked_layers_are_numbered_and_named() -> None:
 
 
 def test_a_table_that_is_wrong_is_replaced_by_the_trace() -> None:
-    class Liar(HeadFastest):
+    class Misnamed(HeadFastest):
         """Looks like packed qkv to the table, but its heads are strided."""
 
         def __init__(self) -> None:
@@ -79,7 +79,7 @@ def test_a_table_that_is_wrong_is_replaced_by_the_trace() -> None:
             self.qkv = self.mix
 
     torch.manual_seed(0)
-    model, x = Liar(), torch.randn(2, 6, E)
+    model, x = Misnamed(), torch.randn(2, 6, E)
     assert {g.family for g in find_heads(model)} == {"qkv"}
     groups = find_heads(model, x)
     assert {g.part: g.slices[0].rows.tolist() for g in groups} == HeadFastest.truth
@@ -101,12 +101,12 @@ def test_softmax_without_heads_is_not_attention() -> None:
 def test_three_dimensional_weights_are_read_head_by_head() -> None:
     model, x = _built(PerHead)
     groups = {g.part: g for g in find_heads(model, x)}
-    torch.testing.assert_close(groups["k"].read()[2], model.see.detach()[:, 2].flatten(), rtol=0, atol=0)
+    torch.testing.assert_close(groups["k"].read()[2], model.to_key.detach()[:, 2].flatten(), rtol=0, atol=0)
 
 
-def test_a_layer_whose_calls_each_use_some_of_the_heads() -> None:
+def test_products_that_each_use_some_of_the_value_heads() -> None:
     class Halves(nn.Module):
-        """Values split in two: the first call uses value heads 0 and 1, the second 2 and 3."""
+        """Two products with the values: the first uses value heads 0 and 1, the second 2 and 3."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -123,7 +123,7 @@ def test_a_layer_whose_calls_each_use_some_of_the_heads() -> None:
     assert {r.status for r in verify_heads(Halves(), torch.randn(2, 5, E))} == {"verified"}
 
 
-def test_an_adapter_on_an_unknown_class_is_the_slice() -> None:
+def test_lora_on_an_unlisted_class_gives_slices_of_the_adapter() -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     model = nn.Sequential(Packed(), Packed())
@@ -135,7 +135,7 @@ def test_an_adapter_on_an_unknown_class_is_the_slice() -> None:
 
 def test_a_part_that_mixes_heads_is_refused_and_the_others_still_work() -> None:
     class Mixed(Packed):
-        """Values of each head leak into the next."""
+        """The values of each head are added to those of the next."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -146,14 +146,14 @@ def test_a_part_that_mixes_heads_is_refused_and_the_others_still_work() -> None:
 
     torch.manual_seed(0)
     model, x = Mixed(), torch.randn(2, 5, E)
-    with pytest.raises(HeadLayoutError, match=r"v: attention head \d draws on rows"):
+    with pytest.raises(HeadLayoutError, match=r"v: attention head \d uses rows"):
         find_heads(model, x)
     assert [g.part for g in find_heads(model, x, parts="qk")] == ["q", "k"]
 
 
-def test_what_one_call_shows_and_another_contradicts_is_not_a_head() -> None:
+def test_calls_that_contradict_each_other_give_no_heads() -> None:
     class Twice(Packed):
-        """Values are read as four heads, then as two wide ones: neither is the truth."""
+        """Values are used as four heads, then as two wide ones."""
 
         def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             wide = torch.cat([v[:, ::2], v[:, 1::2]], -1).repeat_interleave(2, 1)
@@ -165,28 +165,28 @@ def test_what_one_call_shows_and_another_contradicts_is_not_a_head() -> None:
 
 
 class TalkingHeads(nn.Module):
-    """As timm's CaiT: scores of all heads are mixed by a learned H x H matrix before the softmax."""
+    """As in timm's CaiT: a learned H x H matrix mixes the scores of all heads before the softmax."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tangle = nn.Linear(E, 3 * E, bias=False)
+        self.packed = nn.Linear(E, 3 * E, bias=False)
         self.mix = nn.Linear(2, 2, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.tangle(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, T, d]
+        q, k, v = self.packed(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, T, d]
         scores = self.mix((q @ k.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # [B, H, T, T]
         return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-def test_rows_of_a_matrix_that_mixes_heads_are_no_heads() -> None:
+def test_rows_of_a_matrix_that_mixes_heads_are_not_heads() -> None:
     model, x = _built(TalkingHeads)
-    (only,) = find_heads(model, x)  # values are heads all the same
-    assert only.part == "v" and only.slices[0].parameter_name == "tangle.weight"
+    (only,) = find_heads(model, x)  # values are still separate heads
+    assert only.part == "v" and only.slices[0].parameter_name == "packed.weight"
     assert only.slices[0].rows.tolist() == torch.arange(2 * E, 3 * E).view(2, -1).tolist()
 
 
 class Routed(nn.Module):
-    """A router's softmax weights the states that attention then reads, as in mixtures of experts."""
+    """A router's softmax scales the inputs of attention, as in mixtures of experts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""read() against slices written by hand, one test per kind of layout."""
+"""Layout strings, and `HeadGroup.read` against slices written by hand for each kind of layout."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import by_hand, discover, find_heads
-from repulsive.heads.table import rows
-from repulsive.heads.table.rows import rows_of
+from repulsive.heads.table import parse_layout
+from repulsive.heads.table.parse_layout import rows_of
 from tests.heads.zoo import build
 
 LAYOUTS = (
@@ -40,7 +40,7 @@ def test_every_feature_belongs_to_one_head_of_one_part(layout: str, dim: int, co
 
 
 def test_examples_in_docstrings_run() -> None:
-    for module in (rows, discover, by_hand):
+    for module in (parse_layout, discover, by_hand):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0
@@ -50,7 +50,7 @@ def _read(model: nn.Module, name: str) -> torch.Tensor:
     return {g.name: g for g in find_heads(model)}[name].read()
 
 
-def test_rows_in_words() -> None:
+def test_rows_of_simple_layouts() -> None:
     assert rows_of("q head dim", 6, 3)["q"].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert rows_of("qkv head dim", 12, 2)["v"].tolist() == [[8, 9], [10, 11]]
     assert rows_of("head qkv dim", 12, 2)["k"].tolist() == [[2, 3], [8, 9]]
@@ -81,7 +81,7 @@ def test_rows_of_grouped_layouts() -> None:
 
 
 @pytest.mark.parametrize("layout", ["head dim", "q head", "q k head dim", "x head dim"])
-def test_layout_that_says_nothing_is_refused(layout: str) -> None:
+def test_incomplete_layouts_are_refused(layout: str) -> None:
     with pytest.raises(HeadLayoutError, match="each block needs"):
         rows_of(layout, 12, 2)
 
@@ -147,7 +147,7 @@ def test_llama_groups_and_phi3_blocks() -> None:
     torch.testing.assert_close(_read(model, "layers.0.self_attn.v"), weight[48:].view(2, 8 * 32), rtol=0, atol=0)
 
 
-def test_falcon_slots() -> None:
+def test_falcon_groups_q_k_and_v_by_kv_head() -> None:
     pytest.importorskip("transformers")
     model, _ = build("falcon")
     weight = model.h[0].self_attention.query_key_value.weight.view(2, 4, 8, 32)  # [kv, q q k v, dim, in]

@@ -1,4 +1,4 @@
-"""Which kv head serves which q head is part of the proof; heads that are mixed are not heads; fused calls are seen."""
+"""Pairs of q and kv heads, mixed heads, windows, FlexAttention and variable-length attention in the trace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive import HeadLayoutError, find_heads, heads_by_hand, verify_heads
-from repulsive.heads.place import where_of
+from repulsive.heads.module_paths import where_of
 from repulsive.heads.select import join_heads
-from repulsive.heads.trace import trace as tracing
+from repulsive.heads.trace import tracer
 from tests.heads.tricky import D, E, H, TalkingHeads, Tiled, Windowed
 
 X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0))
@@ -23,7 +23,7 @@ X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0))
 def test_tiled_kv_heads_join_the_q_heads_they_serve(eager: bool) -> None:
     model = Tiled(eager)
     (guess,) = find_heads(model, particle="head")
-    assert guess.slices[0].rows[0].tolist() == [0, 1, 2, 3, 4, 5]  # q heads 0 and 1: the usual order, not this one
+    assert guess.slices[0].rows[0].tolist() == [0, 1, 2, 3, 4, 5]  # q heads 0 and 1, which is wrong here
     for groups in ([guess], find_heads(model)):
         with pytest.raises(HeadLayoutError, match=r"pairs head|serve the q heads"):
             verify_heads(model, X, groups)
@@ -54,7 +54,7 @@ def test_joined_heads_that_are_all_too_coarse_are_caught() -> None:
 
 def test_rows_that_attention_does_not_use_are_caught() -> None:
     class Gated(nn.Module):
-        """A gate beside each query head, in the same weight."""
+        """The query weight has a gate next to each query head."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -73,7 +73,7 @@ def test_rows_that_attention_does_not_use_are_caught() -> None:
 
 
 @pytest.mark.parametrize("mix", ["before", "beside", "after", "deepvit", "selective"])
-def test_mixed_queries_and_keys_are_no_heads_and_values_still_are(mix: str) -> None:
+def test_mixed_queries_and_keys_are_left_out_and_values_kept(mix: str) -> None:
     model = TalkingHeads(mix)
     with pytest.warns(UserWarning, match=r"not heads and are left out: q .*(talking heads|rows of another head)"):
         groups = find_heads(model, X)
@@ -83,26 +83,28 @@ def test_mixed_queries_and_keys_are_no_heads_and_values_still_are(mix: str) -> N
     assert [r.status for r in verify_heads(model, X, find_heads(model, parts="v"))] == ["verified"]
 
 
-def test_heads_that_do_not_talk_are_not_called_mixed() -> None:
+def test_heads_without_mixing_are_all_found() -> None:
     assert [g.part for g in find_heads(TalkingHeads("not at all"), X)] == ["q", "k", "v"]
 
 
-def test_a_few_windows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    pulls: list[int] = []
-    plain = tracing._pull
+def test_only_a_few_windows_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    gradients = tracer._gradients
 
     def counted(*args: Any) -> Any:
-        pulls.append(1)
-        return plain(*args)
+        calls.append(1)
+        return gradients(*args)
 
-    monkeypatch.setattr(tracing, "_pull", counted)
-    model, pictures = Windowed(), torch.randn(8, 64 * 4, E)
-    assert {g.proof for g in find_heads(model, pictures)} == {"proved"}
-    assert len(pulls) < 150  # 2 of 8 samples have 512 indices, each for q and k together and for v
+    monkeypatch.setattr(tracer, "_gradients", counted)
+    model, images = Windowed(), torch.randn(8, 64 * 4, E)
+    assert {g.proof for g in find_heads(model, images)} == {"proved"}
+    assert len(calls) < 150  # 2 of 8 samples have 512 indices, each for q and k together and for v
 
 
-def test_one_batch_element_is_enough_and_a_model_that_needs_all_gets_all() -> None:
+def test_two_samples_are_traced_first_and_all_if_the_model_rejects_them() -> None:
     class Picky(Windowed):
+        """Rejects batches smaller than `least`, and records the batch sizes."""
+
         def __init__(self, least: int) -> None:
             super().__init__(4)
             self.least, self.sizes = least, []
@@ -120,7 +122,7 @@ def test_one_batch_element_is_enough_and_a_model_that_needs_all_gets_all() -> No
 
 
 class Flex(nn.Module):
-    """As torchtitan has it: flex_attention, compiled inside the model, with fewer key-value heads."""
+    """As in torchtitan: flex_attention, compiled or not, with 4 q heads and 2 kv heads."""
 
     def __init__(self, compiled: bool) -> None:
         super().__init__()
@@ -148,16 +150,16 @@ def test_flex_attention(compiled: bool) -> None:
 
 
 class Varlen(nn.Module):
-    """Sequences end to end, [tokens, heads, features]."""
+    """Variable-length attention: concatenated sequences, [tokens, heads, features]."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask, self.see, self.say = (nn.Linear(E, n * D) for n in (H, 2, 2))
+        self.to_query, self.to_key, self.to_value = (nn.Linear(E, n * D) for n in (H, 2, 2))
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        q, k, v = (f(x).unflatten(-1, (-1, D)) for f in (self.ask, self.see, self.say))
+        q, k, v = (f(x).unflatten(-1, (-1, D)) for f in (self.to_query, self.to_key, self.to_value))
         return varlen_attn(q, k, v, ends, ends, 4, 4, enable_gqa=True).flatten(1)
 
 
@@ -174,10 +176,10 @@ def test_variable_length_attention() -> None:
 
 
 class Qwen2AudioAttention(nn.Module):
-    """Only its name counts here."""
+    """Only the class name matters here."""
 
 
-def test_towers_for_pictures_and_sound_are_encoders() -> None:
+def test_towers_for_images_and_sound_are_encoders() -> None:
     plain = nn.Identity()
     model = nn.ModuleDict(
         {

@@ -1,4 +1,4 @@
-"""Proof or refusal: what each group says of itself, and what `repel` refuses to train."""
+"""`proof` of each group, and the groups that `repel` refuses to train."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import repulsive
 from repulsive import HeadGroup, HeadLayoutError, find_heads, heads_by_hand, repel, verify_heads
-from repulsive.heads.table.rows import rows_of
+from repulsive.heads.table.parse_layout import rows_of
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.tricky import (
     D,
@@ -40,18 +40,18 @@ def _rows(groups: list[HeadGroup]) -> dict[str, list[list[int]]]:
     return {g.part: g.slices[0].rows.tolist() for g in groups}
 
 
-def test_each_group_says_how_it_is_known() -> None:
-    known, guessed = nn.MultiheadAttention(8, 2, batch_first=True), TimmAttention()
-    assert {g.proof for g in find_heads(known)} == {"table"}
+def test_proof_of_table_guessed_traced_and_given_groups() -> None:
+    listed, guessed = nn.MultiheadAttention(8, 2, batch_first=True), TimmAttention()
+    assert {g.proof for g in find_heads(listed)} == {"table"}
     assert {g.proof for g in find_heads(guessed)} == {"guess"}
     assert {g.proof for g in find_heads(guessed, torch.randn(2, 5, 24))} == {"proved"}
     assert {g.proof for g in heads_by_hand(guessed, {"qkv": ("qkv head dim", 3)})} == {"given"}
     assert {g.proof for g in find_heads(guessed, layout="strided")} == {"guess"}
-    assert {g.proof for g in find_heads(known, particle="head")} == {"table"}
+    assert {g.proof for g in find_heads(listed, particle="head")} == {"table"}
     assert repulsive.HeadReport is not None and repulsive.HeadSlice is not None
 
 
-def test_an_unknown_word_for_a_proof_is_refused() -> None:
+def test_an_unknown_proof_is_refused() -> None:
     group = find_heads(nn.MultiheadAttention(8, 2))[0]
     with pytest.raises(HeadLayoutError, match="proof='sure' is unknown"):
         HeadGroup("a.q", 0, "q", "encoder", "", "by hand", group.slices, proof="sure")
@@ -77,24 +77,26 @@ def test_a_refusal_changes_nothing() -> None:
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def test_a_known_class_with_a_forward_of_its_own_is_a_guess() -> None:
-    class Rotated(nn.MultiheadAttention):
+def test_a_listed_class_with_another_forward_is_a_guess() -> None:
+    class Overridden(nn.MultiheadAttention):
+        """A subclass with its own forward."""
+
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs)
 
     class Renamed(nn.MultiheadAttention):
-        """As its parent."""
+        """A subclass that changes nothing."""
 
     patched = nn.MultiheadAttention(8, 2)
     patched.forward = lambda *args: args[0]  # type: ignore[method-assign]
-    assert [{g.proof for g in find_heads(m)} for m in (Renamed(8, 2), Rotated(8, 2), patched)] == [
+    assert [{g.proof for g in find_heads(m)} for m in (Renamed(8, 2), Overridden(8, 2), patched)] == [
         {"table"},
         {"guess"},
         {"guess"},
     ]
 
 
-def test_a_class_that_has_only_the_name_of_a_known_one_is_a_guess() -> None:
+def test_a_class_with_only_the_name_of_a_listed_one_is_a_guess() -> None:
     class Attention(CausalSelfAttention):
         """transformers has a class of this name, with `c_attn` and `n_head`."""
 
@@ -108,7 +110,7 @@ def test_classes_that_a_survey_has_proved_are_in_the_table() -> None:
     assert {g.proof for g in find_heads(own)} == {"table"}
 
 
-def test_a_processor_of_ones_own_is_not_what_was_surveyed() -> None:
+def test_a_custom_processor_makes_a_surveyed_class_a_guess() -> None:
     model = Transformer(TransformerConfig.small(10))
     for module in model.modules():
         module.processor = object()  # type: ignore[assignment]
@@ -139,7 +141,7 @@ def test_an_example_that_misses_a_group_does_not_prove_it() -> None:
 def test_attention_behind_a_checkpoint_is_traced(hide: str) -> None:
     model = UNetAttention(hide)
     truth = {part: rows.tolist() for part, rows in rows_of("head qkv dim", 3 * H * D, H).items()}
-    assert _rows(find_heads(model)) != truth  # the guess of the name is wrong
+    assert _rows(find_heads(model)) != truth  # the guess from the name is wrong
     with pytest.raises(HeadLayoutError, match="guess"):
         _repel(model)
     groups = _repel(model, example_inputs=X)
@@ -153,7 +155,7 @@ def test_an_autograd_function_that_hides_attention_is_named() -> None:
         warnings.simplefilter("ignore")
         with pytest.raises(HeadLayoutError, match="cannot look into the autograd function Opaque"):
             _repel(KernelAttention(), example_inputs=X)
-    assert torch.autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"  # as it was
+    assert torch.autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"  # restored
 
 
 TRUTH = {
@@ -168,13 +170,13 @@ TRUTH = {
 @pytest.mark.parametrize("kind", TRUTH, ids=lambda kind: kind.__name__)
 def test_a_guess_is_proved_or_replaced(kind: type[nn.Module]) -> None:
     model = kind()
-    assert {g.proof for g in find_heads(model)} == {"guess"}  # found without an example, but not to be trained
+    assert {g.proof for g in find_heads(model)} == {"guess"}  # found without an example, but repel would refuse it
     groups = _repel(model, example_inputs=X)
     assert _rows(groups) == {part: rows.tolist() for part, rows in TRUTH[kind].items()}
     assert {g.proof for g in groups} == {"proved"}
 
 
-def test_both_streams_of_joint_attention_are_heads() -> None:
+def test_heads_of_joint_attention_include_both_streams() -> None:
     for example in (None, (X, X[:, :3])):
         groups = {g.part: g for g in find_heads(JointAttention(), example)}
         for part, group in groups.items():
@@ -182,7 +184,8 @@ def test_both_streams_of_joint_attention_are_heads() -> None:
             assert (group.num_heads, group.dim) == (H, 2 * D * E)
     model = JointAttention()
     half = heads_by_hand(model, {f"to_{p}": (p, H) for p in "qkv"})
-    assert {r.status for r in verify_heads(model, (X, X[:, :3]), half)} == {"verified"}  # each row is where it says
+    # The rows of one stream alone are not the whole head, but they are not wrong.
+    assert {r.status for r in verify_heads(model, (X, X[:, :3]), half)} == {"verified"}
 
 
 def test_packed_grouped_heads_by_hand() -> None:
@@ -190,5 +193,5 @@ def test_packed_grouped_heads_by_hand() -> None:
     named = heads_by_hand(model, {"qkv_proj": ("q head dim | kv head dim", H, 1)})
     assert {r.status for r in verify_heads(model, X, named)} == {"verified"}
     assert named[0].serves == (0,) * H
-    with pytest.raises(HeadLayoutError, match="4 query heads do not share 3 key-value heads evenly"):
+    with pytest.raises(HeadLayoutError, match="4 query heads cannot share 3 key-value heads evenly"):
         heads_by_hand(model, {"qkv_proj": ("q head dim | kv head dim", H, 3)})

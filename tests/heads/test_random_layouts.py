@@ -1,4 +1,4 @@
-"""Random layouts, random pairings: whatever is called proved is the truth."""
+"""Groups called proved have the true rows and pairs, for random layouts and pairings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ E = 7
 
 
 class Random(nn.Module):
-    """A weight called `qkv` whose rows, and whose pairs of q and kv heads, are in any order."""
+    """A weight called `qkv` with its rows, and its pairs of q and kv heads, in random order."""
 
     def __init__(self, seed: int, mode: str) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Random(nn.Module):
 
 @pytest.mark.parametrize("mode", ["sdpa", "eager", "merged"])
 @pytest.mark.parametrize("seed", range(16))
-def test_what_is_proved_is_true(seed: int, mode: str) -> None:
+def test_proved_rows_and_pairs_are_true(seed: int, mode: str) -> None:
     torch.manual_seed(seed)
     model, x = Random(seed, mode), torch.randn(2, 5, E)
     truth = dict(zip("qkv", model.truth(), strict=True))

@@ -1,4 +1,4 @@
-"""Selection by layer, part, place and name; joining parts into whole heads."""
+"""Select groups by layer, part, place and name, and join parts into whole heads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_places(model: nn.Module, where: str) -> None:
     assert {g.where for g in find_heads(model, where=where)} == {where}
 
 
-def test_one_stack_answers_to_encoder_and_decoder() -> None:
+def test_a_single_stack_is_both_encoder_and_decoder() -> None:
     model = build("timm")[0]
     assert _names(model, where="encoder") == _names(model, where="decoder") == _names(model)
     with pytest.raises(SelectionError, match="select no heads"):
@@ -51,7 +51,7 @@ def test_patterns(model: nn.Module) -> None:
     assert len(_names(model, match=["encoder*", "*multihead*"], parts="q")) == 4
 
 
-def test_additive_attention_has_v_alone() -> None:
+def test_additive_attention_has_only_v() -> None:
     assert _names(AdditiveAttention()) == ["v"]
     with pytest.raises(SelectionError, match="parts v"):
         find_heads(AdditiveAttention(), parts="qk")
@@ -61,9 +61,9 @@ def test_additive_attention_has_v_alone() -> None:
     ("choice", "message"),
     [
         ({"layers": "frist"}, "did you mean 'first'"),
-        ({"layers": [0, 5]}, r"\[5\] out of range; the layers are 0 to 1"),
+        ({"layers": [0, 5]}, r"\[5\] out of range; use indices from 0 to 1"),
         ({"layers": ["0"]}, "out of range"),
-        ({"layers": 0}, r"give a list of indices, such as \[0\]"),
+        ({"layers": 0}, r"expected a list of indices, such as \[0\]"),
         ({"parts": "qx"}, "any of the letters q, k, v"),
         ({"parts": ""}, "any of the letters q, k, v"),
         ({"where": "encodr"}, "did you mean 'encoder'"),
@@ -73,7 +73,7 @@ def test_additive_attention_has_v_alone() -> None:
         ({"layers": []}, "select no heads"),
     ],
 )
-def test_mistakes_are_named(model: nn.Module, choice: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_refused(model: nn.Module, choice: dict[str, object], message: str) -> None:
     with pytest.raises(SelectionError, match=message):
         find_heads(model, **choice)  # type: ignore[arg-type]
 
@@ -88,7 +88,7 @@ def test_joined_heads_put_q_k_v_side_by_side() -> None:
     assert pair.part == "qv"
 
 
-def test_joined_kv_heads_take_the_q_heads_they_serve() -> None:
+def test_joined_kv_heads_contain_the_q_heads_they_serve() -> None:
     pytest.importorskip("transformers")
     model = build("llama, sdpa")[0]
     group = find_heads(model, particle="head", layers=[1])[0]

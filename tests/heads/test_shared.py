@@ -1,4 +1,4 @@
-"""Fewer key-value heads than query heads where no line of the table names a class, and classes made from known ones."""
+"""Shared key-value heads in classes that the table does not list; subclasses of listed classes; tied q and k."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ def _attended(q, k, v, heads, kv):
 
 
 class OneKey(nn.Module):
-    """All query heads share one key-value head; only shapes tell."""
+    """All query heads share one key-value head, which only the shapes show."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class OneKey(nn.Module):
 
 
 class Packed(nn.Module):
-    """q, then fewer rows of k and v, in one weight."""
+    """One `qkv` weight with rows of 8 q heads, then 2 k heads, then 2 v heads."""
 
     def __init__(self, **declared):
         super().__init__()
@@ -59,8 +59,8 @@ def test_shared_key_value_heads_are_found_without_an_example(model, kv):
     assert all(report.status == "verified" for report in verify_heads(model, X))
 
 
-@pytest.mark.parametrize("declared", [{}, {"num_kv_heads": 4}])  # not that there are fewer, or a wrong number
-def test_shapes_that_cannot_be_are_a_near_miss_and_an_example_resolves_them(declared):
+@pytest.mark.parametrize("declared", [{}, {"num_kv_heads": 4}])  # no number of kv heads, and a wrong one
+def test_inconsistent_shapes_are_a_near_miss_and_an_example_resolves_them(declared):
     model = Packed(num_heads=8, **declared)
     with pytest.raises(NoHeadsFound, match="are there fewer key-value heads"):
         find_heads(model)
@@ -68,10 +68,10 @@ def test_shapes_that_cannot_be_are_a_near_miss_and_an_example_resolves_them(decl
 
 
 class Causal(nn.MultiheadAttention):
-    """As its parent."""
+    """A subclass that changes nothing."""
 
 
-def test_a_class_made_from_a_known_one_is_known():
+def test_a_subclass_of_a_listed_class_is_listed():
     net = nn.ModuleList([nn.MultiheadAttention(16, 4), Causal(16, 4)])
     assert {g.layer for g in find_heads(net)} == {0, 1} and {g.family for g in find_heads(net)} == {"torch"}
     layer = nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -81,14 +81,14 @@ def test_a_class_made_from_a_known_one_is_known():
 
 
 class Tied(nn.Module):
-    """Queries and keys by one weight."""
+    """One weight makes both queries and keys."""
 
-    def __init__(self, known):
+    def __init__(self, listed):
         super().__init__()
         self.num_heads = 4
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(64, 64, bias=False) for _ in range(3))
         self.k_proj.weight = self.q_proj.weight
-        if not known:
+        if not listed:
             self.both, self.values = self.q_proj, self.v_proj
             del self.q_proj, self.k_proj, self.v_proj
 
@@ -97,8 +97,8 @@ class Tied(nn.Module):
         return _attended(both(x), both(x), values(x), 4, 4)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_weights_that_queries_and_keys_share_are_one_group(known):
-    model = Tied(known)
+@pytest.mark.parametrize("listed", [True, False])
+def test_weights_that_queries_and_keys_share_are_one_group(listed):
+    model = Tied(listed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert [g.num_heads for g in repel(model, optimizer, example_inputs=X, verbose=False).groups] == [4, 4]

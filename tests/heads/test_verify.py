@@ -1,4 +1,4 @@
-"""The proof: what it catches, what it says, and that it leaves the model alone."""
+"""verify_heads: wrong slices it rejects, its reports, and that it leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.heads.zoo import build
 
 def test_wrong_head_count_is_caught() -> None:
     model, example = build("torch packed")  # four heads
-    for count, complaint in ((2, "has 4 heads in the attention call, not 2"), (8, "misses")):
+    for count, message in ((2, "has 4 heads in the attention call, and the slice has 2"), (8, "misses")):
         groups = heads_by_hand(model, {"in_proj_weight": ("qkv head dim", count)})
         for group in groups:
-            with pytest.raises(HeadLayoutError, match=complaint):
+            with pytest.raises(HeadLayoutError, match=message):
                 verify_heads(model, example, [group])
 
 
-def test_neox_read_as_packed_is_caught() -> None:
+def test_neox_sliced_as_packed_is_caught() -> None:
     pytest.importorskip("transformers")
     model, example = build("gpt-neox, sdpa")
     path = "layers.0.attention.query_key_value"
     assert verify_heads(model, example, heads_by_hand(model, {path: ("head qkv dim", 4)}))
     for group in heads_by_hand(model, {path: ("qkv head dim", 4)}):
-        with pytest.raises(HeadLayoutError, match=r"attention head \d draws on rows .* of layers.0"):
+        with pytest.raises(HeadLayoutError, match=r"attention head \d uses rows .* of layers.0"):
             verify_heads(model, example, [group])
 
 
@@ -47,7 +47,7 @@ def test_heads_in_the_wrong_order_are_caught() -> None:
     model, example = build("torch packed")
     rows = torch.arange(16).view(4, 4).flip(0)
     groups = heads_by_hand(model, {"in_proj_weight": ("q", rows)})
-    with pytest.raises(HeadLayoutError, match="come in the order"):
+    with pytest.raises(HeadLayoutError, match="orders the heads"):
         verify_heads(model, example, groups)
 
 
@@ -61,12 +61,12 @@ def test_rows_that_miss_a_part_of_the_head_are_caught() -> None:
 def test_heads_along_the_wrong_axis_are_caught() -> None:
     torch.manual_seed(0)
     model, x = PerHead(), torch.randn(2, 6, E)
-    groups = heads_by_hand(model, {"ask": ("q", torch.arange(8).view(4, 2))})  # rows of the input axis
+    groups = heads_by_hand(model, {"to_query": ("q", torch.arange(8).view(4, 2))})  # rows of the input axis
     with pytest.raises(HeadLayoutError, match="along another axis than 0"):
         verify_heads(model, x, groups)
 
 
-def test_kv_heads_that_serve_others_are_caught() -> None:
+def test_a_wrong_pairing_of_kv_heads_is_caught() -> None:
     torch.manual_seed(0)
     model, x = Grouped(), torch.randn(2, 6, E)
     groups = find_heads(model, x)
@@ -76,12 +76,12 @@ def test_kv_heads_that_serve_others_are_caught() -> None:
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
-def test_norms_over_the_full_width_are_held_and_said(kind: str) -> None:
+def test_norms_over_the_full_width_are_noted(kind: str) -> None:
     pytest.importorskip("transformers")
     model, example = build(f"olmo2, {kind}")
     notes = {r.part: r.note for r in verify_heads(model, example)}
     assert notes["k"] == "norm over the full width held constant"
-    if kind == "sdpa":  # by hand, scores mix both paths; here v has its own
+    if kind == "sdpa":  # eager: one trace covers both paths; sdpa: v is traced separately
         assert notes["v"] == ""
 
 
@@ -91,7 +91,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     model.train()
     next(model.modules()).register_buffer("marker", torch.zeros(1))
     first = next(m for m in model.modules() if isinstance(m, nn.LayerNorm))
-    first.eval()  # a mixed state, as when part of a model is frozen
+    first.eval()  # mixed training flags, as in a partly frozen model
     frozen = next(model.parameters())
     frozen.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -130,14 +130,16 @@ def test_results_do_not_depend_on_the_batch() -> None:
 
 def test_one_token_is_refused() -> None:
     model, _ = build("timm")
-    with pytest.raises(HeadLayoutError, match="as with one token; give an example of several"):
+    with pytest.raises(HeadLayoutError, match="if the example has one token"):
         verify_heads(model, torch.randn(2, 1, 24))
     with pytest.raises(NoHeadsFound, match="several tokens"):
         verify_heads(Eager(), torch.randn(2, 1, E))
 
 
-def test_untraced_is_said_and_never_verified() -> None:
+def test_groups_that_the_example_misses_are_untraced() -> None:
     class Half(nn.Module):
+        """Two attention modules, of which forward uses one."""
+
         def __init__(self) -> None:
             super().__init__()
             self.used, self.unused = nn.MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2)
@@ -179,7 +181,7 @@ def test_strided_is_right_where_heads_are_the_fastest_axis() -> None:
         verify_heads(model, x, heads_by_hand(model, {"mix": ("qkv head dim", 4)}))
 
 
-def test_report_reads_as_a_sentence() -> None:
+def test_report_as_text() -> None:
     assert str(HeadReport("a.q", "q", 4, 0.0, "verified")) == "a.q: 4 heads verified, leak 0.0e+00"
     assert str(HeadReport("a.q", "q", 4, float("nan"), "untraced", "why")) == "a.q: 4 heads untraced (why)"
 

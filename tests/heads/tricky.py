@@ -1,4 +1,4 @@
-"""Attention whose names mislead: packed otherwise than its signature says, paired otherwise, or out of sight."""
+"""Attention that is hard to trace or guess: misleading names, unusual packing and pairing, hidden or mixed heads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ H, D, E = 4, 3, 12  # heads, features per head, width
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B, H, T, D] each -> [B, T, H * D]."""
+    """Attend and concatenate the heads: q, k, v [B, H, T, D] -> [B, T, H * D]."""
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 class OwnCheckpoint(torch.autograd.Function):
-    """As diffusion code has it: run without gradients, run again in the backward pass."""
+    """A hand-written checkpoint, as in diffusion code: forward without gradients, recomputed in backward."""
 
     @staticmethod
     def forward(ctx: Any, run: Any, count: int, *args: Tensor) -> Tensor:  # type: ignore[override]
@@ -36,7 +36,11 @@ class OwnCheckpoint(torch.autograd.Function):
 
 
 class UNetAttention(nn.Module):
-    """Packed head by head along channels, [B, H * 3 * D, T], behind a checkpoint of its own."""
+    """Rows head by head (q, k, v of head 0, then of head 1, ...) though `qkv` suggests q, k, v blocks; checkpointed.
+
+    Args:
+        hide: "own" for the hand-written checkpoint, "reentrant" or "not reentrant" for torch's.
+    """
 
     def __init__(self, hide: str = "own") -> None:
         super().__init__()
@@ -59,7 +63,7 @@ class UNetAttention(nn.Module):
 
 
 class Opaque(torch.autograd.Function):
-    """Attention without a softmax that could be seen, as a Triton kernel has it."""
+    """Attention without a call to softmax, as in a Triton kernel."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
@@ -76,7 +80,7 @@ class Opaque(torch.autograd.Function):
 
 
 class KernelAttention(nn.Module):
-    """Interleaved heads in a function the trace cannot look into."""
+    """Rows head by head in `to_qkv`; the attention is an autograd function that the trace cannot follow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +92,7 @@ class KernelAttention(nn.Module):
 
 
 class MosaicAttention(nn.Module):
-    """`Wqkv` with fewer key-value heads, whose number has an unusual name, and no head width."""
+    """`Wqkv` with rows of 4 q heads, then 2 k heads, then 2 v heads; their number is called `kv_n_heads`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +106,7 @@ class MosaicAttention(nn.Module):
 
 
 class FeatureFirst(nn.Module):
-    """einops' `b t (d h)`: the head is the fastest axis."""
+    """Blocks of q, k and v; within a block feature c belongs to head c mod H (einops: `b t (d h)`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ class FeatureFirst(nn.Module):
 
 
 class Tiled(nn.Module):
-    """Key-value heads tiled: q heads 0 and 2 share kv head 0. `eager` writes scores out."""
+    """Two kv heads, tiled: kv head 0 serves q heads 0 and 2, not neighbours. `eager` computes softmax explicitly."""
 
     def __init__(self, eager: bool = False) -> None:
         super().__init__()
@@ -128,7 +132,7 @@ class Tiled(nn.Module):
 
 
 class JointAttention(nn.Module):
-    """As in SD3 and Flux: text and picture have projections of their own and attend to each other."""
+    """Joint attention as in SD3 and Flux: image and text have separate projections and attend to each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,15 +140,15 @@ class JointAttention(nn.Module):
         self.to_q, self.to_k, self.to_v = (nn.Linear(E, H * D) for _ in range(3))
         self.add_q_proj, self.add_k_proj, self.add_v_proj = (nn.Linear(E, H * D) for _ in range(3))
 
-    def forward(self, picture: Tensor, text: Tensor) -> Tensor:
+    def forward(self, image: Tensor, text: Tensor) -> Tensor:
         own = (self.to_q, self.to_k, self.to_v)
         added = (self.add_q_proj, self.add_k_proj, self.add_v_proj)
-        both = (torch.cat([f(picture), g(text)], 1) for f, g in zip(own, added, strict=True))
+        both = (torch.cat([f(image), g(text)], 1) for f, g in zip(own, added, strict=True))
         return attended(*(x.unflatten(-1, (H, D)).transpose(1, 2) for x in both))
 
 
 class InProjection(nn.Module):
-    """As newer open_clip: nn.MultiheadAttention's weight in a class of its own."""
+    """`in_proj_weight` packed as in nn.MultiheadAttention, in another class, as in open_clip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +161,7 @@ class InProjection(nn.Module):
 
 
 class NanochatAttention(nn.Module):
-    """`c_q`, `c_k`, `c_v` with fewer key-value heads."""
+    """Separate `c_q`, `c_k`, `c_v` with 4 q heads and 2 kv heads, as in nanochat."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +176,7 @@ class NanochatAttention(nn.Module):
 
 
 class GemmaStyle(nn.Module):
-    """`qkv_proj`: q, then fewer rows of k and of v."""
+    """`qkv_proj` with rows of 4 q heads, then 1 k head, then 1 v head, as in Gemma."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,21 +190,27 @@ class GemmaStyle(nn.Module):
 
 
 class TalkingHeads(nn.Module):
-    """Heads mixed by a learned matrix: before the softmax, after it, or after it with a norm, as in DeepViT."""
+    """Heads that are mixed with each other around the softmax.
+
+    Args:
+        mix: "before" or "after": a learned matrix before or after the softmax; "beside": that matrix added to the
+            scores; "deepvit": a matrix and a norm after the softmax; "selective": scores of the first head are
+            subtracted from those of all heads; anything else: no mixing.
+    """
 
     def __init__(self, mix: str) -> None:
         super().__init__()
         self.heads, self.mix, self.to_qkv = H, mix, nn.Linear(E, 3 * H * D, bias=False)
         self.talk, self.norm = nn.Conv2d(H, H, 1, bias=False), nn.LayerNorm(H)
-        nn.init.dirac_(self.talk.weight)  # as x-transformers starts it: nothing is mixed yet
+        nn.init.dirac_(self.talk.weight)  # the identity, as in x-transformers: nothing is mixed yet
         self.reattend = nn.Parameter(torch.randn(H, H))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.to_qkv(x).chunk(3, -1))
         scores = q @ k.mT
-        if self.mix == "selective":  # the first head tells the others what to forget
-            told = scores[:, :1].relu().cumsum(-2).roll(1, -2)
-            scores = scores - told * (torch.arange(x.shape[1]) > 0).unsqueeze(-1)
+        if self.mix == "selective":  # the first head decides what the others ignore
+            masking = scores[:, :1].relu().cumsum(-2).roll(1, -2)
+            scores = scores - masking * (torch.arange(x.shape[1]) > 0).unsqueeze(-1)
         if self.mix == "beside":
             scores = scores + self.talk(scores)
         weights = (self.talk(scores) if self.mix == "before" else scores).softmax(-1)
@@ -213,7 +223,7 @@ class TalkingHeads(nn.Module):
 
 
 class Windowed(nn.Module):
-    """Windows, samples and heads in one axis, as in SAM's picture encoder: [B * W * H, T, D]."""
+    """Samples, windows and heads merged into one axis, [B * W * H, T, D], as in SAM's image encoder."""
 
     def __init__(self, windows: int = 64) -> None:
         super().__init__()

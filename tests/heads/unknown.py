@@ -1,4 +1,4 @@
-"""Attention classes the table cannot know, with the true rows of each part."""
+"""Attention classes that the family table does not list; `truth` has the rows of each head of each part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ H, D, E = 4, 3, 10  # heads, features per head, input width
 
 
 class Mix(nn.Module):
-    """Hidden packed projection; `spell` says how its features become q, k, v [B, H, T, D]."""
+    """One projection `mix` for q, k and v; `unpack` of a subclass turns its features into q, k, v [B, H, T, D]."""
 
     truth: ClassVar[dict[str, list[list[int]]]]
 
@@ -21,14 +21,14 @@ class Mix(nn.Module):
         self.mix = nn.Linear(E, 3 * H * D)
         self.merge = nn.Linear(H * D, E)
 
-    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.attend(*self.spell(self.mix(x)))
+        out = self.attend(*self.unpack(self.mix(x)))
         return x + self.merge(out.transpose(1, 2).flatten(2))
 
 
@@ -41,30 +41,34 @@ _ALL = torch.arange(3 * H * D)
 
 
 class Packed(Mix):
+    """Rows: all of q, then k, then v, head after head."""
+
     truth: ClassVar = _table(_ALL.view(3, H, D))
 
-    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class Interleaved(Mix):
+    """Rows: q, k and v of head 0, then of head 1, ..."""
+
     truth: ClassVar = _table(_ALL.view(H, 3, D).transpose(0, 1))
 
-    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(-1, (H, 3, D)).permute(3, 0, 2, 1, 4).unbind(0)
 
 
 class HeadFastest(Mix):
-    """Feature c belongs to head c mod H: here strided slices are the truth."""
+    """Rows: blocks of q, k and v; within a block row c belongs to head c mod H, so strided slices are right."""
 
     truth: ClassVar = _table(_ALL.view(3, D, H).transpose(1, 2))
 
-    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(-1, (3, D, H)).permute(2, 0, 4, 1, 3).unbind(0)
 
 
 class Eager(Interleaved):
-    """Scores and softmax by hand, with a mask, a cast and dropout in the way."""
+    """As Interleaved, with softmax computed explicitly and a mask, a cast and dropout around it."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.mT / D**0.5
@@ -74,7 +78,7 @@ class Eager(Interleaved):
 
 
 class Merged(Packed):
-    """Samples and heads in one axis, as older code has it."""
+    """As Packed, with samples and heads merged into one axis, [B * H, T, D]."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, _, tokens, _ = q.shape
@@ -83,7 +87,7 @@ class Merged(Packed):
 
 
 class Einsum(Interleaved):
-    """Heads in the third axis of the scores."""
+    """As Interleaved, with heads in the third axis of the scores, [B, T, H, S]."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = torch.einsum("bhtd,bhsd->bths", q, k).softmax(dim=-1)
@@ -91,15 +95,15 @@ class Einsum(Interleaved):
 
 
 class InPlace(Packed):
-    """Writes into its own projections, which a naive cut forbids."""
+    """As Packed, with an in-place write into the projection, which autograd forbids on a leaf."""
 
-    def spell(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def unpack(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x *= 0.5
-        return super().spell(x)
+        return super().unpack(x)
 
 
 class Grouped(nn.Module):
-    """Six query heads on two kv heads that are interleaved: query head h uses kv head h mod 2."""
+    """Separate projections of 6 q heads and 2 kv heads; q head h uses kv head h mod 2."""
 
     truth: ClassVar = {
         "q": torch.arange(18).view(6, 3).tolist(),
@@ -109,18 +113,20 @@ class Grouped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask, self.see, self.say = nn.Linear(E, 18), nn.Linear(E, 6), nn.Linear(E, 6)
+        self.to_query, self.to_key, self.to_value = nn.Linear(E, 18), nn.Linear(E, 6), nn.Linear(E, 6)
         self.merge = nn.Linear(18, E)
 
     def forward(self, x: Tensor) -> Tensor:
-        q = self.ask(x).unflatten(-1, (6, 3)).transpose(1, 2)
-        k, v = (layer(x).unflatten(-1, (2, 3)).transpose(1, 2).repeat(1, 3, 1, 1) for layer in (self.see, self.say))
+        q = self.to_query(x).unflatten(-1, (6, 3)).transpose(1, 2)
+        k, v = (
+            layer(x).unflatten(-1, (2, 3)).transpose(1, 2).repeat(1, 3, 1, 1) for layer in (self.to_key, self.to_value)
+        )
         out = (q @ k.mT).softmax(-1) @ v
         return self.merge(out.transpose(1, 2).flatten(2))
 
 
 class Latent(nn.Module):
-    """Keys made of three features per head and two that all heads share."""
+    """Keys of three rows per head and two rows that all heads share, as in latent attention."""
 
     truth: ClassVar = {
         "q": torch.arange(20).view(4, 5).tolist(),
@@ -130,7 +136,7 @@ class Latent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask, self.see, self.say, self.merge = (
+        self.to_query, self.to_key, self.to_value, self.merge = (
             nn.Linear(E, 20),
             nn.Linear(E, 12 + 2),
             nn.Linear(E, 12),
@@ -138,15 +144,15 @@ class Latent(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        q = self.ask(x).unflatten(-1, (4, 5)).transpose(1, 2)
-        own, common = self.see(x).split((12, 2), -1)
-        k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in (own, self.say(x)))
+        q = self.to_query(x).unflatten(-1, (4, 5)).transpose(1, 2)
+        own, common = self.to_key(x).split((12, 2), -1)
+        k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in (own, self.to_value(x)))
         k = torch.cat([k, common.unsqueeze(1).expand(-1, 4, -1, -1)], -1)
         return self.merge(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Pooling(nn.Module):
-    """Additive attention with scores [B, M, T] and a bare weight."""
+    """Additive attention with scores [B, M, T]; a head is one row of the parameter `w2`."""
 
     truth: ClassVar = {"v": [[0], [1], [2], [3], [4]]}
 
@@ -164,17 +170,17 @@ class Pooling(nn.Module):
 
 
 class PerHead(nn.Module):
-    """Three-dimensional weights [input, head, feature], as einsum code has them; padded queries see nothing."""
+    """Weights [input, head, feature] for einsum, so heads are counted along axis 1; the first queries are masked."""
 
     truth: ClassVar = {part: [[0], [1], [2], [3]] for part in "qkv"}
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask, self.see, self.say = (nn.Parameter(torch.randn(E, H, D)) for _ in range(3))
+        self.to_query, self.to_key, self.to_value = (nn.Parameter(torch.randn(E, H, D)) for _ in range(3))
         self.merge = nn.Parameter(torch.randn(H, D, E))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (torch.einsum("bte,ehd->bthd", x, weight) for weight in (self.ask, self.see, self.say))
+        q, k, v = (torch.einsum("bte,ehd->bthd", x, weight) for weight in (self.to_query, self.to_key, self.to_value))
         scores = torch.einsum("bthd,bshd->bhts", q, k)
         scores = torch.cat([scores[:, :, :3].masked_fill(torch.tensor(True), -1e9), scores[:, :, 3:]], 2)
         out = torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)

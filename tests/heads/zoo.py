@@ -1,4 +1,4 @@
-"""Tiny random models of every family in the table, each with an example input."""
+"""Tiny random models of most families in the family table, each with an example input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ids(length: int = 7) -> Tensor:
 
 
 class TimmAttention(nn.Module):
-    """The attention of timm's vision transformers, under its own class name there."""
+    """Attention as in timm's vision transformers: one `qkv` weight, all of q, then k, then v, head after head."""
 
     def __init__(self, dim: int = 24, num_heads: int = 3) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class TimmAttention(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """nanoGPT's attention."""
+    """Attention as in nanoGPT: one `c_attn` weight, all of q, then k, then v, head after head."""
 
     def __init__(self, n_embd: int = 24, n_head: int = 4) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MultiHeadedAttention(nn.Module):
-    """The Annotated Transformer's attention: four layers in a list."""
+    """Attention as in the Annotated Transformer: q, k, v and the output projection in one `ModuleList`."""
 
     def __init__(self, h: int = 4, d_model: int = 24) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class MultiHeadedAttention(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """A = softmax(W2 tanh(W1 H)) over tokens, one row of W2 per head."""
+    """Additive attention, A = softmax(W2 tanh(W1 H)) over tokens; a head is one row of W2."""
 
     def __init__(self, dim: int = 12, hidden: int = 7, heads: int = 5) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ def _text() -> dict[str, Any]:
     return {"input_ids": ids()}
 
 
-def _pair() -> dict[str, Any]:
+def _text_and_target() -> dict[str, Any]:
     return {"input_ids": ids(), "decoder_input_ids": ids(5)}
 
 
-def _crossed() -> dict[str, Any]:
+def _text_and_states() -> dict[str, Any]:
     return {"input_ids": ids(), "encoder_hidden_states": torch.randn(2, 5, 32)}
 
 
@@ -157,40 +157,40 @@ TORCH: dict[str, Callable[[], Case]] = {
     "additive": lambda: (AdditiveAttention(), torch.randn(2, 6, 12)),
 }
 
-# (class prefix, configuration, inputs) of models that take both attention implementations
-_BOTH: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
+# (class prefix, configuration, inputs) of models that support eager and sdpa attention
+_EAGER_AND_SDPA: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "bert": ("Bert", SMALL, _text),
-    "bert with cross-attention": ("Bert", {**SMALL, "is_decoder": True, "add_cross_attention": True}, _crossed),
+    "bert with cross-attention": ("Bert", {**SMALL, "is_decoder": True, "add_cross_attention": True}, _text_and_states),
     "roberta": ("Roberta", SMALL, _text),
     "electra": ("Electra", {**SMALL, "embedding_size": 16}, _text),
     "distilbert": ("DistilBert", _DISTIL, _text),
     "albert": ("Albert", {**SMALL, "embedding_size": 16}, _text),
-    "gpt2 with cross-attention": ("GPT2", {**_GPT2, "add_cross_attention": True}, _crossed),
+    "gpt2 with cross-attention": ("GPT2", {**_GPT2, "add_cross_attention": True}, _text_and_states),
     "gpt-neox": ("GPTNeoX", {**SMALL, **IDS}, _text),
-    "bart": ("Bart", BART, _pair),
-    "marian": ("Marian", BART, _pair),
+    "bart": ("Bart", BART, _text_and_target),
+    "marian": ("Marian", BART, _text_and_target),
     "llama": ("Llama", {**SMALL, "num_key_value_heads": 2}, _text),
     "mistral": ("Mistral", {**SMALL, "num_key_value_heads": 2}, _text),
     "qwen2": ("Qwen2", {**SMALL, "num_key_value_heads": 1}, _text),
     "olmo2": ("Olmo2", {**SMALL, **IDS, "num_key_value_heads": 2}, _text),
     "vit": ("ViT", {**_VIT, "image_size": 16, "patch_size": 8}, _image),
 }
-_ONE: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
+_DEFAULT_ONLY: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}, _text),
     "falcon": ("Falcon", {**SMALL, **IDS, "num_kv_heads": 2, "new_decoder_architecture": True}, _text),
     "falcon with one kv head": ("Falcon", {**SMALL, **IDS, "multi_query": True}, _text),
     "phi3": ("Phi3", {**SMALL, **IDS, "num_key_value_heads": 2}, _text),
     "codegen": ("CodeGen", {**_GPT2, "rotary_dim": 4}, _text),
-    "t5": ("T5", _T5, _pair),
+    "t5": ("T5", _T5, _text_and_target),
 }
 TRANSFORMERS: dict[str, Callable[[], Case]] = {
     f"{name}, {kind}": _transformers(prefix, {**settings, "attn_implementation": kind}, inputs)
-    for name, (prefix, settings, inputs) in _BOTH.items()
+    for name, (prefix, settings, inputs) in _EAGER_AND_SDPA.items()
     for kind in ("eager", "sdpa")
-} | {name: _transformers(*case) for name, case in _ONE.items()}
+} | {name: _transformers(*case) for name, case in _DEFAULT_ONLY.items()}
 
 
 def build(name: str) -> Case:
-    """The model and its example, random but fixed."""
+    """Build a model and its example inputs from a fixed seed."""
     torch.manual_seed(0)
     return {**TORCH, **TRANSFORMERS}[name]()

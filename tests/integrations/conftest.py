@@ -1,4 +1,4 @@
-"""Accelerate keeps device and precision for the whole process; each test here begins without."""
+"""Reset Accelerate's global state (device, precision) after each test."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _forget_accelerate() -> Iterator[None]:
+def _reset_accelerate() -> Iterator[None]:
     yield
     if "accelerate.state" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState

@@ -1,4 +1,4 @@
-"""A loop on Accelerate: accumulated gradients, skipped steps, checkpoints."""
+"""Repulsion on Accelerate: gradient accumulation, skipped steps, checkpoints."""
 
 import json
 
@@ -18,7 +18,7 @@ BATCHES = 4
 
 
 class Run:
-    """One training: what `prepare` gives, and repulsion attached before or after it."""
+    """One training run, with repulsion attached before or after `accelerator.prepare`."""
 
     def __init__(self, rule, accumulate=1, attach="after", scaler=None):
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
@@ -34,12 +34,12 @@ class Run:
         if attach == "after":
             self.handle = repel_prepared(self.accelerator, self.model, self.optimizer, **settings)
 
-    def epoch(self, spoil=None):
-        """One pass; the loss of batch `spoil` is infinite."""
+    def epoch(self, overflow=None):
+        """Train one epoch; the loss of batch number `overflow` is infinite."""
         for index, (tokens, labels) in enumerate(self.data):
             with self.accelerator.accumulate(self.model):
                 loss = nn.functional.cross_entropy(self.model(tokens), labels)
-                self.accelerator.backward(loss * float("inf") if index == spoil else loss)
+                self.accelerator.backward(loss * float("inf") if index == overflow else loss)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         return self
@@ -47,7 +47,7 @@ class Run:
 
 @pytest.mark.parametrize("attach", ["before", "after"])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_saved_and_loaded_elsewhere_is_the_same_as_uninterrupted(rule, attach, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(rule, attach, tmp_path):
     whole = weights(Run(rule, attach=attach).epoch().epoch().model)
     Run(rule, attach=attach).epoch().accelerator.save_state(str(tmp_path))
     assert json.loads((tmp_path / "repulsive.json").read_text())["steps"] == BATCHES
@@ -60,7 +60,7 @@ def test_saved_and_loaded_elsewhere_is_the_same_as_uninterrupted(rule, attach, t
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
+def test_a_checkpoint_without_state_warns_and_gives_another_result(rule, tmp_path):
     whole = weights(Run(rule).epoch().epoch().model)
     Run(rule).epoch().accelerator.save_state(str(tmp_path))
     (tmp_path / "repulsive.json").unlink()
@@ -71,7 +71,7 @@ def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_fires_once_per_real_step(accumulate):
+def test_acts_once_per_optimizer_step(accumulate):
     run = Run(RULES["svgd"], accumulate=accumulate)
     stepped = []
     run.optimizer.optimizer.register_step_post_hook(lambda *_: stepped.append(run.handle.steps))
@@ -81,17 +81,17 @@ def test_fires_once_per_real_step(accumulate):
 
 def test_a_step_skipped_by_the_scaler_is_not_counted():
     run = Run(RULES["spos"], scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000))
-    run.epoch(spoil=2)
+    run.epoch(overflow=2)
     assert run.handle.steps == BATCHES - 1
     assert weights(run.model).isfinite().all()
 
 
-def test_unscaled_by_the_scaler_the_rule_sees_true_gradients():
+def test_the_rule_gets_unscaled_gradients():
     scaled = Run(RULES["svgd"], scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000))
     assert torch.equal(weights(scaled.epoch().model), weights(Run(RULES["svgd"]).epoch().model))
 
 
-def test_two_handles_have_a_file_each_and_a_removed_one_none(tmp_path):
+def test_each_handle_has_a_file_and_a_removed_one_has_none(tmp_path):
     accelerator = Accelerator(cpu=True)
     pairs = []
     for rule in (SVGD(alpha=0.1), SVGD(alpha=0.2)):
@@ -111,23 +111,23 @@ def test_two_handles_have_a_file_each_and_a_removed_one_none(tmp_path):
     assert [handle.attached for _, handle in pairs] == [True, False]
 
 
-def test_apply_comes_before_the_clipping_that_unscales():
-    """`accelerator.clip_grad_norm_` unscales gradients of float16, so that `apply` sees them scaled."""
-    found = []
+def test_apply_before_clipping_handles_scaled_gradients():
+    """Float16 gradients are still scaled in `apply`, because `accelerator.clip_grad_norm_` unscales them later."""
+    results = []
     for scale in (None, 65536.0):
         scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-        made = Run(SVGD(alpha=1.0), scaler=scaler)
-        (tokens, labels) = next(iter(made.data))
-        made.accelerator.backward(nn.functional.cross_entropy(made.model(tokens), labels))
-        made.handle.apply()
+        run = Run(SVGD(alpha=1.0), scaler=scaler)
+        (tokens, labels) = next(iter(run.data))
+        run.accelerator.backward(nn.functional.cross_entropy(run.model(tokens), labels))
+        run.handle.apply()
         if scaler is not None:
-            scaler.unscale_(made.handle.optimizer)  # as clip_grad_norm_ does where mixed_precision is "fp16"
-        found.append((weights_of_gradients(made.model), made.handle.report()[0].ratio))
-    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-6, rtol=1e-4)
-    assert found[0][1] == pytest.approx(found[1][1], rel=1e-4)
+            scaler.unscale_(run.handle.optimizer)  # as clip_grad_norm_ does with mixed_precision="fp16"
+        results.append((all_gradients(run.model), run.handle.report()[0].ratio))
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=1e-4)
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-4)
 
 
-def weights_of_gradients(model):
+def all_gradients(model):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 

@@ -1,4 +1,4 @@
-"""Optional packages stay optional: nothing loads them unasked, and a missing one is named with its extra."""
+"""Optional packages are not loaded on import, and the error for a missing one names its extra."""
 
 import importlib
 import subprocess
@@ -16,13 +16,13 @@ EXTRAS = {
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_missing_package_is_named_with_its_extra(extra, monkeypatch):
     for package in EXTRAS[extra]:
-        monkeypatch.setitem(sys.modules, package, None)  # what Python does for `import` of a package it lacks
+        monkeypatch.setitem(sys.modules, package, None)  # makes `import` fail as for a missing package
     monkeypatch.delitem(sys.modules, f"repulsive.integrations.{extra}", raising=False)
     with pytest.raises(ImportError, match=rf'pip install "repulsive\[{extra}\]"'):
         importlib.import_module(f"repulsive.integrations.{extra}")
 
 
-def test_the_package_of_integrations_loads_none_of_them():
+def test_importing_the_integrations_loads_no_optional_package():
     code = "import sys, repulsive.integrations; print(*{name.split('.')[0] for name in sys.modules})"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(printed.split())

@@ -1,4 +1,4 @@
-"""float16 on a GPU: gradients are scaled, and a step that overflows is skipped; the rule must know of both."""
+"""float16 on a GPU: the rule must handle scaled gradients and steps that are skipped after an overflow."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ RULE = SVGD(alpha="auto", ratio=0.3)
 
 
 def scaler(scale: float) -> torch.amp.GradScaler:
-    """From 2^30 the first steps overflow, until the scale has come down."""
+    """A gradient scaler; with scale 2^30 the first steps overflow until it has been reduced."""
     return torch.amp.GradScaler("cuda", init_scale=scale, backoff_factor=2.0**-8)
 
 
 def check(handle, model) -> None:
-    """Adam counts the steps it really took; the rule must have counted the same, some having been skipped."""
+    """Check that the rule counted the steps that Adam took, and that some steps were skipped."""
     parameter = handle.groups[0].slices[0].parameter()
     assert handle.steps == int(handle.optimizer.state[parameter]["step"])
     assert 0 < handle.steps < STEPS
@@ -105,7 +105,7 @@ def test_accelerate(fused):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_scale_does_not_reach_the_rule(fused):
+def test_the_scale_does_not_affect_the_rule(fused):
     pytest.importorskip("accelerate")
     small, large = (accelerated(scale, fused)[0] for scale in (1.0, 2.0**10))
     assert small.steps == large.steps == STEPS

@@ -1,4 +1,4 @@
-"""Lightning: a small encoder, fitted, stopped, resumed, compared with a loop by hand."""
+"""Repulsion in Lightning: resuming, clipping order, several optimizers, logs and warnings."""
 
 import logging
 import warnings
@@ -35,7 +35,7 @@ class Classifier(LightningModule):
 
 
 class TwoOptimizers(Classifier):
-    """Two encoders, trained in turn by hand; the classifiers' optimiser owns no heads."""
+    """Two encoders trained in turn under manual optimisation; the first of three optimizers owns no heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ def fitted(rule, model=None, **options) -> tuple[torch.Tensor, RepulsiveCallback
 
 @pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_stopped_and_resumed_is_the_same_as_uninterrupted(rule, order, tmp_path):
-    def fit(epochs, ckpt_path=None):  # whole ones: Lightning alone does not resume the data within an epoch
+def test_a_resumed_run_equals_an_uninterrupted_one(rule, order, tmp_path):
+    def fit(epochs, ckpt_path=None):  # whole epochs: Lightning does not resume data within an epoch
         model, callback = Classifier(), quiet(rule, order=order)
         trainer = make_trainer(callback, max_epochs=epochs, gradient_clip_val=0.5)
         trainer.fit(model, data(), ckpt_path=ckpt_path, weights_only=True)
@@ -102,7 +102,7 @@ def test_stopped_and_resumed_is_the_same_as_uninterrupted(rule, order, tmp_path)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
+def test_a_checkpoint_without_state_warns_and_gives_another_result(rule, tmp_path):
     whole, _ = fitted(rule)
     model = Classifier()
     trainer = make_trainer(quiet(rule), max_epochs=1)
@@ -116,7 +116,7 @@ def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
-def test_clipping_order_is_that_of_a_loop_by_hand(order):
+def test_clipping_order_matches_a_loop_by_hand(order):
     rule, max_norm = SVGD(alpha=0.5, stepsize=2.0), 0.05
     model = Classifier("sgd")
     make_trainer(quiet(rule, order=order), gradient_clip_val=max_norm, max_epochs=1).fit(model, data())
@@ -131,11 +131,11 @@ def test_clipping_order_is_that_of_a_loop_by_hand(order):
 
     other = "repel-clip" if order == "clip-repel" else "clip-repel"
     torch.testing.assert_close(weights(model), by_hand(order), rtol=1e-5, atol=1e-7)
-    assert (by_hand(order) - by_hand(other)).abs().max() > 1e-3  # the two orders can be told apart
+    assert (by_hand(order) - by_hand(other)).abs().max() > 1e-3  # the two orders differ
 
 
 @pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
-def test_fires_once_per_real_step(order):
+def test_acts_once_per_optimizer_step(order):
     callback = quiet(RULES["svgd"], order=order)
     stepped = []
 
@@ -147,7 +147,7 @@ def test_fires_once_per_real_step(order):
     assert stepped == [1, 2, 3, 4]
 
 
-def test_several_optimizers_those_which_own_heads(tmp_path):
+def test_attaches_to_each_optimizer_that_owns_heads(tmp_path):
     whole, callback = fitted(RULES["spos"], TwoOptimizers())
     assert [handle.groups[0].name.split(".")[0] for handle in callback.handles] == ["net", "other"]
     assert [handle.steps for handle in callback.handles] == [BATCHES, BATCHES]
@@ -160,13 +160,13 @@ def test_several_optimizers_those_which_own_heads(tmp_path):
     assert torch.equal(weights(model), whole)
 
 
-def test_manual_optimisation_refuses_an_order_it_cannot_keep():
+def test_manual_optimisation_refuses_repel_clip_without_max_norm():
     with pytest.raises(RuleError, match="manual optimisation"):
         make_trainer(quiet(RULES["svgd"], order="repel-clip")).fit(TwoOptimizers(), data())
 
 
-def test_manual_optimisation_may_apply_before_it_clips():
-    """Lightning then steps with a closure that makes no gradients: they are not changed a second time."""
+def test_manual_optimisation_may_call_apply_before_clipping():
+    """The following step must not change the gradients a second time."""
 
     class Manual(Classifier):
         def __init__(self, early) -> None:
@@ -183,13 +183,13 @@ def test_manual_optimisation_may_apply_before_it_clips():
             self.clip_gradients(optimizer, gradient_clip_val=1e9, gradient_clip_algorithm="norm")
             optimizer.step()
 
-    found = []
+    results = []
     for early in (False, True):
         callback, model = quiet(RULES["svgd"]), Manual(early)
         make_trainer(callback).fit(model, data())
         assert callback.handles[0].steps == 2 * BATCHES
-        found.append(weights(model))
-    assert torch.equal(*found)
+        results.append(weights(model))
+    assert torch.equal(*results)
 
 
 def test_warns_if_no_step_was_taken_or_the_hooks_were_lost():
@@ -204,15 +204,15 @@ def test_warns_if_no_step_was_taken_or_the_hooks_were_lost():
     with pytest.warns(UserWarning, match="lost its hooks after 2 steps"):
         make_trainer(quiet(RULES["svgd"]), LoseHooks()).fit(Classifier(), data())
 
-    class Nothing(Classifier):
+    class NoLoss(Classifier):
         def training_step(self, batch, index):
             return None
 
     with pytest.warns(UserWarning, match="never fired"):
-        fitted(RULES["svgd"], Nothing())
+        fitted(RULES["svgd"], NoLoss())
 
 
-def test_detaches_at_the_end_and_after_a_training_that_broke():
+def test_detaches_at_the_end_and_after_an_error():
     class Broken(Classifier):
         def on_train_batch_end(self, *args):
             raise ArithmeticError
@@ -238,7 +238,7 @@ def test_logs_ratio_and_distance():
     assert float(trainer.callback_metrics["repulsion_step"]) == report[0].step
 
 
-def test_a_handle_is_one_and_handles_are_several():
+def test_handle_for_one_optimizer_and_handles_for_several():
     callback = RepulsiveCallback("sphere", verbose=False, layers="first")
     assert callback.handle is None
     make_trainer(callback).fit(Classifier(), data())
@@ -251,8 +251,8 @@ def test_a_handle_is_one_and_handles_are_several():
 
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("dies", [3, 99])
-def test_says_when_the_model_has_collapsed(dies, by_hand):
-    """From a step on next to no gradient comes through, and the loss is as it was at the start."""
+def test_warns_when_the_model_has_collapsed(dies, by_hand):
+    """From step `dies` on the gradient is almost 0 and the loss is as high as at the start."""
 
     class Dying(Classifier):
         automatic_optimization = not by_hand
@@ -267,13 +267,15 @@ def test_says_when_the_model_has_collapsed(dies, by_hand):
             return {"loss": loss, "more": "words"}
 
     callback = RepulsiveCallback(SVGD(), verbose=False, measure_every=1)
-    with warnings.catch_warnings(record=True, action="always") as seen:
+    with warnings.catch_warnings(record=True, action="always") as caught:
         make_trainer(callback, max_epochs=3).fit(Dying(), data())
-    told = [str(each.message) for each in seen if "collapsed" in str(each.message)]
-    assert len(told) == (dies < 99) and all(words.startswith("step 4: the model has collapsed.") for words in told)
+    messages = [str(each.message) for each in caught if "collapsed" in str(each.message)]
+    assert len(messages) == (dies < 99) and all(
+        message.startswith("step 4: the model has collapsed.") for message in messages
+    )
 
 
-def test_the_other_name_of_lightning_takes_the_same_callback(tmp_path):
+def test_pytorch_lightning_takes_the_same_callback(tmp_path):
     other = pytest.importorskip("pytorch_lightning")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
@@ -299,8 +301,8 @@ def test_the_other_name_of_lightning_takes_the_same_callback(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
-def test_a_fused_optimiser_gets_scaled_gradients(order):
-    """Lightning leaves their unscaling to the optimiser, which does it inside its step."""
+def test_a_fused_optimizer_gets_scaled_gradients(order):
+    """Lightning does not unscale for a fused optimizer, which does so inside its step."""
     from contextlib import nullcontext
 
     from lightning.pytorch.plugins.precision import MixedPrecision
@@ -309,12 +311,12 @@ def test_a_fused_optimiser_gets_scaled_gradients(order):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.5, fused=self.kind == "fused")
 
-    moved = []
+    results = []
     for kind in ("fused", "plain"):
         scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=65536.0))
-        scaled.forward_context = nullcontext  # the scaling of the loss alone
+        scaled.forward_context = nullcontext  # without autocast: only the loss is scaled
         model = Fused(kind)
         make_trainer(quiet(SVGD(alpha=1.0), order=order, max_norm=0.05), plugins=[scaled]).fit(model, data())
-        moved.append(weights(model))
-    torch.testing.assert_close(*moved, atol=1e-5, rtol=1e-4)
-    assert not torch.equal(moved[0], weights(Classifier()))
+        results.append(weights(model))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-4)
+    assert not torch.equal(results[0], weights(Classifier()))

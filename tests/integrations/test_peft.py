@@ -1,4 +1,4 @@
-"""LoRA on torch's own attention, whose adapter bears the name of what it adapts."""
+"""LoRA on nn.MultiheadAttention, whose adapter has the attributes of the layer it adapts."""
 
 import pytest
 import torch
@@ -20,15 +20,15 @@ def test_heads_of_an_adapter_of_multihead_attention():
     handle = repel(model, optimizer, rule, verbose=False)
     assert [(g.layer, g.part, g.num_heads) for g in handle.groups] == [(n, p, 4) for n in range(2) for p in "qkv"]
     model(torch.randn(2, 5, 16)).square().sum().backward()
-    wanted = []
+    expected = []
     for group in handle.groups:
         (part,) = group.slices
         weight, rows = part.parameter(), part.rows  # [48, 4], packed: q, then k, then v
         assert part.parameter_name.endswith("self_attn.lora_B.default.weight")
         assert torch.equal(rows.flatten(), torch.arange(16) + 16 * "qkv".index(group.part))
         particles, gradients = (x.detach()[rows].flatten(1).clone() for x in (weight, weight.grad))
-        wanted.append(rule.gradient(particles, gradients))
+        expected.append(rule.gradient(particles, gradients))
     handle.apply()
-    for group, found in zip(handle.groups, wanted, strict=True):
+    for group, gradient in zip(handle.groups, expected, strict=True):
         (part,) = group.slices
-        assert torch.allclose(part.parameter().grad[part.rows].flatten(1), found, atol=1e-6)
+        assert torch.allclose(part.parameter().grad[part.rows].flatten(1), gradient, atol=1e-6)

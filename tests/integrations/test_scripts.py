@@ -1,4 +1,4 @@
-"""The example scripts of the integrations run to their end, and print what they promise."""
+"""The example scripts of the integrations run and print the expected results."""
 
 import re
 
@@ -12,9 +12,9 @@ def test_trainer_llama(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     printed = run_example("trainer_llama.py", tmp_path, "--steps", "60")
-    found = re.findall(r"^(\w+): loss [\d.]+, mean cosine between heads (\S+) -> (\S+)$", printed, re.M)
-    after = {name: float(end) for name, _, end in found}
-    assert found[0][1] == found[1][1]  # both begin alike
+    lines = re.findall(r"^(\w+): loss [\d.]+, mean cosine between heads (\S+) -> (\S+)$", printed, re.M)
+    after = {name: float(end) for name, _, end in lines}
+    assert lines[0][1] == lines[1][1]  # same initial weights
     assert after["repulsive"] < after["plain"] - 0.1
 
 
@@ -27,7 +27,7 @@ def test_lightning_classifier(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_accelerate_encoder(processes, tmp_path):
-    """Of two processes the first prints."""
+    """With two processes only the first prints."""
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
     printed = run_example("accelerate_encoder.py", tmp_path, "--epochs", "4", processes=processes)

@@ -1,4 +1,4 @@
-"""The Trainer of transformers: a small Llama with grouped heads, trained, stopped, resumed, compared."""
+"""Repulsion in the Trainer of transformers: resuming, clipping order, logs and warnings."""
 
 import json
 import warnings
@@ -53,7 +53,7 @@ def trained(folder, rule, **overrides) -> torch.Tensor:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same folder", "another folder"])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_stopped_and_resumed_is_the_same_as_uninterrupted(rule, elsewhere, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(rule, elsewhere, tmp_path):
     whole = trained(tmp_path / "whole", rule)
     make_trainer(tmp_path / "half", quiet(rule), StopAt(STOP)).train()
 
@@ -66,7 +66,7 @@ def test_stopped_and_resumed_is_the_same_as_uninterrupted(rule, elsewhere, tmp_p
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_checkpoint_without_state_warns_and_leads_elsewhere(rule, tmp_path):
+def test_a_checkpoint_without_state_warns_and_gives_another_result(rule, tmp_path):
     whole = trained(tmp_path / "whole", rule)
     make_trainer(tmp_path / "half", quiet(rule), StopAt(STOP)).train()
     path = tmp_path / "half" / f"checkpoint-{STOP}" / "trainer_state.json"
@@ -89,7 +89,7 @@ def test_callback_states_restored_by_the_trainer_do_not_replace_ours(tmp_path):
     assert torch.equal(weights(trainer.model), whole)
 
 
-def test_a_checkpoint_of_other_heads_is_refused_and_nothing_stays_attached(tmp_path):
+def test_a_checkpoint_of_other_heads_is_refused_and_hooks_are_removed(tmp_path):
     make_trainer(tmp_path, quiet(RULES["svgd"]), StopAt(STOP)).train()
     callback = quiet(RULES["svgd"], layers="first")
     with pytest.raises(StateError, match="other groups"):
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_other_heads_is_refused_and_nothing_stays_attached(tmp_p
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_fires_once_per_real_step(accumulate, tmp_path):
+def test_acts_once_per_optimizer_step(accumulate, tmp_path):
     callback = quiet(RULES["svgd"])
     stepped = []
 
@@ -111,7 +111,7 @@ def test_fires_once_per_real_step(accumulate, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
-def test_clipping_order_is_that_of_a_loop_by_hand(order, tmp_path):
+def test_clipping_order_matches_a_loop_by_hand(order, tmp_path):
     rule, max_norm = SVGD(alpha=0.5, stepsize=2.0), 0.05
     options = {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 0.1, "max_steps": 3}
     callback = quiet(rule, order=order, max_norm=max_norm if order == "repel-clip" else None)
@@ -129,7 +129,7 @@ def test_clipping_order_is_that_of_a_loop_by_hand(order, tmp_path):
 
     other = "repel-clip" if order == "clip-repel" else "clip-repel"
     torch.testing.assert_close(weights(trainer.model), by_hand(order), rtol=1e-4, atol=1e-6)
-    assert (by_hand(order) - by_hand(other)).abs().max() > 1e-3  # the two orders can be told apart
+    assert (by_hand(order) - by_hand(other)).abs().max() > 1e-3  # the two orders differ
 
 
 def test_repel_then_clip_is_refused_while_the_trainer_clips(tmp_path):
@@ -147,7 +147,7 @@ def test_repel_then_clip_is_refused_while_the_trainer_clips(tmp_path):
 def test_warns_if_no_step_was_taken_or_the_hooks_were_lost(tmp_path):
     one_epoch = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "epoch"}
     make_trainer(tmp_path, quiet(RULES["svgd"]), **one_epoch).train()
-    with pytest.warns(UserWarning, match="never fired"):  # the epoch is over already
+    with pytest.warns(UserWarning, match="never fired"):  # the checkpoint is at the end of the epoch
         make_trainer(tmp_path, quiet(RULES["svgd"]), **one_epoch).train(resume_from_checkpoint=True)
 
     class LoseHooks(TrainerCallback):
@@ -159,7 +159,7 @@ def test_warns_if_no_step_was_taken_or_the_hooks_were_lost(tmp_path):
         make_trainer(tmp_path, quiet(RULES["svgd"]), LoseHooks()).train()
 
 
-def test_detaches_at_the_end_and_after_a_training_that_broke(tmp_path):
+def test_detaches_at_the_end_and_after_an_error(tmp_path):
     class Break(TrainerCallback):
         broken = False
 
@@ -181,11 +181,11 @@ def test_detaches_at_the_end_and_after_a_training_that_broke(tmp_path):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_logs_ratio_and_distance(first, tmp_path):
-    seen = []
+    reported = []
 
     class Reporter(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs):
-            seen.append(dict(logs))
+            reported.append(dict(logs))
 
     callback = quiet(SVGD(alpha="auto", ratio=0.2))
     trainer = make_trainer(tmp_path, Reporter(), max_steps=2, save_strategy="no")
@@ -196,10 +196,10 @@ def test_logs_ratio_and_distance(first, tmp_path):
     report = callback.handle.report()
     assert logged[-1]["head_distance"] == pytest.approx(sum(line.distance for line in report) / len(report))
     assert logged[-1]["head_similarity"] == pytest.approx(sum(line.similarity for line in report) / len(report))
-    assert ["head_distance" in entry for entry in seen if "loss" in entry] == [first, first]
+    assert ["head_distance" in entry for entry in reported if "loss" in entry] == [first, first]
 
 
-def test_logs_say_when_they_were_measured(tmp_path):
+def test_logs_contain_the_step_of_the_measurement(tmp_path):
     callback = RepulsiveCallback("paper", measure_every=3, verbose=False)
     assert callback.handle is None and callback.handles == []
     trainer = make_trainer(tmp_path, callback, save_strategy="no")
@@ -210,8 +210,8 @@ def test_logs_say_when_they_were_measured(tmp_path):
 
 
 @pytest.mark.parametrize("dies", [5, 99])
-def test_says_when_the_model_has_collapsed(dies, tmp_path):
-    """From a step on next to no gradient comes through, and the loss is as it was at the start."""
+def test_warns_when_the_model_has_collapsed(dies, tmp_path):
+    """From step `dies` on the gradient is almost 0 and the loss is as high as at the start."""
 
     class Dying(Trainer):
         def compute_loss(self, *args, **kwargs):
@@ -222,10 +222,12 @@ def test_says_when_the_model_has_collapsed(dies, tmp_path):
     options = {"max_steps": 14, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     arguments = TrainingArguments(str(tmp_path), learning_rate=1e-2, use_cpu=True, **options)
     trainer = Dying(llama(), arguments, train_dataset=Copies(32), callbacks=[callback])
-    with warnings.catch_warnings(record=True, action="always") as seen:
+    with warnings.catch_warnings(record=True, action="always") as caught:
         trainer.train()
-    told = [str(each.message) for each in seen if "collapsed" in str(each.message)]
-    assert len(told) == (dies < 99) and all(words.startswith("step 6: the model has collapsed.") for words in told)
+    messages = [str(each.message) for each in caught if "collapsed" in str(each.message)]
+    assert len(messages) == (dies < 99) and all(
+        message.startswith("step 6: the model has collapsed.") for message in messages
+    )
 
 
 def test_a_misspelt_argument_fails_at_once():
@@ -237,7 +239,7 @@ def test_a_misspelt_argument_fails_at_once():
         RepulsiveCallback("shpere")
 
 
-def test_two_callbacks_on_layers_of_their_own_resume_each_its_own(tmp_path):
+def test_two_callbacks_resume_their_own_states(tmp_path):
     def both():
         return quiet(RULES["svgd"], layers=[0]), quiet(RULES["spos"], layers=[1])
 

@@ -1,4 +1,4 @@
-"""What the three integrations are trained on and compared with: small models, data, and one step written by hand."""
+"""Small models, data and a training step written by hand, shared by the tests of the integrations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from repulsive import SPOS, SVGD, find_heads
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Linear
 
-# Both know the step they are at, SVGD by its schedule and SPOS by its noise: a resumed run that lost count differs.
+# Both depend on the step, SVGD by its schedule and SPOS by its noise: a resumed run with the wrong step differs.
 RULES = {
     "svgd": SVGD(alpha="auto", ratio=Linear(0.1, 1.0, 6)),
     "spos": SPOS(alpha="auto", ratio=0.3, beta=1e6),
@@ -20,7 +20,7 @@ TOKENS, LENGTH = 12, 7
 
 
 class Encoder(nn.Module):
-    """One attention layer and a classifier, without dropout: the same numbers every time."""
+    """One attention layer and a classifier, without dropout, so that runs are reproducible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ def encoder() -> Encoder:
 
 
 def labelled(count: int) -> TensorDataset:
-    """Sequences [N, T], and whether token 0 occurs."""
+    """Random sequences [N, T]; the label is 1 if token 0 occurs."""
     tokens = torch.randint(TOKENS, (count, LENGTH), generator=torch.Generator().manual_seed(1))
     return TensorDataset(tokens, (tokens == 0).any(1).long())
 
 
 def llama() -> nn.Module:
-    """Two layers, four query heads on two key-value heads."""
+    """A Llama with two layers, each with four query heads and two key-value heads."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def llama() -> nn.Module:
 
 
 class Copies(Dataset[dict[str, Tensor]]):
-    """Four tokens, then the same four again."""
+    """Sequences of four random tokens followed by the same four."""
 
     def __init__(self, count: int) -> None:
         words = torch.randint(TOKENS, (count, 4), generator=torch.Generator().manual_seed(1))
@@ -77,7 +77,7 @@ class Copies(Dataset[dict[str, Tensor]]):
 
 
 def step_by_hand(model: nn.Module, optimizer: Optimizer, rule: Rule, order: str, max_norm: float) -> None:
-    """Clip, repel and step without `repel`: the rule's own `gradient`, group by group."""
+    """Clip, repel and step without `repel`, with the rule's `gradient` group by group."""
     if order == "clip-repel":
         nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     for group in find_heads(model):

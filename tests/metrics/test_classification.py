@@ -1,4 +1,4 @@
-"""Metrics against loops that read like their formulas, and against cases small enough to know by heart."""
+"""Metrics against loops that follow their formulas, and against small known cases."""
 
 import math
 
@@ -20,7 +20,7 @@ from repulsive.metrics.classification import (
 )
 
 
-def made(items=200, classes=4, sharp=2.0):
+def random_predictions(items=200, classes=4, sharp=2.0):
     generator = torch.Generator().manual_seed(0)
     logits = sharp * torch.randn(items, classes, generator=generator)
     return logits.double().softmax(-1), torch.randint(classes, (items,), generator=generator)
@@ -31,7 +31,7 @@ def attention_of(*shape):
 
 
 def loop_bins(p, y, bins):
-    """[(share, accuracy, confidence)] of the bins that hold something, item by item."""
+    """[(share, accuracy, confidence)] of the bins that are not empty, item by item."""
     members = [[] for _ in range(bins)]
     for row, label in zip(p.tolist(), y.tolist(), strict=True):
         confidence = max(row)
@@ -41,7 +41,7 @@ def loop_bins(p, y, bins):
 
 
 def test_against_loops():
-    p, y = made()
+    p, y = random_predictions()
     rows, labels = p.tolist(), y.tolist()
     n = len(labels)
     right = sum(row.index(max(row)) == label for row, label in zip(rows, labels, strict=True))
@@ -54,30 +54,30 @@ def test_against_loops():
 
 @pytest.mark.parametrize("bins", [1, 2, 15, 100])
 def test_calibration_against_loops(bins):
-    p, y = made()
-    found = loop_bins(p, y, bins)
-    assert ece(p, y, bins).item() == pytest.approx(sum(share * abs(a - c) for share, a, c in found))
-    assert oe(p, y, bins).item() == pytest.approx(sum(share * c * max(c - a, 0) for share, a, c in found))
+    p, y = random_predictions()
+    expected = loop_bins(p, y, bins)
+    assert ece(p, y, bins).item() == pytest.approx(sum(share * abs(a - c) for share, a, c in expected))
+    assert oe(p, y, bins).item() == pytest.approx(sum(share * c * max(c - a, 0) for share, a, c in expected))
 
 
-def test_calibration_by_heart():
-    sure = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+def test_calibration_of_known_cases():
+    certain = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     for bins in (15, 100):
-        assert ece(sure, torch.tensor([0, 0]), bins) == 0
-        assert ece(sure, torch.tensor([1, 1]), bins) == oe(sure, torch.tensor([1, 1]), bins) == 1
-        assert ece(sure, torch.tensor([0, 1]), bins) == 0.5
-    doubtful = torch.tensor([[0.6, 0.4]] * 5, dtype=torch.float64)
-    assert ece(doubtful, torch.tensor([0, 0, 0, 1, 1])).item() == pytest.approx(0)
-    assert ece(doubtful, torch.zeros(5, dtype=torch.long)).item() == pytest.approx(0.4)
-    assert oe(doubtful, torch.zeros(5, dtype=torch.long)) == 0
-    assert oe(doubtful, torch.ones(5, dtype=torch.long)).item() == pytest.approx(0.36)
+        assert ece(certain, torch.tensor([0, 0]), bins) == 0
+        assert ece(certain, torch.tensor([1, 1]), bins) == oe(certain, torch.tensor([1, 1]), bins) == 1
+        assert ece(certain, torch.tensor([0, 1]), bins) == 0.5
+    uncertain = torch.tensor([[0.6, 0.4]] * 5, dtype=torch.float64)
+    assert ece(uncertain, torch.tensor([0, 0, 0, 1, 1])).item() == pytest.approx(0)
+    assert ece(uncertain, torch.zeros(5, dtype=torch.long)).item() == pytest.approx(0.4)
+    assert oe(uncertain, torch.zeros(5, dtype=torch.long)) == 0
+    assert oe(uncertain, torch.ones(5, dtype=torch.long)).item() == pytest.approx(0.36)
 
 
-def test_an_edge_belongs_to_the_bin_below_it_and_rounding_above_one_is_kept():
+def test_an_edge_belongs_to_the_bin_below_and_rounding_above_one_is_allowed():
     p = torch.tensor([[0.5, 0.5], [0.51, 0.49]]).double()
     y = torch.tensor([1, 0])
-    apart = (abs(0 - 0.5) + abs(1 - 0.51)) / 2  # two bins: (0, 1/2] and (1/2, 1]
-    assert ece(p, y, 2).item() == pytest.approx(apart)
+    expected = (abs(0 - 0.5) + abs(1 - 0.51)) / 2  # two bins: (0, 1/2] and (1/2, 1]
+    assert ece(p, y, 2).item() == pytest.approx(expected)
     assert ece(torch.tensor([[1.0000001, 0.0]]), torch.tensor([0])).item() == pytest.approx(0, abs=1e-6)
 
 
@@ -95,10 +95,10 @@ def test_extremes():
 def test_scores_are_the_metrics_of_the_softmax():
     logits, y = torch.randn(50, 3, generator=torch.Generator().manual_seed(3)), torch.arange(50) % 3
     p = logits.double().softmax(-1)
-    found = scores(logits, y)
-    assert set(found) == {"accuracy", "nll", "brier", "entropy", "ece15", "oe15", "ece100", "oe100"}
-    assert found["ece100"] == ece(p, y, 100).item() and found["oe15"] == oe(p, y, 15).item()
-    assert found["nll"] == pytest.approx(torch.nn.functional.cross_entropy(logits.double(), y).item())
+    result = scores(logits, y)
+    assert set(result) == {"accuracy", "nll", "brier", "entropy", "ece15", "oe15", "ece100", "oe100"}
+    assert result["ece100"] == ece(p, y, 100).item() and result["oe15"] == oe(p, y, 15).item()
+    assert result["nll"] == pytest.approx(torch.nn.functional.cross_entropy(logits.double(), y).item())
 
 
 @pytest.mark.parametrize("metric", [accuracy, nll, brier, ece, oe])
@@ -123,7 +123,7 @@ def test_dist_against_a_loop_and_its_invariances():
         dist(x[:, :1])
 
 
-def test_dist_sees_heads_that_are_almost_equal():
+def test_dist_resolves_heads_that_are_almost_equal():
     heads = 1000 * torch.randn(1, 1, 600, generator=torch.Generator().manual_seed(4)).repeat(1, 2, 1)
     heads[0, 1, 0] += 1e-3
     assert dist(heads).item() == pytest.approx(float(heads[0, 1, 0]) - float(heads[0, 0, 0]), rel=1e-6)
@@ -151,12 +151,12 @@ def test_evidence_coverage_by_hand():
     evidence = torch.zeros(1, 4, 4, dtype=torch.bool)
     evidence[0, 0, 0] = True  # head 0 gives 0.7
     evidence[0, 1, 1:3] = True  # head 1 gives 0.4 in all
-    evidence[0, 2, 1] = True  # nobody gives more than 0.2
+    evidence[0, 2, 1] = True  # no head gives more than 0.2
     assert evidence_coverage(attention, evidence, 0.3).item() == pytest.approx(2 / 3)  # the fourth aspect is absent
     assert evidence_coverage(attention, evidence, 0.6).item() == pytest.approx(1 / 3)
     assert evidence_coverage(attention, evidence, 0.1) == 1
     assert evidence_coverage(attention.flip(1), evidence, 0.3).item() == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="nothing to cover"):
+    with pytest.raises(ValueError, match="no aspect has evidence"):
         evidence_coverage(attention, torch.zeros(1, 2, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="does not match"):
         evidence_coverage(attention, evidence[:, :, :3])

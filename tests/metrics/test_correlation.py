@@ -15,9 +15,9 @@ from repulsive.metrics.correlation import (
     moments,
     pearson,
     pearson_of,
-    ranks,
     spearman,
 )
+from repulsive.metrics.ranks import ranks
 
 
 def optional(name):

@@ -1,4 +1,4 @@
-"""Running a page in a real browser, if there is one."""
+"""Open pages in a real browser, if one is installed."""
 
 import shutil
 import subprocess
@@ -15,18 +15,18 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is installed")
 needs_driver = pytest.mark.skipif(
-    CHROMIUM is None or find_spec("playwright") is None, reason="a browser and playwright are needed to drive it"
+    CHROMIUM is None or find_spec("playwright") is None, reason="needs a browser and playwright"
 )
 
 
 @dataclass(frozen=True)
 class Seen:
     dom: str
-    console: list[str]  # errors of scripts, and what the content security policy refused
+    console: list[str]  # script errors and violations of the content security policy
 
 
 def open_page(path: Path, fragment: str = "") -> Seen:
-    """The document after its scripts have run."""
+    """Return the document after its scripts have run."""
     assert CHROMIUM is not None
     flags = "--headless=new --no-sandbox --disable-gpu --dump-dom --virtual-time-budget=1000 --enable-logging=stderr"
     profile = path.parent / "profile"
@@ -42,7 +42,7 @@ def open_page(path: Path, fragment: str = "") -> Seen:
 
 @contextmanager
 def driven_browser() -> Iterator[Any]:
-    """The system's browser, driven by playwright, which brings none of its own here."""
+    """Start the installed browser under playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -55,23 +55,23 @@ def driven_browser() -> Iterator[Any]:
 
 @contextmanager
 def driven_page(browser: Any, path: Path, *, dark: bool = False, width: int = 1280) -> Iterator[tuple[Any, list[str]]]:
-    """A page from disk with the network off; what its console says and which other files it asks for is collected."""
+    """Open a page offline; yield it with its console messages and the URLs of other files that it requests."""
     context = browser.new_context(
         offline=True, color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}
     )
-    page, said = context.new_page(), []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(path.as_uri()) else said.append(asked.url))
+    page, messages = context.new_page(), []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith(path.as_uri()) else messages.append(request.url))
     try:
         page.goto(path.as_uri())
-        yield page, said
+        yield page, messages
     finally:
         context.close()
 
 
 def violations(browser: Any, path: Path, fragment: str = "", *, dark: bool = False, width: int = 1280) -> list[str]:
-    """What axe-core finds wrong for people who do not see, point or tell colours apart as most do."""
+    """List the accessibility problems that axe-core finds."""
     axe = pytest.importorskip("axe_playwright_python")
     script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
     context = browser.new_context(
@@ -81,7 +81,7 @@ def violations(browser: Any, path: Path, fragment: str = "", *, dark: bool = Fal
         page = context.new_page()
         page.goto(f"{path.as_uri()}#{fragment}")
         page.evaluate(script)
-        found = page.evaluate("axe.run()")["violations"]
-        return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
+        problems = page.evaluate("axe.run()")["violations"]
+        return [f"{each['id']}: {node['html'][:120]}" for each in problems for node in each["nodes"]]
     finally:
         context.close()

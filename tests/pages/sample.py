@@ -1,4 +1,4 @@
-"""A report as the demo makes one, of made reviews and made attention."""
+"""Sample report like that of the demo, with generated reviews and synthetic attention."""
 
 import torch
 
@@ -10,7 +10,7 @@ METHODS = ("MA", "MA + R", "SVGD", "SPOS")
 
 
 def peaked(evidence: list[tuple[int, ...]], heads: int, words: int, spread: float, seed: int) -> torch.Tensor:
-    """Attention [M, T] with a peak or two per head: on one aspect's evidence at `spread` 0, on all of them at 1."""
+    """Attention [M, T] with peaks on evidence: of one aspect for all heads at `spread` 0, of all aspects at 1."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(heads, words, generator=generator)
     for head in range(heads):
@@ -21,12 +21,14 @@ def peaked(evidence: list[tuple[int, ...]], heads: int, words: int, spread: floa
 
 def sample_table() -> Table:
     metrics = [
-        Metric("Accuracy", digits=1, percent=True, meaning="Share of test reviews whose stars are right."),
+        Metric("Accuracy", digits=1, percent=True, meaning="Share of test reviews with the correct number of stars."),
         Metric("NLL", "lower", meaning="Negative log-likelihood of the true class, in nats."),
         Metric("Dist", meaning="Mean distance between the representations of two heads, as in the paper."),
         Metric("Relative Dist", meaning="Dist over the mean norm of the representations."),
-        Metric("Overlap", "lower", meaning="Attention that two heads have in common, mean over pairs."),
-        Metric("Coverage", digits=1, percent=True, meaning="Share of aspects whose evidence some head reads."),
+        Metric("Overlap", "lower", meaning="Overlap of the attention of two heads, mean over pairs."),
+        Metric(
+            "Coverage", digits=1, percent=True, meaning="Share of aspects whose evidence at least one head attends to."
+        ),
         Metric("ECE", "lower", digits=1, percent=True),
     ]
     numbers = {
@@ -46,10 +48,10 @@ def sample_table() -> Table:
             cells.append(Cell(mean, abs(mean) * 0.012, None if method == "MA" or place == 6 else compared))
         rows.append(Row(method, cells, control=method.startswith("gradient")))
     notes = [
-        "SVGD and SPOS read more of the evidence than plain attention, and their heads overlap less.",
-        "Between SVGD and SPOS these seeds show no difference. ECE was not compared.",
+        "SVGD and SPOS cover more evidence than plain attention, and their heads overlap less.",
+        "There is no significant difference between SVGD and SPOS. ECE was not tested.",
     ]
-    caption = "1,000 made reviews, 10 heads, three seeds. These numbers are made up to try the page."
+    caption = "1,000 generated reviews, 10 heads, three seeds. The numbers are invented to test the page."
     return Table(metrics, rows, baseline="MA", caption=caption, notes=notes)
 
 
@@ -93,7 +95,7 @@ def sample_content(count: int = 6, heads: int = 10) -> Content:
     ]
     return Content(
         "Heads that do not collapse",
-        "The same classifier trained four ways on reviews whose stars follow from several aspects at once.",
+        "The same classifier, trained with four methods on reviews whose stars depend on several aspects.",
         facts,
         sample_table(),
         sample_charts(),

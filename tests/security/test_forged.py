@@ -1,4 +1,4 @@
-"""Results that somebody changed: numbers are believed only where checksums and answers agree with them."""
+"""Forged results are refused: numbers must agree with checksums and with the recorded answers."""
 
 import json
 import shutil
@@ -33,14 +33,14 @@ def change(path, action):
     path.write_text(json.dumps(value))
 
 
-def all_right(folder):
-    """The same run with every answer on the test set marked as right."""
+def mark_all_correct(folder):
+    """Mark every answer on the test set of a run as correct."""
     items = load((folder / "test.safetensors").read_bytes())
     items["correct"] = torch.ones_like(items["correct"])
     (folder / "test.safetensors").write_bytes(save(items))
 
 
-def test_an_honest_run_is_read(copy, recwarn):
+def test_an_unchanged_run_is_read(copy, recwarn):
     (row,) = rows([copy])
     assert row.cells["accuracy"].mean == RunFolder(copy).metrics("test")["accuracy"]
     sums = RunFolder(copy).result["sha256"]
@@ -63,8 +63,8 @@ def test_changed_numbers_are_refused(copy, capsys):
     with pytest.raises(RunError, match=r"result\.json: was changed"):
         rows([copy])
     assert run(["evaluate", str(copy)]) == 2
-    told = capsys.readouterr().err
-    assert "was changed" in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "was changed" in error and error.count("\n") == 1
 
 
 def test_changed_curves_are_refused(copy):
@@ -74,14 +74,14 @@ def test_changed_curves_are_refused(copy):
         RunFolder(copy).lines()
 
 
-def test_checksums_that_are_made_to_fit_do_not_hide_other_numbers(copy):
-    """Whoever forges the numbers and their checksum still has answers that say otherwise."""
+def test_forged_checksums_do_not_hide_forged_numbers(copy):
+    """Numbers with a recomputed checksum still contradict the recorded answers."""
     result = json.loads((copy / "result.json").read_text())
     result["test"]["accuracy"] = 1.0
     (copy / "result.json").write_text(json.dumps(seals.resealed(result)))
     with pytest.raises(RunError, match=r"but result\.json says 1; one of the two was changed"):
         rows([copy])
-    all_right(copy)
+    mark_all_correct(copy)
     files = {"test.safetensors": seals.digest((copy / "test.safetensors").read_bytes())}
     del result["sha256"]
     (copy / "result.json").write_text(json.dumps(seals.sealed(result, files)))
@@ -94,7 +94,7 @@ def test_folders_of_earlier_versions_are_read_with_a_warning(copy):
     with pytest.warns(UserWarning, match="has no checksum"):
         (row,) = rows([copy])
     assert row.cells["accuracy"].mean > 0
-    all_right(copy)
+    mark_all_correct(copy)
     refused = pytest.raises(RunError, match="one of the two was changed")
     with pytest.warns(UserWarning, match="has no checksum"), refused:
         rows([copy])

@@ -1,4 +1,4 @@
-"""Links in folders made by somebody else: whatever a run writes, what the link leads to stays as it was."""
+"""Symbolic links in untrusted folders: nothing that a run writes changes the target of a link."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from repulsive.lab.engine.workers import LOG, _work
 from repulsive.safety.files import locked, open_append, open_new, write_whole
 from tests.lab.engine import tiny
 
-CONTENT = b"somebody's only copy\n"
+CONTENT = b"the only copy\n"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 class Printing:
-    """A job whose output goes to the log of its folder."""
+    """A job whose output goes to the log in its folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -74,7 +74,7 @@ def test_no_file_of_a_run_is_written_through_a_link(folder, victim, name, dangli
             with pytest.raises(RunError, match="symbolic link"):
                 write()
     else:
-        write_whole(folder / name, b"new")  # as every other file is written
+        write_whole(folder / name, b"new")  # as all other files are written
         assert (folder / name).read_bytes() == b"new" and not (folder / name).is_symlink()
     assert (victim.read_bytes() == CONTENT) if not dangling else not victim.exists()
 
@@ -100,33 +100,32 @@ def test_a_database_that_is_a_link_is_refused(folder, victim):
         storage_in(folder)
 
 
-def test_a_training_in_a_foreign_folder_changes_nothing_outside(data, tmp_path, victim, capsys):
-    """All names at once, on the command line."""
+def test_training_in_an_untrusted_folder_ends_in_one_line(data, tmp_path, victim, capsys):
     folder = tiny.folder_of(data, tmp_path / "out")
     folder.mkdir(parents=True)
     (folder / ".lock").symlink_to(victim)
     assert run(tiny.words(data, tmp_path / "out")) == 2
-    told = capsys.readouterr().err
-    assert "symbolic link" in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "symbolic link" in error and error.count("\n") == 1
     assert victim.read_bytes() == CONTENT
 
 
-def test_an_aside_file_that_is_a_link_is_replaced(folder, victim):
-    aside = folder / f".result.json.aside-{os.getpid()}"
-    aside.symlink_to(victim)
+def test_a_temporary_file_that_is_a_link_is_replaced(folder, victim):
+    temporary = folder / f".result.json.aside-{os.getpid()}"
+    temporary.symlink_to(victim)
     write_whole(folder / "result.json", b"{}")
     assert victim.read_bytes() == CONTENT and [path.name for path in folder.iterdir()] == ["result.json"]
 
 
-def test_pipes_and_folders_are_no_files(folder):
+def test_pipes_and_folders_are_refused(folder):
     os.mkfifo(folder / "pipe")
     (folder / "sub").mkdir()
     for name in ("pipe", "sub"):
-        with pytest.raises(OSError):  # noqa: PT011  any of several
+        with pytest.raises(OSError):  # noqa: PT011  several kinds
             open_append(folder / name)
 
 
-def test_what_is_opened_has_usual_rights(folder):
+def test_new_files_follow_the_umask(folder):
     before = os.umask(0o022)
     try:
         open_new(folder / "a").close()
@@ -136,7 +135,7 @@ def test_what_is_opened_has_usual_rights(folder):
     assert [stat.S_IMODE((folder / name).stat().st_mode) for name in "ab"] == [0o644, 0o644]
 
 
-def test_a_lock_file_that_is_removed_locks_all_the_same(folder):
+def test_a_lock_file_that_is_removed_afterwards_still_locks(folder):
     with locked(folder / "lock", remove=True):
         with pytest.raises(BlockingIOError), locked(folder / "lock", remove=True):
             pytest.fail("the lock was taken twice")

@@ -1,4 +1,4 @@
-"""Model folders made by somebody else: nothing is downloaded, no code of theirs runs, sizes have limits."""
+"""Untrusted model folders: nothing is downloaded, no code from a folder runs, and sizes are limited."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from repulsive.cli.app import run
-from repulsive.diagnostics.loading.subject import _class_of
+from repulsive.diagnostics.loading.model import _model_class
 from repulsive.errors import ConfigError, DataError
 from repulsive.lab.systems.electra import model as electra
 from repulsive.lab.systems.glue.model import load_encoder, make_encoder
@@ -29,7 +29,7 @@ def change(folder, **entries):
 
 @pytest.fixture
 def loader(monkeypatch):
-    """Calls that reached transformers' loader of kernels."""
+    """Record the calls of transformers' loader of kernel repositories."""
     from transformers import modeling_utils
 
     calls = []
@@ -42,7 +42,7 @@ def loader(monkeypatch):
     return calls
 
 
-KERNEL = "somebody/attention@main:forward"
+KERNEL = "someone/attention@main:forward"
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_names_of_kernel_repositories_are_refused(folder, loader, capsys, entrie
     change(folder, **entries)
     for words in (["heads", str(folder)], ["inspect", str(folder), "--twins", "0", "--out", str(folder / "out")]):
         assert run(words) == 2
-        told = capsys.readouterr().err.strip()
-        assert "code that would be downloaded and run; remove that entry" in told and "\n" not in told
+        message = capsys.readouterr().err.strip()
+        assert "code that would be downloaded and run; remove that entry" in message and "\n" not in message
     for read in (load_encoder, electra.open_masked):
         with pytest.raises((ConfigError, DataError), match="downloaded and run"):
             read(folder)
@@ -67,7 +67,7 @@ def test_names_of_kernel_repositories_are_refused(folder, loader, capsys, entrie
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "paged|flash_attention_3", "flex_attention", "nonsense"])
-def test_the_attention_of_a_configuration_is_not_taken(folder, loader, capsys, name):
+def test_the_attention_implementation_of_a_configuration_is_ignored(folder, loader, capsys, name):
     change(folder, _attn_implementation=name)
     assert run(["heads", str(folder)]) == 0
     assert run(["inspect", str(folder), "--twins", "1", "--out", str(folder / "out")]) == 0
@@ -77,7 +77,7 @@ def test_the_attention_of_a_configuration_is_not_taken(folder, loader, capsys, n
     assert load_encoder(folder).config._attn_implementation == "eager"
 
 
-def test_no_connection_is_made_while_a_folder_is_read():
+def test_offline_blocks_downloads():
     hub = pytest.importorskip("huggingface_hub")
     before = hub.constants.HF_HUB_OFFLINE
     with offline():
@@ -98,20 +98,20 @@ def test_code_of_a_folder_does_not_run(folder, capsys):
 def test_architectures_are_model_classes_or_nothing(folder, names):
     config = transformers.AutoConfig.from_pretrained(folder)
     config.architectures = names
-    assert _class_of(transformers, config) is transformers.AutoModel
+    assert _model_class(transformers, config) is transformers.AutoModel
     config.architectures = ["ElectraModel"]
-    assert _class_of(transformers, config) is transformers.ElectraModel
+    assert _model_class(transformers, config) is transformers.ElectraModel
 
 
-def test_an_architecture_that_is_a_number_is_no_traceback(folder, capsys):
+def test_an_architecture_that_is_a_number_gives_no_traceback(folder, capsys):
     change(folder, architectures=[5])
     code = run(["inspect", str(folder), "--twins", "0", "--out", str(folder / "out")])
-    told = capsys.readouterr().err.strip()
-    assert code == 0 or (code == 2 and "\n" not in told)
+    message = capsys.readouterr().err.strip()
+    assert code == 0 or (code == 2 and "\n" not in message)
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ({"hidden_size": 4_000_000}, "parameters, more than the limit"),
         ({"vocab_size": 10**12}, "parameters, more than the limit"),
@@ -119,11 +119,11 @@ def test_an_architecture_that_is_a_number_is_no_traceback(folder, capsys):
         ({"hidden_size": 4096 * 16, "intermediate_size": 64}, "parameters, more than the limit"),
     ],
 )
-def test_sizes_beyond_the_limit_are_refused(folder, monkeypatch, capsys, entries, told):
+def test_sizes_beyond_the_limit_are_refused(folder, monkeypatch, capsys, entries, message):
     change(folder, **entries)
-    if "intermediate_size" in entries:  # counted, not estimated
+    if "intermediate_size" in entries:  # small enough for the estimate, refused by the exact count
         monkeypatch.setenv(PARAMETERS, "1e8")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_encoder(folder)
     assert run(["inspect", str(folder), "--random", "--twins", "0", "--out", str(folder / "out")]) == 2
     line = capsys.readouterr().err.strip()
@@ -141,7 +141,7 @@ def test_the_limit_of_parameters_can_be_set(folder, monkeypatch):
         load_encoder(folder)
 
 
-def test_a_model_that_reads_no_text_says_so(tmp_path, capsys):
+def test_a_model_that_does_not_read_text_is_refused(tmp_path, capsys):
     tokenizers = pytest.importorskip("tokenizers")
     config = transformers.WhisperConfig(
         vocab_size=20,

@@ -1,4 +1,4 @@
-"""Mistakes and accidents that once ended in a traceback: one line each, and the right exit code."""
+"""User mistakes, missing memory and Ctrl-C end in one line and the right exit code, without a traceback."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ from tests.lab.engine import tiny
 
 
 def one_line(capsys):
-    told = capsys.readouterr().err
-    assert told.startswith("repulsive: ") and told.count("\n") == 1 and "Traceback" not in told
-    return told
+    error = capsys.readouterr().err
+    assert error.startswith("repulsive: ") and error.count("\n") == 1 and "Traceback" not in error
+    return error
 
 
 @pytest.mark.parametrize("words", [["ls", "--out"], ["prepare", "reviews", "--out"], ["inspect", "x", "--out"]])
@@ -36,7 +36,7 @@ def test_a_folder_that_is_not_utf_8(words, tmp_path, capsys):
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: not enough memory")]
 )
-def test_no_memory(error, monkeypatch, capsys):
+def test_out_of_memory(error, monkeypatch, capsys):
     def fail(*_):
         raise error
 
@@ -45,7 +45,7 @@ def test_no_memory(error, monkeypatch, capsys):
     assert "out of memory" in one_line(capsys)
 
 
-def test_no_memory_in_a_training(tmp_path, monkeypatch, capsys):
+def test_out_of_memory_in_training(tmp_path, monkeypatch, capsys):
     data = tiny.make_data(tmp_path / "prepared")
 
     def fail(*_):
@@ -57,7 +57,7 @@ def test_no_memory_in_a_training(tmp_path, monkeypatch, capsys):
 
 
 class OneDict(nn.Module):
-    """Takes its batch as one argument."""
+    """Takes its batch as one dictionary."""
 
     def forward(self, batch):
         return batch["x"] + 1
@@ -99,7 +99,7 @@ def test_one_class_is_an_error_when_it_was_prepared_before(tmp_path):
         ClassificationTask(recipe)
 
 
-# Sends Ctrl-C as soon as torch begins to be imported.
+# Sends Ctrl-C when the import of torch begins.
 INTERRUPTED = """
 import os, signal, sys
 class Interrupting:
@@ -124,6 +124,6 @@ def test_ctrl_c_while_torch_is_imported(tmp_path, words):
     assert ended.returncode in (130, -signal.SIGINT)
 
 
-def test_other_programs_keep_their_way_to_show_errors():
+def test_other_programs_keep_their_excepthook():
     code = "import sys; before = sys.excepthook; import repulsive; assert sys.excepthook is before"
     subprocess.run([sys.executable, "-c", code], env=tiny.environment(), check=True)

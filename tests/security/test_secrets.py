@@ -1,4 +1,4 @@
-"""Passwords in a storage's URL appear neither in errors nor in files."""
+"""Passwords in the URL of a storage appear neither in errors nor in files."""
 
 import sys
 
@@ -23,12 +23,12 @@ URLS = [
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_no_password_is_left(url):
-    for told in (redact(url), redact_word(url), redact(f"storage '{url}' cannot be opened, {url}"), redact_word(url)):
-        assert SECRET not in told and "***" in told
+def test_passwords_are_removed(url):
+    for text in (redact(url), redact_word(url), redact(f"storage '{url}' cannot be opened, {url}"), redact_word(url)):
+        assert SECRET not in text and "***" in text
 
 
-def test_the_rest_of_a_text_stays():
+def test_other_text_is_unchanged():
     for text in ("sqlite:////tmp/a.db", "https://host/a:b", "mail ann@host: 3:4", "a://b", "user:pass@host"):
         assert redact(text) == text == redact_word(text)
     assert redact(URLS[1]) == "postgresql+psycopg2://ann:***@host:5432/db"
@@ -45,11 +45,11 @@ def test_errors_of_a_storage_have_no_password(url):
 
 def test_the_command_line_prints_no_password(tmp_path, capsys):
     assert run(["train", f"mysql://ann:{SECRET}@host/db"]) == 2
-    told = capsys.readouterr()
-    assert SECRET not in told.err + told.out and told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert SECRET not in printed.err + printed.out and printed.err.count("\n") == 1
 
 
-def test_a_run_keeps_no_password(tmp_path, monkeypatch):
+def test_a_run_stores_no_password(tmp_path, monkeypatch):
     data = tiny.make_data(tmp_path / "prepared")
     monkeypatch.setattr(sys, "argv", ["repulsive", "sweep", "x", "--storage", URLS[0], f"--storage={URLS[1]}"])
     folder = tiny.train(data, tmp_path / "run", "training.epochs=1").path

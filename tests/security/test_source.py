@@ -1,4 +1,4 @@
-"""What no line of the project may do, read from its source; and what files made by somebody else cannot make it do."""
+"""Calls that no source file may contain, and attacks by untrusted files: pickles, paths, archives, XML, markup."""
 
 import ast
 import dataclasses
@@ -25,7 +25,8 @@ from repulsive.lab.systems.registry import find, open_recipe
 from repulsive.lab.text import documents, lines
 from repulsive.lab.text.folders import MANIFEST, write_folder
 from repulsive.lab.text.prepared import Prepared
-from repulsive.pages import render_page, samples
+from repulsive.pages import render_page
+from repulsive.pages.sample_table import Sample, samples_html
 from repulsive.pages.text import escaped, script_json
 from tests.lab.text.test_prepared import small
 from tests.pages.sample import sample_content
@@ -36,22 +37,22 @@ FORBIDDEN_CALLS = {
     "eval": "runs text as code",
     "exec": "runs text as code",
     "compile": "runs text as code",
-    "__import__": "imports what a text names",
+    "__import__": "imports a module by name",
     "os.system": "runs a shell",
     "os.popen": "runs a shell",
     "subprocess.getoutput": "runs a shell",
     "subprocess.getstatusoutput": "runs a shell",
     "torch.save": "writes a pickle; use safetensors",
     "np.savez": "may write a pickle",
-    "tempfile.mktemp": "somebody else may make the file first",
+    "tempfile.mktemp": "another process may create the file first",
     "ssl._create_unverified_context": "trusts any server",
-    "urllib.request.urlopen": "fetches something that nobody checks",
-    "urllib.request.urlretrieve": "fetches something that nobody checks",
+    "urllib.request.urlopen": "downloads without a checksum",
+    "urllib.request.urlretrieve": "downloads without a checksum",
 }
 FORBIDDEN_IMPORTS = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "requests")
-# Calls by a name that is not in the source: these are asked by whoever types the command, and by nobody else's file.
+# Files that may import a module by name: the name comes from the command line, not from a file.
 IMPORTS_BY_NAME = {
-    "src/repulsive/diagnostics/loading/target.py",
+    "src/repulsive/diagnostics/loading/import_path.py",
     "studies/survey/package_models.py",
     "studies/survey/packages.py",
 }
@@ -78,7 +79,7 @@ def constant(node: ast.expr | None) -> object:
 
 
 def faults_of_call(where: str, call: ast.Call) -> list[str]:
-    """What is wrong with one call."""
+    """Forbidden uses in one call."""
     name, given = dotted(call.func), keywords(call)
     last = name.rpartition(".")[2]
     found = []
@@ -87,20 +88,20 @@ def faults_of_call(where: str, call: ast.Call) -> list[str]:
     if constant(given.get("shell")) or ("shell" in given and not isinstance(given["shell"], ast.Constant)):
         found.append(f"{name}(shell=...) runs a shell")
     if name.startswith("subprocess.") and call.args and isinstance(call.args[0], ast.JoinedStr | ast.BinOp):
-        found.append(f"{name} of a text that is put together; give a list of words")
+        found.append(f"{name} with a string that is put together; pass a list of arguments")
     if name == "torch.load" and constant(given.get("weights_only")) is not True:
-        found.append("torch.load without weights_only=True runs what a file says")
+        found.append("torch.load without weights_only=True runs code from the file")
     if name in ("np.load", "numpy.load", "np.save", "numpy.save") and constant(given.get("allow_pickle")) is not False:
         found.append(f"{name} without allow_pickle=False")
     if "trust_remote_code" in given and constant(given["trust_remote_code"]) is not False:
         found.append("trust_remote_code must be False")
     if last in ("extract", "extractall") and constant(given.get("filter")) != "data":
-        found.append(f"{name} without filter='data' writes wherever an archive says")
+        found.append(f"{name} without filter='data' writes outside its folder")
     if last == "unpack_archive":
-        found.append(f"{name} writes wherever an archive says")
+        found.append(f"{name} writes outside its folder")
     named = call.args and isinstance(call.args[0], ast.Constant)
     if last == "import_module" and not named and where not in IMPORTS_BY_NAME:
-        found.append(f"{name} of a name that is not in the source")
+        found.append(f"{name} with a name that is not a constant")
     return [f"{where}:{call.lineno}: {fault}" for fault in found]
 
 
@@ -120,10 +121,10 @@ def faults(where: str, tree: ast.AST) -> list[str]:
     return found
 
 
-def test_no_source_file_does_what_is_forbidden():
-    seen = list(modules())
-    assert len(seen) > 200
-    assert [fault for where, tree in seen for fault in faults(where, tree)] == []
+def test_no_source_file_has_a_forbidden_call():
+    files = list(modules())
+    assert len(files) > 200
+    assert [fault for where, tree in files for fault in faults(where, tree)] == []
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_no_source_file_does_what_is_forbidden():
         "importlib.import_module(x)",
     ],
 )
-def test_the_check_finds_what_it_looks_for(line):
+def test_the_check_finds_forbidden_calls(line):
     (fault,) = faults("some.py", ast.parse(f"\n{line}"))
     assert fault.startswith("some.py:2: ")
 
@@ -166,7 +167,7 @@ def test_scripts_of_pages_never_turn_text_into_markup():
 
 
 class Trap:
-    """Whoever unpickles it makes a folder."""
+    """Unpickling it creates a folder."""
 
     def __init__(self, path):
         self.path = path
@@ -176,7 +177,7 @@ class Trap:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_weights_that_are_a_pickle_run_nothing(tmp_path):
+def test_pickled_weights_run_no_code(tmp_path):
     make_encoder("tiny", 20).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
     for save in (lambda x, to: torch.save(x, to), lambda x, to: to.write_bytes(pickle.dumps(x))):
@@ -186,19 +187,19 @@ def test_weights_that_are_a_pickle_run_nothing(tmp_path):
         assert not (tmp_path / "caught").exists()
 
 
-# -- names that lead elsewhere ----------------------------------------------------------------------------------------
+# -- names and links that leave a folder ------------------------------------------------------------------------------
 
 
 def renamed(folder, old, new):
-    """A manifest that lists a file under another name, its checksum right."""
+    """List a file under another name in the manifest, with its correct checksum."""
     path = folder / MANIFEST
-    told = json.loads(path.read_text())
-    told["files"][new] = told["files"].pop(old)
-    path.write_text(json.dumps(told))
+    manifest = json.loads(path.read_text())
+    manifest["files"][new] = manifest["files"].pop(old)
+    path.write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "..", "sub/train.safetensors", "", "/etc/hostname"])
-def test_a_manifest_names_files_of_its_folder_alone(tmp_path, name):
+def test_a_manifest_lists_only_files_in_its_folder(tmp_path, name):
     small(tmp_path / "data").save()
     (tmp_path / "outside.safetensors").write_bytes((tmp_path / "data" / "train.safetensors").read_bytes())
     renamed(tmp_path / "data", "train.safetensors", name)
@@ -206,12 +207,12 @@ def test_a_manifest_names_files_of_its_folder_alone(tmp_path, name):
         Prepared.load(tmp_path / "data")
 
 
-def test_links_in_a_prepared_folder_do_not_lead_out_of_it(tmp_path):
+def test_links_out_of_a_prepared_folder_are_refused(tmp_path):
     folder = small(tmp_path / "data").save().folder
     file = folder / "dev.safetensors"
     file.rename(folder / "kept")
     file.symlink_to("kept")
-    assert Prepared.load(folder).parts  # a link within the folder is nobody's business
+    assert Prepared.load(folder).parts  # a link within the folder is allowed
     file.unlink()
     (folder / "kept").rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
@@ -219,7 +220,7 @@ def test_links_in_a_prepared_folder_do_not_lead_out_of_it(tmp_path):
         Prepared.load(folder)
 
 
-def test_links_in_a_checkpoint_do_not_lead_out_of_it(tmp_path):
+def test_links_out_of_a_checkpoint_are_refused(tmp_path):
     path = Checkpoints(tmp_path / "run").save(3, {"model": {"x": torch.ones(2)}})
     assert load(path)[0] == 3
     (path / "state.json").rename(tmp_path / "state.json")
@@ -228,7 +229,7 @@ def test_links_in_a_checkpoint_do_not_lead_out_of_it(tmp_path):
         load(path)
 
 
-def test_a_folder_that_is_a_link_is_replaced_where_it_leads_to(tmp_path):
+def test_writing_to_a_linked_folder_replaces_its_target(tmp_path):
     write_folder(tmp_path / "real", {"a": b"1"}, {})
     (tmp_path / "link").symlink_to("real")
     write_folder(tmp_path / "link", {"b": b"2"}, {})
@@ -236,32 +237,32 @@ def test_a_folder_that_is_a_link_is_replaced_where_it_leads_to(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"real", "link"}  # nothing is left behind
 
 
-def test_an_author_is_no_path(tmp_path):
+def test_the_name_of_an_author_cannot_be_a_path(tmp_path):
     document = "<author><document>secret</document></author>"
     (tmp_path / "outside.xml").write_text(document)
     (tmp_path / "pan").mkdir()
-    (tmp_path / "pan" / "x.xml").write_text(document.replace("secret", "told"))
+    (tmp_path / "pan" / "x.xml").write_text(document.replace("secret", "text"))
     (tmp_path / "pan" / "truth.txt").write_text("../outside:::F:::18-24\nx:::F:::18-24\n")
     with pytest.warns(UserWarning, match="is no name of an author's file"):
-        assert age.read_age(tmp_path / "pan").texts == ["told"]
+        assert age.read_age(tmp_path / "pan").texts == ["text"]
 
 
-def test_xml_neither_fetches_nor_explodes(tmp_path):
+def test_xml_entities_are_refused(tmp_path):
     (tmp_path / "secret").write_text("secret")
     bomb = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 20))
     kinds = {
         "x": f'<!DOCTYPE a [<!ENTITY e SYSTEM "file://{tmp_path}/secret">]><a><document>&e;</document></a>',
         "y": f'<!DOCTYPE a [<!ENTITY a0 "lol">{bomb}]><a><document>&a19;</document></a>',
-        "z": "<a><document>told</document></a>",
+        "z": "<a><document>text</document></a>",
     }
     for name, text in kinds.items():
         (tmp_path / f"{name}.xml").write_text(text)
     (tmp_path / "truth.txt").write_text("".join(f"{name}:::F:::18-24\n" for name in kinds))
     with pytest.warns(UserWarning, match="not XML"):
-        assert age.read_age(tmp_path).texts == ["told"]
+        assert age.read_age(tmp_path).texts == ["text"]
 
 
-def test_a_recipe_by_name_is_one_of_the_package(tmp_path):
+def test_a_recipe_name_cannot_be_a_path(tmp_path):
     assert find("yelp/svgd").is_file()
     for name in ("../recipes/yelp/svgd", str(find("yelp/svgd").with_suffix(""))):
         with pytest.raises(ConfigError, match="nor a built-in recipe"):
@@ -271,7 +272,7 @@ def test_a_recipe_by_name_is_one_of_the_package(tmp_path):
 @pytest.mark.parametrize(
     "change", ["method.rule=os:system", "method.kernel=builtins.eval", "task=os.system", "optimizer.name=torch.SGD"]
 )
-def test_no_recipe_names_a_python_object(change):
+def test_a_recipe_cannot_name_a_python_object(change):
     with pytest.raises(ConfigError, match="must be one of"):
         open_recipe("yelp/svgd", [change])
 
@@ -311,7 +312,7 @@ def test_a_line_that_never_ends_is_refused(tmp_path, monkeypatch):
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload='alert(1)' <!--\u202e&lt;"
 CHOICES = ("better", "mark", "over")  # fields that are one of a few words
-ALLOWED = {  # what pages may be made of; anything else came from data
+ALLOWED = {  # elements of our pages; any other element comes from data
     "html",
     "head",
     "meta",
@@ -382,8 +383,8 @@ ALLOWED = {  # what pages may be made of; anything else came from data
 }
 
 
-class Watching(HTMLParser):
-    """Elements and attributes of a page that nobody but data could have brought."""
+class MarkupFinder(HTMLParser):
+    """Collects elements and attributes of a page that can only come from data."""
 
     def __init__(self):
         super().__init__()
@@ -395,29 +396,29 @@ class Watching(HTMLParser):
         self.found += [f"{tag} {name}" for name, _ in attrs if name.startswith("on") or name in ("src", "srcdoc")]
 
 
-def watch(page: str) -> Watching:
-    found = Watching()
+def find_markup(page: str) -> MarkupFinder:
+    found = MarkupFinder()
     found.feed(page)
     return found
 
 
-def test_text_cannot_leave_its_place():
-    assert watch(f'<p title="{escaped(NASTY)}">{escaped(NASTY)}</p>').found == []
+def test_escaped_text_cannot_add_markup():
+    assert find_markup(f'<p title="{escaped(NASTY)}">{escaped(NASTY)}</p>').found == []
     written = script_json({NASTY: [NASTY]})
     assert not set("<>&") & set(written) and json.loads(written) == {NASTY: [NASTY]}
 
 
 def test_a_page_for_judges_shows_markup_as_text(tmp_path):
     for name in ("wavelet", "gearbox"):
-        told = {"id": NASTY, "text": f"{name} {NASTY}", "input": {NASTY: [NASTY, [NASTY]]}, "gold": NASTY}
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(told) + "\n")
+        item = {"id": NASTY, "text": f"{name} {NASTY}", "input": {NASTY: [NASTY, [NASTY]]}, "gold": NASTY}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(item) + "\n")
     made = make(tmp_path / "wavelet.jsonl", tmp_path / "gearbox.jsonl", tmp_path / "page.html", title=NASTY)
-    seen = watch(made.page.read_text(encoding="utf-8"))
-    assert (seen.found, seen.scripts) == ([], 1)
+    page = find_markup(made.page.read_text(encoding="utf-8"))
+    assert (page.found, page.scripts) == ([], 1)
 
 
 def nasty(value):
-    """The same content with markup in every text."""
+    """Add markup to every string in the content."""
     if isinstance(value, str):
         return value + NASTY
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -430,18 +431,18 @@ def nasty(value):
 
 def test_a_report_shows_markup_as_text():
     plain = sample_content(count=2, heads=3)
-    expected = watch(render_page(plain))
-    seen = watch(render_page(nasty(plain)))
-    assert expected.found == [] and seen.found == []
-    assert seen.scripts == expected.scripts > 0
+    expected = find_markup(render_page(plain))
+    page = find_markup(render_page(nasty(plain)))
+    assert expected.found == [] and page.found == []
+    assert page.scripts == expected.scripts > 0
 
 
 def test_a_table_of_samples_shows_markup_as_text():
-    one = samples.Sample(NASTY, [NASTY], {NASTY: [NASTY, 0], "b": [0, NASTY]})
-    assert watch(samples.samples_html([one])).found == []
+    one = Sample(NASTY, [NASTY], {NASTY: [NASTY, 0], "b": [0, NASTY]})
+    assert find_markup(samples_html([one])).found == []
 
 
-def test_checksums_guard_what_is_fetched():
+def test_downloads_have_a_checksum():
     from repulsive.lab.systems.classification import movie_reviews
 
     assert len(bytes.fromhex(movie_reviews.SHA256)) == hashlib.sha256().digest_size

@@ -220,7 +220,7 @@ def test_a_run_that_diverges_is_not_tried_again(script, folder, capsys):
 def test_heads_are_measured_as_diagnostics_do(script):
     from studies.translation.watched_heads import measure
 
-    from repulsive.diagnostics.diversity import of_weights
+    from repulsive.diagnostics.similarity import of_weights
 
     torch.manual_seed(0)
     groups = find_heads(Transformer(TransformerConfig(20, 16, 4, (1, 2), 16)))

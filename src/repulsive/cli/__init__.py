@@ -1,4 +1,4 @@
-"""The `repulsive` command. Verbs live in one small file each and hold no logic."""
+"""The `repulsive` command: one file per verb, without logic."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NEEDS = ("typer", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one verb and leave with its exit code: 0, or 2 after one line on stderr for a user's mistake.
+    """Run one verb and exit with its exit code: 0, or 2 after a one-line error message on stderr.
 
     Args:
-        arguments: the words after `repulsive`; those of the process by default.
+        arguments: the words after `repulsive`; default: those of the process.
 
     Raises:
         SystemExit: always.

@@ -1,4 +1,4 @@
-"""The Typer application: which verbs there are, and how a mistake ends."""
+"""The Typer application: its verbs, and how exceptions become exit codes and one-line messages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from repulsive.cli.inspect import inspect
 from repulsive.cli.judge import judge
 from repulsive.cli.ls import ls
 from repulsive.cli.prepare import prepare
+from repulsive.cli.prune import prune
 from repulsive.cli.report import report
 from repulsive.cli.reproduce import reproduce
 from repulsive.cli.say import complain, warnings_as_lines
@@ -26,7 +27,7 @@ from repulsive.cli.translate import translate
 from repulsive.errors import RepulsiveError
 from repulsive.lab.engine.stopping import Stopped
 
-# Package -> the extra it comes with, for those whose absence no verb tells of itself.
+# Optional package -> the extra that installs it, for packages that verbs import without a check of their own.
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
 EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report"}
 
@@ -36,6 +37,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(heads)
 app.command()(inspect)
+app.command()(prune)
 app.command()(bench)
 app.command()(prepare)
 app.command()(train)
@@ -59,16 +61,16 @@ def _print_version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Multi-head attention whose heads do not collapse."""
+    """Train and analyse multi-head attention whose heads repel each other."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def verbs() -> list[str]:
-    """The names of all verbs."""
+    """List the names of all verbs."""
     return sorted(typer.main.get_group(app).commands)
 
 
@@ -79,11 +81,11 @@ def run(arguments: list[str]) -> int:
         arguments: the words after `repulsive`.
 
     Returns:
-        0; 2 after one line on stderr where the user can put it right; 128 and the number of the signal where one
-        ended it: 130 after Ctrl-C, 143 after SIGTERM.
+        0 for success; 2 after a one-line error message for mistakes that the user can fix; 128 plus the signal number
+        after a signal: 130 for Ctrl-C, 143 for SIGTERM.
     """
     if (number := next((i for i, word in enumerate(arguments, 1) if not _is_text(word)), 0)) > 0:
-        return _complain(f"word {number} of the command line is not UTF-8 ({arguments[number - 1]!a}); rename the file")
+        return _complain(f"argument {number} is not UTF-8 ({arguments[number - 1]!a}); rename the file")
     try:
         with warnings_as_lines():
             code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
@@ -101,16 +103,16 @@ def run(arguments: list[str]) -> int:
         return _complain(f"this needs the package {package}; {remedy}")
     except MemoryError:
         return _complain(_MEMORY)
-    except OSError as error:  # a full disk, a folder that is a file, a place that is not ours
+    except OSError as error:  # for example a full disk, or missing permissions
         return _complain(f"{error.filename or 'output'}: {error.strerror}" if error.strerror else str(error))
     except Exception as error:
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):  # how torch runs out of memory
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):  # torch ran out of memory
             return _complain(_MEMORY)
-        # Click's usage errors: Typer has its own copy of Click in some versions, so they are known by their method.
+        # Usage errors of Click. Some versions of Typer contain their own copy of Click, so check for the method.
         if not hasattr(error, "format_message"):
             raise
         return _complain(f"{error.format_message()} (see: repulsive --help)")
-    if code == 130:  # Ctrl-C: some versions of Typer raise, some return
+    if code == 130:  # Ctrl-C: some versions of Typer raise an exception, others return 130
         return _complain("stopped", code)
     return code if isinstance(code, int) else 0
 
@@ -124,6 +126,6 @@ def _is_text(word: str) -> bool:
 
 
 def _complain(message: str, code: int = 2) -> int:
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun starts a command many times: one on each machine speaks
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun only one process per machine prints
         complain(message)
     return code

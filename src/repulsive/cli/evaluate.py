@@ -1,4 +1,4 @@
-"""`repulsive evaluate RUN...`: what trained weights do on a part of the data."""
+"""`repulsive evaluate RUN...`: evaluate trained models on a part of the data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from repulsive.cli.say import say
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: one, or one with seeds.")],
-    part: Annotated[str, typer.Option(help="test, dev, train or a further test set.")] = "test",
-    data: Annotated[Path | None, typer.Option(help="Another prepared folder, of the same vocabulary.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: of one run, or of all seeds of a recipe.")
+    ],
+    part: Annotated[
+        str, typer.Option(help="Part of the data: test, dev, train, or the name of another test set.")
+    ] = "test",
+    data: Annotated[Path | None, typer.Option(help="Another prepared folder, with the same vocabulary.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
     predict: Annotated[
-        Path | None, typer.Option(help="glue: write the answers to the benchmark's test sets into this folder.")
+        Path | None, typer.Option(help="GLUE only: write the predictions on the benchmark's test sets to this folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Evaluate the best weights of finished runs again; several are compared with the first, seed by seed."""
+    """Evaluate the best weights of finished runs, and compare several runs with the first, seed by seed."""
     from repulsive.lab.engine.tables import as_json as to_json
     from repulsive.lab.engine.tables import as_markdown
     from repulsive.lab.runs.plan import check_device
@@ -35,5 +39,5 @@ def evaluate(
         for path in write(runs[0], predict, data, device):
             say(str(path))
         return
-    found = score(runs, part, data, device)
-    say(to_json(found) if as_json else as_markdown(found))
+    rows = score(runs, part, data, device)
+    say(to_json(rows) if as_json else as_markdown(rows))

@@ -1,4 +1,4 @@
-"""`repulsive export RUN`: what pre-training made, as a folder that transformers reads."""
+"""`repulsive export RUN`: export a pre-trained model to the format of transformers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from repulsive.cli.say import say
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of pre-training that has ended.")],
-    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished pre-training run.")],
+    out: Annotated[Path, typer.Option(help="Output folder.")],
 ) -> None:
-    """Write the discriminator with its tokenizer, and the generator in a folder below, for `from_pretrained`."""
+    """Export an ELECTRA discriminator with its tokenizer, and the generator in a subfolder, for `from_pretrained`."""
     from repulsive.lab.runs.export import export as write
 
     for folder in write(run, out):

@@ -1,4 +1,4 @@
-"""`repulsive heads TARGET`: which heads a model has."""
+"""`repulsive heads TARGET`: list the attention heads of a model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def heads(
     target: Annotated[
         str,
         typer.Argument(
-            help="package.module:name of an nn.Module, its class or a function that builds it; "
-            "or a folder with a transformers config.json (no weights needed)."
+            help="package.module:name of an nn.Module, of its class, or of a function that returns one; "
+            "or a folder with the config.json of a transformers model (no weights needed)."
         ),
     ],
 ) -> None:
-    """Print the attention heads of a model: one line per group of heads."""
-    from repulsive.diagnostics.loading.target import load_model
+    """List the attention heads of a model, one line per group of heads."""
+    from repulsive.diagnostics.loading.model import load_architecture
     from repulsive.heads import describe, find_heads
 
-    say(describe(find_heads(load_model(target))))
+    say(describe(find_heads(load_architecture(target))))

@@ -1,17 +1,14 @@
-"""`repulsive inspect TARGET`: are the heads of a model diverse, and which could go?"""
+"""`repulsive inspect TARGET`: measure similarity and redundancy of the heads of a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from repulsive.cli.say import say
 from repulsive.errors import RunError
-
-if TYPE_CHECKING:
-    from repulsive.diagnostics.inspection import Inspection
 
 
 def inspect(
@@ -19,74 +16,72 @@ def inspect(
         str,
         typer.Argument(
             help="Folder of a transformers model (config, weights, tokenizer); or package.module:name of an nn.Module, "
-            "its class or a function that builds it."
+            "of its class, or of a function that returns one."
         ),
     ],
-    text: Annotated[Path | None, typer.Option(help="File with one sentence a line, UTF-8.")] = None,
-    sentence: Annotated[list[str] | None, typer.Option(help="A sentence; may be given several times.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text file with one sentence per line, UTF-8. No labels are needed.")
+    ] = None,
+    sentence: Annotated[list[str] | None, typer.Option(help="A sentence to read; repeatable.")] = None,
     example: Annotated[
-        str, typer.Option(help="package.module:name of inputs for a model that reads no text.", show_default=False)
+        str,
+        typer.Option(
+            help="package.module:name of example inputs, for models that do not read text.", show_default=False
+        ),
     ] = "",
-    ablate: Annotated[bool, typer.Option("--ablate", help="Take each head away: a pass over the text each.")] = False,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Ablate each head in turn; needs one pass over the text per head.")
+    ] = False,
     random: Annotated[
-        bool, typer.Option("--random", help="Fill a model folder at random, not by its weights.")
+        bool, typer.Option("--random", help="Use random weights instead of those in the model folder.")
     ] = False,
     twins: Annotated[
-        int, typer.Option(min=0, help="Compare with so many untrained models of the same architecture; 0: none.")
+        int, typer.Option(min=0, help="Number of untrained models of the same architecture to compare with.")
     ] = 3,
-    most: Annotated[int, typer.Option(min=1, help="Read at most so many sentences.")] = 32,
-    length: Annotated[int, typer.Option(min=2, help="Cut sentences at so many tokens.")] = 128,
-    out: Annotated[Path, typer.Option(help="Folder for inspect.html and inspect.json.")] = Path("."),
+    most: Annotated[int, typer.Option(min=1, help="Maximum number of sentences to read.")] = 32,
+    length: Annotated[
+        int, typer.Option(min=2, help="Maximum number of tokens per sentence; longer sentences are cut.")
+    ] = 128,
+    out: Annotated[Path, typer.Option(help="Output folder for inspect.html and inspect.json.")] = Path("."),
 ) -> None:
-    """Print how alike the heads of a model are, and which are redundant; text needs no labels."""
+    """Measure how similar the heads of a model are, and which are redundant."""
     from repulsive.diagnostics.inspection import inspect_heads
-    from repulsive.diagnostics.loading.subject import example_inputs, load_subject, read_sentences, tokenized
+    from repulsive.diagnostics.loading.inputs import example_inputs, read_sentences, tokenize
+    from repulsive.diagnostics.loading.model import load_model
     from repulsive.diagnostics.summary import as_text
+    from repulsive.pages.inspection_page import write_inspection_files
 
     if example and (text or sentence):
-        raise typer.BadParameter("give text or --example, not both", param_hint="--example")
+        raise typer.BadParameter("use text or --example, not both", param_hint="--example")
     if ablate and not (text or sentence or example):
-        raise typer.BadParameter("there is nothing to read; add --text, --sentence or --example", param_hint="--ablate")
+        raise typer.BadParameter("needs inputs: add --text, --sentence or --example", param_hint="--ablate")
     sentences = read_sentences(text, sentence or [], most)
-    _check_place(out)
-    subject = load_subject(target, random=random)
-    reading = tokenized(subject, sentences, length) if sentences else None
-    batches = reading.batches if reading else [example_inputs(example, subject.model)] if example else []
-    found = inspect_heads(subject.model, batches, ablation=ablate, twins=twins, progress=_say)
+    _make_folder(out)
+    loaded = load_model(target, random=random)
+    reading = tokenize(loaded, sentences, length) if sentences else None
+    batches = reading.batches if reading else [example_inputs(example, loaded.model)] if example else []
+    found = inspect_heads(loaded.model, batches, ablation=ablate, twins=twins, progress=_show_progress)
     say(as_text(found))
     if not batches:
         say(
-            "\nnote: weights alone; inputs (--text, --sentence or --example) also show how alike heads are in "
-            "logits, attention and outputs, and how important they are"
+            "\nnote: without inputs only weights are measured; add --text, --sentence or --example to measure the "
+            "similarity of logits, attention and outputs, and the importance of heads"
         )
     facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
-    facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.twice else []
-    page = _write(out, found, f"Heads of {target}", facts, reading.tokens if reading else [])
+    facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.decoder_reads_source else []
+    page = write_inspection_files(
+        out, found, title=f"Heads of {target}", facts=facts, tokens=reading.tokens if reading else []
+    )
     say(f"\nwritten to {page}")
 
 
-def _say(done: int, of: int) -> None:
-    if done == of or done % max(1, of // 10) == 0:
-        say(f"ablated {done} of {of} heads", err=True)
+def _show_progress(done: int, total: int) -> None:
+    if done == total or done % max(1, total // 10) == 0:
+        say(f"ablated {done} of {total} heads", err=True)
 
 
-def _check_place(out: Path) -> None:
+def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"--out {str(out)!r}: no folder can be made there ({error.strerror}); choose another") from None
-
-
-def _write(out: Path, found: Inspection, title: str, facts: list[tuple[str, str]], tokens: list[list[str]]) -> Path:
-    import json
-
-    from repulsive.diagnostics.summary import as_json
-    from repulsive.pages.inspection import write_inspection
-    from repulsive.safety.files import write_whole
-
-    try:
-        page = write_inspection(out / "inspect.html", found, title=title, facts=facts, tokens=tokens)
-        write_whole(out / "inspect.json", json.dumps(as_json(found), indent=1, allow_nan=False).encode())
-    except OSError as error:
-        raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another") from None
-    return page
+        raise RunError(f"--out {str(out)!r}: cannot be created ({error.strerror}); choose another folder") from None

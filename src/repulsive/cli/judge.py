@@ -1,4 +1,4 @@
-"""`repulsive judge make | tally`: blind human judgement of two systems' texts."""
+"""`repulsive judge make | tally`: blind human evaluation of two systems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ judge = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @judge.callback(invoke_without_command=True)
 def _root(context: typer.Context) -> None:
-    """Have people compare the texts of two systems without knowing which is which."""
+    """Let people compare the texts of two systems without knowing which is which."""
     if context.invoked_subcommand is None:
         say(context.get_help())
 
@@ -23,34 +23,34 @@ def _root(context: typer.Context) -> None:
 @judge.command()
 def make(
     first: Annotated[Path, typer.Argument(metavar="A.jsonl", help="Texts of the system whose wins are counted.")],
-    second: Annotated[Path, typer.Argument(metavar="B.jsonl", help="Texts of the other; equal ids belong together.")],
-    out: Annotated[Path, typer.Option(help="The page; its key is written beside it.")] = Path("judge.html"),
-    count: Annotated[int, typer.Option(min=1, help="Pairs to judge, drawn by the seed.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of the draw, the order and the sides.")] = 0,
-    title: Annotated[str, typer.Option(help="Of the page.", show_default=False)] = "",
+    second: Annotated[Path, typer.Argument(metavar="B.jsonl", help="Texts of the other system, with the same ids.")],
+    out: Annotated[Path, typer.Option(help="HTML page to write; the key is written beside it.")] = Path("judge.html"),
+    count: Annotated[int, typer.Option(min=1, help="Number of pairs to judge, drawn at random.")] = 50,
+    seed: Annotated[int, typer.Option(help="Random seed for pairs, order and sides.")] = 0,
+    title: Annotated[str, typer.Option(help="Title of the page.", show_default=False)] = "",
 ) -> None:
-    """Write a page for judges: pairs of texts in random order, on random sides, without names."""
+    """Write a page for judges: pairs of texts in random order, on random sides, without system names."""
     from repulsive.lab.judge.blind import TITLE
     from repulsive.lab.judge.make import make as write
 
-    made = write(first, second, out, count=count, seed=seed, title=title or TITLE)
-    for path, lost in ((first, made.only_first), (second, made.only_second)):
-        if lost:
-            say(f"{lost} {'id is' if lost == 1 else 'ids are'} in {path} alone and left out", err=True)
-    if made.equal:
-        say(f"{made.equal} of the pairs shown have two equal texts", err=True)
-    say(f"{made.shown} of {made.pairs} pairs, {made.systems[0]} against {made.systems[1]}")
-    say(f"written to {made.page}: send it to the judges")
-    say(f"written to {made.key}: keep it to yourself until all have answered")
+    result = write(first, second, out, count=count, seed=seed, title=title or TITLE)
+    for path, ignored in ((first, result.only_first), (second, result.only_second)):
+        if ignored:
+            say(f"ignored {ignored} {'id' if ignored == 1 else 'ids'} that only {path} has", err=True)
+    if result.equal:
+        say(f"{result.equal} of the {result.shown} pairs have two equal texts", err=True)
+    say(f"{result.shown} of {result.pairs} pairs, {result.systems[0]} versus {result.systems[1]}")
+    say(f"written to {result.page}: send it to the judges")
+    say(f"written to {result.key}: keep it secret until all judges have answered")
 
 
 @judge.command()
 def tally(
-    files: Annotated[list[Path], typer.Argument(metavar="ANSWERS...", help="Files that judges saved.")],
-    key: Annotated[Path, typer.Option(help="What `make` wrote beside the page.")],
+    files: Annotated[list[Path], typer.Argument(metavar="ANSWERS...", help="Files saved by the judges.")],
+    key: Annotated[Path, typer.Option(help="Key that `make` wrote beside the page.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Count wins, losses and ties, as in the paper's table of human judgements."""
+    """Count wins, losses and ties, as in the paper's Table 5."""
     from repulsive.lab.judge.answers import read_all
     from repulsive.lab.judge.key import read_key
     from repulsive.lab.judge.tally import as_json as to_json
@@ -58,6 +58,6 @@ def tally(
     from repulsive.lab.judge.tally import tally as count
 
     opened = read_key(key)
-    answers = [path for path in files if realpath(path) != realpath(key)]  # `*.json` finds the key too
-    found = count(opened, read_all(answers, opened))
-    say(to_json(found) if as_json else as_markdown(found))
+    answers = [path for path in files if realpath(path) != realpath(key)]  # the shell pattern *.json matches it, too
+    result = count(opened, read_all(answers, opened))
+    say(to_json(result) if as_json else as_markdown(result))

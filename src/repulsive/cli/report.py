@@ -1,4 +1,4 @@
-"""`repulsive report RUN...`: one page from finished runs."""
+"""`repulsive report RUN...`: write an HTML report on finished runs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ from repulsive.cli.say import say
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: one, or one with seeds.")],
-    out: Annotated[Path, typer.Option(help="The page, one HTML file.")] = Path("report.html"),
-    part: Annotated[str, typer.Option(help="test, dev or a further test set.")] = "test",
-    foreign: Annotated[Path | None, typer.Option(help="Another prepared folder: texts to be unsure of.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs: of one run, or of all seeds of a recipe.")
+    ],
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    part: Annotated[str, typer.Option(help="Part of the data: test, dev, or the name of another test set.")] = "test",
+    foreign: Annotated[
+        Path | None,
+        typer.Option(help="Prepared folder of another dataset, to measure uncertainty on unfamiliar texts."),
+    ] = None,
     heads: Annotated[
-        bool, typer.Option("--heads", help="How many heads: error against their number, for runs that differ in it.")
+        bool,
+        typer.Option("--heads", help="Plot the error against the number of heads, for runs with different numbers."),
     ] = False,
     bleu: Annotated[
-        bool, typer.Option("--bleu", help="Translators: take heads away by BLEU, which is slow, not by accuracy.")
+        bool, typer.Option("--bleu", help="Translation only: measure ablations by BLEU (slow) instead of accuracy.")
     ] = False,
-    figures: Annotated[Path | None, typer.Option(help="Folder for all figures as SVG and PDF.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Take heads away on at most so many items.")] = 2000,
-    title: Annotated[str, typer.Option(help="Of the page.", show_default=False)] = "",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write all figures as SVG and PDF files to this folder.")
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="Maximum number of items for ablations.")] = 2000,
+    title: Annotated[str, typer.Option(help="Title of the page.", show_default=False)] = "",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
 ) -> None:
-    """Write one page on finished runs: results, curves, how alike heads are, what each is worth, how sure."""
+    """Write an HTML report on finished runs: results, curves, similarity and importance of heads, calibration."""
     from repulsive.lab.runs.plan import check_device
     from repulsive.lab.runs.report import Options, write
 

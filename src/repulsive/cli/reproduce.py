@@ -1,4 +1,4 @@
-"""`repulsive reproduce [ID...]`: the paper's tables and figures, and what its claims come to."""
+"""`repulsive reproduce [ID...]`: reproduce the tables and figures of the paper and check its claims."""
 
 from __future__ import annotations
 
@@ -11,38 +11,49 @@ from repulsive.cli.say import say
 
 
 def reproduce(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="table1, heads, ...; or all.")] = None,
-    data: Annotated[Path, typer.Option(help="Folder of prepared folders, each named after its data set.")] = Path(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID...", help="Tables and figures to reproduce, for example table1, or all."),
+    ] = None,
+    data: Annotated[Path, typer.Option(help="Folder with one prepared folder per dataset, named after it.")] = Path(
         "prepared"
     ),
-    out: Annotated[Path, typer.Option(help="Folder for Markdown, JSON, pages and figures.")] = Path("reproduced"),
-    runs: Annotated[Path, typer.Option(help="Folder of all runs, as that of `train`.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Output folder for Markdown, JSON, pages and figures.")] = Path(
+        "reproduced"
+    ),
+    runs: Annotated[Path, typer.Option(help="Folder of all runs, as for `repulsive train`.")] = Path("runs"),
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of every row; 6 by default, the least that p = 0.05 needs.", min=1)
+        int | None, typer.Option(help="Number of runs per row; default: 6, the minimum for p <= 0.05.", min=1)
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at the same time; 0: as many as there are cores.", min=0)] = 0,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of parallel runs; 0: one per core.", min=0)] = 0,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a setting of all runs: key=value.")] = None,
     methods: Annotated[
-        list[str] | None, typer.Option(help="Rows to train beside the baseline; repeatable, or a,b.")
+        list[str] | None, typer.Option(help="Methods to train besides the baseline, default: all; repeatable, or a,b.")
     ] = None,
     datasets: Annotated[
-        list[str] | None, typer.Option(help="Data sets to use instead of all of the paper's; repeatable, or a,b.")
+        list[str] | None, typer.Option(help="Datasets to use, default: all of the paper; repeatable, or a,b.")
     ] = None,
     judgements: Annotated[
-        list[Path] | None, typer.Option(help="table5: files of the judges and the key, such as *.json.")
+        list[Path] | None, typer.Option(help="table5 only: answers of the judges and the key, for example *.json.")
     ] = None,
-    times: Annotated[bool, typer.Option(help="Measure what a step takes, where the paper does.")] = True,
-    quick: Annotated[bool, typer.Option("--quick", help="All at toy size on generated data: does it run?")] = False,
+    times: Annotated[bool, typer.Option(help="Measure step times where the paper reports them.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Smoke test: tiny models on generated data.")] = False,
 ) -> None:
-    """Print the paper's numbers beside ours, with intervals and a verdict on each claim; without an ID, list them."""
+    """Print the paper's numbers beside ours, with confidence intervals and a verdict on each claim.
+
+    Without an ID, list all tables and figures.
+    """
     from repulsive.errors import RunError
     from repulsive.lab.paper import command, toy
     from repulsive.lab.paper.catalogue import find
     from repulsive.lab.paper.running import Options
 
     words = ids or []
-    files = [*(judgements or []), *(Path(word) for word in words if word.endswith(".json"))]  # a shell's `*.json`
+    files = [
+        *(judgements or []),
+        *(Path(word) for word in words if word.endswith(".json")),
+    ]  # from a shell pattern such as *.json
     options = Options(
         data,
         out,
@@ -65,7 +76,7 @@ def reproduce(
     say(command.told(reports))
     say(f"\nwritten to {out}")
     if failed:
-        raise RunError(f"{len(failed)} runs failed, and the same command tries them again; the first: {failed[0]}")
+        raise RunError(f"{len(failed)} runs failed; rerun the same command to try them again. The first: {failed[0]}")
 
 
 def _split(words: list[str] | None) -> tuple[str, ...]:

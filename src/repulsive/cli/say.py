@@ -1,4 +1,4 @@
-"""What a verb prints: the one way to stdout and stderr, which lets nothing through that acts on a terminal."""
+"""Printing for all verbs. Characters that control a terminal are replaced."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from repulsive.safety.terminal import one_line, printable
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print a text.
+    """Print text of one or more lines.
 
     Args:
-        text: of one line or more.
-        err: to stderr.
+        text: the text.
+        err: print to stderr instead of stdout.
     """
     typer.echo(printable(text), err=err)
 
 
 def complain(message: object) -> None:
-    """Print one line to stderr, in the name of the command."""
+    """Print an error or a warning as one line on stderr, after the name of the command."""
     print(f"repulsive: {one_line(str(message))}", file=sys.stderr)
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """One line for a warning, without the code it came from."""
+    """Print each warning as one line, without the source code it came from."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: complain(message)
         yield

@@ -1,4 +1,4 @@
-"""`repulsive train RECIPE`: train, or go on where a training stopped."""
+"""`repulsive train RECIPE...`: train, or resume training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from repulsive.cli.say import say
 
 
 def train(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="TOML files, or names that `ls` lists.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as optimizer.lr=0.01.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run; the recipe's by default.")] = None,
-    seeds: Annotated[int, typer.Option(help="Run seeds 0, 1, ... side by side on one device.", min=0)] = 0,
-    jobs: Annotated[int, typer.Option(help="Runs at the same time; 0: as many as there are cores.", min=0)] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the result.")] = False,
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="TOML files, or names from `repulsive ls`.")
+    ],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: key=value, for example optimizer.lr=0.01.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; default: that of the recipe.")] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Train this many runs per recipe, with seeds 0, 1, ...; 0: one run.", min=0)
+    ] = 0,
+    jobs: Annotated[int, typer.Option(help="Number of parallel runs; 0: one per core.", min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="Output folder for all runs.")] = Path("runs"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
 ) -> None:
-    """Train recipes; the first is what the others are compared with. The same command goes on where it was stopped."""
+    """Train recipes and compare them with the first one. Rerun the same command to resume."""
     from repulsive.lab.engine.launch import speaks, train_here, train_many
     from repulsive.lab.engine.tables import as_markdown, ended, rows
     from repulsive.lab.runs.plan import plan
@@ -34,9 +40,9 @@ def train(
             say(as_markdown(rows([specs[0].folder])))
         return
     live = not quiet and sys.stderr.isatty()
-    tell = None if quiet or live else lambda spec, how: say(f"{spec.folder}: {how}", err=True)
+    report = None if quiet or live else lambda spec, state: say(f"{spec.folder}: {state}", err=True)
     try:
-        train_many(specs, make_task, jobs, tell, show=live)
-    finally:  # a run that failed or was stopped hides none of those that ended
+        train_many(specs, make_task, jobs, report, show=live)
+    finally:  # also print the finished runs if another one failed or was stopped
         if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
             say(as_markdown(rows(folders)))

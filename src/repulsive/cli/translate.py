@@ -1,4 +1,4 @@
-"""`repulsive translate RUN < in > out`: a filter from one language to the other."""
+"""`repulsive translate RUN < in > out`: translate stdin line by line."""
 
 from __future__ import annotations
 
@@ -16,33 +16,38 @@ from repulsive.safety.terminal import printable
 
 
 def translate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of translation that has ended.")],
-    beam: Annotated[int | None, typer.Option(help="Hypotheses to follow; by default as the recipe has it.")] = None,
-    nbest: Annotated[int, typer.Option(help="Translations of a line; more than 1: number, score and text.")] = 1,
-    lenpen: Annotated[float | None, typer.Option(help="Scores are log p / length^lenpen.")] = None,
-    batch: Annotated[int, typer.Option(help="Lines to read before any is translated.", min=1)] = 64,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a finished translation run.")],
+    beam: Annotated[int | None, typer.Option(help="Beam size; default: that of the recipe.")] = None,
+    nbest: Annotated[
+        int, typer.Option(help="Translations per line; if more than 1, print line number, score and text.")
+    ] = 1,
+    lenpen: Annotated[
+        float | None,
+        typer.Option(help="Length penalty: scores are log p / length^lenpen. Default: that of the recipe."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Number of lines to translate at once.", min=1)] = 64,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
 ) -> None:
-    """Translate the lines of stdin; there are as many on stdout, in the same order, and empty ones stay empty."""
+    """Translate stdin to stdout, line by line. Empty lines stay empty."""
     from repulsive.lab.runs.plan import check_device
     from repulsive.lab.runs.translate import open_translator
     from repulsive.lab.systems.translation.translate import translate_lines
 
     check_device(device)
     model, pieces, search = open_translator(run, device, beam=beam, lenpen=lenpen, nbest=nbest)
-    out = sys.stdout.buffer  # UTF-8, whatever the locale
+    out = sys.stdout.buffer  # UTF-8 in every locale
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: complain(message)
-        shown = printable if out.isatty() else str  # a file gets what was translated, to the letter
-        found = translate_lines(model, pieces, _lines(sys.stdin.buffer), search, nbest=nbest, at_once=batch)
+        shown = printable if out.isatty() else str  # files get the unchanged translation
+        translations = translate_lines(model, pieces, _lines(sys.stdin.buffer), search, nbest=nbest, at_once=batch)
         try:
-            for number, best in enumerate(found, 1):
+            for number, best in enumerate(translations, 1):
                 rows = (text if nbest == 1 else f"{number}\t{score:.4f}\t{text}" for text, score in best)
                 out.write("".join(f"{shown(row)}\n" for row in rows).encode("utf-8", "replace"))
                 if number % batch == 0:
                     out.flush()
             out.flush()
-        except BrokenPipeError:  # whoever read it has seen enough; Python would complain once more at its end
+        except BrokenPipeError:  # the reader closed the pipe; without this, Python reports the error again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -53,4 +58,6 @@ def _lines(file: BinaryIO) -> Iterator[str]:
         try:
             yield raw.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise DataError(f"line {number} of the input: byte {error.start} is not UTF-8; convert it first") from None
+            raise DataError(
+                f"line {number} of the input: byte {error.start} is not UTF-8; convert the input first"
+            ) from None

@@ -1,1 +1,1 @@
-"""Are heads diverse, redundant, calibrated? Numbers and tensors here; `report` turns them into pictures."""
+"""Measure the heads of any model: similarity, redundancy, importance, calibration and uncertainty; prune heads."""

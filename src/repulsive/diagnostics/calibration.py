@@ -1,4 +1,4 @@
-"""Is a classifier as often right as it is sure? The numbers of a reliability diagram."""
+"""Calibration of a classifier: reliability diagram, ECE, overconfidence error and MCE."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from repulsive.metrics.classification import binned
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """One number per bin of confidence, the intervals (lower, upper]; all float64 [bins] but the counts.
+    """Reliability diagram: values per bin of confidence (lower, upper], float64 [bins] except the counts.
 
     Args:
-        lower: edges of the bins.
-        upper: edges of the bins.
-        confidence: mean winning probability; nan in an empty bin.
-        accuracy: share of right predictions; nan in an empty bin.
-        count: items, int64.
+        lower: lower edges of the bins.
+        upper: upper edges of the bins.
+        confidence: mean probability of the predicted class; nan in an empty bin.
+        accuracy: share of correct predictions; nan in an empty bin.
+        count: number of items, int64.
     """
 
     lower: Tensor
@@ -30,21 +30,21 @@ class Reliability:
 
     @property
     def gap(self) -> Tensor:
-        """Confidence minus accuracy, [bins]: above zero where the classifier is too sure."""
+        """Confidence minus accuracy, [bins]: positive if the classifier is overconfident."""
         return self.confidence - self.accuracy
 
     @property
     def ece(self) -> float:
-        r"""$\sum_b \frac{|B_b|}{N} |acc_b - conf_b|$, expected calibration error (Guo et al., 2017)."""
+        r"""Expected calibration error $\sum_b \frac{|B_b|}{N} |acc_b - conf_b|$ (Guo et al., 2017)."""
         return float((self._share() * self._filled(self.gap).abs()).sum())
 
     @property
     def oe(self) -> float:
-        r"""$\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$, overconfidence (Thulasidasan et al., 2019)."""
+        r"""Overconfidence error $\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$ (Thulasidasan et al., 2019)."""
         return float((self._share() * self._filled(self.confidence * self.gap.clamp(min=0))).sum())
 
     def _filled(self, values: Tensor) -> Tensor:
-        """Zero in empty bins alone: the nan of a classifier that gives nan must not look like a perfect one."""
+        """Fill empty bins, and only these, with zero: a nan prediction must not look perfectly calibrated."""
         return values.masked_fill(self.count == 0, 0)
 
     def _share(self) -> Tensor:
@@ -52,28 +52,28 @@ class Reliability:
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
-    """Confidence and accuracy by bins of confidence: the bins of `repulsive.metrics.classification.ece`.
+    """Compute confidence and accuracy per bin of confidence, with the bins of `repulsive.metrics.classification.ece`.
 
     Args:
-        probabilities: [N, C], rows that sum to one.
+        probabilities: predicted probabilities [N, C]; rows sum to one.
         labels: class of each item [N].
-        bins: equal intervals ((b - 1) / bins, b / bins] of the winning probability.
+        bins: number of equal intervals ((b - 1) / bins, b / bins] of confidence.
 
     Raises:
-        ValueError: shapes do not fit, there are no items, or fewer than one bin.
+        ValueError: shapes do not match, there are no items, or bins is below 1.
 
     Example:
         >>> p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
-        >>> found = reliability(p, torch.tensor([0, 1, 1]), bins=2)
-        >>> found.count.tolist(), round(found.ece, 3)
+        >>> diagram = reliability(p, torch.tensor([0, 1, 1]), bins=2)
+        >>> diagram.count.tolist(), round(diagram.ece, 3)
         ([0, 3], 0.1)
     """
     if bins < 1:
         raise ValueError(f"bins={bins}: need at least 1")
-    share, hit, sure = binned(probabilities, labels, bins)
+    share, accuracy, confidence = binned(probabilities, labels, bins)
     count = (share * len(labels)).round().long()  # [bins]
     empty = count == 0
     edges = torch.arange(bins + 1, dtype=torch.float64, device=share.device) / bins  # [bins + 1]
     return Reliability(
-        edges[:-1], edges[1:], sure.masked_fill(empty, torch.nan), hit.masked_fill(empty, torch.nan), count
+        edges[:-1], edges[1:], confidence.masked_fill(empty, torch.nan), accuracy.masked_fill(empty, torch.nan), count
     )

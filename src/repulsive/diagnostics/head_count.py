@@ -1,11 +1,11 @@
-r"""How many heads? The error against their number, and the curve that the paper's bound has the form of.
+r"""Error as a function of the number of heads: fit a curve of the form of the paper's bound.
 
-The bound on the error of M particles has a term in $1/\sqrt M$, which falls, and one in $M$, which grows. HeadCount
-errors also hold what no number of heads removes, so the curve is
+The bound on the error of M particles has a decreasing term in $1/\sqrt M$ and an increasing term in $M$. Measured
+errors also have a constant part, so the curve is
 
 $$e(M) = \frac{a}{\sqrt M} + b M + c, \qquad a \ge 0,\; b \ge 0,$$
 
-fitted by least squares over all runs. Where a and b are positive it is lowest at $M^* = (a / 2b)^{2/3}$.
+fitted by least squares over all runs. If a and b are positive, its minimum is at $M^* = (a / 2b)^{2/3}$.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from repulsive.metrics.student import interval
 
 @dataclass(frozen=True)
 class HeadCount:
-    """The error with M heads.
+    """Errors with M heads.
 
     Args:
         heads: M.
-        errors: one for each seed.
+        errors: one per seed.
     """
 
     heads: int
@@ -34,11 +34,12 @@ class HeadCount:
 
     @property
     def mean(self) -> float:
+        """Mean over seeds."""
         return statistics.fmean(self.errors)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the mean by Student's t over seeds; None for one seed."""
+        """95 % confidence interval of the mean over seeds, by Student's t; None for one seed."""
         return interval(self.errors)
 
 
@@ -51,25 +52,26 @@ class HeadFit:
     c: float
 
     def at(self, heads: float) -> float:
+        """Value of the curve at a number of heads."""
         return self.a / math.sqrt(heads) + self.b * heads + self.c
 
     @property
     def best(self) -> float | None:
-        """Where the curve is lowest; None where it only falls or only grows."""
+        """Number of heads at the minimum; None if the curve is monotonic."""
         return (self.a / (2 * self.b)) ** (2 / 3) if self.a > 0 and self.b > 0 else None
 
 
 def fit_heads(points: Sequence[HeadCount]) -> HeadFit:
-    """Least squares over all runs with a, b >= 0 and c free.
+    """Fit the curve by least squares over all runs, with a, b >= 0 and c free.
 
-    Of the four ways to hold a and b at zero or let them go, the one with the smallest error among those with no
-    negative a or b: with two signs to keep that is the exact solution.
+    Each of a and b is either free or fixed at zero. Of these four fits, the one with the smallest error among those
+    without a negative a or b is the exact solution.
 
     Args:
-        points: three different numbers of heads at least, or the curve is not determined.
+        points: errors for at least three different numbers of heads.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: there are fewer than three different numbers of heads.
 
     Example:
         >>> fit = fit_heads([HeadCount(m, (2 / m**0.5 + 0.25 * m,)) for m in (1, 4, 9, 16)])
@@ -77,17 +79,17 @@ def fit_heads(points: Sequence[HeadCount]) -> HeadFit:
         (2.0, 0.25, 2.5198)
     """
     if len({point.heads for point in points}) < 3:
-        raise ValueError(f"{len(points)} numbers of heads: the curve needs three different ones at least")
+        raise ValueError(f"{len(points)} points: the curve needs at least three different numbers of heads")
     runs = [(point.heads, error) for point in points for error in point.errors]
     heads = torch.tensor([m for m, _ in runs], dtype=torch.float64)  # [R]
     errors = torch.tensor([error for _, error in runs], dtype=torch.float64)  # [R]
     columns = torch.stack([heads.rsqrt(), heads, torch.ones_like(heads)], 1)  # [R, 3]
     scale = columns.amax(0)  # M may be 100 times 1 / sqrt(M)
-    found = []
+    fits = []
     for free in ([0, 1, 2], [0, 2], [1, 2], [2]):
         solved = torch.zeros(3, dtype=torch.float64)
         solved[free] = torch.linalg.lstsq((columns / scale)[:, free], errors).solution
         if (solved[:2] >= 0).all():
-            rest = float((columns / scale @ solved - errors).square().sum())
-            found.append((rest, HeadFit(*(solved / scale).tolist())))
-    return min(found, key=lambda each: each[0])[1]
+            residual = float((columns / scale @ solved - errors).square().sum())
+            fits.append((residual, HeadFit(*(solved / scale).tolist())))
+    return min(fits, key=lambda fit: fit[0])[1]

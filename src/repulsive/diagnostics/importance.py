@@ -1,7 +1,7 @@
-r"""How much the loss leans on each head, to first order (Michel et al., 2019, section 4.1).
+r"""First-order importance of heads: the derivative of the loss in a factor on each head (Michel et al., 2019).
 
-With $\xi_h$ the factor on head h, $|\partial L / \partial \xi_h| = |o_h^\top \partial L / \partial o_h|$: what leaves
-the head times its gradient. The same number comes out before and behind the output projection.
+With the factor $\xi_h$ on head h, $|\partial L / \partial \xi_h| = |o_h^\top \partial L / \partial o_h|$: the output of
+the head times its gradient. The value is the same before and after the output projection.
 """
 
 from __future__ import annotations
@@ -12,84 +12,89 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import evaluating
-from repulsive.diagnostics.hooks.capture import refuse_silence
-from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets, rerouted
+from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.errors import SelectionError
 from repulsive.particles.gram import compute_dtype
+
+Loss = Callable[[nn.Module, Any], Tensor]  # model, batch -> scalar
 
 
 def first_order_importance(
     model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
+    loss: Loss,
     batches: Iterable[Any],
     *,
     normalise: bool = True,
-    outlets: Sequence[Outlet] | None = None,
+    layers: Sequence[AttentionLayer] | None = None,
 ) -> Tensor:
-    r"""$I_h = E\,|o_h^\top \partial L / \partial o_h|$, the absolute value per token, the mean over tokens.
+    r"""Compute first-order importance $I_h = E\,|o_h^\top \partial L / \partial o_h|$, a mean over tokens.
 
-    One forward and one backward pass per batch; the gradients of the weights are not computed and `.grad` is not
-    touched.
+    Runs one forward and one backward pass per batch. Gradients of parameters are not computed, `.grad` does not change.
 
     Args:
         model: any module with heads that `find_heads` finds; it runs in evaluation mode.
-        loss: called with the model and a batch; a scalar. A mean over items makes batches of equal size comparable.
-        batches: what `loss` is given, one after the other.
-        normalise: divide by the l2 norm over each layer's heads, as the source does, so that layers compare.
-        outlets: what `find_outlets` returned; None: found here.
+        loss: called with the model and a batch; returns a scalar, for example a mean over items.
+        batches: second argument of `loss`.
+        normalise: divide by the l2 norm over each layer's heads, as in the paper, so that layers are comparable.
+        layers: the result of `find_attention_layers`; None calls it.
 
     Returns:
-        float64 [L, M]; nan where a layer has fewer heads, zeros for a layer that no batch reached.
+        float64 [L, M]; nan for missing heads of layers with fewer heads, zeros for a layer that did not run.
 
     Raises:
-        SelectionError: there are no batches.
-        HeadLayoutError: no head was reached.
+        SelectionError: there are no batches, or the loss is not a scalar.
+        HeadLayoutError: no layer ran.
     """
-    outlets = find_outlets(model) if outlets is None else outlets
-    places = {outlet.name: layer for layer, outlet in enumerate(outlets)}
-    most = max(outlet.num_heads for outlet in outlets)
-    total = torch.zeros(len(outlets), most, dtype=torch.float64)  # [L, M]
-    tokens = torch.zeros(len(outlets), 1, dtype=torch.float64)
+    layers = find_attention_layers(model) if layers is None else layers
+    rows = {layer.name: row for row, layer in enumerate(layers)}
+    most_heads = max(layer.num_heads for layer in layers)
+    total = torch.zeros(len(layers), most_heads, dtype=torch.float64)  # [L, M]
+    tokens = torch.zeros(len(layers), 1, dtype=torch.float64)
     empty = True
     for batch in batches:
         empty = False
-        left = _leaving(model, loss, batch, outlets)
-        for outlet, product in left:
-            layer = places[outlet.name]
-            total[layer, : outlet.num_heads] += product.sum(0)
-            tokens[layer] += len(product)
+        for layer, product in _products(model, loss, batch, layers):
+            row = rows[layer.name]
+            total[row, : layer.num_heads] += product.sum(0)
+            tokens[row] += len(product)
     if empty:
-        raise SelectionError("first_order_importance: no batches; give it at least one")
-    refuse_silence(outlets, {outlet.name for outlet in outlets if tokens[places[outlet.name]] > 0})
-    found = total / tokens.clamp(min=1)
+        raise SelectionError("first_order_importance: no batches; pass at least one")
+    check_hooks_ran(layers, {layer.name for layer in layers if tokens[rows[layer.name]] > 0})
+    importance = total / tokens.clamp(min=1)
     if normalise:
-        found = torch.nn.functional.normalize(found, dim=-1, eps=1e-300)
-    for layer, outlet in enumerate(outlets):
-        found[layer, outlet.num_heads :] = torch.nan
-    return found
+        importance = torch.nn.functional.normalize(importance, dim=-1, eps=1e-300)
+    for row, layer in enumerate(layers):
+        importance[row, layer.num_heads :] = torch.nan
+    return importance
 
 
-def _leaving(
-    model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], batch: Any, outlets: Sequence[Outlet]
-) -> list[tuple[Outlet, Tensor]]:
-    """For each run of each layer |o . dL/do| of every token, float64 [tokens, M]."""
-    seen: list[tuple[Outlet, Tensor]] = []
+def _products(
+    model: nn.Module, loss: Loss, batch: Any, layers: Sequence[AttentionLayer]
+) -> list[tuple[AttentionLayer, Tensor]]:
+    """Compute |o . dL/do| for every run of every layer, float64 [tokens, M]."""
+    outputs: list[tuple[AttentionLayer, Tensor]] = []
 
-    def keep(outlet: Outlet, heads: Tensor) -> Tensor:
-        own = heads if heads.requires_grad else heads.detach().requires_grad_()  # frozen models have gradients too
-        seen.append((outlet, own))
-        return own
+    def keep(layer: AttentionLayer, heads: Tensor) -> Tensor:
+        heads = heads if heads.requires_grad else heads.detach().requires_grad_()  # parameters may be frozen
+        outputs.append((layer, heads))
+        return heads
 
-    with torch.inference_mode(False), torch.enable_grad(), evaluating(model), rerouted(outlets, keep):
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        evaluating(model),
+        replaced_head_outputs(layers, keep),
+    ):
         value = loss(model, batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise SelectionError("loss must return a tensor with one number, such as a mean over items")
-        gradients = torch.autograd.grad(value, [heads for _, heads in seen], allow_unused=True) if seen else ()
-    found = []
-    for (outlet, heads), gradient in zip(seen, gradients, strict=True):
+            raise SelectionError("loss must return a tensor with one element, such as a mean over items")
+        gradients = torch.autograd.grad(value, [heads for _, heads in outputs], allow_unused=True) if outputs else ()
+    products = []
+    for (layer, heads), gradient in zip(outputs, gradients, strict=True):
         if gradient is not None:
             wide = compute_dtype(heads)
             product = (heads.detach().to(wide) * gradient.to(wide)).sum(-1).abs()  # [B, T, M]
-            found.append((outlet, product.flatten(0, 1).cpu().double()))
-    return found
+            products.append((layer, product.flatten(0, 1).cpu().double()))
+    return products

@@ -1,4 +1,4 @@
-"""All that can be said of the heads of a model that somebody brings: diversity, redundancy, and who is like whom."""
+"""Inspect the heads of any model: similarity, importance, ablation, and the most similar pairs."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.chance import TWINS, AgainstChance, against_chance
-from repulsive.diagnostics.diversity import Diversity, Pair, of_weights
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.hooks.calling import evaluating, items_in
-from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
-from repulsive.diagnostics.hooks.running import run_heads
+from repulsive.diagnostics.hooks.measure_batches import measure_batches
 from repulsive.diagnostics.importance import first_order_importance
-from repulsive.diagnostics.labels import short_names
-from repulsive.diagnostics.own_output import OwnChange, own_loss
+from repulsive.diagnostics.layer_names import short_names
+from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.redundancy import Ablation, Curve, head_ablation, pruning_curve
+from repulsive.diagnostics.similarity import Diversity, Pair, of_weights
+from repulsive.diagnostics.untrained_baseline import TWINS, AgainstChance, against_chance
 from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found.
+    """Measurements of a model's heads.
 
     Args:
-        groups: the heads, part by part.
-        layers: attention layers, (name, layer, where, heads) each.
-        diversity: "weights", "attention" and "outputs" -> one entry per group or layer; only what was measured.
+        groups: the groups of heads, one per part.
+        layers: (name, layer, where, number of heads) of each attention layer.
+        diversity: "weights", "attention" and "outputs" -> one entry per group or layer, if measured.
         importance: first-order importance of each head [L, M], l2-normalised per layer; None without inputs.
-        ablation: exact, where it was asked for; its change is that of `metric`.
-        metric: what the change of the output is, in words.
-        items: how many inputs were read.
-        maps: for the first inputs, layer's name -> attention of each head [M, T, S], padding cut off.
+        ablation: change of `metric` when each head is ablated, if requested.
+        metric: description of the measured change of the output.
+        items: number of inputs.
+        maps: for the first inputs, layer name -> attention of each head [M, T, S], without padding.
         notes: what could not be measured, and why.
-        pruned: with `ablation`, its metric as heads go, those of the least first-order importance first.
-        circuits: similarity of attention logits and OV circuits, beside untrained twins; empty without inputs.
+        pruned: with `ablation`, the pruning curve of `metric` by first-order importance.
+        circuits: similarity of attention logits and OV circuits, with untrained twins; empty without inputs.
     """
 
     groups: list[HeadGroup]
@@ -54,19 +54,19 @@ class Inspection:
     circuits: AgainstChance = field(default_factory=AgainstChance)
 
     def label(self, name: str) -> str:
-        """A short name for a group or layer: "layer 3 q", with its place where there are several stacks."""
+        """Short name of a group or layer, such as "layer 3 q" or "encoder layer 3"."""
         return short_names(self.groups).get(name, name)
 
     def closest(self, space: str, count: int = 5) -> list[Pair]:
-        """The most similar pairs of heads of all layers in one space."""
-        pairs = [pair for found in self.diversity.get(space, ()) for pair in found.closest(count)]
+        """The most similar pairs of heads over all layers in one space."""
+        pairs = [pair for entry in self.diversity.get(space, ()) for pair in entry.closest(count)]
         return sorted(pairs, key=lambda pair: -pair.cosine)[:count]
 
     def least(self, scores: Tensor, count: int = 5) -> list[tuple[str, int, float]]:
-        """(layer's name, head, score) of the heads with the lowest scores [L, M]."""
+        """(layer name, head, score) of the heads with the lowest scores [L, M]."""
         heads = [
-            (name, head, float(scores[place, head]))
-            for place, (name, _, _, heads) in enumerate(self.layers)
+            (name, head, float(scores[row, head]))
+            for row, (name, _, _, heads) in enumerate(self.layers)
             for head in range(heads)
         ]
         return sorted(heads, key=lambda head: head[2])[:count]
@@ -85,12 +85,12 @@ def inspect_heads(
     """Measure the heads of any model on any inputs, without labels.
 
     Args:
-        model: any module with heads that `find_heads` finds; it stays as it is.
-        batches: inputs, each a tensor, a tuple of arguments or a mapping; none: weights alone are measured.
-        ablation: also take each head away, which costs a pass over the batches for each.
-        shown: of how many inputs of the first batch to keep attention maps.
-        twins: how many untrained twins to compare attention logits and OV circuits with; 0: none.
-        seed: for the labels or signs that first-order importance draws, for tokens that are sampled and for twins.
+        model: any module with heads that `find_heads` finds; it does not change.
+        batches: inputs, each a tensor, a tuple of arguments or a mapping; without inputs only weights are measured.
+        ablation: also ablate each head, which takes one pass over the batches per head.
+        shown: number of inputs of the first batch whose attention maps are kept.
+        twins: number of untrained twins to compare attention logits and OV circuits with.
+        seed: random seed of importance (labels or signs), of token samples and of twins.
         progress: as in `head_ablation`.
 
     Raises:
@@ -103,25 +103,35 @@ def inspect_heads(
             raise
         groups = find_heads(model, batches[0])
     diversity = {"weights": of_weights(groups)}
-    outlets, notes = _outlets(model, groups)
-    layers = [(o.name, o.layer, o.where, o.num_heads) for o in outlets]
+    layers, notes = _hookable_layers(model, groups)
+    listed = [(layer.name, layer.layer, layer.where, layer.num_heads) for layer in layers]
     if not batches:
-        return Inspection(groups, layers, diversity, notes=tuple(notes))
+        return Inspection(groups, listed, diversity, notes=tuple(notes))
     circuits = _circuits(model, batches, groups, twins, seed)
-    if not outlets:
+    if not layers:
         return Inspection(groups, [], diversity, notes=(*notes, *circuits.notes), circuits=circuits)
-    seen = run_heads(model, batches, outlets, shown=shown)
-    diversity, notes = diversity | seen.diversity, [*notes, *seen.notes, *circuits.notes]
-    importance = first_order_importance(model, own_loss(torch.Generator().manual_seed(seed)), batches, outlets=outlets)
+    measured = measure_batches(model, batches, layers, shown=shown)
+    notes = [*notes, *measured.notes, *circuits.notes]
+    loss = label_free_loss(torch.Generator().manual_seed(seed))
+    importance = first_order_importance(model, loss, batches, layers=layers)
     exact, metric, pruned = None, "", None
     if ablation:
         with evaluating(model):
-            own = OwnChange(model, batches)
-        exact, metric = head_ablation(model, own, outlets=outlets, progress=progress), own.metric
-        pruned = pruning_curve(model, own, importance, outlets=outlets)
-    items = sum(items_in(batch) for batch in batches)
+            change = OutputChange(model, batches)
+        exact, metric = head_ablation(model, change, layers=layers, progress=progress), change.metric
+        pruned = pruning_curve(model, change, importance, layers=layers)
     return Inspection(
-        groups, layers, diversity, importance, exact, metric, items, seen.maps, tuple(notes), pruned, circuits
+        groups,
+        listed,
+        diversity | measured.diversity,
+        importance=importance,
+        ablation=exact,
+        metric=metric,
+        items=sum(items_in(batch) for batch in batches),
+        maps=measured.maps,
+        notes=tuple(notes),
+        pruned=pruned,
+        circuits=circuits,
     )
 
 
@@ -134,15 +144,15 @@ def _circuits(
         return AgainstChance(notes=(str(error),))
 
 
-def _outlets(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[Outlet], list[str]]:
-    """Where heads leave, and a note for each layer where that is not known."""
-    layers: dict[str, list[HeadGroup]] = {}
+def _hookable_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[AttentionLayer], list[str]]:
+    """Layers whose head outputs can be hooked, and a note for each other layer."""
+    by_module: dict[str, list[HeadGroup]] = {}
     for group in groups:
-        layers.setdefault(module_of(group), []).append(group)
-    outlets, notes = [], []
-    for each in layers.values():
+        by_module.setdefault(module_of(group), []).append(group)
+    layers, notes = [], []
+    for own in by_module.values():
         try:
-            outlets += find_outlets(model, each)
+            layers += find_attention_layers(model, own)
         except HeadLayoutError as error:
             notes.append(f"outputs and importance are not measured: {error}")
-    return outlets, notes
+    return layers, notes

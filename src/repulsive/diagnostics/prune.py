@@ -1,7 +1,7 @@
-"""Cut heads out of a model for good: smaller weights, the same function as with those heads ablated.
+"""Prune heads: make a smaller model that computes the same function as with these heads ablated.
 
-Layers are cut where their class takes any number of heads; which classes do is data. Others say so, and `ablate` still
-serves them. `save_pruned` writes a pruned model, `load_pruned` reads it into one that was built at full size.
+Only classes in `RESIZABLE`, which support any number of heads, can be pruned; for others there is `ablate`.
+`save_pruned` writes a pruned model, `load_pruned` loads it into a model that was built at full size.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.redundancy import heads_of
 from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.place import module_of, unwrap
+from repulsive.heads.module_paths import module_of, unwrap
 
-# Attention classes (module and name) that shape q, k and v by the size of a head, and the attributes that count heads,
-# those that keys and values have, query heads that share one of these, or all features of the heads. Classes that ask
-# their configuration get attributes of these names, by which heads are counted from then on. Every projection is an
-# nn.Linear or transformers' Conv1D.
+# Attention classes (module and name) that reshape q, k and v by the head size -> attributes to update: the number of
+# heads, of key-value heads, of query heads per key-value head, or of features of all heads. Classes that use their
+# configuration instead get attributes of these names, and `find_heads` counts heads by them from then on. Every
+# projection is an nn.Linear or transformers' Conv1D.
 _BERT = {"num_attention_heads": "heads", "all_head_size": "features"}
-_LLAMA = {"num_heads": "heads", "num_key_value_heads": "shared heads", "num_key_value_groups": "sharing"}
+_LLAMA = {"num_heads": "heads", "num_key_value_heads": "kv heads", "num_key_value_groups": "queries per kv head"}
 RESIZABLE: Mapping[str, Mapping[str, str]] = {
     **{f"transformers.*.{name}*Attention": _BERT for name in ("Bert", "Roberta", "Electra", "XLMRoberta", "Camembert")},
     "transformers.*.AlbertAttention": _BERT,
@@ -52,209 +52,219 @@ RESIZABLE: Mapping[str, Mapping[str, str]] = {
     },
     "repulsive.lab.systems.translation.model.Attention": {"num_heads": "heads"},
 }
-# Models whose additive attention hands on one vector per head: what behind it counts heads, and along which axis.
+# Models with additive attention -> parameters of the readout with a block per head, and the axis of these blocks.
 CONSUMERS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "SentenceClassifier": (("classify.1.weight", 1),),
     "PairClassifier": (("premise_gate", 0), ("hypothesis_gate", 0), ("classify.1.weight", 1)),
 }
-PRUNED = "pruned.json"  # in a folder: how many heads each layer has left
+PRUNED = "pruned.json"  # in a model folder: number of remaining heads of each layer
 
 
 def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module:
-    """A copy of the model without these heads; the model itself stays whole.
+    """Return a copy of the model without these heads; the model itself does not change.
 
     Args:
         model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, GPT-2, BART, mBART, Marian, Pegasus,
             Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma or Granite of transformers, or
             the Transformer of `repulsive.lab`.
-        heads: (layer, head) pairs as in `ablate`, of query heads; every layer must keep one head. Keys and values that
-            several of them share go with the last of these; where the heads left share unequally, they are copied.
+        heads: (layer, head) pairs as in `ablate`, of query heads; every layer must keep one head. A key-value head is
+            removed with the last query head that uses it. If the remaining key-value heads serve unequal numbers of
+            query heads, some are duplicated.
 
     Raises:
-        HeadLayoutError: this attention cannot be cut.
-        SelectionError: nothing chosen, no such layer or head, or a layer would lose all of its heads.
+        HeadLayoutError: this attention class cannot be pruned.
+        SelectionError: no heads are given, a layer or head does not exist, or a layer would lose all of its heads.
 
     Example:
         >>> from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
-        >>> whole = Transformer(TransformerConfig.tiny(vocabulary=20))
-        >>> smaller = prune(whole, [(0, 1), (0, 2)])
+        >>> model = Transformer(TransformerConfig.tiny(vocabulary=20))
+        >>> smaller = prune(model, [(0, 1), (0, 2)])
         >>> smaller.encoder.layers[0].self_attention.q_proj
         Linear(in_features=128, out_features=64, bias=True)
     """
-    outlets = find_outlets(model)
-    names = [outlet.name for outlet in outlets]
+    layers = find_attention_layers(model)
+    names = [layer.name for layer in layers]
     chosen = [(names.index(layer) if layer in names else layer, head) for layer, head in heads]
-    wrong = [pair for pair in chosen if pair not in heads_of(outlets)]
-    if wrong or not chosen:
-        counts = ", ".join(f"{i} {o.name} ({o.num_heads} heads)" for i, o in enumerate(outlets[:6]))
-        raise SelectionError(f"prune: {f'no head {wrong[0]}' if wrong else 'no heads named'}; the layers are {counts}")
+    unknown = [pair for pair in chosen if pair not in heads_of(layers)]
+    if unknown or not chosen:
+        problem = f"no head {unknown[0]}" if unknown else "no heads given"
+        counts = ", ".join(f"{row} {layer.name} ({layer.num_heads} heads)" for row, layer in enumerate(layers[:6]))
+        raise SelectionError(f"prune: {problem}; the layers are {counts}")
     keep = {
-        outlet.name: [head for head in range(outlet.num_heads) if (layer, head) not in chosen]
-        for layer, outlet in enumerate(outlets)
+        layer.name: [head for head in range(layer.num_heads) if (row, head) not in chosen]
+        for row, layer in enumerate(layers)
     }
-    return _cut(model, outlets, keep)
+    return _pruned_copy(model, layers, keep)
 
 
 def save_pruned(model: nn.Module, folder: str | Path) -> Path:
-    """Write a pruned model: safetensors, for transformers with its `config.json`, and how many heads are left where.
+    """Save a pruned model as safetensors with its number of heads per layer, and `config.json` for transformers.
 
     Args:
-        model: what `prune` gave.
-        folder: where to; it is made.
+        model: the result of `prune`.
+        folder: output folder; it is created.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the folder cannot be written.
     """
     path = Path(folder)
     inner: Any = unwrap(model)
     try:
         path.mkdir(parents=True, exist_ok=True)
         if hasattr(inner, "save_pretrained"):
-            known = inspect.signature(inner.save_pretrained).parameters
-            # Names as the model has them now: those of older versions would not be found again.
-            inner.save_pretrained(path, **({"save_original_format": False} if "save_original_format" in known else {}))
+            parameters = inspect.signature(inner.save_pretrained).parameters
+            # Keep the model's own parameter names: load_pruned does not know those of older versions.
+            options = {"save_original_format": False} if "save_original_format" in parameters else {}
+            inner.save_pretrained(path, **options)
         else:
             from safetensors.torch import save_model
 
             save_model(inner, str(path / "model.safetensors"))
-        left = {outlet.name: outlet.num_heads for outlet in find_outlets(model)}
-        (path / PRUNED).write_text(json.dumps(left, indent=1), encoding="utf-8")
+        remaining = {layer.name: layer.num_heads for layer in find_attention_layers(model)}
+        (path / PRUNED).write_text(json.dumps(remaining, indent=1), encoding="utf-8")
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
+        raise CheckpointError(f"cannot write {path} ({error.strerror}); choose another folder") from error
     return path
 
 
 def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> nn.Module:
-    """A model as it was saved after pruning: layers of `model` are cut to the saved sizes, then filled.
+    """Return a copy of `model` with the saved numbers of heads and the saved weights.
 
     Args:
-        model: built at full size, of the class that was pruned; for transformers from the saved `config.json`.
+        model: a model of the pruned class at full size; for transformers, built from the saved `config.json`.
         weights: a state dict, a safetensors file, or a folder that `save_pruned` wrote.
 
     Raises:
-        CheckpointError: there are no weights, or they are not of this model.
+        CheckpointError: there are no weights, or they do not match the model.
     """
     state = weights if isinstance(weights, Mapping) else _read(Path(weights))
-    outlets = find_outlets(model)
+    layers = find_attention_layers(model)
     groups = _by_layer(model)
-    keep, shared = {}, {}
-    for outlet in outlets:
+    keep, kv_heads = {}, {}
+    for layer in layers:
         counts = {}
-        for group in groups[outlet.name]:
+        for group in groups[layer.name]:
             s = group.slices[0]
             saved = state.get(s.parameter_name)
             if saved is None:
-                told = f"the weights have no {s.parameter_name}; they are not of a {type(model).__name__}"
-                raise CheckpointError(f"{told}, or were not written by save_pruned")
+                raise CheckpointError(
+                    f"the weights have no {s.parameter_name}: they do not belong to a {type(model).__name__}, or were "
+                    "not written by save_pruned"
+                )
             counts[group.num_heads] = group.num_heads * saved.shape[s.axis] // s.parameter().shape[s.axis]
-        keep[outlet.name] = list(range(counts[outlet.num_heads]))
-        shared[outlet.name] = [0] * counts[min(counts)]  # what is copied is overwritten
-    cut = _cut(model, outlets, keep, shared)
+        keep[layer.name] = list(range(counts[layer.num_heads]))
+        kv_heads[layer.name] = [0] * counts[min(counts)]  # only their number matters: weights are loaded below
+    pruned = _pruned_copy(model, layers, keep, kv_heads)
     try:
-        missing, unknown = unwrap(cut).load_state_dict(state, strict=False)
+        missing, unknown = unwrap(pruned).load_state_dict(state, strict=False)
     except RuntimeError as error:
-        raise CheckpointError(f"the weights do not fit this {type(model).__name__}: {error}") from error
-    filled = {p.data_ptr() for name, p in cut.state_dict(keep_vars=True).items() if name in state}
-    missing = [name for name in missing if cut.state_dict(keep_vars=True)[name].data_ptr() not in filled]  # tied ones
-    computed = getattr(unwrap(cut), "_keys_to_ignore_on_save", None) or ()  # sinusoids are never saved
+        raise CheckpointError(f"the weights do not match this {type(model).__name__}: {error}") from error
+    parameters = pruned.state_dict(keep_vars=True)
+    loaded = {parameter.data_ptr() for name, parameter in parameters.items() if name in state}
+    missing = [name for name in missing if parameters[name].data_ptr() not in loaded]  # tied weights are loaded
+    computed = getattr(unwrap(pruned), "_keys_to_ignore_on_save", None) or ()  # sinusoids are never saved
     missing = [name for name in missing if not any(re.search(pattern, name) for pattern in computed)]
     if missing or unknown:
         raise CheckpointError(
-            f"the weights are not of this {type(model).__name__}: missing {missing[:3]}, unknown {list(unknown)[:3]}"
+            f"the weights do not match this {type(model).__name__}: missing {missing[:3]}, unknown {list(unknown)[:3]}"
         )
-    return cut
+    return pruned
 
 
-def _cut(
+def _pruned_copy(
     model: nn.Module,
-    outlets: Sequence[Outlet],
+    layers: Sequence[AttentionLayer],
     keep: Mapping[str, Sequence[int]],
-    shared: Mapping[str, Sequence[int]] | None = None,
+    kv_heads: Mapping[str, Sequence[int]] | None = None,
 ) -> nn.Module:
-    smaller = [outlet for outlet in outlets if len(keep[outlet.name]) < outlet.num_heads]
-    for outlet in smaller:
-        _attributes(unwrap(model), outlet)
-        if not keep[outlet.name]:
-            raise SelectionError(f"{outlet.name} would lose all of its {outlet.num_heads} heads; leave it one")
+    """Copy a model with only the query heads `keep` of each layer; `kv_heads` None derives key-value heads."""
+    smaller = [layer for layer in layers if len(keep[layer.name]) < layer.num_heads]
+    for layer in smaller:
+        _attributes(unwrap(model), layer)
+        if not keep[layer.name]:
+            raise SelectionError(f"{layer.name} would lose all of its {layer.num_heads} heads; keep at least one")
     _refuse_adapters(model)
-    cut = copy.deepcopy(model)
-    groups, places = _by_layer(cut), {outlet.name: outlet for outlet in find_outlets(cut)}
-    for name in (outlet.name for outlet in smaller):
-        shares = min(group.num_heads for group in groups[name])
-        known = shared[name] if shared else still_shared(keep[name], places[name].num_heads // shares)
-        _cut_layer(unwrap(cut), places[name], groups[name], list(keep[name]), list(known))
-    return cut
+    pruned = copy.deepcopy(model)
+    groups, copies = _by_layer(pruned), {layer.name: layer for layer in find_attention_layers(pruned)}
+    for name in (layer.name for layer in smaller):
+        if kv_heads:
+            kept_kv = kv_heads[name]
+        else:
+            queries_per_kv = copies[name].num_heads // min(group.num_heads for group in groups[name])
+            kept_kv = kept_kv_heads(keep[name], queries_per_kv)
+        _prune_layer(unwrap(pruned), copies[name], groups[name], list(keep[name]), list(kept_kv))
+    return pruned
 
 
-def still_shared(keep: Sequence[int], sharing: int) -> list[int]:
-    """Heads of keys and values that query heads need which stay, each as often as makes all shares equal.
+def kept_kv_heads(keep: Sequence[int], queries_per_kv: int) -> list[int]:
+    """List the key-value heads of the remaining query heads, duplicated so that each serves equally many.
 
     Args:
-        keep: the query heads.
-        sharing: how many of them, one after the other, share keys and values.
+        keep: the remaining query heads.
+        queries_per_kv: number of consecutive query heads that share a key-value head.
 
     Example:
-        >>> still_shared([0, 1, 3], 2)  # two query heads left of the first share, one of the second
+        >>> kept_kv_heads([0, 1, 3], 2)  # key-value head 0 serves two remaining query heads, head 1 serves one
         [0, 0, 1]
-        >>> still_shared([0, 1], 2)
+        >>> kept_kv_heads([0, 1], 2)
         [0]
     """
-    counts = Counter(head // sharing for head in keep)
-    together = math.gcd(*counts.values())
-    return [head for head, count in counts.items() for _ in range(count // together)]
+    counts = Counter(head // queries_per_kv for head in keep)
+    served_by_each = math.gcd(*counts.values())
+    return [head for head, count in counts.items() for _ in range(count // served_by_each)]
 
 
-def _cut_layer(
-    model: nn.Module, outlet: Outlet, groups: Sequence[HeadGroup], keep: list[int], shared: list[int]
+def _prune_layer(
+    model: nn.Module, layer: AttentionLayer, groups: Sequence[HeadGroup], keep: list[int], keep_kv: list[int]
 ) -> None:
-    attributes = _attributes(model, outlet)
-    kept = {id(s): keep if group.num_heads == outlet.num_heads else shared for group in groups for s in group.slices}
+    attributes = _attributes(model, layer)
+    kept = {id(s): keep if group.num_heads == layer.num_heads else keep_kv for group in groups for s in group.slices}
     weights = {(id(s.module), s.attribute): s for group in groups for s in group.slices}
-    for place, s in weights.items():  # q, k and v may lie in one weight, which is cut once
-        every = [x for group in groups for x in group.slices if (id(x.module), x.attribute) == place]
-        rows = torch.cat([x.rows[kept[id(x)]].flatten() for x in every])
-        rows = rows.sort().values if len(every) > 1 else rows
+    for key, s in weights.items():  # q, k and v may share one weight, which is pruned once
+        slices = [x for group in groups for x in group.slices if (id(x.module), x.attribute) == key]
+        rows = torch.cat([x.rows[kept[id(x)]].flatten() for x in slices])
+        rows = rows.sort().values if len(slices) > 1 else rows
         _select(s.module, s.attribute, s.axis, rows)
         if isinstance(getattr(s.module, "bias", None), Tensor):
             _select(s.module, "bias", 0, rows)
-    if outlet.kind == "projection":
-        columns = torch.arange(outlet.num_heads * outlet.head_dim).view(outlet.num_heads, -1)[keep].flatten()
-        _select(outlet.module, "weight", 0 if type(outlet.module).__name__ == "Conv1D" else 1, columns)
+    if layer.kind == "projection":
+        columns = torch.arange(layer.num_heads * layer.head_dim).view(layer.num_heads, -1)[keep].flatten()
+        _select(layer.module, "weight", 0 if type(layer.module).__name__ == "Conv1D" else 1, columns)
     else:
         encoder: Any = model.encoder
-        encoder.config = replace(encoder.config, heads=len(keep))  # a new model of this size can be built from it
+        encoder.config = replace(encoder.config, heads=len(keep))  # builds a model of the new size
         for path, axis in CONSUMERS[type(model).__name__]:
             owner, _, attribute = path.rpartition(".")
             module = model.get_submodule(owner)
             size = getattr(module, attribute).shape[axis]
-            blocks = torch.arange(size).view(outlet.num_heads, -1)[keep].flatten()
+            blocks = torch.arange(size).view(layer.num_heads, -1)[keep].flatten()
             _select(module, attribute, axis, blocks)
-    counts = {"heads": len(keep), "features": len(keep) * outlet.head_dim}
-    counts |= {"shared heads": len(shared), "sharing": len(keep) // len(shared)}
-    for name, what in attributes.items():
-        setattr(outlet.attention, name, counts[what])
+    counts = {"heads": len(keep), "features": len(keep) * layer.head_dim}
+    counts |= {"kv heads": len(keep_kv), "queries per kv head": len(keep) // len(keep_kv)}
+    for name, quantity in attributes.items():
+        setattr(layer.attention, name, counts[quantity])
 
 
-def _attributes(model: nn.Module, outlet: Outlet) -> Mapping[str, str]:
-    """What to set on a layer after cutting it.
+def _attributes(model: nn.Module, layer: AttentionLayer) -> Mapping[str, str]:
+    """Attributes to update after pruning a layer -> the quantity that they hold.
 
     Raises:
-        HeadLayoutError: its class does not take another number of heads.
+        HeadLayoutError: the class does not support another number of heads.
     """
-    kind = type(outlet.attention)
-    if outlet.kind == "result" and type(model).__name__ in CONSUMERS:
+    kind = type(layer.attention)
+    if layer.kind == "result" and type(model).__name__ in CONSUMERS:
         return {"heads": "heads"}
     for pattern, attributes in RESIZABLE.items():
-        if fnmatchcase(f"{kind.__module__}.{kind.__qualname__}", pattern) and outlet.kind == "projection":
+        if fnmatchcase(f"{kind.__module__}.{kind.__qualname__}", pattern) and layer.kind == "projection":
             return attributes
     raise HeadLayoutError(
-        f"{outlet.name or kind.__name__}: heads of {kind.__name__} cannot be cut out, since it is none of the classes "
-        "known to take fewer; use ablate(model, heads), which computes the same function at full size"
+        f"{layer.name or kind.__name__}: {kind.__name__} cannot be pruned, since it is not a class that is known to "
+        "support fewer heads; use ablate(model, heads), which computes the same function at full size"
     )
 
 
 def _refuse_adapters(model: nn.Module) -> None:
-    """Under an adapter the rows of a head are those of lora_B, and the frozen weight would keep its size."""
+    """Raise an error for adapters: only the rows of lora_B would be removed, not those of the frozen weight."""
     for group in find_heads(model):
         for s in group.slices:
             if ".lora_B." in s.parameter_name:
@@ -269,7 +279,7 @@ def _by_layer(model: nn.Module) -> dict[str, list[HeadGroup]]:
 
 
 def _select(module: nn.Module, attribute: str, axis: int, kept: Tensor) -> None:
-    """Replace a parameter by some of its rows or columns, and tell an `nn.Linear` its new size."""
+    """Replace a parameter by some of its rows or columns, and update the size attributes of its module."""
     old = getattr(module, attribute)
     new = nn.Parameter(old.detach().index_select(axis, kept.to(old.device)).clone(), old.requires_grad)
     setattr(module, attribute, new)

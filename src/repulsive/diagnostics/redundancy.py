@@ -1,7 +1,8 @@
-r"""Which heads could go: take them away one by one, all but one, or more and more of them (Michel et al., 2019).
+r"""Ablation and pruning curves: measure a metric without some of the heads (Michel et al., 2019).
 
 Attention is $\sum_h \xi_h W^O_h o_h$ with every $\xi_h = 1$. A head is ablated by $\xi_h = 0$ at test time, without
-retraining and without rescaling the others. Heads are query heads; layers are counted as `find_outlets` lists them.
+retraining and without rescaling the others. Heads are query heads; layers are numbered as `find_attention_layers`
+lists them.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import evaluating
-from repulsive.diagnostics.hooks.capture import refuse_silence
-from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets, rerouted
+from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.errors import SelectionError
 
 Head = tuple[int, int]  # layer, head
-Evaluate = Callable[[nn.Module], float | Tensor]  # a number, or one per item [N]
+Evaluate = Callable[[nn.Module], float | Tensor]  # returns a number, or one per item [N]
 
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """What taking heads away does to a metric.
+    """Change of a metric when heads are ablated.
 
     Args:
         layers: names of the attention layers.
-        baseline: the metric of the whole model.
-        change: metric minus baseline [L, M], float64; nan where a layer has fewer heads.
-        items: the same for each item [L, M, N], where the metric is given per item.
+        baseline: metric of the complete model.
+        change: metric minus baseline [L, M], float64; nan for missing heads of layers with fewer heads.
+        items: the same for each item [L, M, N], if the metric has one value per item.
     """
 
     layers: tuple[str, ...]
@@ -42,7 +43,7 @@ class Ablation:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A metric as heads go: after `removed[k]` heads, those first in `order`, it is `metric[k]`."""
+    """Pruning curve: `metric[k]` is the metric after the first `removed[k]` heads of `order` are removed."""
 
     removed: tuple[int, ...]
     metric: tuple[float, ...]
@@ -51,14 +52,14 @@ class Curve:
 
 @contextmanager
 def ablate(
-    model: nn.Module, heads: Iterable[tuple[int | str, int]], *, outlets: Sequence[Outlet] | None = None
+    model: nn.Module, heads: Iterable[tuple[int | str, int]], *, layers: Sequence[AttentionLayer] | None = None
 ) -> Iterator[None]:
-    """Zero what leaves these heads, at the input of the output projection; at the end the model is as before.
+    """Set the outputs of these heads to zero, at the input of the output projection, inside this context.
 
     Args:
         model: any module with heads that `find_heads` finds.
-        heads: (layer, head) pairs; a layer is its place in `find_outlets(model)` or its name.
-        outlets: what `find_outlets` returned; None: found here.
+        heads: (layer, head) pairs; a layer is its index in `find_attention_layers(model)` or its name.
+        layers: the result of `find_attention_layers`; None calls it.
 
     Raises:
         SelectionError: there is no such layer or head.
@@ -70,51 +71,51 @@ def ablate(
         >>> torch.equal(out, model.out_proj.bias.expand(1, 3, 8))
         True
     """
-    outlets = find_outlets(model) if outlets is None else outlets
-    off = _masks(outlets, heads)
-    heard: set[str] = set()
+    layers = find_attention_layers(model) if layers is None else layers
+    masks = head_masks(layers, heads)
+    ran: set[str] = set()
 
-    def silence(outlet: Outlet, leaving: Tensor) -> Tensor:
-        heard.add(outlet.name)
-        return leaving.masked_fill(off[outlet.name].to(leaving.device).unsqueeze(-1), 0)  # [B, T, M, d]
+    def zero(layer: AttentionLayer, outputs: Tensor) -> Tensor:
+        ran.add(layer.name)
+        return outputs.masked_fill(masks[layer.name].to(outputs.device).unsqueeze(-1), 0)  # [B, T, M, d]
 
-    with rerouted([outlet for outlet in outlets if outlet.name in off], silence):
+    with replaced_head_outputs([layer for layer in layers if layer.name in masks], zero):
         yield
-    if off and not heard:
-        warnings.warn(f"ablate: the model never reached {', '.join(off)}, so no head was off", stacklevel=3)
+    if masks and not ran:
+        warnings.warn(f"ablate: the model did not run {', '.join(masks)}, so no head was ablated", stacklevel=3)
 
 
 def head_ablation(
     model: nn.Module,
     evaluate: Evaluate,
     *,
-    outlets: Sequence[Outlet] | None = None,
+    layers: Sequence[AttentionLayer] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ablation:
-    """Take away each head alone: as many evaluations as there are heads, and one more.
+    """Ablate each head in turn; H heads cost H + 1 evaluations.
 
     Args:
-        model: any module with heads that `find_heads` finds; it is evaluated in evaluation mode, without gradients.
-        evaluate: called with the model; a number, or a tensor with one number per item.
-        outlets: what `find_outlets` returned; None: found here.
-        progress: called with how many evaluations are done, and of how many.
+        model: any module with heads that `find_heads` finds; it runs in evaluation mode, without gradients.
+        evaluate: called with the model; returns a number, or a tensor with one number per item.
+        layers: the result of `find_attention_layers`; None calls it.
+        progress: called after each evaluation with the number done and the total.
     """
-    return _each(model, evaluate, outlets, progress, lambda _, layer, head: [(layer, head)])
+    return _ablate_each(model, evaluate, layers, progress, lambda _, row, head: [(row, head)])
 
 
 def all_but_one(
     model: nn.Module,
     evaluate: Evaluate,
     *,
-    outlets: Sequence[Outlet] | None = None,
+    layers: Sequence[AttentionLayer] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ablation:
-    """Leave each head alone in its layer; other layers stay whole. Arguments as in `head_ablation`."""
+    """Keep each head in turn as the only one of its layer; other layers stay complete. See `head_ablation`."""
 
-    def others(outlet: Outlet, layer: int, head: int) -> list[Head]:
-        return [(layer, other) for other in range(outlet.num_heads) if other != head]
+    def others(layer: AttentionLayer, row: int, head: int) -> list[Head]:
+        return [(row, other) for other in range(layer.num_heads) if other != head]
 
-    return _each(model, evaluate, outlets, progress, others)
+    return _ablate_each(model, evaluate, layers, progress, others)
 
 
 def pruning_curve(
@@ -123,26 +124,26 @@ def pruning_curve(
     scores: Tensor,
     *,
     share: float = 0.1,
-    outlets: Sequence[Outlet] | None = None,
+    layers: Sequence[AttentionLayer] | None = None,
 ) -> Curve:
-    """Take heads away for good, the least important first, a share of all at a time.
+    """Remove more and more heads, the least important first, and evaluate after each share of all heads.
 
     Args:
         model: as in `head_ablation`.
         evaluate: as in `head_ablation`; items are averaged.
-        scores: how important each head is [L, M], nan where there is none: `first_order_importance`, or what a head's
-            ablation costs.
-        share: of all heads, removed between two evaluations; a tenth as in the source.
-        outlets: what `find_outlets` returned; None: found here.
+        scores: importance of each head [L, M], nan for missing heads: `first_order_importance`, or the loss of the
+            metric under ablation.
+        share: share of all heads that is removed between two evaluations; the paper uses a tenth.
+        layers: the result of `find_attention_layers`; None calls it.
     """
     if not 0 < share <= 1:
-        raise SelectionError(f"share={share}: choose a share of all heads between 0 and 1")
-    outlets = find_outlets(model) if outlets is None else outlets
-    heads = heads_of(outlets)
+        raise SelectionError(f"share={share}: choose a share of all heads, above 0 and at most 1")
+    layers = find_attention_layers(model) if layers is None else layers
+    heads = heads_of(layers)
     order = tuple(sorted(heads, key=lambda head: float(scores[head])))
     step = max(1, round(share * len(heads)))
     counts = tuple(dict.fromkeys([*range(0, len(heads), step), len(heads)]))
-    return Curve(counts, tuple(_score(model, evaluate, order[:n], outlets)[0] for n in counts), order)
+    return Curve(counts, tuple(_evaluate(model, evaluate, order[:n], layers)[0] for n in counts), order)
 
 
 def greedy_pruning(
@@ -151,82 +152,83 @@ def greedy_pruning(
     count: int,
     *,
     higher_is_better: bool = True,
-    outlets: Sequence[Outlet] | None = None,
+    layers: Sequence[AttentionLayer] | None = None,
 ) -> Curve:
-    """Take `count` heads away one after the other, each time the one whose absence costs least then.
+    """Remove `count` heads one by one, each time the head whose removal costs least.
 
-    With H heads this is about `count` x H evaluations. Arguments as in `head_ablation`.
+    With H heads this takes about `count` x H evaluations. Arguments as in `head_ablation`.
     """
-    outlets = find_outlets(model) if outlets is None else outlets
-    left = heads_of(outlets)
-    if not 0 < count <= len(left):
-        raise SelectionError(f"count={count}: the model has {len(left)} heads")
+    layers = find_attention_layers(model) if layers is None else layers
+    remaining = heads_of(layers)
+    if not 0 < count <= len(remaining):
+        raise SelectionError(f"count={count}: choose 1 to {len(remaining)}, since the model has {len(remaining)} heads")
     sign = 1 if higher_is_better else -1
-    gone: list[Head] = []
-    metric = [_score(model, evaluate, [], outlets)[0]]
+    removed: list[Head] = []
+    metric = [_evaluate(model, evaluate, [], layers)[0]]
     for _ in range(count):
-        found = [_score(model, evaluate, [*gone, head], outlets)[0] for head in left]
-        best = max(range(len(left)), key=lambda i: sign * found[i])
-        metric.append(found[best])
-        gone.append(left.pop(best))
-    return Curve(tuple(range(count + 1)), tuple(metric), tuple(gone))
+        values = [_evaluate(model, evaluate, [*removed, head], layers)[0] for head in remaining]
+        best = max(range(len(remaining)), key=lambda i: sign * values[i])
+        metric.append(values[best])
+        removed.append(remaining.pop(best))
+    return Curve(tuple(range(count + 1)), tuple(metric), tuple(removed))
 
 
-def heads_of(outlets: Sequence[Outlet]) -> list[Head]:
-    """Every (layer, head)."""
-    return [(layer, head) for layer, outlet in enumerate(outlets) for head in range(outlet.num_heads)]
+def heads_of(layers: Sequence[AttentionLayer]) -> list[Head]:
+    """List every (layer, head) pair."""
+    return [(row, head) for row, layer in enumerate(layers) for head in range(layer.num_heads)]
 
 
-def _each(
+def _ablate_each(
     model: nn.Module,
     evaluate: Evaluate,
-    outlets: Sequence[Outlet] | None,
+    layers: Sequence[AttentionLayer] | None,
     progress: Callable[[int, int], None] | None,
-    chosen: Callable[[Outlet, int, int], list[Head]],
+    choose: Callable[[AttentionLayer, int, int], list[Head]],
 ) -> Ablation:
-    outlets = find_outlets(model) if outlets is None else outlets
-    heads = heads_of(outlets)
-    heard: set[str] = set()
-    with rerouted(outlets, lambda outlet, _: heard.add(outlet.name)):
-        baseline, per_item = _score(model, evaluate, [], outlets)
-    refuse_silence(outlets, heard)
-    shape = (len(outlets), max(outlet.num_heads for outlet in outlets))
+    """Evaluate once for every head, without the heads that `choose(layer, row, head)` returns."""
+    layers = find_attention_layers(model) if layers is None else layers
+    heads = heads_of(layers)
+    ran: set[str] = set()
+    with replaced_head_outputs(layers, lambda layer, _: ran.add(layer.name)):
+        baseline, per_item = _evaluate(model, evaluate, [], layers)
+    check_hooks_ran(layers, ran)
+    shape = (len(layers), max(layer.num_heads for layer in layers))
     change = torch.full(shape, torch.nan, dtype=torch.float64)  # [L, M]
     items = None if per_item is None else torch.full((*shape, len(per_item)), torch.nan, dtype=torch.float64)
-    for done, (layer, head) in enumerate(heads, 1):
-        value, each = _score(model, evaluate, chosen(outlets[layer], layer, head), outlets)
-        change[layer, head] = value - baseline
-        if items is not None and each is not None and per_item is not None:
-            items[layer, head] = each - per_item
+    for done, (row, head) in enumerate(heads, 1):
+        value, values = _evaluate(model, evaluate, choose(layers[row], row, head), layers)
+        change[row, head] = value - baseline
+        if items is not None and values is not None and per_item is not None:
+            items[row, head] = values - per_item
         if progress is not None:
             progress(done, len(heads))
-    return Ablation(tuple(outlet.name for outlet in outlets), baseline, change, items)
+    return Ablation(tuple(layer.name for layer in layers), baseline, change, items)
 
 
 @torch.no_grad()
-def _score(
-    model: nn.Module, evaluate: Evaluate, heads: Iterable[Head], outlets: Sequence[Outlet]
+def _evaluate(
+    model: nn.Module, evaluate: Evaluate, heads: Iterable[Head], layers: Sequence[AttentionLayer]
 ) -> tuple[float, Tensor | None]:
-    """The metric with these heads off: its mean, and its items [N] where there are some."""
-    with evaluating(model), ablate(model, heads, outlets=outlets):
+    """Metric without these heads: its mean, and its values per item [N] if there are any."""
+    with evaluating(model), ablate(model, heads, layers=layers):
         value = evaluate(model)
     if isinstance(value, Tensor) and value.ndim:
-        each = value.detach().double().flatten().cpu()  # [N]
-        return float(each.mean()), each
+        values = value.detach().double().flatten().cpu()  # [N]
+        return float(values.mean()), values
     return float(value), None
 
 
-def _masks(outlets: Sequence[Outlet], heads: Iterable[tuple[int | str, int]]) -> Mapping[str, Tensor]:
-    """Which heads of each layer are off, bool [M]."""
-    names = [outlet.name for outlet in outlets]
-    off: dict[str, Tensor] = {}
+def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str, int]]) -> Mapping[str, Tensor]:
+    """Layer name -> which of its heads are ablated, bool [M]."""
+    names = [layer.name for layer in layers]
+    masks: dict[str, Tensor] = {}
     for layer, head in heads:
-        place = names.index(layer) if layer in names else layer
-        if not isinstance(place, int) or not 0 <= place < len(outlets):
+        row = names.index(layer) if layer in names else layer
+        if not isinstance(row, int) or not 0 <= row < len(layers):
             listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:8]))
-            raise SelectionError(f"layer {layer!r}: there are {len(names)} attention layers: {listed}")
-        outlet = outlets[place]
-        if not 0 <= head < outlet.num_heads:
-            raise SelectionError(f"head {head} of {outlet.name}: its heads are 0 to {outlet.num_heads - 1}")
-        off.setdefault(outlet.name, torch.zeros(outlet.num_heads, dtype=torch.bool))[head] = True
-    return off
+            raise SelectionError(f"no layer {layer!r}; the {len(names)} attention layers are {listed}")
+        chosen = layers[row]
+        if not 0 <= head < chosen.num_heads:
+            raise SelectionError(f"{chosen.name} has no head {head}; its heads are 0 to {chosen.num_heads - 1}")
+        masks.setdefault(chosen.name, torch.zeros(chosen.num_heads, dtype=torch.bool))[head] = True
+    return masks

@@ -1,4 +1,4 @@
-"""An inspection in words: plain-text tables for a terminal, and the same numbers as JSON."""
+"""Format an inspection as plain-text tables and as JSON."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ from typing import Any
 
 from torch import Tensor
 
-from repulsive.diagnostics.chance import Compared, Null
-from repulsive.diagnostics.diversity import Diversity
 from repulsive.diagnostics.inspection import Inspection
+from repulsive.diagnostics.similarity import Diversity
+from repulsive.diagnostics.untrained_baseline import Compared, Null
 from repulsive.heads import describe
 
 SPACES = ("weights", "attention", "outputs")
 
 
-def as_text(found: Inspection, count: int = 5) -> str:
-    """What `repulsive inspect` prints.
+def as_text(inspection: Inspection, count: int = 5) -> str:
+    """Format the tables that `repulsive inspect` prints.
 
     Args:
-        found: the inspection.
-        count: pairs and heads listed.
+        inspection: the measurements.
+        count: number of pairs and of heads to list.
     """
-    blocks = [describe(found.groups)]
-    for circuit, entries in (("attention logits", found.circuits.logits), ("OV circuits", found.circuits.ov)):
+    blocks = [describe(inspection.groups)]
+    for circuit, entries in (("attention logits", inspection.circuits.logits), ("OV circuits", inspection.circuits.ov)):
         if entries:
             blocks.append(_circuits(circuit, entries))
     for space in SPACES:
-        if space in found.diversity:
-            blocks.append(_diversity(space, found.diversity[space]))
+        if space in inspection.diversity:
+            blocks.append(_diversity(space, inspection.diversity[space]))
     for space in SPACES:
-        pairs = found.closest(space, count)
+        pairs = inspection.closest(space, count)
         if pairs:
             listed = [(p.name, f"{p.first} and {p.second}", f"{p.cosine:+.3f}") for p in pairs]
-            blocks.append(_titled(f"most similar pairs in {space}", ("layer", "heads", "cosine"), listed))
-    if found.importance is not None:
-        title = "most redundant heads by first-order importance (1 is all of a layer's)"
-        blocks.append(_heads(found, title, found.importance, "importance", count))
-    if found.ablation is not None:
-        title = f"most redundant heads by exact ablation: {found.metric}"
-        blocks.append(_heads(found, title, found.ablation.change, "change", count))
-    blocks += [f"note: {note}" for note in found.notes]
+            blocks.append(_titled(f"most similar pairs of heads in {space}", ("layer", "heads", "cosine"), listed))
+    if inspection.importance is not None:
+        title = "least important heads by first-order importance (l2 norm over the heads of a layer: 1)"
+        blocks.append(_least_important(inspection, title, inspection.importance, "importance", count))
+    if inspection.ablation is not None:
+        title = f"least important heads by ablation: {inspection.metric}"
+        blocks.append(_least_important(inspection, title, inspection.ablation.change, "change", count))
+    blocks += [f"note: {note}" for note in inspection.notes]
     return "\n\n".join(blocks)
 
 
-def as_json(found: Inspection) -> dict[str, Any]:
-    """The numbers of an inspection, ready for `json.dumps`; nan and infinity are None."""
+def as_json(inspection: Inspection) -> dict[str, Any]:
+    """Convert an inspection to a dictionary for `json.dumps`; nan and infinity become None."""
     return {
-        "items": found.items,
+        "items": inspection.items,
         "layers": [
-            {"name": name, "layer": layer, "where": where, "heads": heads} for name, layer, where, heads in found.layers
+            {"name": name, "layer": layer, "where": where, "heads": heads}
+            for name, layer, where, heads in inspection.layers
         ],
         "diversity": {
             space: [
@@ -65,33 +66,33 @@ def as_json(found: Inspection) -> dict[str, Any]:
                 | ({"mean_cosine_of_tokens": _number(d.tokens)} if space == "outputs" else {})
                 for d in entries
             ]
-            for space, entries in found.diversity.items()
+            for space, entries in inspection.diversity.items()
         },
         "similarity": {
-            "logits": [_compared(each) for each in found.circuits.logits],
-            "ov": [_compared(each) for each in found.circuits.ov],
+            "logits": [_compared(each) for each in inspection.circuits.logits],
+            "ov": [_compared(each) for each in inspection.circuits.ov],
         },
-        "importance": None if found.importance is None else _nested(found.importance),
+        "importance": None if inspection.importance is None else _nested(inspection.importance),
         "ablation": None
-        if found.ablation is None
+        if inspection.ablation is None
         else {
-            "metric": found.metric,
-            "baseline": _number(found.ablation.baseline),
-            "change": _nested(found.ablation.change),
+            "metric": inspection.metric,
+            "baseline": _number(inspection.ablation.baseline),
+            "change": _nested(inspection.ablation.change),
         },
         "pruning": None
-        if found.pruned is None
+        if inspection.pruned is None
         else {
-            "removed": list(found.pruned.removed),
-            "change": [_number(value) for value in found.pruned.metric],
-            "order": [list(head) for head in found.pruned.order],
+            "removed": list(inspection.pruned.removed),
+            "change": [_number(value) for value in inspection.pruned.metric],
+            "order": [list(head) for head in inspection.pruned.order],
         },
-        "notes": list(found.notes),
+        "notes": list(inspection.notes),
     }
 
 
 def count_verdicts(entries: Sequence[Compared]) -> str:
-    """How many layers have which verdict on their mean cosine, the most frequent first.
+    """Count the layers with each verdict on their mean cosine, the most frequent verdict first.
 
     Example:
         >>> count_verdicts([])
@@ -118,7 +119,7 @@ def _circuits(circuit: str, entries: Sequence[Compared]) -> str:
             )
         )
     titles = ("layer", "mean cosine", "untrained", "verdict", "most similar pair", "cosine", "untrained")
-    return _titled(f"similarity of {circuit} ({count_verdicts(entries)})", titles, rows)
+    return _titled(f"similarity of heads in {circuit} ({count_verdicts(entries)})", titles, rows)
 
 
 def _plus_minus(null: Null) -> str:
@@ -148,17 +149,17 @@ def _compared(entry: Compared) -> dict[str, Any]:
 def _diversity(space: str, entries: Sequence[Diversity]) -> str:
     tokens = space == "outputs"
     rows = [
-        (d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), apart(d))
+        (d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), format_distance(d))
         + ((_signed(d.tokens),) if tokens else ())
         for d in entries
     ]
     titles = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
-    return _titled(f"diversity of {space}", titles + (("cosine of tokens",) if tokens else ()), rows)
+    return _titled(f"similarity of heads in {space}", titles + (("cosine of tokens",) if tokens else ()), rows)
 
 
-def _heads(found: Inspection, title: str, scores: Tensor, what: str, count: int) -> str:
-    rows = [(name, str(head), f"{score:.4g}") for name, head, score in found.least(scores, count)]
-    return _titled(title, ("layer", "head", what), rows)
+def _least_important(inspection: Inspection, title: str, scores: Tensor, measure: str, count: int) -> str:
+    rows = [(name, str(head), f"{score:.4g}") for name, head, score in inspection.least(scores, count)]
+    return _titled(title, ("layer", "head", measure), rows)
 
 
 def _titled(title: str, titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -172,9 +173,9 @@ def _signed(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{value:+.3f}"
 
 
-def apart(found: Diversity) -> str:
-    """The mean distance of two heads; one alone has none."""
-    return "n/a" if math.isnan(found.mean_distance) else f"{found.mean_distance:.4g}"
+def format_distance(diversity: Diversity) -> str:
+    """Format the mean distance between two heads; "n/a" for a single head."""
+    return "n/a" if math.isnan(diversity.mean_distance) else f"{diversity.mean_distance:.4g}"
 
 
 def _number(value: float) -> float | None:

@@ -1,9 +1,9 @@
-r"""Does a classifier know what it does not know? Entropy on familiar and foreign inputs, and heads as a sample.
+r"""Uncertainty of a classifier: entropy on in-domain and foreign inputs, and the head bootstrap.
 
-A head i with its slice $W_i$ of the readout's first layer is a particle: the layer receives $z = b + \sum_i W_i m_i$,
-a sum over particles that no order of heads changes. Resampling the M particles with replacement, head i taken $n_i$
-times, gives $z^* = b + \sum_i n_i W_i m_i$ with mean z and the spread that a sum over M draws has. The mean of the
-predictions over such resamples is the *head bootstrap*. One head alone is no such sample: its sum has one term of M.
+A head i with its slice $W_i$ of the readout's first layer is a particle: the layer receives $z = b + \sum_i W_i m_i$, a
+sum over particles in any order. Resampling the M particles with replacement, head i $n_i$ times, gives
+$z^* = b + \sum_i n_i W_i m_i$ with mean z and the variance of a sum over M draws. The mean of the predictions over such
+resamples is the *head bootstrap*. A single head is not such a sample: its sum has one term instead of M.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from repulsive.metrics.classification import entropy
 
 @dataclass(frozen=True, eq=False)
 class EntropyCDF:
-    """Share of predictions with at most this entropy, float64 [points] both; entropies in nats, from 0 to ln C."""
+    """Share of predictions with at most a given entropy, both float64 [points]; entropy in nats, from 0 to ln C."""
 
     entropy: Tensor
     share: Tensor
@@ -27,11 +27,11 @@ class EntropyCDF:
 
 @dataclass(frozen=True, eq=False)
 class Detection:
-    """How well entropy tells foreign inputs from familiar ones.
+    """Detection of foreign inputs by the entropy of predictions.
 
     Args:
-        auroc: probability that a foreign input has the higher entropy, ties counting half; 0.5 is chance.
-        inside: mean entropy of predictions on familiar inputs, in nats.
+        auroc: probability that a foreign input has the higher entropy, ties count half; 0.5 is chance.
+        inside: mean entropy of predictions on in-domain inputs, in nats.
         outside: mean entropy of predictions on foreign inputs, in nats.
     """
 
@@ -41,13 +41,13 @@ class Detection:
 
 
 def entropy_cdf(probabilities: Tensor, points: int = 101) -> EntropyCDF:
-    r"""$F(h) = \frac1N \sum_n 1(H_n \le h)$ on equal steps from 0 to ln C (Louizos and Welling, 2017).
+    r"""Empirical CDF of entropy, $F(h) = \frac1N \sum_n 1(H_n \le h)$, 0 <= h <= ln C (Louizos and Welling, 2017).
 
-    On inputs unlike the training data a curve further to the lower right is better: few sure predictions.
+    On inputs unlike the training data, a curve further to the lower right is better: few confident predictions.
 
     Args:
-        probabilities: [N, C], rows that sum to one.
-        points: of the curve.
+        probabilities: predicted probabilities [N, C]; rows sum to one.
+        points: number of points of the curve.
 
     Example:
         >>> entropy_cdf(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), points=3).share.tolist()
@@ -56,28 +56,28 @@ def entropy_cdf(probabilities: Tensor, points: int = 101) -> EntropyCDF:
     _check(probabilities)
     if points < 2:
         raise ValueError(f"points={points}: a curve needs at least 2")
-    most = math.log(probabilities.shape[-1])
-    grid = torch.linspace(0, most, points, dtype=torch.float64, device=probabilities.device)  # [points]
-    found = entropy(probabilities).clamp(max=float(grid[-1])).sort().values  # [N]; rounding can go above ln C
-    share = torch.searchsorted(found, grid, right=True).double() / len(found)  # [points]
-    return EntropyCDF(grid, share.masked_fill(found.isnan().any(), torch.nan))
+    maximum = math.log(probabilities.shape[-1])
+    grid = torch.linspace(0, maximum, points, dtype=torch.float64, device=probabilities.device)  # [points]
+    entropies = entropy(probabilities).clamp(max=float(grid[-1])).sort().values  # [N]; rounding may exceed ln C
+    share = torch.searchsorted(entropies, grid, right=True).double() / len(entropies)  # [points]
+    return EntropyCDF(grid, share.masked_fill(entropies.isnan().any(), torch.nan))
 
 
 def detect_foreign(inside: Tensor, outside: Tensor) -> Detection:
-    """Tell foreign inputs by the entropy of the predictions on them.
+    """Measure how well the entropy of predictions detects foreign inputs.
 
     Args:
-        inside: probabilities on familiar inputs [N, C].
+        inside: probabilities on in-domain inputs [N, C].
         outside: probabilities on foreign inputs [K, C].
     """
     _check(inside)
     _check(outside)
-    own, other = entropy(inside), entropy(outside)
-    return Detection(auroc(own, other), float(own.mean()), float(other.mean()))
+    low, high = entropy(inside), entropy(outside)
+    return Detection(auroc(low, high), float(low.mean()), float(high.mean()))
 
 
 def auroc(negative: Tensor, positive: Tensor) -> float:
-    r"""$\frac{1}{NK} \sum_{nk} 1(p_k > q_n) + \frac12 1(p_k = q_n)$, by ranks (Mann and Whitney, 1947).
+    r"""AUROC, $\frac{1}{NK} \sum_{nk} 1(p_k > q_n) + \frac12 1(p_k = q_n)$, by ranks (Mann and Whitney, 1947).
 
     Args:
         negative: scores q [N] that should be low.
@@ -85,7 +85,7 @@ def auroc(negative: Tensor, positive: Tensor) -> float:
     """
     low, high = negative.double().flatten(), positive.double().flatten()
     if not len(low) or not len(high) or low.isnan().any() or high.isnan().any():
-        raise ValueError("auroc needs scores on both sides, none of them NaN")
+        raise ValueError("auroc needs at least one negative and one positive score, without NaN")
     low = low.sort().values
     below = torch.searchsorted(low, high, right=False)  # [K] negatives below each positive
     up_to = torch.searchsorted(low, high, right=True)  # [K] negatives below or equal
@@ -93,12 +93,12 @@ def auroc(negative: Tensor, positive: Tensor) -> float:
 
 
 def bootstrap_weights(heads: int, draws: int, generator: torch.Generator) -> Tensor:
-    r"""How often each head is taken in each resample, $n_k \sim \mathrm{Multinomial}(M; 1/M)$, float64 [K, M].
+    r"""Draw how often each head occurs in each resample, $n_k \sim \mathrm{Multinomial}(M; 1/M)$, float64 [K, M].
 
     Args:
-        heads: M.
-        draws: K resamples.
-        generator: what draws them.
+        heads: number of heads M.
+        draws: number of resamples K.
+        generator: random number generator.
     """
     if heads < 1 or draws < 1:
         raise ValueError(f"heads={heads}, draws={draws}: need at least one of each")
@@ -107,12 +107,12 @@ def bootstrap_weights(heads: int, draws: int, generator: torch.Generator) -> Ten
 
 
 def mixture(logits: Tensor) -> Tensor:
-    r"""$\frac1K \sum_k \mathrm{softmax}(f_k)$: the mean of K predictions, [K, N, C] -> float64 [N, C].
+    r"""Mean of K predictions $\frac1K \sum_k \mathrm{softmax}(f_k)$, [K, N, C] -> float64 [N, C].
 
-    With `reweighted_logits(model, inputs, bootstrap_weights(M, K, generator))` it is the head bootstrap.
+    Given `reweighted_logits(model, inputs, bootstrap_weights(M, K, generator))`, it is the head bootstrap.
 
     Args:
-        logits: of each member on the same items.
+        logits: logits of each member for the same items.
 
     Example:
         >>> mixture(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]])).tolist()
@@ -125,4 +125,6 @@ def mixture(logits: Tensor) -> Tensor:
 
 def _check(probabilities: Tensor) -> None:
     if probabilities.ndim != 2 or not len(probabilities) or probabilities.shape[1] < 2:
-        raise ValueError(f"probabilities {list(probabilities.shape)}: need [N, C] with items and two classes or more")
+        raise ValueError(
+            f"probabilities {list(probabilities.shape)}: need [N, C] with at least one item and two classes"
+        )

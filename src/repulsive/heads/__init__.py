@@ -1,10 +1,14 @@
-"""Attention heads of a model: find them, prove them, choose among them."""
+"""Attention heads of a model: find, verify and select them.
+
+`layout` defines a group of heads, `discover` finds groups, `select` filters them, `verify` proves them, `by_hand` lets
+the caller name them and `describe` prints them. `table` lists known attention classes; `trace` follows gradients.
+"""
 
 from repulsive.heads.by_hand import heads_by_hand
 from repulsive.heads.describe import describe
 from repulsive.heads.discover import find_heads
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.trace.check import HeadReport
+from repulsive.heads.trace.reports import HeadReport
 from repulsive.heads.verify import verify_heads
 
 __all__ = ["HeadGroup", "HeadReport", "HeadSlice", "describe", "find_heads", "heads_by_hand", "verify_heads"]

@@ -1,4 +1,4 @@
-"""Heads that the caller names."""
+"""Groups of heads that the caller names: `heads_by_hand`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.place import clean, module_of, number_layers, stack_of, unwrap, where_of
+from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, unwrap, where_of
 from repulsive.heads.table.match import follow, weights_of
-from repulsive.heads.table.rows import rows_of
-from repulsive.heads.table.walk import dotted
+from repulsive.heads.table.parse_layout import rows_of
 
 ByHand = tuple[str, int] | tuple[str, int, int] | tuple[str, Tensor]
 
 
 def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGroup]:
-    """Name the heads of an attention class that is neither in the table nor traceable.
+    """Name the heads of an attention class that is neither in the family table nor traceable.
 
     Args:
         model: the model.
-        heads: projection's dotted name -> (part, number of heads), or (layout, number of heads) for a packed
-            projection, or (layout, query heads, key-value heads) where there are fewer of the latter, or (part, rows)
-            with an int64 table [heads, features].
+        heads: dotted name of a projection -> its heads as
+            (part, number of heads), such as ("q", 8);
+            (layout, number of heads) for a packed projection, such as ("qkv head dim", 8);
+            (layout, query heads, key-value heads) if query heads share key-value heads; or
+            (part, rows) with rows as int64 [heads, features].
 
     Returns:
-        One group per part of each projection, in the order given. Key-value heads serve neighbouring query heads.
+        One group per part of each projection, in the order given. A key-value head serves neighbouring query heads.
 
     Raises:
         HeadLayoutError: no projection has that name, or it does not divide into that many heads.
+        NoHeadsFound: `heads` is empty or names no part.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 6))
@@ -43,8 +45,8 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
     groups: list[HeadGroup] = []
     for path, entry in heads.items():
         if follow(inner, path) is None:
-            raise HeadLayoutError(f"{path!r} is neither a projection nor a parameter of the model")
-        weights = [(weight, *_spelt(path, entry, weight.features)) for weight in weights_of(inner, path)]
+            raise HeadLayoutError(f"{path!r} is neither a projection nor a parameter of {type(inner).__name__}")
+        weights = [(weight, *_rows(path, entry, weight.features)) for weight in weights_of(inner, path)]
         for part in ("q", "k", "v"):
             slices = tuple(
                 HeadSlice(weight.module, weight.attribute, weight.path, table[part], weight.axis)
@@ -57,20 +59,22 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
                 if any(g.name == name for g in groups):
                     name = dotted(clean(path), part)
                 serves = weights[0][2] if part == "q" else None
-                place = where_of(inner, parent)
-                groups.append(HeadGroup(name, 0, part, place, stack_of(path), "by hand", slices, serves, "given"))
+                where = where_of(inner, parent)
+                groups.append(HeadGroup(name, 0, part, where, stack_of(path), "by hand", slices, serves, "given"))
     if not groups:
-        raise NoHeadsFound("heads_by_hand: no part named; use ('q', number of heads) or a layout with q, k or v in it")
+        raise NoHeadsFound(
+            "heads_by_hand: no part was named; use ('q', number of heads) or a layout with q, k or v in it"
+        )
     return number_layers(groups, [module_of(g) for g in groups])
 
 
-def _spelt(path: str, entry: ByHand, features: int) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
-    """Rows of each part, and the kv head of each q head where there are fewer kv heads."""
-    layout, heads, *fewer = entry
+def _rows(path: str, entry: ByHand, features: int) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
+    """Rows of each part, and the kv head of each q head if there are fewer kv heads."""
+    layout, heads, *kv = entry
     if isinstance(heads, Tensor):
         return {layout: heads}, None
-    kv_heads = fewer[0] if fewer else heads
+    kv_heads = kv[0] if kv else heads
     if not isinstance(kv_heads, int) or kv_heads < 1 or heads % kv_heads:
-        raise HeadLayoutError(f"{path!r}: {heads} query heads do not share {kv_heads} key-value heads evenly")
+        raise HeadLayoutError(f"{path!r}: {heads} query heads cannot share {kv_heads} key-value heads evenly")
     serves = tuple(head * kv_heads // heads for head in range(heads)) if kv_heads < heads else None
     return rows_of(layout if " " in layout else f"{layout} head dim", features, heads, kv_heads), serves

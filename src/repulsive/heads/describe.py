@@ -1,4 +1,4 @@
-"""Print which heads were found."""
+"""Describe groups of heads as a table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _TITLES = ("layer", "where", "part", "heads", "dim per head", "parameter", "fami
 
 
 def describe(groups: Sequence[HeadGroup]) -> str:
-    """A plain-text table, one line per group.
+    """Format groups as a plain-text table, one line per group.
 
     Args:
-        groups: what `find_heads` returned.
+        groups: groups from `find_heads`.
 
     Returns:
-        The table, and a last line with the totals.
+        The table, with the totals in the last line.
     """
     lines = [_TITLES] + [
         (
@@ -33,5 +33,5 @@ def describe(groups: Sequence[HeadGroup]) -> str:
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(_TITLES))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    numbers = sum(g.num_heads * g.dim for g in groups)
-    return "\n".join([*table, f"{len(groups)} groups, {sum(g.num_heads for g in groups)} particles, {numbers} weights"])
+    weights = sum(g.num_heads * g.dim for g in groups)
+    return "\n".join([*table, f"{len(groups)} groups, {sum(g.num_heads for g in groups)} particles, {weights} weights"])

@@ -1,4 +1,4 @@
-"""Find the attention heads of a model."""
+"""Find the attention heads of a model: `find_heads`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import nn
 
 from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.place import clean, module_of, unwrap
+from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.select import LayersName, Particle, Where, select
 from repulsive.heads.table.families import FAMILIES
+from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.table.match import kinds_of
-from repulsive.heads.table.walk import known_heads
-from repulsive.heads.trace.infer import Completed, complete, refuse_wrong
+from repulsive.heads.trace.infer import Completed, complete
+from repulsive.heads.trace.reports import refuse_wrong
 
 Layout = Literal["heads", "strided"]
 
@@ -35,11 +36,11 @@ def find_heads(
     """Find the attention heads of a model, as groups that can repel.
 
     Args:
-        model: any module; data-parallel and compile wrappers are seen through.
-        example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. With it one forward pass
-            proves every slice and finds heads in classes the family table does not know. Without it heads of a class
-            that is not in the table are a guess from names and shapes: `proof` of each group says which it is.
-        layout: "heads", or "strided": feature c in particle c mod M, as one public release has it, for comparison.
+        model: any module; data-parallel and compile wrappers are removed.
+        example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. If given, a forward pass
+            proves every slice and infers heads of classes that the family table does not list. If not, heads of such
+            a class are a guess from names and shapes, and `proof` of the group says so.
+        layout: "heads", or "strided": feature c belongs to particle c mod M, as in one public release, for comparison.
         layers: "all", "first" or "last" of each stack, or a list of indices.
         parts: any of the letters q, k, v.
         where: "encoder", "decoder", "cross" or "all".
@@ -50,8 +51,8 @@ def find_heads(
         Groups in model order, each with a unique name.
 
     Raises:
-        NoHeadsFound: nothing is known or could be inferred; the message lists near misses.
-        SelectionError: heads were found but none was selected.
+        NoHeadsFound: the model has no heads that the table lists or the trace infers; the message lists near misses.
+        SelectionError: heads were found, but none match the selection.
         HeadLayoutError: an example was given and a slice is not one head.
         UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind.
 
@@ -63,18 +64,17 @@ def find_heads(
     if layout not in get_args(Layout):
         raise SelectionError(f"layout={layout!r} is unknown; use 'heads' or 'strided'")
     inner = unwrap(model)
-    groups, misses = known_heads(inner)
+    groups, misses = heads_from_table(inner)
     completed: Completed | None = None
     if example_inputs is not None:
         completed = complete(inner, example_inputs, groups)
         misses = {name: reason for name, reason in misses.items() if name not in completed.modules} | completed.misses
         if completed.mixed:
             listed = [f"{report.name} ({report.note})" for report in completed.mixed]
-            warnings.warn(f"these are not heads and are left out: {', '.join(listed[:6])}", stacklevel=2)
+            warnings.warn(f"these projections are not heads and are left out: {', '.join(listed[:6])}", stacklevel=2)
         if completed.untraced:
             warnings.warn(
-                "these heads come from names and shapes, and the example did not reach them: "
-                + ", ".join(completed.untraced),
+                "these heads are not proved, because the example did not reach them: " + ", ".join(completed.untraced),
                 stacklevel=2,
             )
         groups = completed.groups
@@ -90,7 +90,7 @@ def find_heads(
 
 
 def _strided(group: HeadGroup) -> HeadGroup:
-    """The same projections sliced as feature c -> particle c mod M."""
+    """Slice the same projections so that feature c belongs to particle c mod M."""
     slices = []
     for s in group.slices:
         features = s.rows.flatten().sort().values  # [M * R]
@@ -100,36 +100,41 @@ def _strided(group: HeadGroup) -> HeadGroup:
 
 
 def left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> dict[str, str]:
-    """Modules that are called attention, in which and around which no heads are known: name -> class.
+    """Find modules that look like attention but have no known heads in them, their parents or their children.
 
     Args:
         model: any module.
-        groups: heads that were found in it; those of the family table count, too, whether they were selected or not.
+        groups: heads found in it. Those of the family table count too, even if they were not selected.
+
+    Returns:
+        {module name: class name}.
     """
     inner = unwrap(model)
-    known = {module_of(group) for group in (*known_heads(inner)[0], *groups)}
-    found: dict[str, str] = {}
+    with_heads = {module_of(group) for group in (*heads_from_table(inner)[0], *groups)}
+    missed: dict[str, str] = {}
     for name, module in inner.named_modules():
         own = clean(name)
-        if _is_called_attention(module) and next(module.parameters(), None) is not None:
-            related = any(not a or not b or f"{a}.".startswith(f"{b}.") for x in known for a, b in ((own, x), (x, own)))
-            if not related and not any(own.startswith(f"{other}.") for other in found):
-                found[own] = type(module).__name__
-    return found
+        if _looks_like_attention(module) and next(module.parameters(), None) is not None:
+            is_related = any(
+                not a or not b or f"{a}.".startswith(f"{b}.") for x in with_heads for a, b in ((own, x), (x, own))
+            )
+            if not is_related and not any(own.startswith(f"{other}.") for other in missed):
+                missed[own] = type(module).__name__
+    return missed
 
 
-def _is_called_attention(module: nn.Module) -> bool:
+def _looks_like_attention(module: nn.Module) -> bool:
     return any(word in kind.lower() for kind in kinds_of(module) for word in ("attention", "attn", "mha"))
 
 
-def _nothing_found(model: nn.Module, misses: Mapping[str, str], untraced: bool) -> str:
+def _nothing_found(model: nn.Module, misses: Mapping[str, str], is_untraced: bool) -> str:
     for name, module in model.named_modules():
-        if _is_called_attention(module) and clean(name) not in misses:
-            misses = {**misses, clean(name): f"{type(module).__name__} is in none of the {len(FAMILIES)} families"}
+        if _looks_like_attention(module) and clean(name) not in misses:
+            misses = {**misses, clean(name): f"{type(module).__name__} matches none of the {len(FAMILIES)} families"}
     listed = [f"  {name or '(the model itself)'}: {reason}" for name, reason in list(misses.items())[:12]]
     lines = [f"no attention heads found in {type(model).__name__}."]
     lines += ["Near misses:", *listed] if listed else ["No module looks like attention."]
-    if untraced:
-        lines.append("Pass example inputs, find_heads(model, example_inputs), to have them traced, or")
-    lines.append('name them by hand: heads_by_hand(model, {"layers.0.attn.wq": ("q", 8), ...}).')
+    if is_untraced:
+        lines.append("To trace them, pass example inputs: find_heads(model, example_inputs).")
+    lines.append('To name them by hand: heads_by_hand(model, {"layers.0.attn.wq": ("q", 8), ...}).')
     return "\n".join(lines)

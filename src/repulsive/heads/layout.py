@@ -1,7 +1,7 @@
-"""Where one attention head lives inside its model's weights.
+"""The rows of a model's weights that belong to each attention head.
 
-A head is a set of output features of a projection. Which features those are is *data*: a table of row numbers, one
-line per head. Everything else (reading, writing, proving, selecting) works on that table.
+A head is a set of output features of a projection, and those are rows of its weight. `HeadSlice` stores them as a table
+of row numbers, one line per head. Reading, writing, verifying and selecting heads all work on that table.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError, UnsupportedWeights
 
-PROOFS = ("guess", "table", "given", "proved")  # from the weakest to the strongest
+PROOFS = ("guess", "table", "given", "proved")  # weakest first
 
 
 @dataclass(frozen=True, eq=False)
 class HeadSlice:
     """The rows of one parameter that belong to each head.
 
-    The parameter is looked up on its module at every use, so that wrappers which replace parameters are followed.
+    The parameter is looked up on its module at every use, because wrappers may replace it.
 
     Args:
         module: the module that owns the parameter.
@@ -29,6 +29,9 @@ class HeadSlice:
         parameter_name: its dotted name in the model, for messages.
         rows: int64 [M, R]; `rows[i]` are the output features of head i, in order.
         axis: the dimension of the parameter that counts output features (0 for `nn.Linear`, 1 for `Conv1D`).
+
+    Raises:
+        HeadLayoutError: the rows are not a table, do not exist, or are listed twice.
     """
 
     module: nn.Module
@@ -36,20 +39,26 @@ class HeadSlice:
     parameter_name: str
     rows: Tensor
     axis: int = 0
-    _steps: tuple[int, int, int] | None = field(init=False, repr=False)  # offset, head stride, feature stride
+    _strides: tuple[int, int, int] | None = field(init=False, repr=False)  # offset, head stride, feature stride
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.rows.dtype != torch.int64:
-            raise HeadLayoutError(f"{self.parameter_name}: rows must be an int64 table [heads, features]")
-        size = self.parameter().shape[self.axis]
-        if self.rows.numel() == 0 or int(self.rows.min()) < 0 or int(self.rows.max()) >= size:
             raise HeadLayoutError(
-                f"{self.parameter_name}: rows {tuple(self.rows.shape)} do not fit {size} output features; "
-                "check the number of heads"
+                f"{self.parameter_name}: expected rows as int64 [heads, features], got {self.rows.dtype} "
+                f"{list(self.rows.shape)}"
+            )
+        size = self.parameter().shape[self.axis]
+        if self.rows.numel() == 0:
+            raise HeadLayoutError(f"{self.parameter_name}: expected rows for each head, got {list(self.rows.shape)}")
+        first, last = int(self.rows.min()), int(self.rows.max())
+        if first < 0 or last >= size:
+            raise HeadLayoutError(
+                f"{self.parameter_name}: expected rows from 0 to {size - 1}, got {first} to {last}; check the number "
+                "of heads"
             )
         if self.rows.unique().numel() != self.rows.numel():
-            raise HeadLayoutError(f"{self.parameter_name}: a feature is claimed by two heads")
-        object.__setattr__(self, "_steps", _arithmetic(self.rows))
+            raise HeadLayoutError(f"{self.parameter_name}: a row is listed twice; each row must belong to one head")
+        object.__setattr__(self, "_strides", _regular_strides(self.rows))
 
     @property
     def num_heads(self) -> int:
@@ -57,28 +66,34 @@ class HeadSlice:
 
     @property
     def dim(self) -> int:
-        """Numbers per head."""
+        """Number of weights per head."""
         parameter = self.parameter()
         return self.rows.shape[1] * parameter.numel() // parameter.shape[self.axis]
 
     @property
     def is_whole(self) -> bool:
-        """Whether the heads are all of the parameter, one after the other."""
+        """True if the heads follow each other and cover the whole parameter."""
         features = self.parameter().shape[self.axis]
-        return self.axis == 0 and self._steps == (0, self.rows.shape[1], 1) and self.rows.numel() == features
+        return self.axis == 0 and self._strides == (0, self.rows.shape[1], 1) and self.rows.numel() == features
 
     def parameter(self) -> Tensor:
-        """The parameter as it is now."""
+        """The current parameter.
+
+        Raises:
+            UnsupportedWeights: the module has no tensor of that name any more.
+        """
         parameter = getattr(self.module, self.attribute, None)
         if not isinstance(parameter, Tensor):
-            raise UnsupportedWeights(f"{self.parameter_name}: no tensor of that name; was the layer replaced?")
+            raise UnsupportedWeights(
+                f"{self.parameter_name}: no tensor of that name; was the layer replaced after find_heads?"
+            )
         return parameter
 
     def view(self, tensor: Tensor) -> Tensor | None:
-        """`tensor`, shaped as the parameter, as a writable view [M, R, ...]; None where rows have no fixed stride."""
-        if self._steps is None:
+        """View `tensor`, shaped as the parameter, as heads [M, R, ...]; None if the rows have no regular stride."""
+        if self._strides is None:
             return None
-        offset, head_stride, feature_stride = self._steps
+        offset, head_stride, feature_stride = self._strides
         features = tensor.movedim(self.axis, 0)  # [features, ...]
         unit, rest = features.stride(0), features.shape[1:]
         return features.as_strided(
@@ -88,7 +103,7 @@ class HeadSlice:
         )
 
     def take(self, tensor: Tensor) -> Tensor:
-        """Heads of `tensor` (shaped as the parameter) as [M, D], row-major within a head; a view where possible."""
+        """Heads of `tensor` (shaped as the parameter) as [M, D], row-major within a head; a view if possible."""
         heads = self.view(tensor)
         if heads is None:
             features = tensor.movedim(self.axis, 0)
@@ -96,7 +111,7 @@ class HeadSlice:
         return heads.flatten(1)
 
     def put(self, tensor: Tensor, heads: Tensor) -> None:
-        """Write `heads` [M, D] into `tensor` (shaped as the parameter); rows of no head stay as they are."""
+        """Write `heads` [M, D] into `tensor` (shaped as the parameter); rows outside all heads stay unchanged."""
         features = tensor.movedim(self.axis, 0)
         shaped = heads.reshape(*self.rows.shape, *features.shape[1:]).to(tensor.dtype)
         target = self.view(tensor)
@@ -115,12 +130,15 @@ class HeadGroup:
         layer: index of the attention layer in its stack, from 0.
         part: "q", "k" or "v"; joined groups have several letters, such as "qkv".
         where: "encoder", "decoder" or "cross".
-        stack: dotted name of the stack the layer counts in.
-        family: the line of the family table that matched, or "inferred".
-        slices: one per parameter; each has the same number of heads.
-        serves: for q in a layer with fewer key-value heads than query heads, the kv head of each q head; else None.
-        proof: how the rows are known: "proved" (traced by autograd on an example), "table" (an exact class of the
-            family table), "given" (named by the caller) or "guess" (names and shapes only). `repel` refuses a guess.
+        stack: dotted name of the list of layers that `layer` counts in.
+        family: name of the matching row of the family table, "inferred" or "by hand".
+        slices: one per parameter, all with the same number of heads.
+        serves: for q heads that share key-value heads, the kv head of each q head; else None.
+        proof: where the rows come from: "proved" (traced by autograd on an example), "table" (a class that the family
+            table lists), "given" (named by the caller) or "guess" (names and shapes only). `repel` rejects a guess.
+
+    Raises:
+        HeadLayoutError: `proof` is unknown, or the slices differ in their number of heads.
     """
 
     name: str
@@ -138,7 +156,7 @@ class HeadGroup:
             raise HeadLayoutError(f"{self.name}: proof={self.proof!r} is unknown; use one of {', '.join(PROOFS)}")
         if len({s.num_heads for s in self.slices}) != 1:
             counts = ", ".join(f"{s.parameter_name}: {s.num_heads}" for s in self.slices)
-            raise HeadLayoutError(f"{self.name}: slices disagree on the number of heads ({counts})")
+            raise HeadLayoutError(f"{self.name}: expected the same number of heads in all slices, got {counts}")
 
     @property
     def num_heads(self) -> int:
@@ -146,33 +164,34 @@ class HeadGroup:
 
     @property
     def dim(self) -> int:
-        """Numbers per head, over all slices."""
+        """Number of weights per head, over all slices."""
         return sum(s.dim for s in self.slices)
 
     def parameters(self) -> tuple[Tensor, ...]:
+        """The current parameter of each slice."""
         return tuple(s.parameter() for s in self.slices)
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """The heads as they are now, detached, [M, D]; slices follow each other within a head.
+        """Copy the current weights of the heads, [M, D]; slices follow each other within a head.
 
-        Sharded weights are gathered: then every rank has to call this.
+        Sharded weights are gathered, so every rank must call this.
         """
         return join([s.take(whole_tensor(s.parameter().detach())) for s in self.slices]).clone()
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """[M, D_1], [M, D_2], ... -> [M, D_1 + D_2 + ...], without a copy where there is only one."""
+    """Concatenate [M, D_1], [M, D_2], ... to [M, D_1 + D_2 + ...]; a single tensor is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=-1)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be spread over ranks."""
+    """Gather a tensor that may be sharded over ranks."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 
 
-def _arithmetic(rows: Tensor) -> tuple[int, int, int] | None:
+def _regular_strides(rows: Tensor) -> tuple[int, int, int] | None:
     """(offset, head stride, feature stride) if rows[i, k] = offset + i * head stride + k * feature stride."""
     heads, features = rows.shape
     offset = int(rows[0, 0])

@@ -1,4 +1,4 @@
-"""Choose among the groups that were found, and join parts into whole heads."""
+"""Select groups of heads by layer, part, place and name, and join parts into whole heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from repulsive.errors import SelectionError, did_you_mean
 from repulsive.heads.layout import PROOFS, HeadGroup, HeadSlice
-from repulsive.heads.place import module_of
+from repulsive.heads.module_paths import module_of
 
 LayersName = Literal["all", "first", "last"]
 Where = Literal["all", "encoder", "decoder", "cross"]
@@ -28,31 +28,31 @@ def select(
     particle: Particle = "projection",
     match: str | Sequence[str] | None = None,
 ) -> list[HeadGroup]:
-    """Groups by layer, part, place and name; arguments as in `find_heads`.
+    """Select groups by layer, part, place and name; arguments as in `find_heads`.
 
     Raises:
-        SelectionError: an unknown value, a layer out of range, or nothing left.
+        SelectionError: a value is unknown, a layer is out of range, or no group matches.
     """
-    _one_of("where", where, get_args(Where))
-    _one_of("particle", particle, get_args(Particle))
+    _check_choice("where", where, get_args(Where))
+    _check_choice("particle", particle, get_args(Particle))
     if not isinstance(parts, str) or not parts or set(parts) - set("qkv"):
         raise SelectionError(f"parts={parts!r} is unknown; use any of the letters q, k, v, such as 'qk'")
-    chosen = _placed(groups, where)
+    chosen = _by_place(groups, where)
     chosen = [g for g in chosen if set(g.part) & set(parts)]
-    chosen = _layered(chosen, layers) if chosen else chosen
+    chosen = _by_layer(chosen, layers) if chosen else chosen
     if match is not None:
         patterns = [match] if isinstance(match, str) else list(match)
         chosen = [g for g in chosen if any(fnmatchcase(g.name, p) for p in patterns)]
     if not chosen:
         raise SelectionError(
-            f"layers={layers!r}, parts={parts!r}, where={where!r}, match={match!r} select no heads; there are "
+            f"layers={layers!r}, parts={parts!r}, where={where!r}, match={match!r} select no heads; the model has "
             + _available(groups, match)
         )
     return join_heads(chosen) if particle == "head" else chosen
 
 
 def join_heads(groups: Sequence[HeadGroup]) -> list[HeadGroup]:
-    """Join the parts of each attention module: one particle per head, or per kv head with the q heads it serves.
+    """Join the parts of each attention module into one particle per head, or per kv head and the q heads it serves.
 
     Raises:
         SelectionError: the parts of a module cannot be paired head by head.
@@ -60,7 +60,7 @@ def join_heads(groups: Sequence[HeadGroup]) -> list[HeadGroup]:
     modules: dict[str, list[HeadGroup]] = {}
     for group in groups:
         modules.setdefault(module_of(group), []).append(group)
-    return [_joined(name, found) for name, found in modules.items()]
+    return [_joined(name, parts) for name, parts in modules.items()]
 
 
 def _joined(module: str, groups: list[HeadGroup]) -> HeadGroup:
@@ -79,48 +79,48 @@ def _joined(module: str, groups: list[HeadGroup]) -> HeadGroup:
 
 
 def _served(s: HeadSlice, group: HeadGroup, kv_heads: int) -> HeadSlice:
-    """The q heads that each kv head serves, side by side: rows [H, R] -> [H_kv, rep * R]."""
+    """Put the q heads that a kv head serves side by side: rows [H, R] -> [H_kv, H / H_kv * R]."""
     serves = torch.tensor(group.serves or [h * kv_heads // group.num_heads for h in range(group.num_heads)])
     counts = serves.bincount(minlength=kv_heads)
     if counts.numel() != kv_heads or bool((counts != counts[0]).any()):
         raise SelectionError(
-            f"{group.name}: {group.num_heads} heads do not join {kv_heads} kv heads evenly; use particle='projection'"
+            f"{group.name}: {group.num_heads} heads cannot be divided evenly among {kv_heads} kv heads; "
+            "use particle='projection'"
         )
     order = serves.argsort(stable=True)
     return HeadSlice(s.module, s.attribute, s.parameter_name, s.rows[order].reshape(kv_heads, -1), s.axis)
 
 
-def _placed(groups: Sequence[HeadGroup], where: str) -> list[HeadGroup]:
-    """On a model with one stack, "encoder" and "decoder" both mean that stack."""
+def _by_place(groups: Sequence[HeadGroup], where: str) -> list[HeadGroup]:
+    """Select by `where`; on a model with one stack, "encoder" and "decoder" both mean that stack."""
     if where == "all":
         return list(groups)
-    selves = [g for g in groups if g.where != "cross"]
-    if where != "cross" and len({g.stack for g in selves}) == 1:
-        return selves
+    self_attention = [g for g in groups if g.where != "cross"]
+    if where != "cross" and len({g.stack for g in self_attention}) == 1:
+        return self_attention
     return [g for g in groups if g.where == where]
 
 
-def _layered(groups: list[HeadGroup], layers: LayersName | Sequence[int]) -> list[HeadGroup]:
+def _by_layer(groups: list[HeadGroup], layers: LayersName | Sequence[int]) -> list[HeadGroup]:
     depth: dict[tuple[str, str], int] = {}
     for g in groups:
-        stack = (g.stack, g.where)
-        depth[stack] = max(depth.get(stack, 0), g.layer + 1)
+        depth[g.stack, g.where] = max(depth.get((g.stack, g.where), 0), g.layer + 1)
     if isinstance(layers, str):
-        _one_of("layers", layers, get_args(LayersName))
+        _check_choice("layers", layers, get_args(LayersName))
         if layers == "all":
             return groups
         return [g for g in groups if g.layer == (0 if layers == "first" else depth[g.stack, g.where] - 1)]
-    most = max(depth.values())
+    deepest = max(depth.values())
     if isinstance(layers, int):
-        raise SelectionError(f"layers={layers!r}: give a list of indices, such as [{layers!r}]")
+        raise SelectionError(f"layers={layers!r}: expected a list of indices, such as [{layers!r}]")
     numbers = [operator.index(n) if hasattr(n, "__index__") and not isinstance(n, bool) else n for n in layers]
-    wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not -most <= n < most]
+    wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not -deepest <= n < deepest]
     if wrong:
-        raise SelectionError(f"layers={numbers}: {wrong} out of range; the layers are 0 to {most - 1}")
+        raise SelectionError(f"layers={numbers}: {wrong} out of range; use indices from 0 to {deepest - 1}")
     return [g for g in groups if g.layer in numbers or g.layer - depth[g.stack, g.where] in numbers]
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         hint = did_you_mean(value, allowed)
         raise SelectionError(f"{name}={value!r} is unknown; {hint}use one of {', '.join(map(repr, allowed))}")
@@ -131,9 +131,9 @@ def _available(groups: Sequence[HeadGroup], match: str | Sequence[str] | None) -
     for group in groups:
         stacks.setdefault((group.stack, group.where), []).append(group)
     lines = [
-        f"{stack or '(top)'} ({where}): layers 0 to {max(g.layer for g in found)}, "
-        f"parts {''.join(sorted({g.part for g in found}, key='qkv'.find))}"
-        for (stack, where), found in stacks.items()
+        f"{stack or '(top)'} ({where}): layers 0 to {max(g.layer for g in members)}, "
+        f"parts {''.join(sorted({g.part for g in members}, key='qkv'.find))}"
+        for (stack, where), members in stacks.items()
     ]
     if match is not None:
         patterns = [match] if isinstance(match, str) else list(match)

@@ -1,4 +1,4 @@
-"""Prove that slices are heads."""
+"""Prove by autograd that each slice of a weight is one attention head."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.place import unwrap
-from repulsive.heads.table.walk import known_heads
-from repulsive.heads.trace.check import HeadReport, judge
-from repulsive.heads.trace.infer import infer, refuse_wrong, settled
-from repulsive.heads.trace.trace import trace_enough
+from repulsive.heads.module_paths import unwrap
+from repulsive.heads.table.lookup import heads_from_table
+from repulsive.heads.trace.gradients import Trace
+from repulsive.heads.trace.infer import infer
+from repulsive.heads.trace.reports import HeadReport, check_groups, is_sufficient, refuse_wrong
+from repulsive.heads.trace.tracer import trace_as_needed, trace_model
+
+_LISTED = 4  # names in an error message
 
 
 def verify_heads(
@@ -22,14 +25,15 @@ def verify_heads(
     *,
     tolerance: float = 1e-6,
 ) -> list[HeadReport]:
-    """Prove on an example that each slice is one head: what leaves head i sends gradient into slice i alone.
+    """Prove on an example that each slice is one head.
 
-    One or two forward passes in evaluation mode; weights, gradients, flags and random state stay as they are.
+    The gradient of attention head i must fall into slice i and nowhere else. This takes one or two forward passes in
+    evaluation mode; weights, gradients, training flags and random state stay as they are.
 
     Args:
-        model: any module; wrappers are seen through.
+        model: any module; data-parallel and compile wrappers are removed.
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, with several tokens.
-        groups: what to prove; the table's groups and those the trace infers where None.
+        groups: the groups to verify. By default those of the family table and those that the trace infers.
         tolerance: largest share of a head's squared gradient that may fall outside its slice.
 
     Returns:
@@ -38,29 +42,71 @@ def verify_heads(
     Raises:
         HeadLayoutError: a slice is not one head, heads are mixed with each other, query and key-value heads are
             paired wrongly, or no group could be traced.
-        NoHeadsFound: there is nothing to verify.
+        NoHeadsFound: there are no groups to verify.
     """
     inner = unwrap(model)
+    known = heads_from_table(inner)[0] if groups is None else groups
+
+    def reaches_all(trace: Trace) -> bool:
+        return is_sufficient(check_groups(inner, known, trace), trace)
+
+    trace = trace_as_needed(inner, example_inputs, reaches_all)
     if groups is None:
-        known = known_heads(inner)[0]
-        seen = trace_enough(inner, example_inputs, lambda seen: settled(judge(inner, known, seen), seen))
-        groups = [*known, *infer(inner, seen, known)[0]]
-    else:
-        seen = trace_enough(inner, example_inputs, lambda seen: settled(judge(inner, groups, seen), seen))
+        groups = [*known, *infer(inner, trace, known)[0]]
     if not groups:
         raise NoHeadsFound(
-            f"no heads to verify in {type(inner).__name__}; give an example of several tokens, or use heads_by_hand"
+            f"no heads to verify in {type(inner).__name__}; pass an example with several tokens, or use heads_by_hand"
         )
-    reports = judge(inner, groups, seen, tolerance)
+    reports = check_groups(inner, groups, trace, tolerance)
     refuse_wrong(reports)
     if all(report.status == "untraced" for report in reports):
         raise HeadLayoutError(
-            f"no group could be verified: {reports[0].note}. The trace sees softmax, scaled dot-product attention "
+            f"no group could be verified: {reports[0].note}. The trace follows softmax, scaled dot-product attention "
             "and graph convolutions; check that the example runs through attention"
         )
-    matched = [report for report in reports if set(report.part) & set("qk")]
-    if matched and all(report.status == "untraced" for report in matched):
+    queries_and_keys = [report for report in reports if set(report.part) & set("qk")]
+    if queries_and_keys and all(report.status == "untraced" for report in queries_and_keys):
         raise HeadLayoutError(
-            f"{matched[0].name} and every other q and k got no gradient, as with one token; give an example of several"
+            f"{queries_and_keys[0].name} and all other q and k got no gradient, which happens if the example has one "
+            "token; pass an example with several tokens"
         )
     return reports
+
+
+def refuse_unproved(model: nn.Module, groups: Sequence[HeadGroup], example_inputs: object = None) -> None:
+    """Raise if heads that are to be trained are a guess, or if the example given does not prove them.
+
+    Args:
+        model: the model.
+        groups: the heads that are to be trained.
+        example_inputs: inputs of the model for the proof, or None.
+
+    Raises:
+        HeadLayoutError: the message lists the groups, why they are not proved and what to do.
+    """
+    if example_inputs is None:
+        guesses = [f"{group.name} (signature {group.family})" for group in groups if group.proof == "guess"]
+        if guesses:
+            raise HeadLayoutError(
+                f"the rows of {len(guesses)} groups of heads are a guess from names and shapes, and a wrong guess "
+                f"would train rows of other heads: {_shortened(guesses)}. Pass example_inputs=... (inputs of the "
+                "model) to prove them by a trace, or allow_unproved=True to train them as they are"
+            )
+        return
+    unproved = [group for group in groups if group.proof in ("guess", "table")]
+    if not unproved:
+        return
+    inner = unwrap(model)
+    reports = check_groups(inner, unproved, trace_model(inner, example_inputs))
+    remaining = [f"{report.name} ({report.note})" for report in reports if report.status != "verified"]
+    if remaining:
+        raise HeadLayoutError(
+            f"the example proves {len(groups) - len(remaining)} of {len(groups)} groups of heads; it does not prove "
+            f"{_shortened(remaining)}. Pass an example that runs through them, exclude them with where=, parts= or "
+            "match=, or pass allow_unproved=True to train them as they are"
+        )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,1 @@
+"""Repulsion in the training loops of transformers, Lightning and Accelerate."""

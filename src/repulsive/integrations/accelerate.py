@@ -1,11 +1,11 @@
-"""Repulsion in a loop of your own on Accelerate: `repel` that knows wrappers and checkpoints.
+"""Repulsion in a training loop on Accelerate: `repel` for prepared models, with checkpoints.
 
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     handle = repel_prepared(accelerator, model, optimizer, rule=SVGD(alpha=0.01))
 
-`accelerator.clip_grad_norm_` in the loop comes before the rule; for the other order call `handle.apply()` before it,
-which knows the accelerator's scaler. Steps that Accelerate leaves out, while it accumulates gradients or after an
-overflow, are neither changed nor counted.
+The loop's `accelerator.clip_grad_norm_` runs before the rule. For the other order call `handle.apply()` before it;
+the handle uses the accelerator's gradient scaler. Steps that Accelerate skips, during gradient accumulation or after
+an overflow, are neither changed nor counted.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ except ImportError as error:
         'repulsive.integrations.accelerate needs accelerate: pip install "repulsive[accelerate]"'
     ) from error
 
-_files_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # accelerator -> states it carries
+_handle_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # accelerator -> handles attached
 
 
 def repel_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Any, **settings: Any) -> Handle:
-    """`repel`, whose state travels with `accelerator.save_state` and `accelerator.load_state`.
+    """Call `repel`, and save and load its state with `accelerator.save_state` and `accelerator.load_state`.
 
-    The state is `repulsive.json` in the checkpoint's folder; that of a second handle is `repulsive_1.json`, and so on:
-    attach several in the same order when you resume. A removed handle is neither saved nor restored.
+    The state is `repulsive.json` in the folder of the checkpoint, `repulsive_1.json` for a second handle, and so on.
+    Attach several handles in the same order when you resume. A removed handle is neither saved nor restored.
 
     Args:
-        accelerator: what prepares the training.
-        model: the model, prepared or yet to be.
-        optimizer: its optimiser, prepared or yet to be.
-        settings: the arguments of `repel`, by name; `rule` may be a name, such as "sphere".
+        accelerator: the accelerator of the training.
+        model: the model, prepared or not.
+        optimizer: its optimizer, prepared or not.
+        settings: keyword arguments of `repel`; `rule` may be a name, such as "sphere".
 
     Returns:
         The handle of `repel`.
@@ -49,15 +49,15 @@ def repel_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Any, *
         RepulsiveError: as in `repel`.
     """
     handle = repel(accelerator.unwrap_model(model), optimizer, **settings)
-    handle.scaler = accelerator.scaler  # it is `accelerator.clip_grad_norm_` that unscales gradients
-    number = _files_of.get(accelerator, 0)
-    _files_of[accelerator] = number + 1
+    handle.scaler = accelerator.scaler  # gradients stay scaled until `accelerator.clip_grad_norm_`
+    number = _handle_counts.get(accelerator, 0)
+    _handle_counts[accelerator] = number + 1
     name = f"repulsive_{number}.json" if number else "repulsive.json"
 
     def save(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
         on_each_node = accelerator.project_configuration.save_on_each_node
-        writes = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
-        if handle.attached and writes:
+        is_writer = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
+        if handle.attached and is_writer:
             Path(output_dir, name).write_text(json.dumps(handle.state_dict(), indent=2) + "\n", encoding="utf-8")
 
     def load(models: list[nn.Module], input_dir: str) -> None:
@@ -68,8 +68,8 @@ def repel_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Any, *
             handle.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
         else:
             warnings.warn(
-                f"{input_dir} has no {name}: it was made without repulsion, whose steps, and any schedule, go on from "
-                f"{handle.steps}",
+                f"{input_dir} has no {name}: the checkpoint was made without repulsion. Steps of repulsion and "
+                f"schedules continue from step {handle.steps}",
                 stacklevel=3,
             )
 

@@ -1,4 +1,4 @@
-"""`repel`, said before there is an optimiser: what the callbacks of different trainers share."""
+"""`repel` for callbacks that are created before the optimizer: shared by the callbacks of all trainers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from repulsive.repulsion.collapse import Collapse
 
 
 class Deferred:
-    """The arguments of `repel`, kept until training begins, and the handles made of them until it ends.
+    """Arguments of `repel`, stored until training begins, and its handles while training runs.
 
     Args:
         rule: as in `repel`.
-        settings: the other arguments of `repel`, by name.
+        settings: other keyword arguments of `repel`.
 
     Raises:
         UnknownSetting: `repel` has no such argument.
@@ -32,7 +32,7 @@ class Deferred:
     """
 
     def __init__(self, rule: Rule | RuleName | None, settings: Mapping[str, Any]) -> None:
-        check_arguments(settings)  # a misspelt name fails here, not hours later
+        check_arguments(settings)  # a misspelt name fails here, not when training begins
         self.rule = resolve_rule(rule)
         self.settings = dict(settings)
         self.handles: list[Handle] = []
@@ -41,17 +41,20 @@ class Deferred:
 
     @property
     def handle(self) -> Handle | None:
-        """The handle, None before training.
+        """The handle; None before training.
 
         Raises:
             OptimizerError: there are several handles.
         """
         if len(self.handles) > 1:
-            raise OptimizerError(f"{len(self.handles)} optimizers own heads: use `handles`, which has one for each")
+            raise OptimizerError(
+                f"{len(self.handles)} optimizers own heads: use `handles`, which has one handle for each"
+            )
         return next(iter(self.handles), None)
 
     @property
     def order(self) -> str:
+        """The `order` of clipping and repulsion, given or default."""
         default = inspect.signature(repel).parameters["order"].default
         return str(self.settings.get("order", default))
 
@@ -63,56 +66,61 @@ class Deferred:
         *,
         resumed: bool = False,
     ) -> None:
-        """Attach to every target, and go on where `saved` was taken.
+        """Attach to every target, and continue from `saved`.
 
         Args:
             model: the model.
-            targets: optimisers, each with settings of its own, such as its `groups`.
-            saved: what `states` gave when the checkpoint was made, one per target.
-            resumed: training goes on from a checkpoint, so `saved` should be there.
+            targets: optimizers, each with its own settings, such as its `groups`.
+            saved: the result of `states` from the checkpoint, one per target.
+            resumed: training resumes from a checkpoint, so `saved` is expected.
 
         Raises:
-            StateError: the checkpoint is of another number of optimisers, or of other heads.
+            StateError: the checkpoint has another number of optimizers, or other heads.
         """
-        self.abandon()  # a run that broke off never came to its end
+        self.detach()  # handles of a previous run that failed before `end`
         self.handles, self._collapse = [], Collapse()
         if resumed and saved is None:
             warnings.warn(
-                "this checkpoint was made without repulsion: its steps, and any schedule, count from 0", stacklevel=3
+                "this checkpoint was made without repulsion: steps of repulsion and schedules start from 0",
+                stacklevel=3,
             )
         if saved is not None and len(saved) != len(targets):
-            raise StateError(f"the checkpoint repels with {len(saved)} optimisers, this training with {len(targets)}")
+            raise StateError(
+                f"the checkpoint has repulsion in {len(saved)} optimizers, this training in {len(targets)}; use the "
+                "same optimizers as when it was saved"
+            )
         try:
             for index, (optimizer, own) in enumerate(targets):
                 settings = {**self.settings, **own}
-                if "groups" in own:  # selected already
+                if "groups" in own:  # already selected
                     settings = {name: value for name, value in settings.items() if name not in SELECTION}
                 self.handles.append(repel(model, optimizer, self.rule, **settings))
                 if saved is not None:
                     self.handles[-1].load_state_dict(saved[index])
         except Exception:
-            self.abandon()
+            self.detach()
             raise
         self._steps_before = [handle.steps for handle in self.handles]
 
     def states(self, *, tensors: bool = True) -> list[dict[str, Any]]:
-        """What a checkpoint must hold.
+        """States of all handles, for a checkpoint.
 
         Args:
-            tensors: False leaves out what JSON cannot hold: forces between logits, which a resumed run computes anew.
+            tensors: if False, omit tensors, which JSON cannot store: forces between logits, which a resumed run
+                recomputes.
         """
         states = [handle.state_dict() for handle in self.handles]
         return states if tensors else [{k: v for k, v in state.items() if k != "forces"} for state in states]
 
-    def look(self, step: int, loss: float = math.nan) -> dict[str, float]:
-        """Means over all groups, as last measured, to be logged; empty before the first measurement.
+    def measurements(self, step: int, loss: float = math.nan) -> dict[str, float]:
+        """Means over all groups for the log, from the last measurement; empty before the first.
 
         `repulsion_step` is the optimizer step they were measured at, which may be up to `measure_every` steps ago.
-        Warns once if the model has collapsed, as far as it can be seen since this training began.
+        Warns once if the model has collapsed since this training began.
 
         Args:
-            step: of the training.
-            loss: as it is logged; nan where it is not known.
+            step: current step of the training.
+            loss: loss that is logged; nan if unknown.
         """
         reports = [report for handle in self.handles for report in handle.report()]
         columns = {
@@ -121,35 +129,35 @@ class Deferred:
             "head_similarity": [report.similarity for report in reports],
             "drive": [report.drive for report in reports],
         }
-        known = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
-        means = {name: sum(values) / len(values) for name, values in known.items() if values}
+        finite = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
+        means = {name: sum(values) / len(values) for name, values in finite.items() if values}
         if means:
             means["repulsion_step"] = float(max(report.step for report in reports))
-        if told := self._collapse.saw(step, loss, means.pop("drive", math.nan)):
-            warnings.warn(told, stacklevel=3)
+        if message := self._collapse.saw(step, loss, means.pop("drive", math.nan)):
+            warnings.warn(message, stacklevel=3)
         return means
 
     def end(self) -> None:
-        """Detach; warn of repulsion that never acted, or stopped acting on the way."""
+        """Detach; warn if repulsion never acted or stopped acting during training."""
         if not self.handles:
             warnings.warn("repulsion never began: training ended before its first step", stacklevel=3)
         for handle, before in zip(self.handles, self._steps_before, strict=True):
             steps, first = handle.steps - before, handle.groups[0].name
             if not handle.attached:
                 warnings.warn(
-                    f"the optimiser of {first} lost its hooks after {steps} steps with repulsion; it was copied, "
-                    "unpickled or replaced, and went on without",
+                    f"the optimizer of {first} lost its hooks after {steps} steps with repulsion and went on without; "
+                    "attach again after an optimizer is copied, unpickled or replaced",
                     stacklevel=3,
                 )
             elif steps == 0:
                 warnings.warn(
-                    f"repulsion never fired: the optimiser of {first} took no step in this training", stacklevel=3
+                    f"repulsion never fired: the optimizer of {first} took no step in this training", stacklevel=3
                 )
-        self.abandon()
+        self.detach()
 
-    def abandon(self) -> None:
-        """Detach without a word; the handles stay readable."""
+    def detach(self) -> None:
+        """Detach without warnings; the handles stay readable."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `end` has said it, or an error says more
+            warnings.simplefilter("ignore")  # `end` has warned already, or an error is being raised
             for handle in self.handles:
                 handle.remove()

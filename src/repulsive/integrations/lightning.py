@@ -2,9 +2,9 @@
 
     Trainer(callbacks=[RepulsiveCallback(SVGD(alpha=0.01))], gradient_clip_val=1.0)
 
-Lightning hands the optimiser a closure: backward, `on_before_optimizer_step`, clipping. The rule acts on what the
-closure leaves, so `order="clip-repel"` is the default; `order="repel-clip"` acts in `on_before_optimizer_step` instead,
-and Lightning's own clipping (`gradient_clip_val`, `configure_gradient_clipping`) comes after it.
+Lightning passes the optimizer a closure that runs backward, `on_before_optimizer_step` and clipping. By default
+(`order="clip-repel"`) the rule acts on the gradients after the closure. With `order="repel-clip"` it acts in
+`on_before_optimizer_step`, before Lightning clips (`gradient_clip_val`, `configure_gradient_clipping`).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ except ImportError:
 
 
 class RepulsiveCallback(Callback):
-    """Repels the heads of a LightningModule while it is fitted.
+    """Callback that repels the heads of a LightningModule during `fit`.
 
-    Attaches to each optimiser that owns heads, detaches at the end and warns if no step was changed. Its state is a
-    callback state of Lightning's checkpoints, so `fit(ckpt_path=...)` goes on with the same numbers. Logs
-    `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance` and `head_similarity`, as last measured, and
-    `repulsion_step`, the optimizer step of that measurement, every `log_every_n_steps`. Where these values show that
-    the model has collapsed, it warns.
+    It attaches to each optimizer that owns heads, detaches at the end, and warns if no step was changed. Lightning's
+    checkpoints contain its state, so `fit(ckpt_path=...)` resumes with the same results. Every `log_every_n_steps` it
+    logs the last measurement: `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance`, `head_similarity`, and
+    `repulsion_step`, the optimizer step of that measurement. It warns if these values show that the model has
+    collapsed.
 
     Args:
-        rule: as in `repel`, a name too.
-        settings: any other argument of `repel`, by name: layers, parts, where, particle, order, max_norm, seed, ...
+        rule: a rule or its name, as in `repel`.
+        settings: other keyword arguments of `repel`: layers, parts, where, particle, order, max_norm, seed, ...
 
     Raises:
         UnknownSetting: `repel` has no such argument.
-        RuleError: `order="repel-clip"` under manual optimisation without `max_norm`, where Lightning does not clip.
+        RuleError: `order="repel-clip"` under manual optimisation without `max_norm`: Lightning does not clip there.
     """
 
     def __init__(self, rule: Rule | RuleName | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
@@ -62,22 +62,22 @@ class RepulsiveCallback(Callback):
 
     @property
     def handle(self) -> Handle | None:
-        """What `repel` returned; readable after training too, None before. With several optimizers use `handles`."""
+        """The handle of `repel`; None before training. With several optimizers use `handles`."""
         return self._repulsion.handle
 
     @property
     def handles(self) -> list[Handle]:
-        """What `repel` gave, one per optimiser that owns heads; readable after training too, empty before."""
+        """One handle per optimizer that owns heads; empty before training."""
         return self._repulsion.handles
 
     def state_dict(self) -> dict[str, Any]:
         return {"handles": self._repulsion.states()} if self.handles else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict["handles"]  # optimisers are restored later than callbacks
+        self._saved = state_dict["handles"]  # Lightning restores optimizers after callbacks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._saved = None  # what an evaluation with `ckpt_path` left behind
+        self._saved = None  # may be left from an evaluation with `ckpt_path`
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._check_clipping(pl_module)
@@ -86,8 +86,8 @@ class RepulsiveCallback(Callback):
             settings = self._repulsion.settings
             chosen = {name: settings[name] for name in SELECTION if name in settings}
             groups = settings.get("groups") or find_heads(pl_module, **chosen)
-            targets = [(optimizer, {"groups": own}) for optimizer, own in _share(groups, trainer.optimizers)]
-        if self._repulsion.settings.get("max_norm") is None:  # `on_before_optimizer_step` sees to the order
+            targets = [(optimizer, {"groups": own}) for optimizer, own in _assign(groups, trainer.optimizers)]
+        if self._repulsion.settings.get("max_norm") is None:  # `on_before_optimizer_step` implements "repel-clip"
             targets = [(optimizer, {**own, "order": "clip-repel"}) for optimizer, own in targets]
         self._repulsion.begin(pl_module, targets, self._saved, resumed=trainer.ckpt_path is not None)
         self._saved = None
@@ -96,40 +96,41 @@ class RepulsiveCallback(Callback):
         if self._repulsion.order == "repel-clip":
             for handle in self.handles:
                 if handle.optimizer is unwrap_optimizer(optimizer):
-                    handle.apply(getattr(trainer.precision_plugin, "scaler", None))  # fused ones are not unscaled yet
+                    # A fused optimizer unscales gradients inside its step, so the handle needs the scaler.
+                    handle.apply(getattr(trainer.precision_plugin, "scaler", None))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
-        every = trainer.log_every_n_steps  # 0: never
+        every = trainer.log_every_n_steps  # 0 disables logging
         if every and trainer.global_step % every == 0:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-            # A step by hand may return anything.
+            # Under manual optimisation a step may return anything.
             value = float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
-            pl_module.log_dict(self._repulsion.look(trainer.global_step, value))
+            pl_module.log_dict(self._repulsion.measurements(trainer.global_step, value))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._repulsion.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._repulsion.abandon()
+        self._repulsion.detach()
 
     def _check_clipping(self, pl_module: Any) -> None:
-        manual = not pl_module.automatic_optimization
-        if manual and self._repulsion.order == "repel-clip" and self._repulsion.settings.get("max_norm") is None:
+        is_manual = not pl_module.automatic_optimization
+        if is_manual and self._repulsion.order == "repel-clip" and self._repulsion.settings.get("max_norm") is None:
             raise RuleError(
-                "order='repel-clip' under manual optimisation: your own clipping comes before the rule, and Lightning "
-                "does none. Give max_norm=... to the callback and leave the clipping to it"
+                "order='repel-clip' under manual optimisation needs max_norm: Lightning does not clip there, and your "
+                "own clipping comes before the rule. Pass max_norm=... to the callback and remove your own clipping"
             )
 
 
-def _share(groups: Sequence[HeadGroup], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[HeadGroup]]]:
-    """Each group to the optimiser that owns it; those that none owns to the first, whose `repel` names them."""
+def _assign(groups: Sequence[HeadGroup], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[HeadGroup]]]:
+    """Assign each group to the optimizer that owns it. Unowned groups go to the first, where `repel` reports them."""
     owned = [{id(p) for entry in optimizer.param_groups for p in entry["params"]} for optimizer in optimizers]
     owners = [
         next((i for i, ids in enumerate(owned) if any(id(p) in ids for p in group.parameters())), None)
         for group in groups
     ]
     first = next((owner for owner in owners if owner is not None), 0)
-    shares: dict[int, list[HeadGroup]] = {}
+    assigned: dict[int, list[HeadGroup]] = {}
     for group, owner in zip(groups, owners, strict=True):
-        shares.setdefault(first if owner is None else owner, []).append(group)
-    return [(optimizers[index], own) for index, own in sorted(shares.items())]
+        assigned.setdefault(first if owner is None else owner, []).append(group)
+    return [(optimizers[index], own) for index, own in sorted(assigned.items())]

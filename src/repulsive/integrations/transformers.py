@@ -2,10 +2,9 @@
 
     trainer = Trainer(model, args, train_dataset=data, callbacks=[RepulsiveCallback(SVGD(alpha=0.01))])
 
-The Trainer clips, then steps; the rule acts inside the step. So `order="clip-repel"`, the default, is what happens with
-`max_grad_norm` as it is. There is no place for a callback before the Trainer's clipping: for the other order switch
-that off and let repulsion clip, `TrainingArguments(max_grad_norm=0)` with `RepulsiveCallback(order="repel-clip",
-max_norm=1.0)`.
+The Trainer clips, then steps, and the rule acts inside the step: the default `order="clip-repel"` works with any
+`max_grad_norm`. A callback cannot act before the Trainer clips. For the other order, disable the Trainer's clipping
+and let repulsion clip: `TrainingArguments(max_grad_norm=0)` with `RepulsiveCallback(order="repel-clip", max_norm=1.0)`.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ except ImportError as error:
         'repulsive.integrations.transformers needs transformers: pip install "repulsive[transformers]"'
     ) from error
 
-# Not the name of a class: the Trainer would rebuild a callback of that name from JSON, and a rule has none.
+# Must not be the class name: the Trainer would rebuild a callback of that name from JSON, which cannot store a rule.
 STATE_KEY = "repulsive"
 
 
 class RepulsiveCallback(TrainerCallback):
-    """Repels the heads of the Trainer's model while it trains.
+    """Callback that repels the heads of the Trainer's model during training.
 
-    Attaches when training begins, detaches when it ends, and warns if no step was changed. Its state is part of each
-    checkpoint's `trainer_state.json`, so `trainer.train(resume_from_checkpoint=...)` goes on with the same numbers,
-    wherever the checkpoint lies. Logs gain `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance` and
-    `head_similarity`, as last measured, and `repulsion_step`, the optimizer step of that measurement. Where these logs
-    show that the model has collapsed, it warns.
+    It attaches when training begins, detaches when it ends, and warns if no step was changed. Each checkpoint's
+    `trainer_state.json` contains its state, so `trainer.train(resume_from_checkpoint=...)` resumes with the same
+    results. It adds the last measurement to the logs: `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance`,
+    `head_similarity`, and `repulsion_step`, the optimizer step of that measurement. It warns if these values show that
+    the model has collapsed.
 
     Args:
-        rule: as in `repel`, a name too.
-        settings: any other argument of `repel`, by name: layers, parts, where, particle, order, max_norm, seed, ...
+        rule: a rule or its name, as in `repel`.
+        settings: other keyword arguments of `repel`: layers, parts, where, particle, order, max_norm, seed, ...
 
     Raises:
         UnknownSetting: `repel` has no such argument.
-        RuleError: `order="repel-clip"` while the Trainer clips, or while nothing does (raised by the Trainer).
+        RuleError: `order="repel-clip"` while the Trainer clips, or without any clipping (raised in the Trainer).
     """
 
     def __init__(self, rule: Rule | RuleName | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
@@ -53,21 +52,21 @@ class RepulsiveCallback(TrainerCallback):
 
     @property
     def handle(self) -> Handle | None:
-        """What `repel` returned; readable after training too, None before."""
+        """The handle of `repel`; None before training."""
         return self._repulsion.handle
 
     @property
     def handles(self) -> list[Handle]:
-        """The same as a list, as in Lightning's callback; empty before training."""
+        """The handle as a list, as in Lightning's callback; empty before training."""
         return self._repulsion.handles
 
     def add_to(self, trainer: Any) -> None:
-        """Join a trainer ahead of its reporters.
+        """Add this callback to a trainer before its reporters.
 
-        Those that come with `report_to` are called before `Trainer(callbacks=...)`, and do not see what it logs.
+        Reporters from `report_to` run before those of `Trainer(callbacks=...)` and would miss what this callback logs.
 
         Args:
-            trainer: a `Trainer` that was made without this callback.
+            trainer: a `Trainer` created without this callback.
         """
         trainer.callback_handler.callbacks.insert(0, self)
 
@@ -75,26 +74,26 @@ class RepulsiveCallback(TrainerCallback):
         self._check_clipping(args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._check_clipping(args)  # callbacks added later have missed `on_init_end`
-        begun = vars(state).setdefault("_repulsive", [])  # callbacks of this training, in their order
-        if self not in begun:
-            begun.append(self)
-        self._key = f"{STATE_KEY}_{begun.index(self)}" if begun.index(self) else STATE_KEY
+        self._check_clipping(args)  # a callback added later has missed `on_init_end`
+        callbacks = vars(state).setdefault("_repulsive", [])  # ours in this training, in order
+        if self not in callbacks:
+            callbacks.append(self)
+        self._key = f"{STATE_KEY}_{callbacks.index(self)}" if callbacks.index(self) else STATE_KEY
         saved = state.stateful_callbacks.get(self._key)
         self._repulsion.begin(kwargs["model"], [(kwargs["optimizer"], {})], saved, resumed=state.global_step > 0)
         state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # At every step, because `on_save` comes when the checkpoint is written already.
+        # At every step, because `on_save` runs after the checkpoint was written.
         state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or "loss" not in logs:
-            return  # of an evaluation, or the summary at the end
-        measured = self._repulsion.look(state.global_step, float(logs["loss"]))
+            return  # logs of an evaluation, or the final summary
+        measured = self._repulsion.measurements(state.global_step, float(logs["loss"]))
         logs.update(measured)
         if state.log_history:
-            state.log_history[-1].update(measured)  # a copy, made before this callback is asked
+            state.log_history[-1].update(measured)  # a copy made before this callback runs
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._repulsion.end()
@@ -104,8 +103,9 @@ class RepulsiveCallback(TrainerCallback):
             return
         if args.max_grad_norm and args.max_grad_norm > 0:
             raise RuleError(
-                f"order='repel-clip' cannot be had while the Trainer clips (max_grad_norm={args.max_grad_norm}): it "
-                "does so before any callback acts. Set TrainingArguments(max_grad_norm=0) and give max_norm=... here"
+                f"order='repel-clip' is not possible while the Trainer clips (max_grad_norm={args.max_grad_norm}), "
+                "because it clips before any callback. Set TrainingArguments(max_grad_norm=0) and pass max_norm=... to "
+                "the callback"
             )
         if self._repulsion.settings.get("max_norm") is None:
-            raise RuleError("order='repel-clip' with max_grad_norm=0 clips nothing: give max_norm=... to the callback")
+            raise RuleError("order='repel-clip' with max_grad_norm=0 clips nothing: pass max_norm=... to the callback")

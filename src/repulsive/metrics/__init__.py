@@ -1,1 +1,1 @@
-"""Predictions in, numbers out."""
+"""Metrics of predictions and attention, and statistical comparison of systems."""

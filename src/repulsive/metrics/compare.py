@@ -1,4 +1,4 @@
-"""Is one system better than another? Paired, over test items, over seeds, or over both."""
+"""Paired significance tests of two systems over test items, seeds, or both."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from repulsive.metrics.student import half_width
 
 OVER = ("items", "seeds", "both")
-_CHUNK = 4_000_000  # numbers drawn at once: bounds memory, and is part of what a seed means
+_CHUNK = 4_000_000  # random numbers per draw; bounds memory. Changing it changes the results of a seed
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What can be said about the mean of first - second.
+    """Confidence interval and test of the mean of first - second.
 
     Args:
         difference: mean over seeds and items.
         low: lower end of the confidence interval.
         high: upper end.
-        p_value: two-sided, of the hypothesis that the two systems are exchangeable.
-        over: what is taken for a sample: items, seeds or both.
+        p_value: two-sided, under the null hypothesis that the two systems are exchangeable.
+        over: the units that are resampled: items, seeds or both.
         seeds: number of seeds.
         items: number of test items.
     """
@@ -54,23 +54,24 @@ def compare(
 ) -> Comparison:
     r"""Confidence interval and sign-flip test of the mean of $d_{sn} = first_{sn} - second_{sn}$.
 
-    "items" pools over seeds, $d_n = \frac1S \sum_s d_{sn}$, and asks whether *these* trained models differ on new test
-    items. "seeds" averages over items and asks whether *new training runs* would differ on this test set; with S seeds
-    its p-value cannot fall below $2^{1 - S}$. "both" asks for new runs and new items: the ends of its interval are as
-    far away as those of the two together, $\sqrt{w_{items}^2 + w_{seeds}^2}$, and its p-value is the larger of the two.
+    "items" averages over seeds, $d_n = \frac1S \sum_s d_{sn}$, and tests whether *these* trained models differ on new
+    test items. "seeds" averages over items and tests whether *new training runs* would differ on this test set; with S
+    seeds its p-value cannot be below $2^{1 - S}$. "both" tests for new runs and new items: the half-widths of the two
+    intervals add in quadrature, $\sqrt{w_{items}^2 + w_{seeds}^2}$, and the p-value is the larger of the two.
 
-    Over items, of which there are many, the interval is the percentile bootstrap; over seeds, of which there are few,
-    it is Student's t: intervals from resampling three runs hold the truth three times of four, not 95 times of 100.
-    The test flips signs: under the hypothesis $d$ and $-d$ are equally likely. All $2^n$ flips are counted where they
-    are no more than `resamples`, else that many are drawn and $p = (1 + \#\{|t^*| \ge |t|\}) / (1 + resamples)$.
+    The interval over items is the percentile bootstrap. The interval over seeds, of which there are few, is Student's
+    t: a bootstrap of three runs covers the true mean in 75 % of cases, not 95 %.
+    The test is a sign-flip test: under the null hypothesis $d$ and $-d$ are equally likely. All $2^n$ flips are counted
+    if there are at most `resamples`; else `resamples` are drawn and
+    $p = (1 + \#\{|t^*| \ge |t|\}) / (1 + resamples)$.
 
     Args:
-        first: a score of each item under each seed [S, N], or [N]: 1 for a right answer, say, or its log-likelihood.
-        second: the same of the other system; seed s and item n of both belong together.
+        first: score of each item under each seed, [S, N] or [N], such as 1 for a correct answer, or a log-likelihood.
+        second: the same for the other system; the two are paired by seed and item.
         over: "items", "seeds" or "both".
-        level: of the confidence interval.
-        resamples: bootstrap samples, and sign flips.
-        seed: of the resampling; the same seed gives the same answer.
+        level: confidence level of the interval.
+        resamples: number of bootstrap samples and of sign flips.
+        seed: seed of the resampling.
 
     Raises:
         ValueError: the shapes differ, there are fewer than two units to resample, or a number is not finite.
@@ -84,16 +85,16 @@ def compare(
         raise ValueError(f"over={over!r}: choose one of {OVER}")
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ValueError(f"scores {list(first.shape)} and {list(second.shape)}: both need [seeds, items] or [items]")
-    _check_drawing(level, resamples)
+    _check_resampling(level, resamples)
     d = torch.atleast_2d(first.detach().cpu().double() - second.detach().cpu().double())  # [S, N]
     if not d.isfinite().all():
-        raise ValueError("the scores have infinite or missing values; their mean difference means nothing")
-    _enough(d, over)
+        raise ValueError("the scores contain infinite or missing (nan) values; exclude these items from both systems")
+    _check_units(d, over)
     generator = torch.Generator().manual_seed(seed)
-    drawn = _bootstrap(d.mean(0), resamples, generator) if over != "seeds" else None  # [resamples]
-    low, high = _interval(d.mean(1), drawn, over, level)
+    sampled = _bootstrap(d.mean(0), resamples, generator) if over != "seeds" else None  # [resamples]
+    low, high = _interval(d.mean(1), sampled, over, level)
     units = {"items": [d.mean(0)], "seeds": [d.mean(1)], "both": [d.mean(0), d.mean(1)]}[over]
-    p = max(_sign_flip(unit, resamples, generator) for unit in units)
+    p = max(_sign_flip_test(unit, resamples, generator) for unit in units)
     return Comparison(float(d.mean()), low, high, p, over, *d.shape)
 
 
@@ -107,19 +108,19 @@ def compare_totals(
     resamples: int = 1_000,
     seed: int = 0,
 ) -> Comparison:
-    """`compare` for a score that is no mean of items, but a function of sums over them: BLEU, a correlation.
+    """`compare` for a score that is a function of sums over items, such as BLEU or a correlation.
 
-    Over items whole sets are drawn and scored again (Koehn, 2004), and the test exchanges the systems' answers to
-    random items (Riezler and Maxwell, 2005); seeds are treated as in `compare`.
+    Over items, bootstrap samples of the test set are scored again (Koehn, 2004), and the test swaps the two systems'
+    outputs for random items (Riezler and Maxwell, 2005). Seeds are treated as in `compare`.
 
     Args:
         first: statistics of each item under each seed, [S, N, C] or [N, C].
-        second: the same of the other system.
-        score: sums of statistics [..., C] -> [...].
+        second: the same for the other system.
+        score: function of summed statistics, [..., C] -> [...].
         over: "items", "seeds" or "both".
-        level: of the confidence interval.
-        resamples: sets that are drawn.
-        seed: of the resampling.
+        level: confidence level of the interval.
+        resamples: number of bootstrap samples and of random swaps.
+        seed: seed of the resampling.
 
     Raises:
         ValueError: the shapes differ, there are fewer than two units to resample, or a number is not finite.
@@ -130,56 +131,63 @@ def compare_totals(
     a, b = (x.detach().cpu().double().reshape(-1, *x.shape[-2:]) for x in (first, second))  # [S, N, C]
     seeds, items = a.shape[:2]
     if over not in OVER or (over != "seeds" and items < 2) or (over != "items" and seeds < 2):
-        raise ValueError(f"over={over!r} of {seeds} seeds and {items} items: resample at least two of either")
-    _check_drawing(level, resamples)
+        raise ValueError(
+            f"over={over!r} needs at least two units to resample, got {seeds} seeds and {items} items; "
+            f"choose one of {OVER}"
+        )
+    _check_resampling(level, resamples)
     if not (a.isfinite().all() and b.isfinite().all()):
-        raise ValueError("the statistics have infinite or missing values; their scores mean nothing")
+        raise ValueError(
+            "the statistics contain infinite or missing (nan) values; exclude these items from both systems"
+        )
     generator = torch.Generator().manual_seed(seed)
     runs = score(a.sum(1)) - score(b.sum(1))  # [S]
-    drawn = None
+    sampled = None
     if over != "seeds":
         sets = []
         for size in _chunks(resamples, items):
             columns = _counts(items, size, generator)
             scores = [score(torch.einsum("rn,snc->rsc", columns, x)) for x in (a, b)]  # [size, S]
             sets.append((scores[0] - scores[1]).mean(1))
-        drawn = torch.cat(sets)
-    low, high = _interval(runs, drawn, over, level)
+        sampled = torch.cat(sets)
+    low, high = _interval(runs, sampled, over, level)
     tests: dict[str, list[Callable[[], float]]] = {
-        "items": [lambda: _exchange(a, b, score, resamples, generator)],
-        "seeds": [lambda: _sign_flip(runs, resamples, generator)],
+        "items": [lambda: _swap_test(a, b, score, resamples, generator)],
+        "seeds": [lambda: _sign_flip_test(runs, resamples, generator)],
     }
     p = max(test() for test in (tests["items"] + tests["seeds"] if over == "both" else tests[over]))
     return Comparison(float(runs.mean()), low, high, p, over, seeds, items)
 
 
-def _exchange(
+def _swap_test(
     a: Tensor, b: Tensor, score: Callable[[Tensor], Tensor], resamples: int, generator: torch.Generator
 ) -> float:
+    """Two-sided p-value of the difference in score when the outputs for random items are swapped."""
     ours, theirs = score(a.sum(1)), score(b.sum(1))  # [S]
-    bar, items, reached = _bar((ours - theirs).mean(), torch.stack([ours, theirs])), a.shape[1], 0
+    threshold = _tie_threshold((ours - theirs).mean(), torch.stack([ours, theirs]))
+    items, reached = a.shape[1], 0
     for size in _chunks(resamples, items):
         swap = torch.randint(2, (size, items), generator=generator).double()
-        moved = torch.einsum("rn,snc->rsc", swap, b - a)  # what the first system would gain
-        found = score(a.sum(1) + moved) - score(b.sum(1) - moved)  # [size, S]
-        reached += int((found.mean(1).abs() >= bar).sum())
+        moved = torch.einsum("rn,snc->rsc", swap, b - a)  # added to the first system, subtracted from the second
+        differences = score(a.sum(1) + moved) - score(b.sum(1) - moved)  # [size, S]
+        reached += int((differences.mean(1).abs() >= threshold).sum())
     return (1 + reached) / (1 + resamples)
 
 
-def _interval(runs: Tensor, drawn: Tensor | None, over: str, level: float) -> tuple[float, float]:
+def _interval(runs: Tensor, sampled: Tensor | None, over: str, level: float) -> tuple[float, float]:
     """Ends of the confidence interval.
 
     Args:
-        runs: differences of seeds [S].
-        drawn: mean differences of resampled sets of items, where items count.
-        over: what counts.
-        level: of the interval.
+        runs: difference for each seed [S].
+        sampled: differences of the bootstrap samples of items; None if over="seeds".
+        over: "items", "seeds" or "both".
+        level: confidence level.
     """
     mean = float(runs.mean())
     below = above = half_width(runs.tolist(), level) if over != "items" else 0.0
-    if drawn is not None:
+    if sampled is not None:
         tail = (1 - level) / 2
-        low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+        low, high = sampled.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
         if over == "items":
             return low, high
         below, above = math.hypot(below, mean - low), math.hypot(above, high - mean)
@@ -187,39 +195,39 @@ def _interval(runs: Tensor, drawn: Tensor | None, over: str, level: float) -> tu
 
 
 def _bootstrap(d: Tensor, resamples: int, generator: torch.Generator) -> Tensor:
-    """Means of resampled differences of items [N], [resamples]."""
+    """Means of bootstrap samples of the differences of items: [N] -> [resamples]."""
     items = len(d)
     drawn = (torch.randint(items, (size, items), generator=generator) for size in _chunks(resamples, items))
     return torch.cat([d[rows].mean(1) for rows in drawn])
 
 
 def _counts(units: int, size: int, generator: torch.Generator) -> Tensor:
-    """How often each unit is drawn in `size` samples with replacement, [size, units]."""
+    """Number of times each unit is drawn in `size` bootstrap samples, [size, units]."""
     drawn = torch.randint(units, (size, units), generator=generator)
     return torch.zeros(size, units, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(1).double().expand_as(drawn))
 
 
-def _sign_flip(d: Tensor, resamples: int, generator: torch.Generator) -> float:
-    """Two-sided p-value of the mean of [n]."""
-    bar = _bar(d.mean(), d)
+def _sign_flip_test(d: Tensor, resamples: int, generator: torch.Generator) -> float:
+    """Two-sided p-value of the mean of differences [n] under random signs."""
+    threshold = _tie_threshold(d.mean(), d)
     if 2 ** len(d) <= resamples:
         signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(d))), dtype=torch.float64)
-        return float(((signs @ d / len(d)).abs() >= bar).double().mean())
+        return float(((signs @ d / len(d)).abs() >= threshold).double().mean())
     reached = 0
     for size in _chunks(resamples, len(d)):
         signs = torch.randint(2, (size, len(d)), generator=generator, dtype=torch.int8) * 2.0 - 1
-        reached += int(((signs.double() @ d / len(d)).abs() >= bar).sum())
+        reached += int(((signs.double() @ d / len(d)).abs() >= threshold).sum())
     return (1 + reached) / (1 + resamples)
 
 
-def _bar(seen: Tensor, made_of: Tensor) -> Tensor:
-    """What a flip has to reach: those that tie with what was seen count, whatever the rounding, also of what is 0."""
-    return seen.abs() * (1 - 1e-9) - 1e-12 * made_of.abs().max()
+def _tie_threshold(observed: Tensor, values: Tensor) -> Tensor:
+    """Threshold that a flip must reach: slightly below the observed value, so that ties count in spite of rounding."""
+    return observed.abs() * (1 - 1e-9) - 1e-12 * values.abs().max()
 
 
-def _check_drawing(level: float, resamples: int) -> None:
+def _check_resampling(level: float, resamples: int) -> None:
     if not 0 < level < 1 or resamples < 1:
-        raise ValueError(f"level={level} must lie between 0 and 1 and resamples={resamples} be at least 1")
+        raise ValueError(f"level={level} must lie between 0 and 1, and resamples={resamples} at least 1")
 
 
 def _chunks(resamples: int, width: int) -> list[int]:
@@ -227,7 +235,7 @@ def _chunks(resamples: int, width: int) -> list[int]:
     return [min(size, resamples - start) for start in range(0, resamples, size)]
 
 
-def _enough(d: Tensor, over: str) -> None:
+def _check_units(d: Tensor, over: str) -> None:
     seeds, items = d.shape
     if items < 2 and over != "seeds":
         raise ValueError(f"{items} test items: at least two are needed to resample items")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from repulsive.metrics.ranks import ranks
+
 _CONSTANT = 1e-13  # variance / mean square below this is float64 rounding error: the numbers are all equal
 
 
@@ -40,20 +42,6 @@ def pearson(first: Tensor, second: Tensor) -> Tensor:
 def spearman(first: Tensor, second: Tensor) -> Tensor:
     """Spearman correlation: `pearson` of the ranks."""
     return pearson(ranks(first), ranks(second))
-
-
-def ranks(values: Tensor) -> Tensor:
-    """Rank of each value, from 1; equal values share their mean rank. If one value is nan, all ranks are nan.
-
-    Example:
-        >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
-        [2.5, 1.0, 2.5]
-    """
-    if bool(values.isnan().any()):
-        return torch.full_like(values, torch.nan, dtype=torch.float64)
-    _, which, count = values.unique(return_inverse=True, return_counts=True)  # sorted
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[which]
 
 
 def counts(predictions: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Student's t: how far the mean of a few numbers may be from what it estimates."""
+"""Student's t: quantiles, and confidence intervals of the mean of a few numbers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from collections.abc import Sequence
 
 
 def quantile(level: float, degrees: int) -> float:
-    r"""t with $P(|T| \le t)$ = level, for a whole number of degrees of freedom.
+    r"""Two-sided quantile: t with $P(|T| \le t)$ = level, for an integer number of degrees of freedom.
 
-    With $t = \sqrt\nu \tan\theta$ the probability is a finite sum of powers of $\cos\theta$, and grows with $\theta$.
+    With $t = \sqrt\nu \tan\theta$ the probability is a finite sum of powers of $\cos\theta$. It grows with $\theta$,
+    so bisection finds t.
 
     Args:
-        level: such as 0.95.
-        degrees: of freedom; one less than the numbers that a deviation is made of.
+        level: probability, such as 0.95.
+        degrees: degrees of freedom.
 
     Raises:
-        ValueError: the level does not lie between 0 and 1, or there is no degree of freedom.
+        ValueError: the level is not between 0 and 1, or there are no degrees of freedom.
 
     Example:
         >>> round(quantile(0.95, 2), 3)
         4.303
     """
     if not 0 < level < 1 or degrees < 1:
-        raise ValueError(f"level={level} must lie between 0 and 1 and degrees={degrees} be at least 1")
+        raise ValueError(f"level={level} must lie between 0 and 1, and degrees={degrees} at least 1")
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
@@ -42,13 +43,13 @@ def _within(angle: float, degrees: int) -> float:
 
 
 def half_width(values: Sequence[float], level: float = 0.95) -> float:
-    """Half of the confidence interval of the mean of some numbers, at least two."""
+    """Half-width of the confidence interval of the mean of at least two numbers."""
     deviation = statistics.stdev(values)
     return quantile(level, len(values) - 1) * deviation / math.sqrt(len(values))
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Confidence interval of the mean of some numbers; None where there are fewer than two."""
+    """Confidence interval of the mean; None if there are fewer than two numbers."""
     if len(values) < 2:
         return None
     mean, half = statistics.fmean(values), half_width(values, level)

@@ -1,9 +1,18 @@
-"""One self-contained HTML page: results, learning curves, how alike heads are, and what each head reads."""
+"""Self-contained HTML pages and figures for papers.
 
-from repulsive.pages.content import Cell, Content, Example, Metric, Reading, Row, Table
-from repulsive.pages.layered import Layered, Maps
-from repulsive.pages.page import render_page, write_report
-from repulsive.pages.panels import Chart, Grid, HeadTable, Panel, Series, Sheet
+data/               data classes: the content of a report, its sections, attention maps
+charts.py           builds charts from the results of diagnostics
+report_page.py      the report on training runs: results, curves, similarity of heads, attention explorer
+inspection_page.py  the report on the heads of one model
+sample_table.py     generated texts beside the reference text
+html/               HTML and SVG fragments, style sheet, scripts
+figures/            the same charts and maps as SVG and PDF files, drawn by Matplotlib
+"""
+
+from repulsive.pages.data.layers import Layered, Maps
+from repulsive.pages.data.panels import Chart, Grid, HeadTable, Panel, Series, Sheet
+from repulsive.pages.data.report import Cell, Content, Example, Metric, Reading, Row, Table
+from repulsive.pages.report_page import render_page, write_report
 from repulsive.pages.text import mean_and_sd
 
 __all__ = [

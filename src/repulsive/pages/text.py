@@ -1,4 +1,4 @@
-"""Text and numbers on their way into a page: the only place where either becomes markup."""
+"""Escaping of text and formatting of numbers for pages."""
 
 from __future__ import annotations
 
@@ -8,38 +8,44 @@ import math
 import unicodedata
 from typing import Any
 
-_KEPT = "\t\n\u200c\u200d"  # white space, and the joiners that scripts and emoji need
-_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (direction marks), lone surrogate, line, paragraph
+_KEPT = "\t\n\u200c\u200d"  # white space, and the joiners that some scripts and emoji need
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (direction marks), lone surrogate, line, paragraph
 
 
 def visible(text: str) -> str:
-    """Characters that act without being seen are written out: they could turn the page's text around.
+    """Replace invisible control characters by their code points; direction marks could reorder the text of the page.
 
     Example:
         >>> visible("a" + chr(0x202E) + "b")
         'a⟨U+202E⟩b'
     """
-    return "".join(c if c in _KEPT or unicodedata.category(c) not in _UNSEEN else f"⟨U+{ord(c):04X}⟩" for c in text)
+    return "".join(c if c in _KEPT or unicodedata.category(c) not in _INVISIBLE else f"⟨U+{ord(c):04X}⟩" for c in text)
 
 
 def escaped(text: str) -> str:
-    """Text as it may stand between tags and between double quotes."""
+    """Escape text for use between tags and in double-quoted attributes."""
     return html.escape(visible(text))
 
 
 def shortened(text: str, length: int) -> str:
-    """At most `length` characters, the last an ellipsis where some were cut."""
+    """Cut text to `length` characters; the last one is an ellipsis if some were cut."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no character of it can end the element or open a comment."""
+    """Encode as JSON that is safe inside a script element: it cannot close the element or open a comment."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def number(value: float, digits: int, *, percent: bool = False, signed: bool = False) -> str:
-    """A number with fixed decimals and a true minus sign; shares times 100 where `percent`.
+    """Format a number with fixed decimals and a typographic minus sign.
+
+    Args:
+        value: the number; NaN becomes "n/a".
+        digits: decimals.
+        percent: multiply by 100.
+        signed: show a plus sign, too.
 
     Example:
         >>> number(-0.0123, 1, percent=True), number(0.5, 2, signed=True), number(math.inf, 2)
@@ -50,12 +56,12 @@ def number(value: float, digits: int, *, percent: bool = False, signed: bool = F
     scaled = 100 * value if percent else value
     shown = f"{scaled:{'+' if signed else ''}.{digits}f}"
     if not signed and not shown.strip("-0."):
-        shown = shown.removeprefix("-")  # nothing is left of what was below zero
+        shown = shown.removeprefix("-")  # it rounds to zero
     return shown.replace("inf", "∞").replace("-", "−")
 
 
 def mean_and_sd(mean: float, sd: float | None, digits: int, *, percent: bool = False) -> str:
-    """Mean ± standard deviation, the mean alone where there is none.
+    """Format mean ± standard deviation, or the mean alone if `sd` is None.
 
     Example:
         >>> mean_and_sd(0.71424, 0.0031, 2, percent=True), mean_and_sd(0.5, None, 3)
@@ -66,5 +72,5 @@ def mean_and_sd(mean: float, sd: float | None, digits: int, *, percent: bool = F
 
 
 def p_value(p: float) -> str:
-    """Three decimals; below that the bound."""
+    """Format a p-value with three decimals, or as "p < 0.001"."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

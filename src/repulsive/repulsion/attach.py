@@ -16,8 +16,8 @@ from repulsive.errors import OptimizerError
 from repulsive.heads import find_heads
 from repulsive.heads.discover import Layout, left_out
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.proof import refuse_unproved
 from repulsive.heads.select import LayersName, Particle, Where
+from repulsive.heads.verify import refuse_unproved
 from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD

@@ -17,7 +17,7 @@ from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.logits.values import output_groups
+from repulsive.repulsion.logits.value_circuits import output_groups
 from repulsive.repulsion.owners import claimed_twice
 from repulsive.repulsion.settings import NOISE_PLACES, ORDERS, Settings
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from repulsive.heads.describe import describe
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.place import unwrap
+from repulsive.heads.module_paths import unwrap
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.measurements import GroupReport
 

@@ -1,6 +1,6 @@
-"""What protects the user from files, names and processes that are not trustworthy. One place for each."""
+"""Protection against untrusted files, names and text, and clean shutdown of processes."""
 
-from repulsive.safety.interrupts import answer_interrupts, is_command
+from repulsive.safety.interrupts import install_interrupt_handler, is_command
 
-if is_command():  # torch takes seconds to import: the first thing to do
-    answer_interrupts()
+if is_command():  # before torch is imported, which takes seconds
+    install_interrupt_handler()

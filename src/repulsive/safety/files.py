@@ -1,6 +1,6 @@
-"""Open files for writing in a folder that may come from anybody: no link is followed, nothing is truncated.
+"""Write files safely in an untrusted folder: links are not followed, and existing files are not truncated.
 
-Every file that a run, a sweep or a preparation writes is opened here.
+Every file that a run, a sweep or a data preparation writes is opened here.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import BinaryIO
 
 _LINK = "is a symbolic link, which is not followed; put the file or folder itself there"
 _NO_LINK = os.O_CLOEXEC | os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0
-_RIGHTS = 0o666  # the umask takes away what the user does not want to give
+_MODE = 0o666  # before the umask
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Open a new file for writing; an entry of that name is removed, and what a link leads to is left alone.
+    """Open a new file for writing. An existing file or link of that name is removed; the target of a link is kept.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, _RIGHTS), "wb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, _MODE), "wb")
 
 
 def open_append(path: Path) -> BinaryIO:
-    """Open a regular file for appending, and make it where there is none.
+    """Open a regular file for appending; create it if it does not exist.
 
     Raises:
         OSError: it is a link, a pipe or a device, or cannot be written.
     """
-    return _regular(path, os.O_WRONLY | os.O_APPEND, "ab")
+    return _open_regular(path, os.O_WRONLY | os.O_APPEND, "ab")
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file so that it lasts through a power cut; else a new name may be left on an empty file."""
+    """Write a new file and sync it to disk, so that its content survives a power failure."""
     with open_new(path) as file:
         file.write(data)
         file.flush()
@@ -46,23 +46,23 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file by another, whole or not at all: written aside, synced, renamed.
+    """Replace a file atomically: write a temporary file, sync it and rename it.
 
     Raises:
-        OSError: it cannot be written; the file that was there before is untouched.
+        OSError: it cannot be written; the previous file is unchanged.
     """
-    aside = path.with_name(f".{path.name}.aside-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.aside-{os.getpid()}")
     try:
-        write_synced(aside, data)
-        os.replace(aside, path)
+        write_synced(temporary, data)
+        os.replace(temporary, path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of a file last through a power cut."""
+    """Sync the content of a file to disk."""
     handle = os.open(path, os.O_RDONLY | _NO_LINK)
     try:
         os.fsync(handle)
@@ -71,7 +71,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename or a new name last through a power cut, where the file system can sync folders."""
+    """Sync new and renamed entries of a folder to disk, if the file system supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -85,10 +85,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse to write into a folder, or a database, that is a link.
+    """Refuse a folder or database that is a symbolic link.
 
     Raises:
-        OSError: it is one.
+        OSError: it is a symbolic link.
     """
     if path.is_symlink():
         raise OSError(errno.ELOOP, _LINK, str(path))
@@ -96,28 +96,28 @@ def refuse_link(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, *, remove: bool = False) -> Iterator[None]:
-    """Hold an exclusive lock on a file for the length of a block. The lock ends with the process, however that ends.
+    """Hold an exclusive lock on a file during a block. The lock is released when the process ends, even if it crashes.
 
     Args:
-        path: the lock file, made where there is none; its content is not touched.
+        path: the lock file; created if it does not exist, and its content is kept.
         remove: remove the lock file at the end of the block.
 
     Raises:
         BlockingIOError: another process holds the lock.
-        OSError: the file is a link, or cannot be made or locked.
+        OSError: the file is a link, or cannot be created or locked.
     """
     import fcntl
 
     while True:
-        file = _regular(path, os.O_RDWR, "rb+")
+        file = _open_regular(path, os.O_RDWR, "rb+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not remove or _same(file, path):
+            if not remove or _is_file_at(file, path):
                 break
         except BaseException:
             file.close()
             raise
-        file.close()  # its last holder removed it after we had opened it: lock the one that is there now
+        file.close()  # its last holder removed it after we opened it: lock the new file instead
     with file:
         try:
             yield
@@ -126,10 +126,10 @@ def locked(path: Path, *, remove: bool = False) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _regular(path: Path, flags: int, mode: str) -> BinaryIO:
+def _open_regular(path: Path, flags: int, mode: str) -> BinaryIO:
     try:
-        # O_NONBLOCK: to open a pipe that nobody reads from would wait for ever.
-        handle = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | _NO_LINK, _RIGHTS)
+        # O_NONBLOCK: opening a pipe without a reader would block.
+        handle = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | _NO_LINK, _MODE)
     except OSError as error:
         refuse_link(path)
         raise error
@@ -139,8 +139,8 @@ def _regular(path: Path, flags: int, mode: str) -> BinaryIO:
     return os.fdopen(handle, mode)  # type: ignore[return-value]
 
 
-def _same(file: BinaryIO, path: Path) -> bool:
-    """Whether an open file is still the one that the path names."""
+def _is_file_at(file: BinaryIO, path: Path) -> bool:
+    """Check whether an open file is still the file at the path."""
     try:
         named = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

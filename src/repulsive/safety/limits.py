@@ -1,4 +1,4 @@
-"""How large things made by somebody else's file may become; each limit can be raised with an environment variable."""
+"""Limits on the size of models and archives from untrusted files. Environment variables can raise each limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PARAMETERS, UNPACKED = "REPULSIVE_MOST_PARAMETERS", "REPULSIVE_MOST_UNPACKED"
 MOST_PARAMETERS = 10_000_000_000
 MOST_LAYERS = 4_096
 _GIB = 1 << 30
-_RATIO = 200  # bytes of text in a byte of archive: ten times what the best compressors make of real text
+_RATIO = 200  # unpacked bytes per byte of archive; ten times the best compression of real text
 
 
 def most_parameters() -> float:
-    """How many parameters a model built from a configuration may have.
+    """Largest number of parameters of a model built from a configuration.
 
     Raises:
         ConfigError: the environment variable is not a positive number.
@@ -39,24 +39,24 @@ def check_parameters(count: float, where: str) -> None:
 
 
 def check_layers(count: int, where: str) -> None:
-    """Refuse a model of so many layers that building its modules would take hours.
+    """Refuse a model with so many layers that building its modules would take hours.
 
     Raises:
-        ConfigError: it has more than `MOST_LAYERS`, and no limit was raised.
+        ConfigError: it has more than `MOST_LAYERS`, and the limit on parameters was not raised.
     """
     if count > MOST_LAYERS and PARAMETERS not in os.environ:
         raise ConfigError(
             f"{where}: describes a model of {count:.3g} layers, more than the limit of {MOST_LAYERS:,}; "
-            f"if you trust it, set {PARAMETERS}"
+            f"if you trust it, set {PARAMETERS} to the number of parameters you expect"
         )
 
 
 class Unpacked:
-    """Counts what an archive unpacks to, archives inside it included.
+    """Counter of the bytes that an archive unpacks to, including archives inside it.
 
     Args:
-        path: the archive, for the message.
-        size: its own size in bytes.
+        path: the archive, for the error message.
+        size: its size in bytes.
     """
 
     def __init__(self, path: object, size: int) -> None:
@@ -65,10 +65,10 @@ class Unpacked:
         self._count = 0
 
     def add(self, count: int) -> None:
-        """Count bytes.
+        """Add unpacked bytes.
 
         Raises:
-            DataError: they are more than the limit.
+            DataError: the total exceeds the limit.
         """
         self._count += count
         if self._count > self._most:
@@ -79,11 +79,11 @@ class Unpacked:
 
 
 class Counted(io.RawIOBase):
-    """A decompressing file that counts what is read from it.
+    """Wrapper of a decompressing file that counts the bytes read from it.
 
     Args:
-        file: the file.
-        unpacked: the count, shared by all archives of one file.
+        file: the decompressing file.
+        unpacked: the counter, shared by all archives inside one file.
     """
 
     def __init__(self, file: Any, unpacked: Unpacked) -> None:
@@ -106,14 +106,14 @@ class Counted(io.RawIOBase):
 
 
 def counted(open_file: Callable[[], Any], unpacked: Unpacked) -> io.BufferedReader:
-    """A decompressing file as a buffered reader that counts."""
+    """Wrap a decompressing file in a buffered reader that counts the bytes read."""
     return io.BufferedReader(Counted(open_file(), unpacked), 1 << 16)
 
 
-def _from_environment(name: str, usual: float) -> float:
+def _from_environment(name: str, default: float) -> float:
     text = os.environ.get(name)
     if text is None:
-        return usual
+        return default
     try:
         value = float(text)
     except ValueError:

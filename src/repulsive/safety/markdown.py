@@ -1,4 +1,4 @@
-"""Text in Markdown: a name that somebody typed is shown as it is, and is no markup."""
+"""Escape text for Markdown, so that names and labels cannot add markup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MARKS = re.compile(r"[\\`*\[\]<>|~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)|(?<=www)\.|:(?
 
 
 def escaped(text: str) -> str:
-    r"""A text for a cell or a sentence of Markdown, in one line.
+    r"""Escape a text for a table cell or a sentence of Markdown, on one line.
 
     Example:
         >>> escaped("**Ann** | <b>")

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, even if that one was killed and could tell nobody."""
+"""End a process when its parent process is gone, even if the parent was killed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import threading
 import time
 from collections.abc import Callable
 
-_EVERY = 0.5  # seconds between two looks
+_INTERVAL = 0.5  # seconds between checks
 
 
 def watch_parent(parent: int, then: Callable[[], None] | None = None) -> None:
-    """Watch the parent in a thread of its own; when it is gone, this process ends at once.
+    """Watch the parent in a background thread; end this process at once when the parent is gone.
 
     Args:
-        parent: its process number, as the parent itself knows it.
-        then: what to do instead of ending at once.
+        parent: process id of the parent, passed on by the parent itself.
+        then: called instead of ending the process.
     """
     threading.Thread(target=_watch, args=(parent, then or _end), daemon=True).start()
 
 
 def _watch(parent: int, then: Callable[[], None]) -> None:
     while os.getppid() == parent:
-        time.sleep(_EVERY)
+        time.sleep(_INTERVAL)
     then()
 
 

@@ -1,11 +1,11 @@
-"""Passwords that must not be printed or kept: those in URLs, such as an Optuna storage on a database server."""
+"""Remove passwords from URLs, such as an Optuna storage, before they are printed or stored."""
 
 from __future__ import annotations
 
 import re
 
 _HIDDEN = "***"
-# Up to the last @ of a word: an unescaped password may have any character but a space.
+# Up to the last @ of a word: an unescaped password may contain any character except a space.
 _USER = re.compile(r"(?P<start>\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s:/@?#]*):[^\s]*@")
 _QUERY = re.compile(
     r"(?P<start>[?&;](?:[\w-]*(?:password|passwd|pwd|secret|token|credential)[\w-]*|api[_-]?key))=[^\s&;'\"]*", re.I
@@ -13,7 +13,7 @@ _QUERY = re.compile(
 
 
 def redact(text: str) -> str:
-    """Hide passwords of the URLs in a text.
+    """Hide passwords in the URLs of a text.
 
     Example:
         >>> redact("postgresql://ann:secret@host/db?sslpassword=other")
@@ -23,7 +23,7 @@ def redact(text: str) -> str:
 
 
 def redact_word(word: str) -> str:
-    """The same for one word of a command line, in which a password may have spaces too."""
+    """Hide passwords in one command-line argument, where a password may also contain spaces."""
     head, separator, rest = word.partition("://")
     if not separator or "@" not in rest:
         return redact(word)

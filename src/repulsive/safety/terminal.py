@@ -1,4 +1,4 @@
-"""Text for a terminal: what comes from data, recipes and file names must not act on it."""
+"""Make untrusted text safe to print: escape control characters from data, recipes and file names."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import unicodedata
 from repulsive.safety.secrets import redact
 
 _KEPT = "\n\t"
-_HIDING = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, invisible signs, half characters, other line ends
-_JOINERS = "\u200c\u200d"  # words of some languages and many emoji have them
+_ESCAPED = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # control, format, surrogate, private use, line separators
+_JOINERS = "\u200c\u200d"  # used by some languages and many emoji
 
 
 def printable(text: str) -> str:
-    r"""A text without passwords and without signs that act on a terminal; each is shown as its number instead.
+    r"""Hide passwords and escape characters that control a terminal.
 
     Example:
         >>> printable("a\x1b[31mb\u202ec")
         'a\\x1b[31mb\\u202ec'
     """
-    return "".join(_shown(sign) for sign in redact(text))
+    return "".join(_escape(character) for character in redact(text))
 
 
 def one_line(text: str) -> str:
-    """The same in one line."""
+    """`printable` on one line."""
     return printable(" ".join(text.split()))
 
 
-def _shown(sign: str) -> str:
-    if sign in _KEPT or sign in _JOINERS or unicodedata.category(sign) not in _HIDING:
-        return sign
-    number = ord(sign)
+def _escape(character: str) -> str:
+    if character in _KEPT or character in _JOINERS or unicodedata.category(character) not in _ESCAPED:
+        return character
+    number = ord(character)
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"

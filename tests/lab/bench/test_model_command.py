@@ -64,7 +64,7 @@ def test_the_table_is_the_same_from_json():
         (("--model", "vit-b16", "--length", "9"), "leave --length out"),
         (("--rule", "paper"), "this option needs --model"),
         (("--json", "x.json"), "this option needs --model"),
-        (("--model", "gpt2", "--tokens", "64"), "does not go with --model"),
+        (("--model", "gpt2", "--tokens", "64"), "cannot be combined with --model"),
         (("--model", "gpt2", "--rounds", "1"), "at least 2 rounds"),
         (("--model", "gpt2", "--layers", "0"), "--layers"),
     ],

@@ -1,4 +1,4 @@
-"""`repulsive judge make` and `tally` from the command line: the table, and how mistakes end."""
+"""`repulsive judge make` and `tally`: output and error messages."""
 
 import json
 
@@ -36,7 +36,7 @@ def one_line(outcome):
 
 
 def outcomes(key, *by_criterion):
-    """Answers whose outcomes for the first system are w, l, t or - (none), one letter an item, a word a criterion."""
+    """Answers from outcomes of the first system: w, l, t or - (none); one letter per item, one word per criterion."""
     words = {"w": "win", "l": "lose", "t": "tie"}
     chosen = {}
     for criterion, letters in zip(CRITERIA, by_criterion, strict=True):
@@ -46,30 +46,30 @@ def outcomes(key, *by_criterion):
     return chosen
 
 
-def test_make_says_what_it_wrote_and_left_out(repulsive, tmp_path):
+def test_make_reports_written_files_and_ignored_ids(repulsive, tmp_path):
     first, second = two_systems(tmp_path, 10)
     rows = [json.loads(line) for line in second.read_text().splitlines()]
     write_lines(second, [*rows[1:], {"id": "x", "text": ""}, {"id": "y", "text": ""}])
     code, out, err = repulsive("judge", "make", first, second, "--out", "new/pairs.html", "--count", 4, "--seed", 2)
     assert code == 0
-    assert out.splitlines()[0] == "4 of 9 pairs, wavelet against gearbox"
+    assert out.splitlines()[0] == "4 of 9 pairs, wavelet versus gearbox"
     assert "new/pairs.html" in out and "new/pairs.key.json" in out
-    assert err.splitlines() == [f"1 id is in {first} alone and left out", f"2 ids are in {second} alone and left out"]
+    assert err.splitlines() == [f"ignored 1 id that only {first} has", f"ignored 2 ids that only {second} has"]
     assert len(read_key("new/pairs.key.json").ids) == 4
 
 
-def test_equal_texts_are_told(repulsive, tmp_path):
+def test_equal_texts_are_reported(repulsive, tmp_path):
     first, _ = two_systems(tmp_path)
-    assert "6 of the pairs shown have two equal texts" in repulsive("judge", "make", first, first)[2]
+    assert "6 of the 6 pairs have two equal texts" in repulsive("judge", "make", first, first)[2]
 
 
 def test_the_table_has_the_right_numbers(repulsive, tmp_path, key):
     saved(tmp_path, key, "Ada", outcomes(key, "wwwwwllltt", "wwwwwwwwww", "tttttttttt", "wwwwwwwwl-"))
     saved(tmp_path, key, "Ben", outcomes(key, "wwwwwllltt", "wwwwwwwwww", "tttttttttt", "wwwwwwwww-"))
-    files = sorted(tmp_path.glob("*.json"))  # the key is among them, as with a shell's *.json
+    files = sorted(tmp_path.glob("*.json"))  # includes the key, like *.json in a shell
     code, out, err = repulsive("judge", "tally", *files, "--key", "judge.key.json")
     assert (code, err) == (0, "")
-    assert out.startswith("**wavelet** against gearbox: 2 judges (Ada, Ben), 10 items\n")
+    assert out.startswith("**wavelet** versus gearbox: 2 judges (Ada, Ben), 10 items\n")
     split = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if "|" in line]
     rows = {name: cells for name, *cells in split}
     assert [cell.split()[0] for cell in rows["Structure"]] == ["50", "30", "20", "+20", "5", "0.727", "1.00", "20"]
@@ -98,63 +98,71 @@ def test_one_judge_and_a_criterion_nobody_answered(repulsive, tmp_path, key):
     assert "| Informativeness | n/a | n/a | n/a | n/a | n/a | n/a | n/a | 0 |" in out
     shares = "0 [0, 0] | 100 [100, 100] | 0 [0, 0] | −100 [−100, −100]"
     assert f"| Overall | {shares} | 0 : 10 | 0.002 | n/a | 10 of 10 |" in out
-    assert "bootstrap over items." in out
+    assert "(bootstrap over items)." in out
 
 
-def test_the_side_judges_favour_is_told(repulsive, tmp_path, key):
+def test_the_share_of_left_answers_is_reported(repulsive, tmp_path, key):
     always = {item: dict.fromkeys(CRITERIA, "left") for item in range(1, 11)}
     path = saved(tmp_path, key, "Ada", always)
     _, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
-    assert "100 % are for the text on the left" in out
-    assert "| Overall | 50 [" in out  # the sides are balanced: a judge who does not read makes no difference
+    assert "100 % of the answers prefer the text on the left" in out
+    assert "| Overall | 50 [" in out  # the sides are balanced, so such a judge favours neither system
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"page": "0" * 16}, "answers another page ('0000000000000000')"),
-        ({"seal": "0"}, "answers another page"),
-        ({"format": "notes"}, "is no file of answers"),
-        ({"format": "repulsive-judge-key"}, "is a key, not the answers of a judge"),
-        ({"judge": "  "}, "has no name of a judge"),
-        ({"judge": 4}, "has no name of a judge"),
-        ({"judge": "\u200b\x07"}, "has no name of a judge"),
-        ({"answers": {}}, "its answers are no list"),
-        ({"answers": [3]}, "answers item None of 10"),
-        ({"answers": [{"item": 11}]}, "answers item 11 of 10"),
-        ({"answers": [{"item": True}]}, "answers item True of 10"),
-        ({"answers": [{"item": 1}, {"item": 1}]}, "answers item 1 twice"),
-        ({"answers": [{"item": 1, "grammar": "middle"}]}, "item 1 has 'grammar': 'middle'"),
-        ({"answers": [{"item": 1, "grammar": ["left"]}]}, "item 1 has 'grammar': ['left']"),
-        ({"answers": [{"item": 1, "humour": "left"}]}, "item 1 has 'humour': 'left'"),
-        ({"answers": [{"item": 1}]}, "'Ada' has answered nothing yet"),
+        ({"page": "0" * 16}, "has answers to another page ('0000000000000000')"),
+        ({"seal": "0"}, "has answers to another page"),
+        ({"format": "notes"}, "not a file of answers"),
+        ({"format": "repulsive-judge-key"}, "expected the answers of a judge, got a key"),
+        ({"judge": "  "}, "the name of the judge is missing"),
+        ({"judge": 4}, "the name of the judge is missing"),
+        ({"judge": "\u200b\x07"}, "the name of the judge is missing"),
+        ({"answers": {}}, "expected a list of answers, got dict"),
+        ({"answers": [3]}, "there is no item None among 10 items"),
+        ({"answers": [{"item": 11}]}, "there is no item 11 among 10 items"),
+        ({"answers": [{"item": True}]}, "there is no item True among 10 items"),
+        ({"answers": [{"item": 1}, {"item": 1}]}, "item 1 is answered twice"),
+        ({"answers": [{"item": 1, "grammar": "middle"}]}, "item 1 has the invalid answer 'grammar': 'middle'"),
+        ({"answers": [{"item": 1, "grammar": ["left"]}]}, "item 1 has the invalid answer 'grammar': ['left']"),
+        ({"answers": [{"item": 1, "humour": "left"}]}, "item 1 has the invalid answer 'humour': 'left'"),
+        ({"answers": [{"item": 1}]}, "'Ada' has not answered anything yet"),
     ],
     ids=str,
 )
-def test_a_file_that_cannot_be_counted_is_named(repulsive, tmp_path, key, changes, expected):
+def test_the_error_names_a_file_that_cannot_be_counted(repulsive, tmp_path, key, changes, expected):
     path = saved(tmp_path, key, "Ada", {1: {"grammar": "left"}}, changes)
     line = one_line(repulsive("judge", "tally", path, "--key", "judge.key.json"))
     assert str(path) in line and expected in line
 
 
-@pytest.mark.parametrize("content", [b"", b'{"format": "repulsive-judge-', b"\xff\xfe", b"[]"], ids=repr)
-def test_a_damaged_file_is_named(repulsive, tmp_path, key, content):
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "is damaged or not JSON"),
+        (b'{"format": "repulsive-judge-', "is damaged or not JSON"),
+        (b"\xff\xfe", "is damaged or not JSON"),
+        (b"[]", "expected a JSON object (answers of a judge, or a key), got list"),
+    ],
+)
+def test_the_error_names_a_damaged_file(repulsive, tmp_path, key, content, expected):
     (tmp_path / "half.json").write_bytes(content)
-    assert "half.json: is" in one_line(repulsive("judge", "tally", "half.json", "--key", "judge.key.json"))
-    assert "half.json: is" in one_line(repulsive("judge", "tally", "half.json", "--key", "half.json"))
+    for key_file in ("judge.key.json", "half.json"):
+        assert f"half.json: {expected}" in one_line(repulsive("judge", "tally", "half.json", "--key", key_file))
 
 
-def test_a_name_is_what_can_be_seen_of_it(repulsive, tmp_path, key):
+def test_control_characters_are_removed_from_names(repulsive, tmp_path, key):
     path = saved(tmp_path, key, "eve", {1: {"grammar": "left"}}, {"judge": "\x1b[31mE\u200bve\u202e\x07"})
     code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
     assert code == 0 and "[31mEve" in out and not set("\x1b\x07\u200b\u202e") & set(out)
 
 
 def test_a_judge_given_twice_is_an_error(repulsive, tmp_path, key):
-    said = {1: {"grammar": "left"}}
-    paths = [saved(tmp_path, key, name, said) for name in ("Ada Lovelace", " ada  lovelace")]
+    choices = {1: {"grammar": "left"}}
+    paths = [saved(tmp_path, key, name, choices) for name in ("Ada Lovelace", " ada  lovelace")]
     line = one_line(repulsive("judge", "tally", *paths, "--key", "judge.key.json"))
-    assert "both are by 'ada lovelace'; give one of them" in line
+    assert "both are from 'ada lovelace'; pass only one of them" in line
 
 
 @pytest.mark.parametrize(
@@ -163,8 +171,11 @@ def test_a_judge_given_twice_is_an_error(repulsive, tmp_path, key):
         (["judge", "make", "wavelet.jsonl"], "B.jsonl"),
         (["judge", "make", "wavelet.jsonl", "none.jsonl"], "none.jsonl: cannot be read"),
         (["judge", "make", "wavelet.jsonl", "gearbox.jsonl", "--count", "0"], "count"),
-        (["judge", "make", "wavelet.jsonl", "gearbox.jsonl", "--out", "."], "cannot become the page"),
-        (["judge", "make", "wavelet.jsonl", "gearbox.jsonl", "--out", "wavelet.jsonl"], "cannot become the page"),
+        (["judge", "make", "wavelet.jsonl", "gearbox.jsonl", "--out", "."], "is a folder or one of the inputs"),
+        (
+            ["judge", "make", "wavelet.jsonl", "gearbox.jsonl", "--out", "wavelet.jsonl"],
+            "is a folder or one of the inputs",
+        ),
         (["judge", "make", "wavelet.jsonl", "gearbox.jsonl", "--out", "wavelet.jsonl/x.html"], "cannot be written"),
         (["judge", "make", "wavelet.jsonl", "gearbox.jsonl", "--seed", "9"], "key of another page"),
         (["judge", "tally", "judge.key.json"], "--key"),
@@ -185,7 +196,7 @@ def test_the_verb_alone_prints_help(repulsive):
 
 def test_a_name_that_ends_in_half_a_character_is_counted(repulsive, tmp_path, key):
     path = tmp_path / saved(tmp_path, key, "Ada", {1: {"grammar": "left"}})
-    path.write_text(path.read_text().replace("Ada", "Ada \\ud83d"))  # as an input that cuts a name leaves it
+    path.write_text(path.read_text().replace("Ada", "Ada \\ud83d"))  # a name cut off in the middle of a character
     code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
     out.encode()
     assert code == 0 and "Ada ?" in out

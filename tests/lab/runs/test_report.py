@@ -26,7 +26,8 @@ from repulsive.lab.text.prepare import prepare
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import UNK, Vocabulary
 from repulsive.metrics.classification import brier, ece, nll, oe, overlap
-from repulsive.pages import paper, render_page
+from repulsive.pages import render_page
+from repulsive.pages.figures import write as figures
 from tests.lab.systems.translation import digits
 from tests.pages.browser import needs_browser, open_page
 
@@ -137,7 +138,7 @@ def test_each_head_is_worth_what_a_pass_without_it_says(content, place):
     exact = slow.change[0]
     other = load_run(RunFolder(place / "svgd/seed-1"), CPU)
     both = torch.cat([exact, measure_classifier(other[1], task.parts["test"], most=1000).change])
-    row = next(row for row in panel(content, "Importance of each head").sheets[0].rows if row[0] == "SVGD")
+    row = next(row for row in panel(content, "Effect of each head").sheets[0].rows if row[0] == "SVGD")
     assert row[1] == "6" and float(row[2].replace("−", "-")) == pytest.approx(100 * float(both.mean()), abs=0.006)
     few = measure_classifier(model, task.parts["test"], most=20)
     assert few.items == 20 and len(few.bootstrap) == 20
@@ -187,9 +188,9 @@ def test_what_leaves_the_heads_is_compared_over_all_items(content, place):
 
 
 def test_each_head_of_each_seed_has_a_number(content):
-    first, second = panel(content, "Importance of each head").heads
+    first, second = panel(content, "Effect of each head").heads
     assert first.rows == ["seed 0", "seed 1"] and first.values.shape == (2, 3) and first.first == 1
-    row = next(r for r in panel(content, "Importance of each head").sheets[0].rows if r[0] == "SVGD")
+    row = next(r for r in panel(content, "Effect of each head").sheets[0].rows if r[0] == "SVGD")
     assert float(row[2].replace("−", "-")) == pytest.approx(float(second.values.mean()), abs=0.006)
 
 
@@ -332,7 +333,7 @@ def test_mistakes_end_with_one_line(repulsive, place, words, said):
 
 
 def test_without_matplotlib_nothing_is_measured_first(repulsive, monkeypatch):
-    monkeypatch.setattr(paper, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     assert "repulsive[report]" in repulsive("report", "ma", "--figures", "f", "--out", "never.html", code=2)
 
 
@@ -348,7 +349,7 @@ def test_one_head_has_no_pairs_and_a_page_all_the_same(place):
     content = gather([place / "ma-1", place / "svgd"], Options(device="cpu"))
     one, three = panel(content, "Similarity of heads").sheets[0].rows
     assert one[1:] == ["–", "–", "–", "1.00 ± 0.00", "1"] and "–" not in three
-    assert panel(content, "Importance of each head").sheets[0].rows[0][1] == "2"  # one head of each of two seeds
+    assert panel(content, "Effect of each head").sheets[0].rows[0][1] == "2"  # one head of each of two seeds
     assert "one head: no pairs" in render_page(content)
 
 
@@ -393,7 +394,7 @@ def test_a_translation_has_all_that_needs_no_classes(tmp_path):
     assert [panel.title for panel in content.panels] == [
         "Layers in training",
         "Similarity of heads",
-        "Importance of each head",
+        "Effect of each head",
         "Pruning",
         "Not in this report",
     ]
@@ -403,8 +404,8 @@ def test_a_translation_has_all_that_needs_no_classes(tmp_path):
     assert other.table.rows[0].cells[0].mean == expected and other.lead.endswith("on the test set talks.")
     task, model = load_run(RunFolder(tmp_path / "run" / "seed-0"), CPU)
     without = head_ablation(model, lambda m: task.evaluate(m, "test").metrics["accuracy"])
-    (row,) = panel(content, "Importance of each head").sheets[0].rows
-    assert "20 items of the test set" in panel(content, "Importance of each head").lead[0]
+    (row,) = panel(content, "Effect of each head").sheets[0].rows
+    assert "20 items of the test set" in panel(content, "Effect of each head").lead[0]
     assert row[1] == "12" and row[3] == f"{100 * float(without.change.min()):+.2f}".replace("-", "−")
     with pytest.raises(ConfigError, match="of another task"):
         gather([tmp_path / "run"], Options(foreign=tmp_path / "prepared", device="cpu"))

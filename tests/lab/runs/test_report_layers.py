@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.diagnostics.diversity import of_attention
 from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.redundancy import ablate
+from repulsive.diagnostics.similarity import of_attention
 from repulsive.lab.engine.reporting import ReportOptions
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.report import Options, gather
@@ -67,8 +67,8 @@ def test_heads_at_work_are_compared_without_padding(run):
         source, target = (side.padded(torch.tensor([index]))[0].long() for side in part.sentences)
         before = torch.nn.functional.pad(target[:, :-1], (1, 0), value=2)
         for layer in capture(model, (source, before)).layers:
-            cosines.setdefault(layer.outlet.name, []).append(of_attention(layer.weights[0]).cosine)
-            weights.setdefault(layer.outlet.name, []).append(layer.weights[0].shape[2])
+            cosines.setdefault(layer.name, []).append(of_attention(layer.weights[0]).cosine)
+            weights.setdefault(layer.name, []).append(layer.weights[0].shape[2])
     assert [d.name for d in found.running["attention"]] == list(cosines)
     for d in found.running["attention"]:
         size = torch.tensor(weights[d.name], dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_the_report_shows_layers_side_by_side(place):
         ("cosine of outputs", "encoder layer 0"),
         ("cosine of weights, q", "decoder layer 0"),
     }
-    first, second = panels["Importance of each head"].heads
+    first, second = panels["Effect of each head"].heads
     assert first.rows == ["encoder layer 0", "decoder layer 0", "cross layer 0"] and second.values.shape == (3, 4)
     assert len(content.layered) == 8 and list(content.layered[0].readings) == ["digits", "SVGD"]
     files = [chart.file for chart in content.all_charts()]
@@ -122,5 +122,5 @@ def test_the_page_opens_and_the_figures_are_there(place, monkeypatch, capsys):
     names = {path.name for path in (place / "figures").iterdir()}
     assert {"attention-1-1.svg", "attention-8-2.pdf", "cosine-of-attention.svg", "redundancy-2.pdf"} <= names
     seen = open_page(place / "page.html", "example=2&layer=3&heads=1")
-    assert seen.console == [] and seen.dom.count('class="column"') == 2 and "target looks at source" in seen.dom
+    assert seen.console == [] and seen.dom.count('class="column"') == 2 and "target attends to source" in seen.dom
     assert "change of BLEU" in seen.dom and "Not in this report" in seen.dom

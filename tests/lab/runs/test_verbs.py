@@ -87,7 +87,7 @@ def test_the_demo_with_one_seed_speaks_of_no_deviation(trained):
     one = replace(demo, seeds=1)
     assert dict(one._facts(9.0))["trained in"] == "9 s, one seed of 4 methods"
     table = one._content(rows([demo.out / "runs" / method for method in ("ma", "svgd")]), 9.0).table
-    assert table is not None and table.caption.startswith("Test set, one seed;")
+    assert table is not None and table.caption.startswith("Test set, one seed.")
 
 
 def test_the_demo_does_not_train_again(trained):

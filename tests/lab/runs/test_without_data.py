@@ -102,7 +102,7 @@ def test_a_report_shows_what_the_run_stored(reviews):
     assert [x.tokens for x in content.examples] == [x.tokens for x in whole.examples] and len(content.examples) == 8
     for one, other in zip(content.examples, whole.examples, strict=True):
         assert one.evidence == other.evidence and torch.equal(one.readings[0].attention, other.readings[0].attention)
-    missing = ["Importance of each head", "Pruning"]
+    missing = ["Effect of each head", "Pruning"]
     assert [x for x in titles(whole) if x not in missing] + ["Not in this report"] == titles(content)
     assert "the prepared data are not at" in note(content)
     assert content.panels[-2].sheets[0].rows == whole.panels[-1].sheets[0].rows  # entropy on foreign texts
@@ -227,7 +227,7 @@ def test_reports_on_graphs_and_language_models_compare_weights(tmp_path):
             content = gather([folder / "run"], Options(device="cpu"))
             found = load_trained(RunFolder(folder / "run" / "seed-0"), CPU)[1].state_dict()
         assert all(torch.equal(found[name], x) for name, x in expected.items())
-        assert "Similarity of heads" in titles(content) and "Importance of each head" not in titles(content)
+        assert "Similarity of heads" in titles(content) and "Effect of each head" not in titles(content)
 
 
 def test_a_report_on_glue_compares_weights(tmp_path):

@@ -1,4 +1,4 @@
-"""Small models of many layouts, in float64, with their queries and keys written out by hand."""
+"""Small float64 models with different layouts, and their queries and keys computed by hand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ BATCH, LENGTH = 3, 5
 
 @dataclass
 class Case:
-    """A model, a call, and for one attention layer: its projections as a function of captured inputs."""
+    """A model, a call of it, and the queries and keys of one attention layer as functions of captured inputs."""
 
     model: nn.Module
     call: Callable[[], Any]
@@ -40,6 +40,7 @@ def _padding() -> Tensor:
 
 
 def bert() -> Case:
+    """Separate q and k projections with biases, padding on the right."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -49,7 +50,7 @@ def bert() -> Case:
     model = BertModel(config).double()
     inner = model.encoder.layer[1].attention.self
     mask = _padding()
-    _move_biases(inner.query, inner.key)
+    _randomise_biases(inner.query, inner.key)
     return Case(
         model, lambda: model(input_ids=_ids(), attention_mask=mask).last_hidden_state, inner,
         lambda x: inner.query(x).view(*x.shape[:2], 3, 4), lambda x: inner.key(x).view(*x.shape[:2], 3, 4),
@@ -59,6 +60,7 @@ def bert() -> Case:
 
 
 def gpt2() -> Case:
+    """One transposed weight (Conv1D): all of q, then k, then v."""
     from transformers import GPT2Config, GPT2Model
 
     config = GPT2Config(
@@ -66,7 +68,7 @@ def gpt2() -> Case:
     )
     model = GPT2Model(config).double()
     inner = model.h[1].attn
-    _move_biases(inner.c_attn)
+    _randomise_biases(inner.c_attn)
     return Case(
         model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
         lambda x: inner.c_attn(x)[..., :12].view(*x.shape[:2], 3, 4),
@@ -76,6 +78,7 @@ def gpt2() -> Case:
 
 
 def neox() -> Case:
+    """One weight: q, k and v of head 0, then of head 1, ..."""
     from transformers import GPTNeoXConfig, GPTNeoXModel
 
     config = GPTNeoXConfig(
@@ -83,7 +86,7 @@ def neox() -> Case:
     )
     model = GPTNeoXModel(config).double()
     inner = model.layers[1].attention
-    _move_biases(inner.query_key_value)
+    _randomise_biases(inner.query_key_value)
 
     def part(x: Tensor, which: int) -> Tensor:
         return inner.query_key_value(x).view(*x.shape[:2], 3, 3, 4)[..., which, :]
@@ -96,6 +99,7 @@ def neox() -> Case:
 
 
 def llama() -> Case:
+    """Four q heads that share two key-value heads, padding on the left."""
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
@@ -114,6 +118,7 @@ def llama() -> Case:
 
 
 def qwen3() -> Case:
+    """Shared key-value heads, and an RMS norm on each head of q and k."""
     from transformers import Qwen3Config, Qwen3Model
 
     config = Qwen3Config(
@@ -139,6 +144,7 @@ def qwen3() -> Case:
 
 
 def olmo2() -> Case:
+    """An RMS norm over the full width of q and of k."""
     from transformers import Olmo2Config, Olmo2Model
 
     config = Olmo2Config(
@@ -159,6 +165,7 @@ def olmo2() -> Case:
 
 
 def t5_cross() -> Case:
+    """Cross-attention: queries from the decoder, padded keys from the encoder."""
     from transformers import T5Config, T5Model
 
     config = T5Config(
@@ -181,6 +188,7 @@ def t5_cross() -> Case:
 
 
 def torch_encoder(batch_first: bool = True) -> Case:
+    """nn.MultiheadAttention: one weight with all of q, then k, then v."""
     layer = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.0, batch_first=batch_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
     inner = model.layers[1].self_attn
@@ -201,8 +209,8 @@ def torch_encoder(batch_first: bool = True) -> Case:
     )  # fmt: skip
 
 
-def _move_biases(*modules: nn.Module) -> None:
-    """Biases start as zeros, where a mistake would not show."""
+def _randomise_biases(*modules: nn.Module) -> None:
+    """Set biases to random values; with the initial zeros a mistake would not show."""
     for number, module in enumerate(modules):
         with torch.no_grad():
             module.bias.normal_(generator=torch.Generator().manual_seed(number))  # type: ignore[union-attr, operator]

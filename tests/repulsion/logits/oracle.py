@@ -1,4 +1,4 @@
-"""The force between logits again: a double loop over token pairs and autograd, in float64, nothing shared."""
+"""Reference implementation of the force between logits: a double loop over token pairs and autograd, in float64."""
 
 import math
 from collections.abc import Callable
@@ -22,15 +22,15 @@ def functions(q: Tensor, k: Tensor, reads: list[int], valid_q: Tensor, valid_k: 
         keys.append(real - real.mean(0))
     queries = q[valid_q]  # [N, M, d]
     centred = torch.cat(keys)  # [N', K, d]
-    found = []
+    vectors = []
     for head, key_head in enumerate(reads):
         rows = [torch.stack([x[head] @ y[key_head] for y in centred]) for x in queries]
-        found.append(torch.stack(rows).flatten())
-    return found
+        vectors.append(torch.stack(rows).flatten())
+    return vectors
 
 
 def energy(vectors: list[Tensor], kernel: str) -> Tensor:
-    """The sum of kernel values of each unit function with the others, which are held fixed."""
+    """Sum of kernel values of each unit function with all others, which are held fixed."""
     units = [v / v.norm() for v in vectors]
     heads = len(units)
     distances = sorted(float((units[i] - units[j]).norm().detach()) for i in range(heads) for j in range(i + 1, heads))
@@ -53,7 +53,7 @@ def expected_gradients(
     kernel: str,
     factor: float,
 ) -> list[Tensor]:
-    """What each parameter's gradient must be: factor x gradient of the energy."""
+    """Expected gradient of each parameter: factor x gradient of the energy."""
     value = factor * energy(functions(*project()), kernel)
-    found = torch.autograd.grad(value, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    grads = torch.autograd.grad(value, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]

@@ -1,4 +1,4 @@
-"""The force that reaches gradients, against a double loop over token pairs."""
+"""Gradients with repulsion between logits, against the reference implementation."""
 
 import pytest
 import torch
@@ -8,19 +8,19 @@ from repulsive.particles import CosineLadder
 from tests.repulsion.logits.models import CASES, Case
 from tests.repulsion.logits.oracle import energy, expected_gradients
 
-ALL = 10_000  # more tokens than a batch has, so that each is taken
+ALL = 10_000  # more than a batch has, so that all tokens are sampled
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kernel", ["rbf", "cosine"])
-def test_gradients_are_those_of_the_double_loop(name: str, kernel: str) -> None:
+def test_gradients_match_the_reference(name: str, kernel: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
-    found = _received(case, SVGD(stepsize=0.3, alpha=0.7, kernel=kernel, space="logits", tokens=ALL))
+    received = _received(case, SVGD(stepsize=0.3, alpha=0.7, kernel=kernel, space="logits", tokens=ALL))
     heads = len(case.reads)
     expected = _expected(case, kernel, 0.3 * 0.7 / heads)
     largest = max(float(other.norm()) for other in expected)
-    for label, one, other in zip(case.parameters, found, expected, strict=True):
+    for label, one, other in zip(case.parameters, received, expected, strict=True):
         # Centred keys make the force on a key's bias zero, up to rounding.
         scale = largest if label == "key.bias" else float(other.norm())
         assert scale > 0, label
@@ -36,24 +36,24 @@ def test_cosine_ladder_is_the_mean_cosine() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
-def test_value_output_circuits_are_those_of_the_double_loop(name: str) -> None:
+def test_value_output_circuits_match_the_reference(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
     value, out, parts = VALUES[name](case)
     heads = len(case.reads)
     rule = SVGD(stepsize=0.3, alpha=0.7, kernel="cosine", space="logits", circuits="qk+ov", tokens=ALL)
     _received(case, rule)
-    seen: list[torch.Tensor] = []
-    hook = case.query_module.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    inputs: list[torch.Tensor] = []
+    hook = case.query_module.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
     case.call()
     hook.remove()
-    valid = torch.ones(seen[0].shape[:2], dtype=torch.bool) if case.valid_q is None else case.valid_q
-    v, w = value(seen[0])[valid], out()  # [N, K, d], [D, M, d]
+    valid = torch.ones(inputs[0].shape[:2], dtype=torch.bool) if case.valid_q is None else case.valid_q
+    v, w = value(inputs[0])[valid], out()  # [N, K, d], [D, M, d]
     vectors = [torch.stack([w[:, i] @ x[case.reads[i]] for x in v]).flatten() for i in range(heads)]
-    energy_of = 0.3 * 0.7 / heads * energy(vectors, "cosine")
-    expected = torch.autograd.grad(energy_of, parts)
+    scaled = 0.3 * 0.7 / heads * energy(vectors, "cosine")
+    expected = torch.autograd.grad(scaled, parts)
     for parameter, other in zip(parts, expected, strict=True):
-        rows = other != 0  # of a packed weight, q and k have forces of their own
+        rows = other != 0  # the q and k rows of a packed weight have other forces
         assert rows.any()
         torch.testing.assert_close(parameter.grad[rows], other[rows], rtol=1e-9, atol=1e-15)
 
@@ -91,7 +91,7 @@ def _gpt2_values(case: Case):
 VALUES = {"bert": _bert_values, "llama": _llama_values, "gpt2": _gpt2_values}
 
 
-def test_values_keep_their_gradients() -> None:
+def test_gradients_of_values_are_unchanged() -> None:
     torch.manual_seed(0)
     case = CASES["bert"]()
     case.model.train()
@@ -110,9 +110,9 @@ def test_values_keep_their_gradients() -> None:
 
 
 def _received(case: Case, rule: SVGD) -> list[torch.Tensor]:
-    """Gradients that a step leaves where the loss has none."""
+    """Gradients after a step with a loss of zero: the force alone."""
     model = case.model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # nothing moves, though 0 would be no step
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # weights stay; lr=0 would not count as a step
     handle = repel(model, optimizer, rule, match=case.match, verbose=False)
     (case.call() * 0).sum().backward()
     optimizer.step()
@@ -121,12 +121,12 @@ def _received(case: Case, rule: SVGD) -> list[torch.Tensor]:
 
 
 def _expected(case: Case, kernel: str, factor: float) -> list[torch.Tensor]:
-    """What must be left there, from the tokens that the projections were given."""
-    seen: dict[str, torch.Tensor] = {}
+    """Gradients by the reference, from the captured inputs of the projections."""
+    inputs: dict[str, torch.Tensor] = {}
 
     def keep(part: str, position: int):
         def hook(module, args, kwargs, output):
-            seen[part] = (args[position] if len(args) > position else kwargs["key" if position else "query"]).detach()
+            inputs[part] = (args[position] if len(args) > position else kwargs["key" if position else "query"]).detach()
 
         return hook
 
@@ -140,7 +140,7 @@ def _expected(case: Case, kernel: str, factor: float) -> list[torch.Tensor]:
         hook.remove()
 
     def project():
-        q, k = case.queries(seen["q"]), case.keys(seen["k"])
+        q, k = case.queries(inputs["q"]), case.keys(inputs["k"])
         valid_q = torch.ones(q.shape[:2], dtype=torch.bool) if case.valid_q is None else case.valid_q
         valid_k = torch.ones(k.shape[:2], dtype=torch.bool) if case.valid_k is None else case.valid_k
         return q, k, case.reads, valid_q, valid_k

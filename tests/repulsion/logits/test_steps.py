@@ -1,4 +1,4 @@
-"""Repulsion between logits inside real training loops."""
+"""Repulsion between logits in training loops: sampling, resuming, compiling, schedules, errors."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ RULE = SVGD(alpha=0.05, space="logits", tokens=64, every=2)
 
 
 class Decoder(nn.Module):
-    """Two attention layers with separate projections, as many people write them."""
+    """A small decoder with two attention layers."""
 
     def __init__(self, width: int = 16, heads: int = 4, checkpointed: bool = False) -> None:
         super().__init__()
@@ -37,6 +37,8 @@ class Decoder(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal attention with separate q, k and v projections."""
+
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -59,7 +61,7 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def made(rule: SVGD | None = RULE, **settings):
+def make(rule: SVGD | None = RULE, **settings):
     torch.manual_seed(0)
     model = Decoder(**settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -76,20 +78,20 @@ def train(model, optimizer, steps=range(6), run=None):
 
 
 def similarity(model: nn.Module, layer: int = 1) -> float:
-    """Mean cosine between the logits of a layer's heads on fresh tokens."""
-    seen = {}
+    """Mean cosine between the logits of a layer's heads on new tokens."""
+    inputs = {}
     attention = model.layers[layer]
-    hook = attention.register_forward_pre_hook(lambda module, args: seen.update(x=args[0].detach()))
+    hook = attention.register_forward_pre_hook(lambda module, args: inputs.update(x=args[0].detach()))
     with torch.no_grad():
         model(batch(99))
         hook.remove()
-        q, k = (p(seen["x"]).unflatten(-1, (4, -1)) for p in (attention.q_proj, attention.k_proj))
+        q, k = (p(inputs["x"]).unflatten(-1, (4, -1)) for p in (attention.q_proj, attention.k_proj))
         products = Circuits(q.flatten(0, 1), centre_keys(k).flatten(0, 1)).products()
     return float(mean_and_largest(cosines(products))[0])
 
 
-def alike(model: Decoder) -> Decoder:
-    """Heads that begin as near copies of each other, as trained heads may be."""
+def with_similar_heads(model: Decoder) -> Decoder:
+    """Make the heads of each layer near copies of each other."""
     with torch.no_grad():
         for layer in model.layers:
             for p in (layer.q_proj, layer.k_proj):
@@ -99,31 +101,32 @@ def alike(model: Decoder) -> Decoder:
 
 
 def test_the_force_lowers_the_similarity_of_logits():
-    plain, optimizer, _ = made(None)
-    train(alike(plain), optimizer, range(30))
-    repelled, optimizer, handle = made(SVGD(alpha=0.05, space="logits", tokens=64, every=2))
-    train(alike(repelled), optimizer, range(30))
+    plain, optimizer, _ = make(None)
+    train(with_similar_heads(plain), optimizer, range(30))
+    repelled, optimizer, handle = make(SVGD(alpha=0.05, space="logits", tokens=64, every=2))
+    train(with_similar_heads(repelled), optimizer, range(30))
     assert similarity(repelled) < similarity(plain) - 0.2
     report = handle.report()[-1]
-    assert report.similarity == pytest.approx(similarity(alike(made(None)[0])), abs=0.2)  # measured at step 0
+    at_step_0 = similarity(with_similar_heads(make(None)[0]))
+    assert report.similarity == pytest.approx(at_step_0, abs=0.2)
 
 
-def test_without_a_weight_there_is_no_force():
-    """The same training as above with alpha = 0: what fails if the force is taken out."""
-    plain, optimizer, _ = made(None)
-    train(alike(plain), optimizer, range(30))
-    idle, optimizer, _ = made(SVGD(alpha=0.0, space="logits", tokens=64, every=2))
-    train(alike(idle), optimizer, range(30))
-    assert similarity(idle) == pytest.approx(similarity(plain), abs=0.05)
+def test_alpha_zero_does_not_lower_the_similarity():
+    """The same training with alpha = 0 shows that the test above detects the force."""
+    plain, optimizer, _ = make(None)
+    train(with_similar_heads(plain), optimizer, range(30))
+    without, optimizer, _ = make(SVGD(alpha=0.0, space="logits", tokens=64, every=2))
+    train(with_similar_heads(without), optimizer, range(30))
+    assert similarity(without) == pytest.approx(similarity(plain), abs=0.05)
 
 
-def test_checkpointing_changes_nothing():
-    assert torch.equal(train(*made()[:2]), train(*made(checkpointed=True)[:2]))
+def test_activation_checkpointing_gives_the_same_weights():
+    assert torch.equal(train(*make()[:2]), train(*make(checkpointed=True)[:2]))
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_compiled_models_are_sampled(order):
-    expected = train(*made()[:2])
+    expected = train(*make()[:2])
     torch.manual_seed(0)
     model = Decoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -133,13 +136,13 @@ def test_compiled_models_are_sampled(order):
     torch.compiler.reset()
 
 
-def test_accumulated_passes_use_the_tokens_of_the_last():
-    model, optimizer, handle = made()
+def test_gradient_accumulation_uses_the_tokens_of_the_last_pass():
+    model, optimizer, handle = make()
     loss_of(model, batch(7)).backward()
     loss_of(model, batch(0)).backward()
     optimizer.step()
     forces = [w.force.clone() for w in handle._logits.held[0].sides[0]]
-    other, optimizer, handle = made()
+    other, optimizer, handle = make()
     loss_of(other, batch(0)).backward()
     optimizer.step()
     for one, two in zip(forces, handle._logits.held[0].sides[0], strict=True):
@@ -147,11 +150,11 @@ def test_accumulated_passes_use_the_tokens_of_the_last():
 
 
 def test_scaled_gradients_get_a_scaled_force():
-    model, _, handle = made(SVGD(alpha=0.05, space="logits", tokens=64))
+    model, _, handle = make(SVGD(alpha=0.05, space="logits", tokens=64))
     loss_of(model, batch(0)).backward()
     handle.apply()
     plain = [p.grad.clone() for p in model.parameters()]
-    model, _, handle = made(SVGD(alpha=0.05, space="logits", tokens=64))
+    model, _, handle = make(SVGD(alpha=0.05, space="logits", tokens=64))
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
     scaler.scale(loss_of(model, batch(0))).backward()
     handle.apply(scaler)
@@ -160,7 +163,7 @@ def test_scaled_gradients_get_a_scaled_force():
 
 
 def test_evaluation_and_inference_are_not_sampled():
-    model, _, handle = made()
+    model, _, handle = make()
     sampler = handle._logits.sampler
     model.eval()
     loss_of(model, batch(0)).backward()
@@ -174,7 +177,7 @@ def test_evaluation_and_inference_are_not_sampled():
 
 
 def test_a_step_without_tokens_warns_once():
-    model, optimizer, _ = made()
+    model, optimizer, _ = make()
     model.eval()
     with pytest.warns(UserWarning, match="no tokens were seen"):
         train(model, optimizer, range(1))
@@ -184,31 +187,31 @@ def test_a_step_without_tokens_warns_once():
 
 
 @pytest.mark.parametrize("stop", [2, 3, 5])
-def test_resuming_gives_the_same_bits(stop):
-    expected = train(*made(SVGD(alpha=0.05, space="logits", tokens=64, every=4))[:2], range(8))
-    model, optimizer, handle = made(SVGD(alpha=0.05, space="logits", tokens=64, every=4))
+def test_resuming_gives_identical_weights(stop):
+    expected = train(*make(SVGD(alpha=0.05, space="logits", tokens=64, every=4))[:2], range(8))
+    model, optimizer, handle = make(SVGD(alpha=0.05, space="logits", tokens=64, every=4))
     train(model, optimizer, range(stop))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), handle.state_dict()))
-    again, optimizer, handle = made(SVGD(alpha=0.05, space="logits", tokens=64, every=4))
+    again, optimizer, handle = make(SVGD(alpha=0.05, space="logits", tokens=64, every=4))
     again.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     handle.load_state_dict(saved[2])
     assert torch.equal(train(again, optimizer, range(stop, 8)), expected)
 
 
-def test_no_tokens_are_saved():
-    model, optimizer, handle = made()
+def test_tokens_are_not_saved():
+    model, optimizer, handle = make()
     train(model, optimizer, range(3))
     state = handle.state_dict()
     shapes = {tuple(t.shape) for forces in state["forces"].values() for t in forces}
-    assert shapes == {(4, 4, 16), (4, 4), (6,)}  # a weight by heads, a bias, and what was measured of them
+    assert shapes == {(4, 4, 16), (4, 4), (6,)}  # weight and bias by heads, and the scalars of the force
     assert set(state) == {"format", "steps", "seed", "rule", "groups", "forces"}
 
 
-def test_callbacks_that_write_json_leave_the_forces_out():
+def test_callbacks_that_write_json_omit_the_forces():
     from repulsive.integrations.deferred import Deferred
 
-    model, optimizer, _ = made(None)
+    model, optimizer, _ = make(None)
     deferred = Deferred(RULE, {"verbose": False, "allow_unproved": True})
     deferred.begin(model, [(optimizer, {})])
     train(model, optimizer, range(3))
@@ -216,26 +219,26 @@ def test_callbacks_that_write_json_leave_the_forces_out():
     assert json.loads(json.dumps(deferred.states(tensors=False)))[0]["steps"] == 3
 
 
-def test_the_force_is_renewed_every_so_many_steps():
-    model, optimizer, handle = made(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
-    seen = []
+def test_the_force_is_recomputed_every_few_steps():
+    model, optimizer, handle = make(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
+    forces = []
     for step in range(7):
         train(model, optimizer, range(step, step + 1))
-        seen.append(handle._logits.held[1].sides[0][0].force.clone())
-    changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
+        forces.append(handle._logits.held[1].sides[0][0].force.clone())
+    changed = [not torch.equal(a, b) for a, b in pairwise(forces)]
     assert changed == [False, False, True, False, False, True]
 
 
-def test_auto_renews_often_at_first_and_rarely_later():
+def test_auto_recomputes_often_at_first_and_rarely_later():
     steps = [step for step in range(10_000) if is_renewed(step, "auto")]
     assert steps[:101] == list(range(101))
     assert len(steps) == 346
     assert all(after - before <= max(1, before / 50) for before, after in pairwise(steps))
-    assert is_renewed(steps[200], "auto") and not is_renewed(steps[200] + 1, "auto")  # also when asked again, backwards
+    assert is_renewed(steps[200], "auto") and not is_renewed(steps[200] + 1, "auto")  # also for earlier steps
 
 
-def test_hooks_are_there_only_for_steps_that_need_tokens():
-    model, optimizer, _ = made(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
+def test_hooks_are_registered_only_for_steps_that_need_tokens():
+    model, optimizer, _ = make(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
     counts = []
     for step in range(4):
         counts.append(sum(len(m._forward_hooks) for m in model.modules()))
@@ -243,11 +246,11 @@ def test_hooks_are_there_only_for_steps_that_need_tokens():
     assert counts == [4, 0, 0, 4]
 
 
-def test_a_schedule_that_ends_takes_the_force_away():
+def test_a_schedule_that_ends_removes_the_force():
     def alpha(step: int) -> float:
         return 0.05 if step < 3 else 0.0
 
-    model, optimizer, handle = made(SVGD(alpha=alpha, space="logits", tokens=64, every=2))
+    model, optimizer, handle = make(SVGD(alpha=alpha, space="logits", tokens=64, every=2))
     train(model, optimizer, range(3))
     assert handle._logits.held
     train(model, optimizer, range(3, 8))
@@ -255,15 +258,15 @@ def test_a_schedule_that_ends_takes_the_force_away():
     assert sum(len(m._forward_hooks) for m in model.modules()) == 0
 
 
-def test_auto_alpha_holds_the_ratio():
-    model, optimizer, handle = made(SVGD(alpha="auto", ratio=0.3, space="logits", tokens=64))
+def test_auto_alpha_keeps_the_ratio():
+    model, optimizer, handle = make(SVGD(alpha="auto", ratio=0.3, space="logits", tokens=64))
     train(model, optimizer, range(1))
     assert [round(r.ratio, 4) for r in handle.report()] == [0.3] * 4
 
 
-def test_spos_adds_noise_to_q_and_k_alone():
-    quiet = made(SPOS(alpha=0.05, space="logits", tokens=64, beta=1e3, temperature=0.0))
-    noisy = made(SPOS(alpha=0.05, space="logits", tokens=64, beta=1e3))
+def test_spos_adds_noise_only_to_q_and_k():
+    quiet = make(SPOS(alpha=0.05, space="logits", tokens=64, beta=1e3, temperature=0.0))
+    noisy = make(SPOS(alpha=0.05, space="logits", tokens=64, beta=1e3))
     for model, _, handle in (quiet, noisy):
         loss_of(model, batch(0)).backward()
         handle.apply()
@@ -276,7 +279,7 @@ def test_spos_adds_noise_to_q_and_k_alone():
     }
 
 
-def test_frozen_keys_leave_the_queries_repelled():
+def test_queries_are_repelled_if_keys_are_frozen():
     torch.manual_seed(0)
     model = Decoder()
     for layer in model.layers:
@@ -292,14 +295,14 @@ def test_frozen_keys_leave_the_queries_repelled():
 
 
 def test_copies_of_the_model_are_not_sampled():
-    model, _, handle = made()
+    model, _, handle = make()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         loss_of(other.train(), batch(0)).backward()
         assert handle._logits.sampler.samples == {}
 
 
-def test_removing_takes_the_hooks_away():
-    model, optimizer, handle = made()
+def test_remove_removes_the_hooks():
+    model, optimizer, handle = make()
     train(model, optimizer, range(1))
     handle.remove()
     hooks = [h for m in model.modules() for h in (*m._forward_hooks, *m._forward_pre_hooks)]
@@ -313,7 +316,7 @@ def test_one_head_and_equal_heads_stay_finite():
     with pytest.warns(UserWarning, match="one head"):
         repel(model, optimizer, RULE, groups=find_heads(model), verbose=False, allow_unproved=True)
     assert torch.isfinite(train(model, optimizer)).all()
-    model, optimizer, _ = made()
+    model, optimizer, _ = make()
     with torch.no_grad():
         for layer in model.layers:
             for p in (layer.q_proj, layer.k_proj):
@@ -323,7 +326,7 @@ def test_one_head_and_equal_heads_stay_finite():
         assert torch.isfinite(train(model, optimizer, range(2))).all()
 
 
-def test_settings_that_cannot_be():
+def test_impossible_settings_are_refused():
     with pytest.raises(RuleError, match="tokens of a layer"):
         RULE.gradient(torch.randn(4, 8), torch.randn(4, 8))
     with pytest.raises(RuleError, match="smoothing=0\\.5"):
@@ -332,7 +335,7 @@ def test_settings_that_cannot_be():
         SVGD(tokens=64)
     with pytest.raises(RuleError, match="at least 1"):
         SVGD(space="logits", every=0)
-    model, optimizer, _ = made(None)
+    model, optimizer, _ = make(None)
     with pytest.raises(RuleError, match="moves q and k together"):
         repel(model, optimizer, RULE, parts="qv", allow_unproved=True)
     with pytest.raises(RuleError, match="particle"):

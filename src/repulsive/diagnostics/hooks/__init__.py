@@ -1,1 +1,1 @@
-"""Capture attention and head outputs of any model, whatever backend it uses; ablate heads."""
+"""Forward hooks: record attention weights and head outputs of any model, or replace head outputs."""

@@ -1,8 +1,8 @@
-r"""See attention weights while a model runs, whether it hands them out or not.
+r"""Record attention weights while a model runs, whatever attention backend it uses.
 
-A softmax inside an attention layer is taken as it is. Where the layer calls scaled dot-product attention, which keeps
-its weights to itself, they are computed again from what the call was given, $\mathrm{softmax}(s\, q k^\top + mask)$.
-`nn.MultiheadAttention` and attention over graphs are asked for them.
+The result of a softmax inside an attention layer is recorded as it is. For calls of scaled dot-product attention,
+which does not return its weights, they are recomputed from its arguments, $\mathrm{softmax}(s\, q k^\top + mask)$.
+`nn.MultiheadAttention` and graph attention are made to return their weights (`returned_weights`).
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from repulsive.diagnostics.hooks.layer_weights import Seen, ask_graph, ask_torch
-from repulsive.diagnostics.hooks.outlets import Outlet
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer
+from repulsive.diagnostics.hooks.returned_weights import Record, return_graph_weights, return_torch_weights
 from repulsive.particles.gram import compute_dtype
 
 
 @contextmanager
-def watched(outlets: Sequence[Outlet], seen: Seen) -> Iterator[None]:
-    """Call `seen(outlet, weights)` with attention weights [B, M, T, S] each time one of these layers attends."""
+def recorded_attention(layers: Sequence[AttentionLayer], record: Record) -> Iterator[None]:
+    """Call `record(layer, weights)` with attention weights [B, M, T, S] each time one of these layers runs."""
     with ExitStack() as stack:
-        watch = _Watch(seen)
-        for outlet in outlets:
-            if outlet.kind == "torch":
-                ask_torch(stack, outlet, seen)
-            elif outlet.kind == "graph":
-                ask_graph(stack, outlet, seen)
+        recorder = _Recorder(record)
+        for layer in layers:
+            if layer.kind == "torch":
+                return_torch_weights(stack, layer, record)
+            elif layer.kind == "graph":
+                return_graph_weights(stack, layer, record)
             else:
-                enter, leave = watch.of(outlet)
-                stack.callback(outlet.attention.register_forward_pre_hook(enter).remove)
-                stack.callback(outlet.attention.register_forward_hook(leave).remove)
-        stack.enter_context(watch)
+                enter, leave = recorder.hooks(layer)
+                stack.callback(layer.attention.register_forward_pre_hook(enter).remove)
+                stack.callback(layer.attention.register_forward_hook(leave).remove)
+        stack.enter_context(recorder)
         yield
 
 
@@ -49,10 +49,10 @@ def dot_product_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The weights inside `torch.nn.functional.scaled_dot_product_attention`, without dropout, [..., T, S].
+    """Weights that `torch.nn.functional.scaled_dot_product_attention` computes, without dropout, [..., T, S].
 
-    A query that may look at nothing has weights of zero. Half precision is widened on the way, as in torch's kernels:
-    a score of 20 in bfloat16 is off by up to 0.06, and so is the logarithm of its weight.
+    A query whose keys are all masked has zero weights. Half precision is computed in float32, as in torch's kernels:
+    a score of 20 in bfloat16 has an error of up to 0.06, and so has the logarithm of its weight.
     """
     given, wide = query.dtype, compute_dtype(query)
     query, key = query.to(wide), key.to(wide)
@@ -62,25 +62,25 @@ def dot_product_weights(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
-        barred = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -math.inf) if barred else scores + attn_mask
+        is_boolean = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if is_boolean else scores + attn_mask
     weights = scores.softmax(-1).to(given)
     return weights.nan_to_num(0.0) if attn_mask is not None else weights
 
 
-class _Watch(TorchFunctionMode):
-    """Sees softmax and scaled dot-product attention, and knows which layer is running."""
+class _Recorder(TorchFunctionMode):
+    """Intercepts softmax and scaled dot-product attention, and tracks which layer is running."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, record: Record) -> None:
         super().__init__()
-        self._seen = seen
-        self._running: list[Outlet] = []
+        self._record = record
+        self._running: list[AttentionLayer] = []
 
-    def of(self, outlet: Outlet) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Hooks for the start and the end of a layer."""
+    def hooks(self, layer: AttentionLayer) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Forward pre-hook and forward hook that mark a layer as running."""
 
         def enter(_module: nn.Module, _args: object) -> None:
-            self._running.append(outlet)
+            self._running.append(layer)
 
         def leave(_module: nn.Module, _args: object, _result: object) -> None:
             self._running.pop()
@@ -95,22 +95,22 @@ class _Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if not self._running or name not in ("softmax", "scaled_dot_product_attention"):
             return result
-        outlet = self._running[-1]
+        layer = self._running[-1]
         if name == "softmax":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            weights = by_head(result.movedim(-1 if dim is None else dim, -1), outlet)
+            weights = by_head(result.movedim(-1 if dim is None else dim, -1), layer)
         else:
-            weights = by_head(dot_product_weights(*args, **kwargs), outlet)
+            weights = by_head(dot_product_weights(*args, **kwargs), layer)
         if weights is not None:
-            sinks = name == "softmax" and isinstance(getattr(outlet.attention, "sinks", None), Tensor)
-            self._seen(outlet, weights[..., :-1] if sinks else weights)  # a sink is a last column that is no token
+            has_sink = name == "softmax" and isinstance(getattr(layer.attention, "sinks", None), Tensor)
+            self._record(layer, weights[..., :-1] if has_sink else weights)  # the sink column is not a token
         return result
 
 
-def by_head(weights: Tensor, outlet: Outlet) -> Tensor | None:
-    """Weights as [B, M, T, S], or None if no axis of theirs counts this layer's heads."""
-    heads = outlet.num_heads
-    if outlet.kind == "result":
+def by_head(weights: Tensor, layer: AttentionLayer) -> Tensor | None:
+    """Reshape attention weights to [B, M, T, S]; None if no axis has the length of this layer's heads."""
+    heads = layer.num_heads
+    if layer.kind == "result":
         return weights.unsqueeze(2) if weights.ndim == 3 and weights.shape[1] == heads else None  # [B, M, 1, T]
     if weights.ndim == 4 and weights.shape[1] == heads:
         return weights

@@ -1,20 +1,23 @@
-"""Run a model that somebody else wrote: inputs of any form, evaluation mode, every flag put back."""
+"""Call any model in evaluation mode with any form of inputs, and find the padding in these inputs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+# Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
+TokenMask = Callable[[Any, str], Tensor | None]
+
 
 def call(model: nn.Module, inputs: object) -> Any:
-    """What the model makes of `inputs`: a tensor, a tuple of arguments or a mapping of keyword arguments.
+    """Call the model with a tensor, a tuple of arguments or a mapping of keyword arguments.
 
-    A model whose `forward` takes one argument, and that is none of the names in the mapping, gets the mapping itself.
+    If `forward` has one required argument whose name is not in the mapping, the mapping itself is that argument.
     """
     if isinstance(inputs, Mapping):
         if _takes_mapping(model, inputs):
@@ -24,7 +27,7 @@ def call(model: nn.Module, inputs: object) -> Any:
 
 
 def items_in(inputs: object) -> int:
-    """How many items a batch has: the first dimension of its first tensor; 1 where it has none."""
+    """Number of items in a batch: the first dimension of its first tensor; 1 if it has no such tensor."""
     return next((len(value) for value in _tensors(inputs) if value.ndim), 1)
 
 
@@ -38,30 +41,30 @@ def _tensors(inputs: object) -> Iterator[Tensor]:
 
 def _takes_mapping(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
     try:
-        taken = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
     except (TypeError, ValueError):
         return False
-    kinds = {one.kind for one in taken.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds or all(str(name) in taken for name in inputs):
+    kinds = {one.kind for one in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds or all(str(name) in parameters for name in inputs):
         return False
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
-    return sum(one.default is one.empty and one.kind not in optional for one in taken.values()) == 1
+    return sum(one.default is one.empty and one.kind not in optional for one in parameters.values()) == 1
 
 
-def _named(batch: Any) -> Any:
-    """The mapping of a batch that is one, or that is the one argument."""
-    alone = isinstance(batch, list | tuple) and len(batch) == 1
-    return batch[0] if alone and isinstance(batch[0], Mapping) else batch
+def _unwrapped(batch: Any) -> Any:
+    """The mapping inside a tuple or list of one mapping; any other batch as it is."""
+    single = isinstance(batch, list | tuple) and len(batch) == 1
+    return batch[0] if single and isinstance(batch[0], Mapping) else batch
 
 
 def real_queries(batch: Any, where: str) -> Tensor | None:
-    """Which tokens of a batch are not padding, bool [B, T]; None: nothing is known.
+    """Mask of the query tokens that are not padding, bool [B, T]; None if the batch has no mask.
 
     Args:
-        batch: as the model takes it; masks are known by the names that transformers and torch give them.
-        where: "encoder", or "decoder" and "cross", whose queries are the decoder's tokens where it has its own.
+        batch: as the model takes it; masks are recognised by the names that transformers and torch use.
+        where: "encoder"; or "decoder" or "cross", where queries are the decoder's tokens if the batch has them.
     """
-    batch = _named(batch)
+    batch = _unwrapped(batch)
     if not isinstance(batch, Mapping):
         return None
     if "decoder_input_ids" in batch and where != "encoder":
@@ -70,8 +73,8 @@ def real_queries(batch: Any, where: str) -> Tensor | None:
 
 
 def real_keys(batch: Any, where: str) -> Tensor | None:
-    """The same for keys and values: cross-attention reads the tokens of the encoder."""
-    batch = _named(batch)
+    """Mask of the key and value tokens that are not padding; in cross-attention they are the encoder's tokens."""
+    batch = _unwrapped(batch)
     if where != "cross" or not isinstance(batch, Mapping):
         return real_queries(batch, where)
     if "encoder_hidden_states" in batch:
@@ -80,22 +83,22 @@ def real_keys(batch: Any, where: str) -> Tensor | None:
 
 
 def _mask(batch: Mapping[str, Any], name: str, padding: str = "") -> Tensor | None:
-    """1 and True are tokens in `name`; they are padding in torch's `key_padding_mask`."""
+    """Read the mask `name`, where 1 is a token, or torch's `key_padding_mask`, where True is padding."""
     mask = batch.get(name)
     if mask is None and padding:
         names = (f"{padding}_key_padding_mask", "key_padding_mask")
         mask = next((batch[each] for each in names if isinstance(batch.get(each), Tensor)), None)
-        mask = None if mask is None else mask == 0  # True, or minus infinity, is padding
+        mask = None if mask is None else mask == 0  # padding is True, or minus infinity
     return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and the slow, visible path of torch's own attention; flags are put back one by one."""
+    """Set evaluation mode and disable torch's fused attention layers; restore every module's flag at the end."""
     training = [(module, module.training) for module in model.modules()]
     fast = torch.backends.mha.get_fastpath_enabled()
     model.eval()
-    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and no hook inside one would fire
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and hooks inside one would not run
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""One forward pass, and what left every head on the way."""
+"""Capture the output and the attention weights of every head in one forward pass."""
 
 from __future__ import annotations
 
@@ -10,77 +10,82 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.diversity import Diversity, merged, of_attention, of_outputs
-from repulsive.diagnostics.hooks.attention import watched
+from repulsive.diagnostics.hooks.attention import recorded_attention
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.diagnostics.hooks.layer_weights import MOST
-from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets, rerouted
+from repulsive.diagnostics.hooks.returned_weights import MAX_GRAPH_WEIGHTS
+from repulsive.diagnostics.similarity import Diversity, merged, of_attention, of_outputs
 from repulsive.errors import HeadLayoutError
 
-_LOOKS = 1e-6  # a weight above it is attention; what a mask bars has next to none
+_ATTENDS = 1e-6  # smaller weights count as masked
 
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """What the heads of one attention layer did; a layer that ran several times in the pass has several entries.
+    """Head outputs and attention weights of one layer, with one entry for each time that the layer ran.
 
     Args:
-        outlet: the layer.
-        outputs: what left each head, [B, T, M, d]: the input of the output projection.
-        weights: attention weights [B, M, T, S]; empty where they were not asked for.
+        layer: the attention layer.
+        outputs: output of each head, [B, T, M, d]: the input of the output projection.
+        weights: attention weights [B, M, T, S]; empty if they were not captured.
     """
 
-    outlet: Outlet
+    layer: AttentionLayer
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Dotted name of the attention module."""
+        return self.layer.name
+
     def diversity(self, space: str, real: Tensor | None = None) -> Diversity:
-        """How alike these heads were, over all runs of the layer.
+        """Measure the similarity of these heads, averaged over all runs of the layer.
 
         Args:
             space: "outputs" or "attention".
-            real: which tokens (queries) count, bool [B, T]; it is left aside where it is not this layer's (`own`).
+            real: which tokens (queries) count, bool [B, T]; ignored if it masks other tokens (see `own_mask`).
         """
         if space not in ("outputs", "attention"):
             raise ValueError(f"space={space!r}: choose 'outputs' or 'attention'")
         outputs = space == "outputs"
         tensors = [x.transpose(1, 2) for x in self.outputs] if outputs else self.weights  # [B, M, T, .]
-        found = []
+        measured = []
         for run, x in enumerate(tensors):
-            found.append((of_outputs if outputs else of_attention)(x, self.own(real, run), self.outlet.name))
-        if not found:
-            raise ValueError(f"{self.outlet.name}: no {space} were captured; ask capture() for them")
-        return merged([(each, 1.0) for each in found])
+            measured.append((of_outputs if outputs else of_attention)(x, self.own_mask(real, run), self.name))
+        if not measured:
+            raise ValueError(f"{self.name}: no {space} were captured; call capture(..., weights=True)")
+        return merged([(each, 1.0) for each in measured])
 
-    def own(self, real: Tensor | None, run: int = 0) -> Tensor | None:
-        """A mask of tokens if it is one of this layer's tokens, else None: a text's says nothing of an image.
+    def own_mask(self, real: Tensor | None, run: int = 0) -> Tensor | None:
+        """Return the mask if it masks this layer's tokens, else None; a text mask does not apply to an image.
 
-        Lengths must agree; and where tokens look at each other, no real one may look at one that is none.
+        Lengths must agree. In self-attention, no token inside the mask may attend to a token outside.
 
         Args:
             real: which tokens count, bool [B, T].
-            run: which of the layer's runs.
+            run: index of the layer's run.
         """
         if real is None or real.shape != self.outputs[run].shape[:2]:
             return None
-        seen = self.weights[run] if self.weights and self.outlet.where != "cross" else None  # [B, M, T, S]
-        if seen is not None and seen.shape[-1] == seen.shape[-2]:
-            mask = real.to(seen.device)
-            barred = mask[:, None, :, None] & ~mask[:, None, None, :]  # [B, 1, T, S]
-            if float(seen.masked_fill(~barred, 0).amax()) > _LOOKS:
+        weights = self.weights[run] if self.weights and self.layer.where != "cross" else None  # [B, M, T, S]
+        if weights is not None and weights.shape[-1] == weights.shape[-2]:
+            mask = real.to(weights.device)
+            masked = mask[:, None, :, None] & ~mask[:, None, None, :]  # [B, 1, T, S]
+            if float(weights.masked_fill(~masked, 0).amax()) > _ATTENDS:
                 return None
         return real
 
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """One forward pass.
+    """Result of one forward pass.
 
     Args:
         layers: one entry per attention layer that ran, in model order.
         result: what the model returned.
-        idle: names of the attention layers that the inputs did not reach.
-        hidden: for each layer that kept its attention weights out of sight, what to do about it.
+        idle: names of the attention layers that did not run.
+        hidden: for each layer whose attention weights could not be captured, a message with a remedy.
     """
 
     layers: list[Captured]
@@ -96,69 +101,77 @@ def capture(
     *,
     weights: bool = True,
     strict: bool = True,
-    outlets: Sequence[Outlet] | None = None,
+    layers: Sequence[AttentionLayer] | None = None,
 ) -> Capture:
-    """Run a model once in evaluation mode and keep what left every head, and what every head looked at.
+    """Run a model once in evaluation mode and capture the output and the attention weights of every head.
 
     Args:
-        model: any module with heads that `find_heads` finds. Its weights, flags and results stay as they are.
+        model: any module with heads that `find_heads` finds. Its weights, flags and results do not change.
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
-        weights: also keep attention weights.
-        strict: refuse a layer that keeps its attention weights out of sight; False: it has none, and `hidden` says so.
-        outlets: what `find_outlets` returned; None: found here.
+        weights: also capture attention weights.
+        strict: raise an error if the weights of a layer cannot be captured; False lists the layer in `hidden`.
+        layers: the result of `find_attention_layers`; None calls it.
 
     Raises:
-        HeadLayoutError: no layer ran, or, where `strict`, one keeps its attention weights out of sight.
+        HeadLayoutError: no layer ran; or, if `strict`, the attention weights of a layer cannot be captured.
 
     Example:
         >>> attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        >>> seen = capture(attention, (torch.ones(3, 5, 8),) * 3).layers[0]
-        >>> seen.outputs[0].shape, seen.weights[0].shape
+        >>> captured = capture(attention, (torch.ones(3, 5, 8),) * 3).layers[0]
+        >>> captured.outputs[0].shape, captured.weights[0].shape
         (torch.Size([3, 5, 2, 4]), torch.Size([3, 2, 5, 5]))
     """
-    outlets = find_outlets(model) if outlets is None else outlets
-    left: dict[str, list[Tensor]] = {outlet.name: [] for outlet in outlets}
-    looked: dict[str, list[Tensor]] = {outlet.name: [] for outlet in outlets}
+    layers = find_attention_layers(model) if layers is None else layers
+    outputs: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
+    attention: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
 
-    def keep(outlet: Outlet, heads: Tensor) -> None:
-        left[outlet.name].append(heads.detach().clone())
+    def keep_outputs(layer: AttentionLayer, heads: Tensor) -> None:
+        outputs[layer.name].append(heads.detach().clone())
+
+    def keep_attention(layer: AttentionLayer, weights: Tensor) -> None:
+        attention[layer.name].append(weights.detach())
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         if weights:
-            stack.enter_context(watched(outlets, lambda outlet, seen: looked[outlet.name].append(seen.detach())))
-        stack.enter_context(rerouted(outlets, keep))
+            stack.enter_context(recorded_attention(layers, keep_attention))
+        stack.enter_context(replaced_head_outputs(layers, keep_outputs))
         result = call(model, inputs)
-    refuse_silence(outlets, {name for name, heads in left.items() if heads})
-    ran = [outlet for outlet in outlets if left[outlet.name]]
-    unseen = [outlet for outlet in ran if weights and len(looked[outlet.name]) != len(left[outlet.name])]
-    hidden = tuple(_remedy(outlet) for outlet in unseen)
+    check_hooks_ran(layers, {name for name, heads in outputs.items() if heads})
+    ran = [layer for layer in layers if outputs[layer.name]]
+    incomplete = [layer for layer in ran if weights and len(attention[layer.name]) != len(outputs[layer.name])]
+    hidden = tuple(_remedy(layer) for layer in incomplete)
     if hidden and strict:
         raise HeadLayoutError(f"{hidden[0]}, or use capture(..., weights=False)")
-    looked |= {outlet.name: [] for outlet in unseen}
-    layers = [Captured(outlet, tuple(left[outlet.name]), tuple(looked[outlet.name])) for outlet in ran]
-    return Capture(layers, result, tuple(outlet.name for outlet in outlets if not left[outlet.name]), hidden)
+    attention |= {layer.name: [] for layer in incomplete}
+    captured = [Captured(layer, tuple(outputs[layer.name]), tuple(attention[layer.name])) for layer in ran]
+    return Capture(captured, result, tuple(layer.name for layer in layers if not outputs[layer.name]), hidden)
 
 
-def _remedy(outlet: Outlet) -> str:
-    told = f"{outlet.name or 'the model'} ({type(outlet.attention).__name__}): attention weights"
-    if outlet.kind == "graph":
-        return f"{told} are read from edges [2, E], for heads x nodes x nodes up to {MOST:,}; give it such a graph"
+def _remedy(layer: AttentionLayer) -> str:
+    problem = f"{layer.name or 'the model'} ({type(layer.attention).__name__}): cannot capture attention weights"
+    if layer.kind == "graph":
+        limit = f"{MAX_GRAPH_WEIGHTS:,} weights (heads x nodes x nodes)"
+        return f"{problem}; use a graph with edges [2, E] and at most {limit}"
     return (
-        f'{told} stay out of sight; if a kernel keeps them, load the model with attn_implementation="eager" (or call '
+        f'{problem}; if a fused kernel computes them, load the model with attn_implementation="eager" (or call '
         'model.set_attn_implementation("eager"))'
     )
 
 
-def refuse_silence(outlets: Sequence[Outlet], heard: set[str]) -> None:
-    """Raise if no hook fired: then nothing was seen or changed, and every number would be wrong without a word.
+def check_hooks_ran(layers: Sequence[AttentionLayer], ran: set[str]) -> None:
+    """Raise an error if no hook ran: then nothing was recorded or changed, and results would be silently wrong.
+
+    Args:
+        layers: the layers that were hooked.
+        ran: names of the layers whose hooks ran.
 
     Raises:
-        HeadLayoutError: with the first outlet that was to be heard.
+        HeadLayoutError: with the name of the first hooked module.
     """
-    if not heard & {outlet.name for outlet in outlets}:
-        first = outlets[0].projection or outlets[0].name
+    if not ran & {layer.name for layer in layers}:
+        first = layers[0].projection or layers[0].name
         raise HeadLayoutError(
-            f"nothing left any head: the model never called {first}. Check that the inputs run through attention, and "
-            "name the right projections: find_outlets(model, out={...})"
+            f"no head output was recorded: the model never called {first}. Check that the inputs pass through "
+            "attention, and name the right projections: find_attention_layers(model, out={...})"
         )

@@ -1,1 +1,1 @@
-"""Load the model that a user names, and batches it can read."""
+"""Load a model by folder or import path, and make batches for it from text or example inputs."""

@@ -1,17 +1,17 @@
-"""Where each known attention class keeps its heads. Data, not code.
+"""The family table: projections and head layout of known attention classes, as data.
 
-A line names the projections of an attention class and, for each, a *layout*: words that spell its output features
-from the slowest axis to the fastest, as einops would.
+A row names the projections of an attention class and, for each, a *layout*: the axes of its output features from the
+slowest to the fastest, as in einops.
 
     q head dim                 one projection for q, head after head
     qkv head dim               packed: all of q, then all of k, then all of v
     head qkv dim               interleaved: q, k and v of head 0, then of head 1, ...
-    q head dim | kv head dim   blocks of unequal size one after the other
+    q head dim | kv head dim   blocks of different size, one after the other
     group q+k+v dim            per key-value head: the q heads it serves, then its k, then its v
-    4 qvk head dim             a number is an axis that heads are split over
+    4 qvk head dim             a number is an axis over which the heads are divided
 
-Letters other than q, k and v (a gate, say) take their place and belong to no head. `head` counts query heads in a
-block with q and key-value heads in one without.
+Other letters than q, k and v (such as g for a gate) take up features but belong to no head. In a block with q, `head`
+is the number of query heads; in other blocks it is the number of key-value heads.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ KV_HEADS = (
 HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head", "dim_head", "key_value_proj_dim")
 
 
-# Classes with the projections of attention but no softmax over tokens that a trace could prove heads by: signatures
-# must not claim them: DaViT, XCiT, EdgeNeXt and CoaT of timm, Autoformer of transformers.
+# Classes that have the projections of attention but no softmax over query-key pairs, so their rows are not heads.
+# Signatures must not match them. From DaViT, XCiT, EdgeNeXt and CoaT in timm and Autoformer in transformers.
 NO_HEADS = {
-    "ChannelAttentionV2": "attends over groups of channels, each of which draws on rows of every head",
+    "ChannelAttentionV2": "attends over groups of channels, each computed from rows of every head",
     "ChannelAttention": "attends over channels, not tokens",
     "XCA": "attends over channels, not tokens",
     "CrossCovarianceAttn": "attends over channels, not tokens",
-    "AutoformerAttention": "weighs delays by the mean over heads of how q and k correlate",
-    "FactorAttnConvRelPosEnc": "has a softmax of keys alone, not of queries and keys",
+    "AutoformerAttention": "weights time lags by the correlation of q and k, as a mean over heads",
+    "FactorAttnConvRelPosEnc": "applies softmax to the keys alone, not to query-key scores",
 }
 
 
 @dataclass(frozen=True)
 class Family:
-    """One line of the table.
+    """One row of the family table.
 
     Args:
-        name: how the family is called in reports.
-        classes: patterns (fnmatch) of class names; "*" takes any class that has the projections.
+        name: name of the family in reports.
+        classes: patterns (fnmatch) of class names; "*" matches any class that has the projections (a signature).
         projections: (attribute path, layout) pairs; a path leads to a module with a weight, or to a parameter.
         heads: attribute paths that may hold the number of (query) heads, tried in order.
-        kv_heads: the same for key-value heads; where none is set, shapes decide.
-        where: "encoder" or "decoder" where neither the path nor the module says which.
+        kv_heads: the same for key-value heads; if none exists, the shapes decide.
+        where: "encoder", "decoder" or "cross", used if neither the path nor the module shows it.
         out: attribute path of the output projection; "../" starts from the parent module.
         package: top-level package that defines the classes. A class of that name elsewhere is only a guess.
     """
@@ -90,25 +90,25 @@ class Family:
         return self.classes == ("*",)
 
 
-def _apart(q: str, k: str, v: str) -> tuple[tuple[str, str], ...]:
+def _separate(q: str, k: str, v: str) -> tuple[tuple[str, str], ...]:
     return ((q, "q head dim"), (k, "k head dim"), (v, "v head dim"))
 
 
 _transformers = partial(Family, package="transformers")
 _geometric = partial(Family, package="torch_geometric", heads=("heads",))
 
-_PROJ = _apart("q_proj", "k_proj", "v_proj")
-_BERT = _apart("query", "key", "value")
-_TO = _apart("to_q", "to_k", "to_v")
+_PROJ = _separate("q_proj", "k_proj", "v_proj")
+_BERT = _separate("query", "key", "value")
+_TO = _separate("to_q", "to_k", "to_v")
 
-# The first line that fits wins: exact classes, then signatures that any class may have.
+# The first row that fits is used: named classes first, then signatures that match any class.
 FAMILIES: tuple[Family, ...] = (
     # torch
     Family("torch", ("MultiheadAttention",), (("in_proj_weight", "qkv head dim"),), out="out_proj", package="torch"),
     Family(
         "torch-separate",
         ("MultiheadAttention",),
-        _apart("q_proj_weight", "k_proj_weight", "v_proj_weight"),
+        _separate("q_proj_weight", "k_proj_weight", "v_proj_weight"),
         out="out_proj",
         package="torch",
     ),
@@ -124,7 +124,7 @@ FAMILIES: tuple[Family, ...] = (
     _geometric("gat", ("GATConv", "FusedGATConv"), (("lin", "v head dim"),)),
     _geometric("gat", ("GATConv", "FusedGATConv"), (("lin_src", "v head dim"),)),
     _geometric("gatv2", ("GATv2Conv",), (("lin_l", "v head dim"),)),
-    _geometric("transformer-conv", ("TransformerConv",), _apart("lin_query", "lin_key", "lin_value")),
+    _geometric("transformer-conv", ("TransformerConv",), _separate("lin_query", "lin_key", "lin_value")),
     # encoders
     _transformers(
         "bert",
@@ -137,7 +137,7 @@ FAMILIES: tuple[Family, ...] = (
     _transformers(
         "distilbert",
         ("DistilBertSelfAttention", "MultiHeadSelfAttention"),
-        _apart("q_lin", "k_lin", "v_lin"),
+        _separate("q_lin", "k_lin", "v_lin"),
         where="encoder",
         out="out_lin",
     ),
@@ -146,11 +146,11 @@ FAMILIES: tuple[Family, ...] = (
     _transformers("vit", ("ViTSelfAttention",), _BERT, where="encoder", out="../output.dense"),
     _transformers("modernbert", ("ModernBertAttention",), (("Wqkv", "qkv head dim"),), where="encoder", out="Wo"),
     # encoder-decoders
-    _transformers("t5", ("*T5Attention", "UMT5Attention"), _apart("q", "k", "v"), heads=("n_heads",), out="o"),
+    _transformers("t5", ("*T5Attention", "UMT5Attention"), _separate("q", "k", "v"), heads=("n_heads",), out="o"),
     _transformers(
         "bart", ("BartAttention", "MarianAttention", "MBartAttention", "PegasusAttention"), _PROJ, out="out_proj"
     ),
-    # decoders; GPT-2's cross-attention is told by its own q projection, so it comes first
+    # decoders; gpt2-cross comes before gpt2, because only cross-attention has a q projection of its own
     _transformers(
         "gpt2-cross",
         ("GPT2Attention", "ImageGPTAttention", "DecisionTransformerGPT2Attention"),
@@ -205,11 +205,11 @@ FAMILIES: tuple[Family, ...] = (
         out="o_proj",
     ),
     # teaching and translation code
-    Family("annotated", ("MultiHeadedAttention",), _apart("linears.0", "linears.1", "linears.2"), out="linears.3"),
+    Family("annotated", ("MultiHeadedAttention",), _separate("linears.0", "linears.1", "linears.2"), out="linears.3"),
     Family(
         "opennmt",
         ("MultiHeadedAttention",),
-        _apart("linear_query", "linear_keys", "linear_values"),
+        _separate("linear_query", "linear_keys", "linear_values"),
         heads=("head_count",),
         out="final_linear",
         package="onmt",
@@ -217,17 +217,17 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "joeynmt",
         ("MultiHeadedAttention",),
-        _apart("q_layer", "k_layer", "v_layer"),
+        _separate("q_layer", "k_layer", "v_layer"),
         out="output_layer",
         package="joeynmt",
     ),
-    # signatures: guesses from names and shapes, unless `surveyed` lists the class
+    # signatures: guesses from names and shapes, unless `surveyed_classes` lists the class
     Family("q_proj/k_proj/v_proj", ("*",), _PROJ),
-    Family("q_proj.linear/...", ("*",), _apart("q_proj.linear", "k_proj.linear", "v_proj.linear")),
+    Family("q_proj.linear/...", ("*",), _separate("q_proj.linear", "k_proj.linear", "v_proj.linear")),
     Family("query/key/value", ("*",), _BERT),
-    Family("projection_query/...", ("*",), _apart("projection_query", "projection_key", "projection_value")),
-    Family("q/k/v", ("*",), _apart("q", "k", "v")),
-    Family("to_q/... + add_q_proj/...", ("*",), (*_TO, *_apart("add_q_proj", "add_k_proj", "add_v_proj"))),
+    Family("projection_query/...", ("*",), _separate("projection_query", "projection_key", "projection_value")),
+    Family("q/k/v", ("*",), _separate("q", "k", "v")),
+    Family("to_q/... + add_q_proj/...", ("*",), (*_TO, *_separate("add_q_proj", "add_k_proj", "add_v_proj"))),
     Family("to_q/... + add_k_proj/...", ("*",), (*_TO, ("add_k_proj", "k head dim"), ("add_v_proj", "v head dim"))),
     Family("to_q/to_k/to_v", ("*",), _TO),
     Family("to_q/to_kv", ("*",), (("to_q", "q head dim"), ("to_kv", "kv head dim"))),
@@ -235,13 +235,13 @@ FAMILIES: tuple[Family, ...] = (
     Family("qkv", ("*",), (("qkv", "qkv head dim"),), out="proj"),
     Family("qkv_proj", ("*",), (("qkv_proj", "qkv head dim"),), out="o_proj"),
     Family("in_proj_weight", ("*",), (("in_proj_weight", "qkv head dim"),), out="out_proj"),
-    Family("c_q/c_k/c_v", ("*",), _apart("c_q", "c_k", "c_v"), where="decoder", out="c_proj"),
+    Family("c_q/c_k/c_v", ("*",), _separate("c_q", "c_k", "c_v"), where="decoder", out="c_proj"),
     Family("c_attn", ("*",), (("c_attn", "qkv head dim"),), where="decoder", out="c_proj"),
     Family("Wqkv", ("*",), (("Wqkv", "qkv head dim"),)),
-    Family("q_lin/k_lin/v_lin", ("*",), _apart("q_lin", "k_lin", "v_lin")),
-    Family("query_proj/key_proj/value_proj", ("*",), _apart("query_proj", "key_proj", "value_proj")),
-    Family("linear_q/linear_k/linear_v", ("*",), _apart("linear_q", "linear_k", "linear_v")),
-    Family("wq/wk/wv", ("*",), _apart("wq", "wk", "wv")),
-    Family("w_q/w_k/w_v", ("*",), _apart("w_q", "w_k", "w_v")),
-    Family("Wq/Wk/Wv", ("*",), _apart("Wq", "Wk", "Wv")),
+    Family("q_lin/k_lin/v_lin", ("*",), _separate("q_lin", "k_lin", "v_lin")),
+    Family("query_proj/key_proj/value_proj", ("*",), _separate("query_proj", "key_proj", "value_proj")),
+    Family("linear_q/linear_k/linear_v", ("*",), _separate("linear_q", "linear_k", "linear_v")),
+    Family("wq/wk/wv", ("*",), _separate("wq", "wk", "wv")),
+    Family("w_q/w_k/w_v", ("*",), _separate("w_q", "w_k", "w_v")),
+    Family("Wq/Wk/Wv", ("*",), _separate("Wq", "Wk", "Wv")),
 )

@@ -1,4 +1,4 @@
-"""One attention module against the family table: which weights, how many heads, which rows."""
+"""Match one attention module against the family table: its weights, number of heads and rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from repulsive.errors import HeadLayoutError, UnsupportedWeights
-from repulsive.heads.place import INNER
+from repulsive.heads.module_paths import INNER
 from repulsive.heads.table.families import FAMILIES, HEAD_DIM, NO_HEADS, Family
-from repulsive.heads.table.rows import rows_of
-from repulsive.heads.table.surveyed import SURVEYED
+from repulsive.heads.table.parse_layout import rows_of
+from repulsive.heads.table.surveyed_classes import SURVEYED
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Weight:
 
 @dataclass(frozen=True)
 class Match:
-    """An attention module with its heads spelt out.
+    """The rows of an attention module's heads.
 
     Args:
-        family: the line of the table.
-        parts: part -> (weight, int64 rows [heads, features]); several weights where several adapters are active.
-        serves: the kv head of each q head where there are fewer kv heads, else None.
-        proof: "table" for an exact class of the table, "guess" where only names and shapes match.
+        family: the row of the table that matched.
+        parts: part -> (weight, int64 rows [heads, features]); several weights if several adapters are active.
+        serves: the kv head of each q head if there are fewer kv heads, else None.
+        proof: "table" if the table lists the class, "guess" if only names and shapes match.
     """
 
     family: Family
@@ -54,46 +54,52 @@ class Match:
 
 
 def match(module: nn.Module) -> tuple[Match | None, str]:
-    """The first line of the table that fits, and otherwise why none did ("" where nothing looks like attention).
+    """Find the first row of the table that fits a module.
+
+    Returns:
+        The match and "", or None and the reason why no row fits ("" if the module does not look like attention).
 
     Raises:
-        UnsupportedWeights: a line fits but a weight is quantised, parametrised or of an unknown adapter kind.
+        UnsupportedWeights: a row fits but a weight is quantised, parametrised or of an unknown adapter kind.
     """
     if any(name in module._modules for name in INNER):
-        return None, ""  # it answers for the attributes of what it wraps, which is looked at itself
+        return None, ""  # a wrapper: the module inside it is matched on its own
     kinds = kinds_of(module)
     reason = next((NO_HEADS[kind] for kind in kinds if kind in NO_HEADS), "")
     if reason:
         return None, reason
-    for family, proof in _fitting(module):
+    for family, proof in _candidates(module):
         targets = [follow(module, path) for path, _ in family.projections]
         if not all(_is_projection(target, family) for target in targets):
             continue
         heads = _number(module, family.heads)
         if heads is None:
-            reason = reason or f"has {family.name} but no number of heads ({', '.join(family.heads[:4])}, ...)"
+            reason = (
+                reason
+                or f"has {family.name} but no attribute for the number of heads ({', '.join(family.heads[:4])}, ...)"
+            )
             continue
         try:
-            return _spell(module, family, heads, proof), ""
+            return _heads_of(module, family, heads, proof), ""
         except HeadLayoutError as error:
             reason = reason or str(error)
     return None, reason
 
 
 def kinds_of(module: nn.Module) -> list[str]:
-    """Names of a module's class and of those it is made from, its own first."""
+    """Names of a module's class and its base classes, its own first."""
     names = [kind.__name__ for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
-    return [name.removeprefix("Parametrized") for name in names]  # as torch's parametrisations rename a class
+    return [name.removeprefix("Parametrized") for name in names]  # torch renames the class of a parametrised module
 
 
-def _fitting(module: nn.Module) -> Iterator[tuple[Family, str]]:
-    """Lines of the table with their proof: the class's own before those it inherits from, and signatures last."""
-    known = [family for family in FAMILIES if not family.generic]
+def _candidates(module: nn.Module) -> Iterator[tuple[Family, str]]:
+    """Rows of the table with their proof: those of the class, then of its base classes, then signatures."""
+    named = [family for family in FAMILIES if not family.generic]
     base = getattr(module, "base_layer", None)
-    module = base if isinstance(base, nn.Module) else module  # an adapter computes with the heads of what it adapts
+    module = base if isinstance(base, nn.Module) else module  # an adapter has the heads of the layer it adapts
     kinds = [kind for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
     for kind, name in zip(kinds, kinds_of(module), strict=True):
-        for family in known:
+        for family in named:
             if any(fnmatchcase(name, pattern) for pattern in family.classes):
                 exact = _package(kind) == family.package and _runs_as(module, kind)
                 yield family, "table" if exact else "guess"
@@ -103,9 +109,10 @@ def _fitting(module: nn.Module) -> Iterator[tuple[Family, str]]:
 
 
 def _runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Does the module compute what `kind` computes? A subclass or an instance with its own forward may not."""
-    replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")  # Accelerate wraps it, and says so
-    processor = getattr(module, "processor", None)  # diffusers computes attention in an object that users replace
+    """Check that the module uses the forward of `kind`; a subclass or an instance may replace it."""
+    wrapped_by_accelerate = hasattr(module, "_hf_hook")
+    replaced = "forward" in vars(module) and not wrapped_by_accelerate
+    processor = getattr(module, "processor", None)  # diffusers computes attention in an object that users may replace
     foreign = processor is not None and _package(type(processor)) != _package(kind)
     return type(module).forward is kind.forward and not replaced and not foreign
 
@@ -115,14 +122,14 @@ def _package(kind: type) -> str:
 
 
 def _is_surveyed(kind: type[nn.Module], family: Family) -> bool:
-    """Was this class, in its own package, built, run and proved with this signature?"""
+    """Check whether a survey proved this signature for this class of its package."""
     package, _, path = kind.__module__.partition(".")
     names = SURVEYED.get((package, family.name), ())
     return kind.__name__ in names or f"{path}.{kind.__name__}" in names
 
 
 def weights_of(module: nn.Module, path: str) -> list[Weight]:
-    """The trainable weights behind an attribute path: the weight itself, or the rows of each active LoRA adapter.
+    """Trainable weights at an attribute path: the weight itself, or `lora_B` of each active LoRA adapter.
 
     Raises:
         UnsupportedWeights: the weight is quantised, parametrised or of another adapter kind.
@@ -136,25 +143,26 @@ def weights_of(module: nn.Module, path: str) -> list[Weight]:
         return [_checked(target, "weight", f"{path}.weight", axis)]
     owner = follow(module, owner_path) if owner_path else module
     assert isinstance(owner, nn.Module)
-    return _adapters(owner, owner_path) or [_checked(owner, attribute, path, 0)]  # some are called what they adapt
+    # An adapter may have the attributes of the layer it adapts, so look for adapters first.
+    return _adapters(owner, owner_path) or [_checked(owner, attribute, path, 0)]
 
 
 def follow(module: nn.Module, path: str) -> object:
-    """`module.a.b` for "a.b", None where an attribute is missing."""
+    """`module.a.b` for the path "a.b"; None if an attribute is missing."""
     target: object = module
     for attribute in path.split("."):
         target = getattr(target, attribute, None)
     return target
 
 
-def _spell(module: nn.Module, family: Family, heads: int, proof: str) -> Match:
+def _heads_of(module: nn.Module, family: Family, heads: int, proof: str) -> Match:
     weights = [weights_of(module, path) for path, _ in family.projections]
     features = [ws[0].features for ws in weights]
     kv_heads = _kv_heads(module, family, heads, features)
     parts: dict[str, list[tuple[Weight, Tensor]]] = {}
     for (_, layout), projection in zip(family.projections, weights, strict=True):
         if family.generic and layout == "qkv head dim" and kv_heads != heads:
-            layout = "q head dim | kv head dim"  # there is less of k and v than of q
+            layout = "q head dim | kv head dim"  # fewer k and v features than q features
         for weight in projection:
             for part, rows in rows_of(layout, weight.features, heads, kv_heads).items():
                 parts.setdefault(part, []).append((weight, rows))
@@ -165,37 +173,37 @@ def _spell(module: nn.Module, family: Family, heads: int, proof: str) -> Match:
 
 
 def _kv_heads(module: nn.Module, family: Family, heads: int, features: list[int]) -> int:
-    """Key-value heads: what the module declares where the shapes agree, else what the shapes say."""
+    """Number of key-value heads: the module's attribute if the shapes agree with it, else from the shapes."""
     layouts = [layout for _, layout in family.projections]
     declared = _number(module, family.kv_heads)
     if layouts[:2] not in (["q head dim", "k head dim"], ["q head dim", "kv head dim"]):
         kv_heads = declared or heads
-    else:  # q and k meet in a dot product, so their heads are equally wide
+    else:  # q k^T is a dot product, so q and k heads have the same width
         keys = features[1] / len(layouts[1].split()[0])
         kv_heads, rest = divmod(int(keys * heads), features[0])
         if declared is not None and features[0] * declared == keys * heads:
             kv_heads = declared
         elif rest or keys % 1:
-            raise HeadLayoutError(f"{heads} q heads over {features[0]} features do not fit {keys:g} k features")
+            raise HeadLayoutError(f"{heads} q heads with {features[0]} features do not match {keys:g} k features")
     if kv_heads < 1 or heads % kv_heads:
-        raise HeadLayoutError(f"{heads} query heads do not share {kv_heads} key-value heads evenly")
+        raise HeadLayoutError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly")
     return kv_heads
 
 
 def _check_widths(module: nn.Module, family: Family, heads: int, parts: dict[str, list[tuple[Weight, Tensor]]]) -> None:
-    """A signature is only a guess: shapes must give the head width that is declared, and what the output takes."""
+    """Check a guess: the head width must match the module's attribute and the output projection."""
     width = parts["q"][0][1].shape[1]
     if width == 1 and _number(module, tuple(name for name in family.heads if name != "h")) is None:
-        raise HeadLayoutError(f"{family.name}: h={heads} would be heads of one number each; is h the width instead?")
+        raise HeadLayoutError(f"{family.name}: h={heads} would make heads of one feature each; is h the width instead?")
     values = parts["v"][0][1].shape[1] if "v" in parts else width
     declared = _number(module, HEAD_DIM)
     if declared is not None and declared != width:
-        raise HeadLayoutError(f"{family.name}: heads are {width} wide by shape but {declared} by attribute")
+        raise HeadLayoutError(f"{family.name}: heads have {width} features by shape but {declared} by attribute")
     out = follow(module, family.out) if family.out else None
     taken = getattr(out, "in_features", None)
     if isinstance(taken, int) and taken != heads * values:
         raise HeadLayoutError(
-            f"{family.name}: {heads} heads give {heads * values} features by shape, and {family.out} takes {taken}; "
+            f"{family.name}: {heads} heads make {heads * values} features by shape, but {family.out} takes {taken}; "
             "are there fewer key-value heads?"
         )
 
@@ -204,7 +212,7 @@ def _is_projection(target: object, family: Family) -> bool:
     if isinstance(target, nn.Module):
         weight = getattr(target, "weight", None)
         return hasattr(target, "lora_B") or hasattr(target, "base_layer") or isinstance(weight, Tensor)
-    # In a known class a tensor that is no parameter is a weight computed from others: `_checked` says so.
+    # In a listed class a tensor that is not a parameter is a parametrised weight; `_checked` raises for it.
     return isinstance(target, Tensor if not family.generic else nn.Parameter) and target.ndim == 2
 
 
@@ -217,38 +225,42 @@ def _number(module: nn.Module, paths: tuple[str, ...]) -> int | None:
 
 
 def _adapters(layer: nn.Module, path: str) -> list[Weight]:
-    """The rows of a layer's active LoRA adapters; none where it has no adapter at all."""
+    """`lora_B` of each active LoRA adapter of a layer; [] if the layer has no adapter."""
     adapters: nn.ModuleDict = getattr(layer, "lora_B", None) or nn.ModuleDict()
     if not len(adapters):
         if hasattr(layer, "base_layer"):
-            told = f"{path or 'itself'}: {type(layer).__name__} is an adapter without lora_B"
-            raise UnsupportedWeights(f"{told}; only LoRA adapters keep heads as rows")
+            raise UnsupportedWeights(
+                f"{path or 'itself'}: {type(layer).__name__} is an adapter without lora_B; use a LoRA adapter, which "
+                "keeps heads as rows"
+            )
         return []
     active = getattr(layer, "active_adapters", list(adapters))
-    found = [
+    weights = [
         _checked(adapters[name], "weight", f"{path}.lora_B.{name}.weight".lstrip("."), 0)
         for name in active
         if name in adapters
     ]
-    if not found:
+    if not weights:
         raise UnsupportedWeights(f"{path}: none of the adapters {list(adapters)} is active; activate one or merge them")
-    return found
+    return weights
 
 
 def _checked(module: nn.Module, attribute: str, path: str, axis: int) -> Weight:
     weight = getattr(module, attribute, None)
     if not isinstance(weight, nn.Parameter):
         raise UnsupportedWeights(
-            f"{path}: computed from other parameters (parametrised or weight-normed), so it has no rows to write; "
+            f"{path}: computed from other parameters (parametrised or weight-normed), so its rows cannot be written; "
             "remove the parametrisation first"
         )
     if is_lazy(weight):
-        raise UnsupportedWeights(f"{path}: has no shape yet; run the model once on an example first")
+        raise UnsupportedWeights(f"{path}: a lazy parameter without a shape; run the model once on an example first")
     if weight.ndim < 2:
         raise UnsupportedWeights(
-            f"{path}: has the shape {tuple(weight.shape)}, in which heads have no rows; FSDP1 flattens weights so, "
-            "torch.distributed.fsdp.fully_shard (FSDP2) does not"
+            f"{path}: expected a matrix, got shape {list(weight.shape)}. FSDP1 flattens weights; use "
+            "torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )
     if not weight.is_floating_point():
-        raise UnsupportedWeights(f"{path}: {weight.dtype} weights cannot be repelled; load the model unquantised")
+        raise UnsupportedWeights(
+            f"{path}: {weight.dtype} weights cannot be repelled; load the model without quantisation"
+        )
     return Weight(module, attribute, path, axis)

@@ -1,1 +1,5 @@
-"""Proof and inference of heads by autograd."""
+"""Prove and infer heads by following gradients from attention calls back to projections.
+
+`forward_pass` runs the model, `recorder` records its projections and attention calls, and `tracer` computes the
+`gradients` of each head. `reports` checks claimed heads against them, and `infer` derives heads from them.
+"""

@@ -1,4 +1,4 @@
-"""Attention calls that name q, k and v: scaled dot-product, FlexAttention and variable-length attention."""
+"""Attention functions that take q, k and v: scaled dot-product, FlexAttention and variable-length attention."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FLEX = "torch.nn.attention.flex_attention"
 
 
 def repeat_for_queries(q: Tensor, *kv: Tensor) -> list[Tensor]:
-    """Key-value heads [.., H_kv, S, d] repeated for the query heads they serve, as grouped attention calls do."""
+    """Repeat key-value heads [.., H_kv, S, d] for the query heads they serve, as grouped attention does."""
     heads = q.shape[-3]
     return [x if x.shape[-3] in (1, heads) else x.repeat_interleave(heads // x.shape[-3], -3) for x in kv]
 
 
 def dot_product_operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of `scaled_dot_product_attention`, key-value heads repeated."""
+    """Arguments q, k and v of `scaled_dot_product_attention`, with key-value heads repeated."""
     given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
     q, k, v = (given[name] for name in ("query", "key", "value"))
     if q.ndim > 2 and k.ndim == q.ndim:
@@ -31,29 +31,29 @@ def dot_product_operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def varlen(args: tuple[Any, ...], record: Record) -> tuple[Tensor, Tensor, Tensor]:
-    """`varlen_attn` on any device: q [T, H, d] and k, v [S, H_kv, d] with cumulative lengths of their sequences.
+    """Compute `varlen_attn` on any device: q [T, H, d] and k, v [S, H_kv, d] with cumulative sequence lengths.
 
     Returns:
-        What the operator returns: the output [T, H, d], and log-sum-exp and random state, here without meaning.
+        The output [T, H, d], and placeholders for the log-sum-exp and the random state that the operator also returns.
     """
     q, k, v = (x.transpose(0, 1) for x in args[:3])  # [H, T, d]
     k, v = repeat_for_queries(q, k, v)
     record(q, k, v)
     ends_q, ends_k = args[3], args[4] if args[4] is not None else args[3]
-    of_q = torch.searchsorted(ends_q, torch.arange(q.shape[1]).to(ends_q), right=True)  # [T]
-    of_k = torch.searchsorted(ends_k, torch.arange(k.shape[1]).to(ends_k), right=True)  # [S]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=of_q[:, None] == of_k[None])
+    sequence_q = torch.searchsorted(ends_q, torch.arange(q.shape[1]).to(ends_q), right=True)  # [T]
+    sequence_k = torch.searchsorted(ends_k, torch.arange(k.shape[1]).to(ends_k), right=True)  # [S]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=sequence_q[:, None] == sequence_k[None])
     return out.transpose(0, 1), out.detach().sum(-1), out.new_zeros(2)
 
 
 @contextmanager
 def flex_recorded(record: Record) -> Iterator[None]:
-    """Record the operands of every `flex_attention` call, compiled or not; the score and mask functions are not run."""
+    """Record the operands of every `flex_attention` call, compiled or not; score and mask functions are skipped."""
     module = sys.modules.get(_FLEX)
-    if module is None:  # no model can have called what was never imported
+    if module is None:  # never imported, so no model can call it
         yield
         return
-    results = 3 if hasattr(module, "AuxOutput") else 2  # the largest scores came with AuxOutput
+    results = 3 if hasattr(module, "AuxOutput") else 2  # torch versions with AuxOutput also return the largest scores
 
     def recorded(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
         k, v = repeat_for_queries(q, k, v)
@@ -63,7 +63,7 @@ def flex_recorded(record: Record) -> Iterator[None]:
 
     replaced = {
         "flex_attention_hop": recorded,
-        "_validate_device": lambda *_: None,  # refuses gradients on a CPU, which the recorded call has
+        "_validate_device": lambda *_: None,  # it rejects gradients on a CPU, which the recorded call supports
         "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
     }
     original = {name: getattr(module, name) for name in replaced if hasattr(module, name)}

@@ -1,7 +1,7 @@
 """Norms between a projection and attention, with their statistics held constant.
 
-A norm over the full width ties every head to every other through its mean and variance. That tie scales heads but
-does not move features between them, so the trace treats it as a constant, and says so.
+A norm over the full width makes every head depend on every other through its mean and variance. These only shift and
+scale heads and do not move features between them, so the trace treats them as constants and notes that in its report.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ STATISTICS = ("mean", "var", "std", "norm", "rsqrt", "linalg_vector_norm")
 NORMS = ("layer_norm", "rms_norm")
 
 
-class Hold(torch.autograd.Function):
-    """Identity forward, no gradient backward. The node stays in the graph so that a walk can see what was held."""
+class StopGradient(torch.autograd.Function):
+    """Identity forward, no gradient backward. Its node stays in the autograd graph, so the tracer can find it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, width: int) -> Tensor:
@@ -29,14 +29,14 @@ class Hold(torch.autograd.Function):
         return None, None
 
 
-def hold(x: Tensor, width: int) -> Tensor:
-    """`x` as a constant; `width` is how many features it was computed from."""
-    held: Tensor = Hold.apply(x, width)  # type: ignore[no-untyped-call]
-    return held
+def constant(x: Tensor, width: int) -> Tensor:
+    """Treat `x` as a constant; `width` is the number of features it was computed from."""
+    result: Tensor = StopGradient.apply(x, width)  # type: ignore[no-untyped-call]
+    return result
 
 
 def constant_norm(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """layer_norm or rms_norm with its statistics held constant."""
+    """Compute layer_norm or rms_norm with its statistics held constant."""
     names = (
         ("input", "normalized_shape", "weight", "bias", "eps")
         if name == "layer_norm"
@@ -50,10 +50,10 @@ def constant_norm(func: Callable[..., Any], name: str, args: tuple[Any, ...], kw
     shape = given["normalized_shape"]
     axes = tuple(range(x.ndim - (1 if isinstance(shape, int) else len(shape)), x.ndim))
     width = int(x.shape[-1])
-    centred = x - hold(x.mean(axes, keepdim=True), width) if name == "layer_norm" else x
+    centred = x - constant(x.mean(axes, keepdim=True), width) if name == "layer_norm" else x
     eps = given.get("eps")
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    scaled = centred * hold((centred.square().mean(axes, keepdim=True) + eps).rsqrt(), width)
+    scaled = centred * constant((centred.square().mean(axes, keepdim=True) + eps).rsqrt(), width)
     if given.get("weight") is not None:
         scaled = scaled * given["weight"]
     if given.get("bias") is not None:
@@ -62,9 +62,9 @@ def constant_norm(func: Callable[..., Any], name: str, args: tuple[Any, ...], kw
 
 
 def constant_statistic(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
-    """Statistics over the last axis, as hand-written norms compute them, are constants; pooling over tokens is not."""
+    """Hold a statistic over the last axis constant, as in hand-written norms; leave pooling over tokens as it is."""
     x = args[0] if args else None
     if not isinstance(x, Tensor) or not result.requires_grad:
         return result
-    last = result.ndim == x.ndim and result.shape[-1] == 1 and result.shape[:-1] == x.shape[:-1]
-    return hold(result, int(x.shape[-1])) if last or name == "rsqrt" else result
+    over_last_axis = result.ndim == x.ndim and result.shape[-1] == 1 and result.shape[:-1] == x.shape[:-1]
+    return constant(result, int(x.shape[-1])) if over_last_axis or name == "rsqrt" else result

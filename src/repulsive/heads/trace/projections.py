@@ -1,4 +1,4 @@
-"""Which operand of a torch call may be a projection's weight, and where the features are."""
+"""Find the operand of a torch call that may be a projection's weight, and the axes that count features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ _CONV = ("conv1d", "conv2d", "conv3d")
 def weights_in(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
 ) -> Iterator[tuple[Tensor, int, int, tuple[int, ...]]]:
-    """For each operand that may project: itself, its axis of output features, the output's, further ones of it."""
+    """Yield each operand that may be a projection's weight.
+
+    Yields:
+        The operand, its axis of output features, the output's axis of features, and further output axes that the
+        operand makes (einsum with heads and features on separate axes).
+    """
     if name == "linear":
         yield args[1] if len(args) > 1 else kwargs["weight"], 0, -1, ()
     elif name == "addmm":
@@ -24,7 +29,7 @@ def weights_in(
         weight = args[1] if len(args) > 1 else kwargs["weight"]
         groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
         channels = out.ndim - (weight.ndim - 2) - 1
-        if not (groups > 1 and groups == x.shape[channels]):  # a depthwise one keeps features apart: look through it
+        if not (groups > 1 and groups == x.shape[channels]):  # depthwise: features stay separate, not a projection
             yield weight, 0, channels, ()
     elif name in MATMUL and name != "baddbmm":
         left, right, *_ = tensors_in((*args, *kwargs.values()))
@@ -32,7 +37,7 @@ def weights_in(
             yield right, 1, -1, ()
         if left.ndim == 2 and out.ndim >= 2:
             yield left, 0, -2, ()
-    elif name == "einsum" and _spelt_out(args) and args[0].count(",") == 1:
+    elif name == "einsum" and _is_explicit_einsum(args) and args[0].count(",") == 1:
         inputs, output = args[0].replace(" ", "").split("->")
         for i, tensor in enumerate(tensors_in(args)):
             mine, other = inputs.split(",")[i], inputs.split(",")[1 - i]
@@ -43,21 +48,21 @@ def weights_in(
                 yield tensor, mine.index(made[0]), axes[0], tuple(axes[1:])
 
 
-def _spelt_out(args: tuple[Any, ...]) -> bool:
-    """Is this an einsum whose letters are all written out?"""
+def _is_explicit_einsum(args: tuple[Any, ...]) -> bool:
+    """Check for an einsum with an explicit output and no ellipsis."""
     return isinstance(args[0], str) and "." not in args[0] and "->" in args[0]
 
 
 def value_axes(name: str, args: tuple[Any, ...], out: Tensor, left: bool) -> tuple[int, ...]:
-    """Axes of attention x values that may count heads: all but the one that counts the values' features.
+    """Axes of attention weights times values that may count heads: all but the one of the values' features.
 
     Args:
-        name: of the function, a matrix product or einsum.
+        name: name of the torch function, a matrix product or einsum.
         args: its arguments.
         out: its result.
-        left: do the attention weights stand left of the values?
+        left: whether the attention weights are the left operand.
     """
-    if name == "einsum" and _spelt_out(args):
+    if name == "einsum" and _is_explicit_einsum(args):
         inputs, output = args[0].replace(" ", "").split("->")
         return tuple(i for i, letter in enumerate(output) if letter in inputs.split(",")[0 if left else 1])
     features = out.ndim - 1 if left else out.ndim - 2
@@ -65,7 +70,7 @@ def value_axes(name: str, args: tuple[Any, ...], out: Tensor, left: bool) -> tup
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among arguments, through lists and tuples."""
+    """Yield the tensors among arguments, also those inside lists and tuples."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

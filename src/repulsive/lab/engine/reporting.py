@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from repulsive.diagnostics.diversity import Diversity, of_weights
-from repulsive.diagnostics.labels import short_names
+from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.redundancy import Curve, head_ablation
+from repulsive.diagnostics.similarity import Diversity, of_weights
 from repulsive.heads import find_heads
 from repulsive.pages import Example, Layered
 

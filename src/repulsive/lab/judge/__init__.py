@@ -1,7 +1,11 @@
-"""Blind human judgement of two systems' texts: a page for the judges, and the table their answers make.
+"""Blind human evaluation of the texts of two systems: a page for the judges, and the table of their answers.
 
-The paper's Table 5: 50 test items, five judges, and for structure, informativeness, grammar and overall whether the
-text of one system is better than that of the other, worse, or as good.
+This is the paper's Table 5: five judges compare 50 pairs of texts by structure, informativeness, grammar and overall
+quality. For each criterion the text of the first system wins, loses or ties.
+
+    make.py       texts.py -> blind.py -> page.py and key.py: read texts, draw pairs, write the page and the key
+    tally.py      answers.py -> votes.py and agreement.py: read the judges' files, compute the table
+    criteria.py   the questions and the possible answers
 """
 
 from repulsive.lab.judge.agreement import Agreement, fleiss_kappa

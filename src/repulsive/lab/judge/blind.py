@@ -1,4 +1,4 @@
-"""Which items are judged, in which order, and which system stands on which side."""
+"""Draw pairs at random, shuffle them, and assign the two systems to random sides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TITLE = "Which text is better?"
 
 @dataclass(frozen=True)
 class Shown:
-    """One pair as a judge sees it."""
+    """A pair of texts as shown to a judge."""
 
     left: str
     right: str
@@ -26,16 +26,16 @@ class Shown:
 
 @dataclass(frozen=True)
 class Sheet:
-    """All that is shown, and apart from it what is hidden.
+    """Content of the page for judges, and what stays hidden from them.
 
     Args:
-        title: of the page.
-        shown: the pairs in their order.
-        page: name of the content: answers to one page say nothing about another.
-        seal: hash of salt and sides. It tells nothing, and proves afterwards that the key was not changed.
-        salt: hidden.
-        sides: hidden: where the first system's text stands, "left" or "right" for each pair.
-        ids: hidden: those of the pairs.
+        title: page title.
+        shown: the pairs in order.
+        page: identifier of the page: a hash of its content.
+        seal: hash of salt and sides. It does not reveal the sides, and it proves later that the key is unchanged.
+        salt: hidden: random part of the seal.
+        sides: hidden: side of the first system, "left" or "right" for each pair.
+        ids: hidden: ids of the pairs.
     """
 
     title: str
@@ -48,25 +48,28 @@ class Sheet:
 
 
 def blind(pairs: Sequence[Pair], *, count: int = 50, seed: int = 0, title: str = TITLE) -> Sheet:
-    """Draw pairs, put them in random order, and each system's text on a random side, as often left as right.
+    """Draw pairs, shuffle them, and put each system on a random side, on the left as often as on the right.
 
-    All is a function of the seed *and* of all texts, so that the same files give the same page, while the seed alone,
-    which anyone can guess, tells nothing about the sides.
+    The result depends on the seed *and* on all texts. The same files give the same page, but the seed alone, which is
+    easy to guess, does not reveal the sides.
 
     Args:
-        pairs: to draw from.
+        pairs: pairs to draw from.
         count: pairs to judge; all of them if there are fewer.
-        seed: of the draw.
-        title: of the page; judges read it.
+        seed: random seed.
+        title: page title, visible to judges.
+
+    Raises:
+        DataError: `count` is less than one.
     """
     if count < 1:
-        raise DataError(f"{count} pairs to judge: at least one is needed")
+        raise DataError(f"expected at least one pair to judge, got count={count}")
     ordered = sorted(pairs, key=lambda pair: pair.id)
     root = _digest([seed, [[p.id, p.first, p.second, p.source, p.gold] for p in ordered]])
     drawn = sorted(ordered, key=lambda pair: _digest([root, "order", pair.id]))[:count]
     by_side = sorted((pair.id for pair in drawn), key=lambda name: _digest([root, "side", name]))
-    odd_one = int(_digest([root, "odd one"]), 16) % 2
-    on_left = set(by_side[: (len(drawn) + odd_one) // 2])
+    extra = int(_digest([root, "odd one"]), 16) % 2  # with an odd number of pairs, the side of the last one
+    on_left = set(by_side[: (len(drawn) + extra) // 2])
     sides = ["left" if pair.id in on_left else "right" for pair in drawn]
     shown = [
         Shown(*((p.first, p.second) if side == "left" else (p.second, p.first)), p.source, p.gold)
@@ -79,7 +82,7 @@ def blind(pairs: Sequence[Pair], *, count: int = 50, seed: int = 0, title: str =
 
 
 def seal(salt: str, sides: Sequence[str]) -> str:
-    """SHA-256 of salt and sides."""
+    """Hash salt and sides with SHA-256."""
     return _digest([salt, list(sides)])
 
 

@@ -1,11 +1,11 @@
-"""What judges are asked, and what they can answer."""
+"""Criteria that judges answer, and the possible answers."""
 
 from __future__ import annotations
 
 CRITERIA = {
-    "structure": "Well ordered: one sentence leads to the next, nothing is said twice.",
-    "informativeness": "Says more of what matters, and nothing that is wrong.",
-    "grammar": "Fewer mistakes of language, easier to read.",
-    "overall": "All in all the better text.",
+    "structure": "Better organised: each sentence follows from the one before, nothing is repeated.",
+    "informativeness": "More relevant information, and nothing false.",
+    "grammar": "Fewer language errors, easier to read.",
+    "overall": "The better text overall.",
 }
 CHOICES = ("left", "tie", "right")

@@ -1,41 +1,41 @@
 "use strict";
-// Moves between pairs and keeps answers. All words are in the page already; which side is which system is not.
+// Navigates between pairs and stores answers. The page contains all texts, but not which system is on which side.
 (() => {
   const byId = (id) => document.getElementById(id);
   const sheet = byId("sheet"), page = sheet.dataset.page, seal = sheet.dataset.seal;
-  const FORMAT = "repulsive-judge-answers", PLACE = `repulsive-judge-${page}`;
+  const FORMAT = "repulsive-judge-answers", STORAGE_KEY = `repulsive-judge-${page}`;
   const pairs = [...document.querySelectorAll(".pair")], total = pairs.length;
   const groups = pairs.map((pair) => [...pair.querySelectorAll("fieldset")]);
   const criteria = groups[0].map((group) => group.dataset.criterion), choices = ["left", "tie", "right"];
   const jumps = [...document.querySelectorAll("[data-pair]")];
-  let at = 1, saved = true, kept = true;
+  let current = 1, saved = true, canStore = true;  // saved: as a file; canStore: the browser keeps answers
 
   const radio = (group, choice) => group.querySelector(`input[value=${choice}]`);
-  const answer = (group) => { const one = group.querySelector("input:checked"); return one ? one.value : null; };
-  const given = (number) => groups[number - 1].filter(answer).length;
-  const whole = (number) => given(number) === criteria.length;
-  const numbers = () => pairs.map((_, place) => place + 1);
-  const say = (text) => { byId("status").textContent = text; };
+  const answer = (group) => { const input = group.querySelector("input:checked"); return input ? input.value : null; };
+  const answered = (number) => groups[number - 1].filter(answer).length;
+  const isComplete = (number) => answered(number) === criteria.length;
+  const numbers = () => pairs.map((_, index) => index + 1);
+  const showStatus = (text) => { byId("status").textContent = text; };
 
   function answers() {
-    return numbers().filter(given).map((number) => {
-      const said = groups[number - 1].filter(answer).map((group) => [group.dataset.criterion, answer(group)]);
-      return { item: number, ...Object.fromEntries(said) };
+    return numbers().filter(answered).map((number) => {
+      const entries = groups[number - 1].filter(answer).map((group) => [group.dataset.criterion, answer(group)]);
+      return { item: number, ...Object.fromEntries(entries) };
     });
   }
 
-  // What is wrong with answers from outside; "" if they are those of this page.
-  function wrong(data) {
+  // Check answers from a file or from storage; "" if they belong to this page and are valid.
+  function errorIn(data) {
     if (!data || data.format !== FORMAT || !Array.isArray(data.answers)) return "This is not a file of answers.";
-    if (data.page !== page || data.seal !== seal) return "These answers are those of another page.";
-    const fine = data.answers.every((one) => one && Number.isInteger(one.item) && one.item >= 1 && one.item <= total &&
+    if (data.page !== page || data.seal !== seal) return "This file has answers to another page.";
+    const valid = data.answers.every((one) => one && Number.isInteger(one.item) && one.item >= 1 && one.item <= total &&
       Object.entries(one).every(([name, value]) => name === "item" || (criteria.includes(name) && choices.includes(value))));
-    return fine && typeof data.judge === "string" ? "" : "This file of answers is damaged.";
+    return valid && typeof data.judge === "string" ? "" : "This file of answers is damaged.";
   }
 
   function fill(data) {
     byId("judge").value = data.judge;
-    document.querySelectorAll(".asked input").forEach((input) => { input.checked = false; });
+    document.querySelectorAll(".questions input").forEach((input) => { input.checked = false; });
     data.answers.forEach((one) => groups[one.item - 1].forEach((group) => {
       const choice = one[group.dataset.criterion];
       if (choice) radio(group, choice).checked = true;
@@ -44,100 +44,100 @@
 
   const record = () => ({ format: FORMAT, version: 1, page, seal, judge: byId("judge").value.trim(), items: total, answers: answers() });
 
-  function keep() {
+  function store() {
     saved = false;
     try {
-      localStorage.setItem(PLACE, JSON.stringify({ ...record(), at, letters: byId("letters").checked }));
-      kept = true;
+      localStorage.setItem(STORAGE_KEY, JSON.stringify({ ...record(), at: current, letters: byId("letters").checked }));
+      canStore = true;
     } catch {
-      kept = false;
+      canStore = false;
     }
-    trouble();
+    warnAboutStorage();
   }
 
-  function trouble() {
-    byId("trouble").hidden = kept;
-    byId("trouble").textContent = kept ? "" :
-      "This browser does not keep answers for this page: save them as a file before you close it.";
+  function warnAboutStorage() {
+    byId("trouble").hidden = canStore;
+    byId("trouble").textContent = canStore ? "" :
+      "This browser does not store answers for this page. Save them as a file before you close it.";
   }
 
-  function remember() {
+  function restore() {
     let data = null;
     try {
-      data = JSON.parse(localStorage.getItem(PLACE));
-      localStorage.setItem(`${PLACE}-try`, "1");
-      localStorage.removeItem(`${PLACE}-try`);
+      data = JSON.parse(localStorage.getItem(STORAGE_KEY));
+      localStorage.setItem(`${STORAGE_KEY}-try`, "1");
+      localStorage.removeItem(`${STORAGE_KEY}-try`);
     } catch (error) {
-      kept = error instanceof SyntaxError;  // what was there is damaged; there will be better
+      canStore = error instanceof SyntaxError;  // the stored answers are damaged, but storage works
     }
-    trouble();
-    if (!data || wrong(data)) return;
+    warnAboutStorage();
+    if (!data || errorIn(data)) return;
     fill(data);
-    at = Math.min(total, Math.max(1, Math.trunc(data.at) || 1));
+    current = Math.min(total, Math.max(1, Math.trunc(data.at) || 1));
     byId("letters").checked = data.letters !== false;
     if (data.answers.length) byId("about").open = false;
   }
 
-  function count() {
-    const done = numbers().filter(whole).length;
+  function showProgress() {
+    const done = numbers().filter(isComplete).length;
     byId("done").value = done;
     byId("count").textContent = `${done} of ${total} pairs judged`;
     byId("open").disabled = done === total;
     byId("save").classList.toggle("ready", done === total);
-    jumps.forEach((jump, place) => {
-      const state = whole(place + 1) ? "judged" : given(place + 1) ? "begun" : "not judged";
+    jumps.forEach((jump, index) => {
+      const state = isComplete(index + 1) ? "judged" : answered(index + 1) ? "started" : "not judged";
       jump.className = state.replace(" ", "-");
-      jump.setAttribute("aria-label", `Pair ${place + 1}, ${state}`);
-      if (place + 1 === at) jump.setAttribute("aria-current", "true"); else jump.removeAttribute("aria-current");
+      jump.setAttribute("aria-label", `Pair ${index + 1}, ${state}`);
+      if (index + 1 === current) jump.setAttribute("aria-current", "true"); else jump.removeAttribute("aria-current");
     });
     return done;
   }
 
   function show() {
-    pairs.forEach((pair, place) => { pair.hidden = place + 1 !== at; });
-    byId("where").textContent = `Pair ${at} of ${total}`;
-    byId("previous").disabled = at === 1;
-    byId("next").disabled = at === total;
-    byId("onward").disabled = at === total;
-    count();
+    pairs.forEach((pair, index) => { pair.hidden = index + 1 !== current; });
+    byId("where").textContent = `Pair ${current} of ${total}`;
+    byId("previous").disabled = current === 1;
+    byId("next").disabled = current === total;
+    byId("onward").disabled = current === total;
+    showProgress();
   }
 
-  function go(number) {
-    if (number < 1 || number > total || number === at) return;
-    at = number;
-    say("");
+  function goTo(number) {
+    if (number < 1 || number > total || number === current) return;
+    current = number;
+    showStatus("");
     byId("about").open = false;
     show();
     byId("where").focus({ preventScroll: true });
     document.querySelector(".steps").scrollIntoView();
     const { judge, answers } = record();
     const before = saved;
-    if (judge || answers.length) keep();  // where one was is no answer
-    saved = before;
+    if (judge || answers.length) store();
+    saved = before;  // the current pair is not an answer
   }
 
   function changed() {
-    const done = count();
-    keep();
-    say(done === total ? `All ${total} pairs are judged: save your answers as a file.` : "");
+    const done = showProgress();
+    store();
+    showStatus(done === total ? `All ${total} pairs are judged. Save your answers as a file.` : "");
   }
 
-  // The criterion that letter keys answer: the one in focus, else the first without an answer; none if all have one.
-  function marked() {
-    const here = groups[at - 1];
+  // The criterion that keyboard shortcuts answer: the focused one, else the first without an answer, else undefined.
+  function activeGroup() {
+    const here = groups[current - 1];
     return here.find((group) => group.contains(document.activeElement)) || here.find((group) => !answer(group));
   }
 
   function choose(choice) {
-    const here = groups[at - 1], group = marked(), following = here[here.indexOf(group) + 1];
+    const here = groups[current - 1], group = activeGroup(), following = here[here.indexOf(group) + 1];
     if (!group) {
-      say("This pair is judged: N goes to the next one. To change an answer, click it.");
+      showStatus("This pair is judged. Press N for the next pair. To change an answer, click it.");
       return;
     }
     radio(group, choice).checked = true;
     changed();
     if (following) (following.querySelector("input:checked") || following.querySelector("input")).focus();
-    else if (at < total) byId("onward").focus();
+    else if (current < total) byId("onward").focus();
     else byId("save").focus();
   }
 
@@ -146,8 +146,8 @@
     if (event.target.matches("input:not([type=radio]):not([type=checkbox])")) return;
     const key = (event.key || "").toLowerCase(), choice = { l: "left", t: "tie", r: "right" }[key];
     if (choice) choose(choice);
-    else if (key === "n") go(at + 1);
-    else if (key === "p") go(at - 1);
+    else if (key === "n") goTo(current + 1);
+    else if (key === "p") goTo(current - 1);
     else return;
     event.preventDefault();
   }
@@ -155,7 +155,7 @@
   function save() {
     const data = { ...record(), saved: new Date().toISOString() };
     if (!data.judge) {
-      say("Write your name first, at the top of the page.");
+      showStatus("Enter your name first, at the top of the page.");
       byId("judge").focus();
       return;
     }
@@ -165,8 +165,8 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     saved = true;
-    const missing = total - numbers().filter(whole).length;
-    say(`Saved as ${link.download}.` + (missing ? ` ${missing} of ${total} pairs are not judged yet.` : ""));
+    const missing = total - numbers().filter(isComplete).length;
+    showStatus(`Saved as ${link.download}.` + (missing ? ` ${missing} of ${total} pairs are not judged yet.` : ""));
   }
 
   async function load() {
@@ -174,46 +174,47 @@
     byId("load").value = "";
     if (!file) return;
     let data = null;
-    try { data = JSON.parse(await file.text()); } catch { /* `wrong` says so */ }
-    const why = wrong(data);
-    if (why) { say(why); return; }
-    if (answers().length && !confirm("Replace the answers given here by those of the file?")) return;
+    try { data = JSON.parse(await file.text()); } catch { /* errorIn(null) reports it */ }
+    const error = errorIn(data);
+    if (error) { showStatus(error); return; }
+    if (answers().length && !confirm("Replace the answers on this page with those from the file?")) return;
     fill(data);
-    at = numbers().find((number) => !whole(number)) || 1;
+    current = numbers().find((number) => !isComplete(number)) || 1;
     show();
-    keep();
-    say(`Went on from ${file.name}: ${data.answers.length} of ${total} pairs have answers.`);
+    store();
+    showStatus(`Loaded ${file.name}: ${data.answers.length} of ${total} pairs have answers.`);
   }
 
   function startOver() {
-    if (!confirm("Forget the name and all answers on this page?")) return;
+    if (!confirm("Delete the name and all answers on this page?")) return;
     fill({ judge: "", answers: [] });
-    at = 1;
+    current = 1;
     show();
-    keep();
+    store();
     saved = true;
-    say("All answers are forgotten.");
+    showStatus("All answers are deleted.");
   }
 
-  document.querySelectorAll(".asked").forEach((form) => {
+  document.querySelectorAll(".questions").forEach((form) => {
     form.addEventListener("change", changed);
     form.addEventListener("submit", (event) => event.preventDefault());
   });
-  byId("judge").addEventListener("input", keep);
-  byId("letters").addEventListener("change", keep);
-  byId("previous").addEventListener("click", () => go(at - 1));
-  byId("next").addEventListener("click", () => go(at + 1));
-  byId("onward").addEventListener("click", () => go(at + 1));
-  byId("open").addEventListener("click", () => go(numbers().find((number) => !whole(number) && number !== at) || at));
-  jumps.forEach((jump) => jump.addEventListener("click", () => go(Number(jump.dataset.pair))));
+  byId("judge").addEventListener("input", store);
+  byId("letters").addEventListener("change", store);
+  byId("previous").addEventListener("click", () => goTo(current - 1));
+  byId("next").addEventListener("click", () => goTo(current + 1));
+  byId("onward").addEventListener("click", () => goTo(current + 1));
+  byId("open").addEventListener("click", () =>
+    goTo(numbers().find((number) => !isComplete(number) && number !== current) || current));
+  jumps.forEach((jump) => jump.addEventListener("click", () => goTo(Number(jump.dataset.pair))));
   byId("save").addEventListener("click", save);
   byId("load").addEventListener("change", load);
   byId("fresh").addEventListener("click", startOver);
   document.addEventListener("keydown", pressed);
-  window.addEventListener("beforeunload", (event) => { if (!kept && !saved) event.preventDefault(); });
-  window.addEventListener("storage", (event) => { if (event.key === PLACE) { remember(); show(); } });
+  window.addEventListener("beforeunload", (event) => { if (!canStore && !saved) event.preventDefault(); });
+  window.addEventListener("storage", (event) => { if (event.key === STORAGE_KEY) { restore(); show(); } });
 
   document.documentElement.classList.add("js");
-  remember();
+  restore();
   show();
 })();

@@ -1,4 +1,4 @@
-"""The key: which side was which system. Written beside the page, and not for the judges."""
+"""Key of a page: which system is on which side. It is written beside the page and kept from the judges."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ FORMAT = "repulsive-judge-key"
 
 @dataclass(frozen=True)
 class Key:
-    """What the page hides.
+    """Everything the page hides.
 
     Args:
-        page: name of the page's content.
-        title: of the page.
+        page: identifier of the page.
+        title: page title.
         systems: names of the first system, whose wins are counted, and of the second.
-        seed: of the draw.
-        salt: of the seal.
+        seed: random seed of the page.
+        salt: random part of the seal.
         seal: hash of salt and sides.
-        sides: where the first system's text stands, pair by pair.
-        ids: of the pairs.
+        sides: side of the first system, pair by pair.
+        ids: ids of the pairs.
     """
 
     page: str
@@ -47,51 +47,55 @@ class Key:
             {"item": number, "id": name, "first": side}
             for number, (name, side) in enumerate(zip(self.ids, self.sides, strict=True), 1)
         ]
-        told = {"format": FORMAT, "version": 1, "page": self.page, "title": self.title, "systems": self.systems}
-        return json.dumps({**told, "seed": self.seed, "salt": self.salt, "seal": self.seal, "items": items}, indent=1)
+        fields = {"format": FORMAT, "version": 1, "page": self.page, "title": self.title, "systems": self.systems}
+        return json.dumps({**fields, "seed": self.seed, "salt": self.salt, "seal": self.seal, "items": items}, indent=1)
 
 
 def read_key(path: str | Path) -> Key:
-    """Read a key and check it against its own seal.
+    """Read a key and check it against its seal.
 
     Raises:
-        DataError: it cannot be read, is no key, or was changed.
+        DataError: the file cannot be read, is not a key, or was changed.
     """
     row = read_json(path)
     if row.get("format") != FORMAT:
-        raise DataError(f"{path}: is no key; `repulsive judge make` writes one beside the page, as judge.key.json")
+        raise DataError(
+            f"{path}: not a key; `repulsive judge make` writes it beside the page, for example judge.key.json"
+        )
     try:
         first, second = map(str, row["systems"])
         sides, ids = [str(one["first"]) for one in row["items"]], [str(one["id"]) for one in row["items"]]
-        told = [str(row[name]) for name in ("page", "title", "salt", "seal")]
-        numbered = [one["item"] for one in row["items"]] == list(range(1, len(ids) + 1))
-        key = Key(told[0], told[1], (first, second), int(row["seed"]), told[2], told[3], sides, ids)
+        page, title, salt, sealed = (str(row[name]) for name in ("page", "title", "salt", "seal"))
+        is_numbered = [one["item"] for one in row["items"]] == list(range(1, len(ids) + 1))
+        key = Key(page, title, (first, second), int(row["seed"]), salt, sealed, sides, ids)
     except (KeyError, TypeError, ValueError):
-        raise DataError(f"{path}: the key is damaged; make it again from the same files and seed") from None
-    if not numbered or not ids or seal(key.salt, key.sides) != key.seal:
-        raise DataError(f"{path}: the key was changed, it does not fit its seal; make it again from the same files")
+        raise DataError(f"{path}: the key is damaged; create it again from the same files and seed") from None
+    if not is_numbered or not ids or seal(key.salt, key.sides) != key.seal:
+        raise DataError(
+            f"{path}: the key was changed: it does not match its seal; create it again from the same files and seed"
+        )
     return key
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """One JSON object.
+    """Read one JSON object.
 
     Raises:
-        DataError: the file cannot be read or holds something else.
+        DataError: the file cannot be read or does not contain a JSON object.
     """
     try:
         row = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):  # no UTF-8, no JSON, or JSON that nobody meant
-        raise DataError(f"{path}: is damaged or no JSON; was it copied whole?") from None
+    except (ValueError, RecursionError):  # invalid UTF-8, invalid JSON, or nested too deeply
+        raise DataError(f"{path}: is damaged or not JSON; copy the complete file again") from None
     if not isinstance(row, dict):
-        raise DataError(f"{path}: is JSON, but neither answers of a judge nor a key")
+        raise DataError(f"{path}: expected a JSON object (answers of a judge, or a key), got {type(row).__name__}")
     return row
 
 
 def system_names(paths: Sequence[Path]) -> tuple[str, str]:
-    """Names of two files without their ends; with their folders where those are equal."""
+    """Derive the names of the systems from two file names; add the folder if the names are equal."""
     first, second = (path.name.removesuffix(".jsonl").removesuffix(".json") for path in paths)
     if first == second:
         first, second = (f"{path.resolve().parent.name}/{first}" for path in paths)

@@ -1,4 +1,4 @@
-"""The page for judges: one HTML document with all pairs, which asks for nothing outside of itself."""
+"""Page for judges: one self-contained HTML document with all pairs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from importlib.resources import files
 from repulsive.lab.judge.blind import Sheet, Shown
 from repulsive.lab.judge.criteria import CHOICES, CRITERIA
 from repulsive.lab.judge.texts import Source
-from repulsive.pages.frame import document
+from repulsive.pages.html.document import document
 from repulsive.pages.text import escaped
 
 _ABOUT = (
-    "You see two texts for the same task, made by two systems. Which system stands on which side changes from pair to "
-    "pair and is not told. For each pair say which text is better by four criteria; choose a tie where you see no "
-    "difference. Judge each pair by itself, and do not speak with other judges before all have answered."
+    "Each pair shows two texts for the same task, written by two systems. Which system is on the left changes at "
+    "random from pair to pair. For each pair, choose the better text by four criteria; choose a tie if you see no "
+    "difference. Judge each pair on its own, and do not talk to other judges before everyone has finished."
 )
 _KEYS = (
-    ("L, T, R", "left, tie, right: answers the marked criterion and goes to the next one"),
+    ("L, T, R", "left, tie, right: answer the highlighted criterion and move to the next one"),
     ("N, P", "next, previous pair"),
-    ("Tab, arrow keys, space", "work as everywhere"),
+    ("Tab, arrow keys, space", "work as usual"),
 )
 
 
 def render_sheet(sheet: Sheet) -> str:
-    """The page as a string; no name, no id and no side of a system is on it."""
+    """Render the page; it contains no names, ids or sides of the systems."""
     total = len(sheet.shown)
     pairs = "".join(_pair(one, number, total) for number, one in enumerate(sheet.shown, 1))
     data = f'id="sheet" data-page="{sheet.page}" data-seal="{sheet.seal}"'
@@ -35,12 +35,12 @@ def _header(title: str, total: int) -> str:
     keys = "".join(f"<div><dt>{keys}</dt><dd>{what}</dd></div>" for keys, what in _KEYS)
     return (
         f'<header>\n<h1 dir="auto">{escaped(title)}</h1>\n'
-        '<noscript><p class="warn">This page needs JavaScript. It runs on your computer alone and sends nothing.</p>'
+        '<noscript><p class="warn">This page needs JavaScript. It runs only on your computer and sends nothing.</p>'
         "</noscript>\n"
-        f'<details id="about" open><summary>What to do</summary><p>{_ABOUT}</p>\n'
+        f'<details id="about" open><summary>Instructions</summary><p>{_ABOUT}</p>\n'
         f'<dl class="keys">{keys}</dl>\n'
-        '<p><label class="switch"><input type="checkbox" id="letters" checked> Answer with letter keys</label></p>\n'
-        "<p>Your answers stay in this browser until you save them as a file. Nothing is sent.</p></details>\n"
+        '<p><label class="switch"><input type="checkbox" id="letters" checked> Use keyboard shortcuts</label></p>\n'
+        "<p>Your answers stay in this browser until you save them as a file. The page sends nothing.</p></details>\n"
         '<div class="who"><label for="judge">Your name</label>'
         '<input id="judge" autocomplete="name" maxlength="80" spellcheck="false">'
         f'<label for="done" class="count"><span id="count">0 of {total} pairs judged</span></label>'
@@ -52,35 +52,38 @@ def _header(title: str, total: int) -> str:
 def _steps(total: int) -> str:
     buttons = (
         '<button type="button" id="previous">← Previous</button>'
-        '<button type="button" id="open">First not judged</button>'
+        '<button type="button" id="open">First unfinished pair</button>'
         '<button type="button" id="next">Next →</button>'
     )
-    return f'<nav class="steps" aria-label="Steps"><h2 id="where" tabindex="-1">Pair 1 of {total}</h2>{buttons}</nav>\n'
+    heading = f'<h2 id="where" tabindex="-1">Pair 1 of {total}</h2>'
+    return f'<nav class="steps" aria-label="Navigation">{heading}{buttons}</nav>\n'
 
 
 def _pair(one: Shown, number: int, total: int) -> str:
     hidden = "" if number == 1 else " hidden"
     gold = ""
     if one.gold is not None:
-        gold = f'<details class="gold"><summary>Written by a person</summary>{_text(one.gold)}</details>\n'
-    asked = "".join(_question(name, number) for name in CRITERIA)
+        gold = (
+            f'<details class="gold"><summary>Reference text, written by a person</summary>{_text(one.gold)}</details>\n'
+        )
+    questions = "".join(_question(name, number) for name in CRITERIA)
     return (
         f'<section class="pair" id="pair-{number}" aria-label="Pair {number} of {total}"{hidden}>\n'
-        f"{_made_from(one.source)}{gold}"
+        f"{_input(one.source)}{gold}"
         f'<div class="texts">{_side("Left", "above", one.left)}{_side("Right", "below", one.right)}</div>\n'
-        f'<form class="asked" aria-label="Your judgement">{asked}</form>\n'
+        f'<form class="questions" aria-label="Your judgement">{questions}</form>\n'
         "</section>\n"
     )
 
 
-def _made_from(source: Source) -> str:
+def _input(source: Source) -> str:
     if not source:
         return ""
     parts = ""
     for label, lines in source:
-        named = f'<dt dir="auto">{escaped(label)}</dt>' if label else '<dt class="unseen">Task</dt>'
+        named = f'<dt dir="auto">{escaped(label)}</dt>' if label else '<dt class="unseen">Input</dt>'
         parts += f"<div>{named}<dd>{''.join(_text(line) for line in lines)}</dd></div>"
-    return f'<details class="source" open><summary>Made from</summary><dl>{parts}</dl></details>\n'
+    return f'<details class="source" open><summary>Input of both systems</summary><dl>{parts}</dl></details>\n'
 
 
 def _side(name: str, stacked: str, text: str) -> str:
@@ -112,9 +115,9 @@ def _after(total: int) -> str:
         '<div class="onward"><p id="status" role="status"></p>'
         '<button type="button" id="onward">Next pair →</button></div>\n'
         '<section class="keep" aria-labelledby="keep"><h2 id="keep">Save</h2>\n'
-        "<p>When you have judged all pairs, save your answers as a file and send it to whoever asked you.</p>\n"
+        "<p>When you have judged all pairs, save your answers as a file and send it to the organiser.</p>\n"
         '<div class="row"><button type="button" id="save" class="main">Save as file</button>'
-        '<label class="load" for="load">Go on from a saved file</label>'
+        '<label class="load" for="load">Continue from a saved file</label>'
         '<input type="file" id="load" accept=".json,application/json">'
         '<button type="button" id="fresh">Start over</button></div></section>\n'
         f'<details class="all"><summary>All pairs</summary><ol>{jumps}</ol></details>\n'

@@ -1,4 +1,4 @@
-"""The paper's Table 5 from the answers of judges: win, lose, tie for each criterion."""
+"""Compute the paper's Table 5 from the answers of judges: wins, losses and ties for each criterion."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from repulsive.safety.markdown import escaped
 
 @dataclass(frozen=True)
 class Tally:
-    """What all judges said.
+    """Results of all judges.
 
     Args:
-        systems: the first, whose wins are counted, and the second.
-        judges: their names.
-        items: how many there were to judge.
-        verdicts: by criterion; None where nobody answered.
-        left: share of "left" among answers that are no ties: far from a half, judges favour a side.
+        systems: names of the first system, whose wins are counted, and of the second.
+        judges: names of the judges.
+        items: number of items on the page.
+        verdicts: criterion -> result; None without answers.
+        left: share of "left" among answers other than ties; far from 0.5, judges prefer a side.
     """
 
     systems: tuple[str, str]
@@ -38,62 +38,65 @@ class Tally:
 
 
 def tally(key: Key, judges: Sequence[Answers], *, seed: int = 0, resamples: int = 10_000) -> Tally:
-    """Undo the blinding and count; `seed` and `resamples` are those of the intervals."""
+    """Undo the blinding and count answers; `seed` and `resamples` are for the bootstrap intervals."""
     verdicts: dict[str, Verdict | None] = {}
     for name in CRITERIA:
         votes = votes_on(name, key, judges)
         verdicts[name] = None if votes.isnan().all() else verdict(votes, resamples=resamples, seed=seed)
-    said = [choice for one in judges for answers in one.chosen.values() for choice in answers.values()]
-    sides = said.count("left") + said.count("right")
-    left = said.count("left") / sides if sides else None
+    choices = [choice for one in judges for answers in one.chosen.values() for choice in answers.values()]
+    decided = choices.count("left") + choices.count("right")
+    left = choices.count("left") / decided if decided else None
     return Tally(key.systems, [one.judge for one in judges], len(key.ids), verdicts, left)
 
 
 def votes_on(criterion: str, key: Key, judges: Sequence[Answers]) -> Tensor:
-    """WIN, LOSE, TIE of the first system or NaN, [judges, items]."""
+    """Return WIN, LOSE or TIE of the first system, or NaN without an answer: [judges, items]."""
     votes = torch.full((len(judges), len(key.ids)), math.nan, dtype=torch.float64)
     for row, one in enumerate(judges):
-        for item, said in one.chosen.items():
-            if criterion in said:
-                choice, side = said[criterion], key.sides[item - 1]
+        for item, answers in one.chosen.items():
+            if criterion in answers:
+                choice, side = answers[criterion], key.sides[item - 1]
                 votes[row, item - 1] = TIE if choice == "tie" else WIN if choice == side else LOSE
     return votes
 
 
-def as_markdown(found: Tally) -> str:
-    """The table, and in words what its numbers are."""
-    first, second = map(escaped, found.systems)
-    judges = len(found.judges)
-    by = f"{_many(judges, 'judge')} ({', '.join(map(escaped, found.judges))})"
+def as_markdown(result: Tally) -> str:
+    """Format the table in Markdown, with an explanation of its columns."""
+    first, second = map(escaped, result.systems)
+    judges = len(result.judges)
+    by = f"{_many(judges, 'judge')} ({', '.join(map(escaped, result.judges))})"
     lines = [
-        f"**{first}** against {second}: {by}, {_many(found.items, 'item')}",
+        f"**{first}** versus {second}: {by}, {_many(result.items, 'item')}",
         "",
-        "| | Win | Lose | Tie | Win − lose | Items for : against | p | κ | Answers |",
+        "| | Win | Lose | Tie | Win − lose | Items won : lost | p | κ | Answers |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, one in found.verdicts.items():
+    for name, one in result.verdicts.items():
         if one is None:
             cells = ["n/a"] * 7 + ["0"]
         else:
             p = "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}"
             kappa = "n/a" if one.agreement.kappa is None else f"{one.agreement.kappa:.2f}".replace("-", "−")
             shares = [_percent(one.win), _percent(one.lose), _percent(one.tie), _percent(one.lead, signed=True)]
-            answers = f"{one.answers} of {judges * found.items}"
+            answers = f"{one.answers} of {judges * result.items}"
             cells = [*shares, f"{one.items_for} : {one.items_against}", p, kappa, answers]
         lines.append(f"| {name.capitalize()} | {' | '.join(cells)} |")
     resampled = "items" if judges == 1 else "items and judges"
-    lines += ["", f"Shares in percent of the answers; in brackets 95 % intervals, a bootstrap over {resampled}."]
-    lines.append("p: sign test over items, each for the system more judges chose. κ: Fleiss' kappa between judges.")
-    if found.left is not None:
-        lines.append(f"Of the answers that are no ties {100 * found.left:.0f} % are for the text on the left.")
+    lines += [
+        "",
+        f"Win, lose, tie: percent of all answers, with 95 % confidence intervals (bootstrap over {resampled}).",
+    ]
+    lines.append("p: sign test over items; the majority of judges decides an item. κ: Fleiss' kappa between judges.")
+    if result.left is not None:
+        lines.append(f"Without ties, {100 * result.left:.0f} % of the answers prefer the text on the left.")
     return "\n".join(lines)
 
 
-def as_json(found: Tally) -> str:
-    """The same as data."""
-    verdicts: dict[str, Any] = {name: one and asdict(one) for name, one in found.verdicts.items()}
-    told = {"systems": list(found.systems), "judges": found.judges, "items": found.items, "left": found.left}
-    return json.dumps({**told, "criteria": verdicts}, indent=1)
+def as_json(result: Tally) -> str:
+    """Format the results as JSON."""
+    verdicts: dict[str, Any] = {name: one and asdict(one) for name, one in result.verdicts.items()}
+    fields = {"systems": list(result.systems), "judges": result.judges, "items": result.items, "left": result.left}
+    return json.dumps({**fields, "criteria": verdicts}, indent=1)
 
 
 def _percent(share: Share, *, signed: bool = False) -> str:

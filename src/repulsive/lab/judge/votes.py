@@ -1,4 +1,4 @@
-"""From answers to win, lose, tie: shares, their intervals, a sign test, agreement."""
+"""Statistics of the answers to one criterion: shares with confidence intervals, sign test, agreement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIN, LOSE, TIE = 1.0, -1.0, 0.0
 
 @dataclass(frozen=True)
 class Share:
-    """A share of answers, or a difference of two, and its interval; None where there is nothing to resample."""
+    """A share of answers, or a difference of two, with its confidence interval; None if it cannot be computed."""
 
     value: float
     low: float | None
@@ -24,18 +24,18 @@ class Share:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What judges say about one criterion.
+    """Result for one criterion.
 
     Args:
-        answers: how many were given.
-        win: share of answers for the first system.
-        lose: for the second.
-        tie: for neither.
+        answers: number of answers.
+        win: share of answers that prefer the first system.
+        lose: share of answers that prefer the second system.
+        tie: share of ties.
         lead: win - lose.
-        items_for: items where more judges are for the first system than for the second.
-        items_against: the other way round.
+        items_for: number of items for which more judges prefer the first system.
+        items_against: number of items for which more judges prefer the second system.
         p_value: sign test over these items.
-        agreement: between judges.
+        agreement: agreement between judges.
     """
 
     answers: int
@@ -50,39 +50,39 @@ class Verdict:
 
 
 def verdict(votes: Tensor, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Verdict:
-    """What answers [judges, items] say: WIN, LOSE or TIE, and NaN where there is none.
+    """Compute the result for one criterion.
 
-    Shares are of all answers given, as in the paper. Intervals are percentiles of a bootstrap over items; with several
-    judges these are resampled too, each with all answers of theirs, so that an interval speaks about other items *and*
-    other judges. The sign test counts an item once, however many judges it had: for the system more of them chose.
+    Shares are relative to all answers, as in the paper. Intervals are percentiles of a bootstrap over items. Several
+    judges are resampled, too, each with all their answers: such an interval generalises to other items *and* other
+    judges. The sign test counts each item once, for the system that more judges prefer.
 
     Args:
-        votes: [J, N].
-        level: of the intervals.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        votes: WIN, LOSE or TIE of the first system, NaN without an answer, [J, N].
+        level: confidence level of the intervals.
+        resamples: number of bootstrap samples.
+        seed: random seed of the bootstrap.
 
     Raises:
         ValueError: there is no answer.
     """
     given = ~votes.isnan()  # [J, N]
     if votes.ndim != 2 or not given.any():
-        raise ValueError(f"votes {list(votes.shape)}: [judges, items] with at least one answer are needed")
+        raise ValueError(f"expected votes [judges, items] with at least one answer, got {list(votes.shape)}")
     kinds = torch.stack([votes == WIN, votes == LOSE, votes == TIE]).double()  # [3, J, N]
     shares = kinds.sum((1, 2)) / given.sum()
-    drawn = _resampled(kinds, given.double(), resamples, seed)  # [resamples, 3] or none
+    drawn = _resampled(kinds, given.double(), resamples, seed)  # [resamples, 3], or [0, 3]
     lead = torch.tensor([[1.0], [-1.0], [0.0]], dtype=torch.float64)
     values = torch.cat([shares, shares @ lead])  # [4]
     low, high = _interval(torch.cat([drawn, drawn @ lead], 1), level)
     win, lose, tie, ahead = (Share(*three) for three in zip(values.tolist(), low, high, strict=True))
     sums = votes.nan_to_num(0.0).sum(0)  # [N]
     more, fewer = int((sums > 0).sum()), int((sums < 0).sum())
-    found = fleiss_kappa(kinds.sum(1).T)
-    return Verdict(int(given.sum()), win, lose, tie, ahead, more, fewer, sign_test(more, fewer), found)
+    agreement = fleiss_kappa(kinds.sum(1).T)
+    return Verdict(int(given.sum()), win, lose, tie, ahead, more, fewer, sign_test(more, fewer), agreement)
 
 
 def sign_test(more: int, fewer: int) -> float:
-    r"""Exact two-sided p-value of `more` against `fewer` under a fair coin; ties are left out.
+    r"""Compute the exact two-sided p-value of `more` against `fewer` under a fair coin; ties are ignored.
 
     $$p = \min\Big(1,\; 2 \sum_{k=0}^{\min(a, b)} \binom{a + b}{k} 2^{-(a + b)}\Big)$$
 
@@ -95,20 +95,25 @@ def sign_test(more: int, fewer: int) -> float:
 
 
 def _resampled(kinds: Tensor, given: Tensor, resamples: int, seed: int) -> Tensor:
-    """Shares of resampled items, and judges where there are several, [resamples, 3]; samples without answers go."""
+    """Compute shares of bootstrap samples of items (and of several judges), [resamples, 3].
+
+    Samples without answers are dropped.
+    """
     judges, items = given.shape
-    if int((given.sum(0) > 0).sum()) < 2:  # of one answered item every sample is the same
+    if int((given.sum(0) > 0).sum()) < 2:  # with one answered item all samples are equal
         return torch.zeros(0, 3, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    of_items = _times(items, resamples, generator)  # [R, N]
-    of_judges = _times(judges, resamples, generator) if judges > 1 else torch.ones(resamples, 1, dtype=torch.float64)
-    total = ((of_judges @ given) * of_items).sum(1)  # [R]
-    counts = torch.stack([((of_judges @ kind) * of_items).sum(1) for kind in kinds], 1)  # [R, 3]
+    item_counts = _draw_counts(items, resamples, generator)  # [R, N]
+    judge_counts = torch.ones(resamples, 1, dtype=torch.float64)  # [R, J]
+    if judges > 1:
+        judge_counts = _draw_counts(judges, resamples, generator)
+    total = ((judge_counts @ given) * item_counts).sum(1)  # [R]
+    counts = torch.stack([((judge_counts @ kind) * item_counts).sum(1) for kind in kinds], 1)  # [R, 3]
     return (counts / total[:, None])[total > 0]
 
 
-def _times(units: int, resamples: int, generator: torch.Generator) -> Tensor:
-    """How often each unit is drawn, [resamples, units]."""
+def _draw_counts(units: int, resamples: int, generator: torch.Generator) -> Tensor:
+    """Draw units with replacement and count how often each is drawn, [resamples, units]."""
     drawn = torch.randint(units, (resamples, units), generator=generator)
     return torch.zeros(resamples, units, dtype=torch.float64).scatter_add_(
         1, drawn, torch.ones_like(drawn, dtype=torch.float64)

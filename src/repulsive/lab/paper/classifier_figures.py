@@ -21,7 +21,7 @@ from repulsive.lab.systems.classification.task import ClassificationTask
 from repulsive.metrics.classification import BINS, entropy
 from repulsive.metrics.compare import Comparison, compare
 from repulsive.pages import Content, Panel
-from repulsive.pages.figures import entropy_chart, reliability_charts
+from repulsive.pages.charts import entropy_chart, reliability_charts
 
 
 class AttentionMaps(Figure):

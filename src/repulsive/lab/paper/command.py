@@ -15,7 +15,7 @@ from repulsive.lab.paper.outcome import Report, as_markdown, summary, write
 from repulsive.lab.paper.running import Options, Tell, progress, train
 from repulsive.lab.runs.plan import check_device
 from repulsive.lab.text.folders import MANIFEST
-from repulsive.pages.paper import check_matplotlib
+from repulsive.pages.figures.write import check_matplotlib
 
 SUMMARY = "summary.md"
 

@@ -16,7 +16,7 @@ from repulsive.lab.paper.running import Options, RunSet, Tell, row
 from repulsive.lab.paper.verdicts import Finding, Runs, judge
 from repulsive.metrics.compare import Comparison
 from repulsive.pages import Content, write_report
-from repulsive.pages.paper import write_figures
+from repulsive.pages.figures.write import write_figures
 
 PerSeed = Mapping[int, float]
 

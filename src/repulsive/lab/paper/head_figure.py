@@ -18,7 +18,7 @@ from repulsive.lab.runs.head_counts import head_counts
 from repulsive.lab.systems.registry import open_recipe
 from repulsive.metrics.compare import Comparison
 from repulsive.pages import write_report
-from repulsive.pages.paper import write_figures
+from repulsive.pages.figures.write import write_figures
 
 COUNTS = {"classification": (1, 5, 10, 20, 30, 40), "translation": (1, 2, 4, 8, 16)}
 METHODS = ("ma", "svgd")

@@ -19,8 +19,8 @@ from repulsive.lab.systems.graphs.prepared import GraphPart, PreparedGraphs
 from repulsive.lab.systems.graphs.task import GraphWriting, GraphWritingTask
 from repulsive.lab.systems.registry import from_tables
 from repulsive.lab.text.tokens import PAD
-from repulsive.pages.frame import document, header, write_whole
-from repulsive.pages.samples import Sample, samples_html, samples_markdown
+from repulsive.pages.html.document import document, header, write_whole
+from repulsive.pages.sample_table import Sample, samples_html, samples_markdown
 
 TABLE = next(table for table in TABLES if table.id == "table4")
 SHOWN = 3  # graphs

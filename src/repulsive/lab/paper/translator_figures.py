@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from repulsive.diagnostics.diversity import of_weights
-from repulsive.diagnostics.hooks.outlets import find_outlets
-from repulsive.diagnostics.labels import short_names
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
+from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.redundancy import head_ablation
+from repulsive.diagnostics.similarity import of_weights
 from repulsive.heads import find_heads
 from repulsive.lab.engine.processes import chosen_device
 from repulsive.lab.engine.reporting import Measured
@@ -65,7 +65,7 @@ def without_each(run: RunFolder, device: torch.device) -> Measured:
     assert isinstance(task, TranslationTask)
     part, groups = task.parts["test"], find_heads(model)
     count = min(MOST, len(part))
-    found = head_ablation(model, accuracy_of(part, count), outlets=find_outlets(model))
+    found = head_ablation(model, accuracy_of(part, count), layers=find_attention_layers(model))
     return Measured(
         of_weights(groups),
         change=found.change[~found.change.isnan()],

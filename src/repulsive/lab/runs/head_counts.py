@@ -12,7 +12,7 @@ from repulsive.diagnostics.head_count import HeadCount, HeadFit, fit_heads
 from repulsive.errors import RunError
 from repulsive.lab.runs.load import Method, facts, open_methods, part_name
 from repulsive.pages import Content, Panel, Sheet
-from repulsive.pages.figures import heads_chart
+from repulsive.pages.charts import heads_chart
 from repulsive.pages.text import number
 
 # What is drawn: metric of a result -> name, and how an error is made of it.

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from repulsive.diagnostics.calibration import reliability
-from repulsive.diagnostics.diversity import Diversity
+from repulsive.diagnostics.similarity import Diversity
 from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
 from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS, Measured
 from repulsive.metrics.classification import BINS, brier, entropy, nll
 from repulsive.pages import Grid, HeadTable, Panel, Sheet, mean_and_sd
-from repulsive.pages.figures import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
+from repulsive.pages.charts import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
 from repulsive.pages.text import number
 
 Runs = Mapping[str, Mapping[int, Measured]]  # method -> seed -> measurements
@@ -108,7 +108,7 @@ def redundancy(measured: Runs, part: str) -> Panel:
     sheet = Sheet(f"Change of {metric} in {unit} when a head is removed", columns, rows)
     charts = redundancy_charts(changes, f"change of {metric}, {unit}")
     heads = [_by_head(method, runs, f"change of {metric} in {unit}") for method, runs in measured.items()]
-    return Panel("Importance of each head", lead, charts=charts, sheets=[sheet], heads=heads)
+    return Panel("Effect of each head", lead, charts=charts, sheets=[sheet], heads=heads)
 
 
 def pruning(measured: Runs) -> Panel:
@@ -226,8 +226,8 @@ def prediction_entropy(
     lead = [
         f"A model should be uncertain about texts of another dataset. The foreign texts are those of {other[0]}; "
         f"{100 * other[1]:.1f} % of their words are not in the runs' vocabulary. The further to the lower right a "
-        "curve is, the fewer predictions are confident, which is better on foreign texts. AUROC measures how well entropy "
-        "separates foreign texts from the runs' own; 0.5 is chance.",
+        "curve is, the fewer predictions are confident, which is better on foreign texts. AUROC measures how well "
+        "entropy separates foreign texts from the runs' own; 0.5 is chance.",
     ]
     columns = ["method", "entropy, own", "entropy, foreign", "AUROC"]
     sheet = Sheet("Mean entropy of predictions in nats, and detection of foreign texts by it", columns, rows)

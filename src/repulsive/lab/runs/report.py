@@ -22,8 +22,8 @@ from repulsive.lab.runs.results import results
 from repulsive.lab.runs.score import data_folder, load_run, load_trained, open_trained
 from repulsive.lab.systems.classification.foreign import unknown_share
 from repulsive.pages import Chart, Content, Panel, write_report
-from repulsive.pages.figures import learning_curve
-from repulsive.pages.paper import check_matplotlib, write_figures
+from repulsive.pages.charts import learning_curve
+from repulsive.pages.figures.write import check_matplotlib, write_figures
 
 CURVES = {  # name -> kind and key of a line of metrics.jsonl, and the figure's file
     "training loss, penalty included": ("train", "loss", "train-loss"),

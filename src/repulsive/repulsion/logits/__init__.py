@@ -1,1 +1,5 @@
-"""Repulsion between attention logits: which projections form them, tokens to evaluate them on, the force on weights."""
+"""Repulsion between attention logits: sample tokens, compute the force, add it to gradients.
+
+`projections` pairs q and k, `sampler` keeps tokens of the forward pass, `force` turns them into a force on weights,
+`writer` adds it to gradients, and `update` runs these in an optimizer step.
+"""

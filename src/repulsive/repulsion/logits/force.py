@@ -1,4 +1,4 @@
-"""The force between the heads of many layers, from samples of their tokens to their weights."""
+"""Compute the force between the logits of heads from sampled tokens, and pull it back to weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample
 
-LARGEST = 2**28  # bytes of second moments held at one time
+LARGEST = 2**28  # bytes of second moments in memory at a time
 
 
 @dataclass(frozen=True)
 class LayerForce:
-    """What is added to the gradients of one layer's heads.
+    """Force that is added to the gradients of one layer's heads.
 
     Args:
         parts: for each of the layer's sides, a tensor [M, rows, columns] for each target, [M, rows] for a bias.
-        alpha: repulsive weight in force, a number as all that follow.
-        norm: of all tensors together.
-        bandwidth, distance: of the kernel, and the mean distance between two unit functions.
-        similarity, largest: mean and largest cosine between two heads' logits.
+        alpha: current repulsive weight; a scalar, as are the following.
+        norm: norm of all tensors in `parts` together.
+        bandwidth: bandwidth of the kernel.
+        distance: mean distance between two unit functions.
+        similarity: mean cosine between two heads' logits.
+        largest: largest cosine between two heads' logits.
     """
 
     parts: tuple[tuple[Tensor, ...], ...]
@@ -42,7 +44,7 @@ class LayerForce:
 
     @property
     def numbers(self) -> tuple[Tensor, ...]:
-        """All but the tensors, in order."""
+        """The scalars, in the order of the fields."""
         return self.alpha, self.norm, self.bandwidth, self.distance, self.similarity, self.largest
 
 
@@ -54,44 +56,44 @@ def logit_forces(
     step: int = 0,
     drives: Tensor | None = None,
 ) -> dict[int, LayerForce]:
-    """The force between the logits of every layer that has samples of both its projections, by number of layer.
+    """Compute the force between the logits of every layer that has samples of q and k, by layer number.
 
-    Layers of one shape go through one call.
+    Layers of equal shape are computed together.
 
     Args:
-        layers: the attention layers; those of another kind are passed over.
-        samples: by number of layer and part.
-        rule: with `space="logits"`.
-        step: optimizer steps taken so far, for schedules.
+        layers: the attention layers; only `LogitLayer` is used.
+        samples: samples by layer number and part.
+        rule: a rule with `space="logits"`.
+        step: number of optimizer steps taken so far, for schedules.
         drives: |drive| of every layer [layers], for `alpha="auto"`.
     """
-    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    by_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
     logits = {number: layer for number, layer in enumerate(layers) if isinstance(layer, LogitLayer)}
     for number, layer in logits.items():
         if (number, "q") in samples and (number, "k") in samples:
-            alike[_shape(number, layer, samples)].append(number)
+            by_shape[_shape(number, layer, samples)].append(number)
     forces: dict[int, LayerForce] = {}
-    for members in alike.values():
+    for members in by_shape.values():
         first = samples[members[0], "q"]
         size = 2 * first.outputs[0].numel() ** 2 * 4
         most = max(1, LARGEST // size)
         for start in range(0, len(members), most):
-            some = members[start : start + most]
+            chunk = members[start : start + most]
             with torch.no_grad(), _precision(first.outputs):
-                forces |= _together(some, logits, samples, rule, step, drives)
+                forces |= _force_of_equal_shapes(chunk, logits, samples, rule, step, drives)
     return forces
 
 
 def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sample]) -> tuple[object, ...]:
-    """What layers of one call have in common."""
+    """Key of the layers that can be computed together; a layer with a norm is computed alone."""
     q, k = samples[number, "q"], samples[number, "k"]
-    alone = number if q.norm is not None or k.norm is not None else None
+    separate = number if q.norm is not None or k.norm is not None else None
     sizes = [tuple(x.shape) for s in (q, k) for x in (*s.inputs, s.outputs)]
     factors = [t.factor for p in (layer.query, layer.key) for t in p.targets]
-    return (alone, layer.reads, *sizes, *factors, q.outputs.dtype, q.outputs.device)
+    return (separate, layer.reads, *sizes, *factors, q.outputs.dtype, q.outputs.device)
 
 
-def _together(
+def _force_of_equal_shapes(
     members: Sequence[int],
     layers: Mapping[int, LogitLayer],
     samples: Mapping[tuple[int, str], Sample],
@@ -115,7 +117,7 @@ def _together(
     products = (moments[0] * moments[1]).sum((-3, -1))  # [L, M, M]
     gram = function_gram(products)
     interaction = rule.interact(gram)
-    unit = -(rule.stepsize / gram.num_particles) * interaction.repulsion  # what the optimizer descends
+    unit = -(rule.stepsize / gram.num_particles) * interaction.repulsion  # negative: the optimizer descends it
     push_q, push_k = circuits.pull_back(unit, moments)  # [L, N, M, d], [L, N, M_k, d]
     if norm_q is not None:
         (push_q,) = torch.autograd.grad(q, raw_q, push_q)
@@ -139,7 +141,7 @@ def _together(
 
 
 def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Tensor:
-    """Keys less the mean key of their sequence, zero where the weight is: [L, N, M, d]."""
+    """Subtract the mean key of each sequence; tokens of weight 0 become zero: [L, N, M, d]."""
     member = sequences[..., None] == torch.arange(count, device=sequences.device)
     member = member.to(keys.dtype) * weights[..., None]  # [L, N, S]
     flat = keys.flatten(2)
@@ -148,11 +150,11 @@ def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Te
 
 
 def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Projection]) -> list[Tensor]:
-    """Force on projected tokens -> on each parameter, [L, M, rows, columns] or [L, M, rows] for a bias."""
+    """Pull the force on projected tokens back to each parameter: [L, M, rows, columns], [L, M, rows] for a bias."""
     first = projections[0]
     rows, width = first.targets[0].slice.rows.shape[1], first.width
     flat = push.flatten(2)  # [L, N, M d]
-    found, place = [], 0
+    forces, place = [], 0
     for number, target in enumerate(first.targets):
         if target.is_bias:
             force = push.sum(1)  # [L, M, d]
@@ -160,31 +162,31 @@ def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Pr
             x = torch.stack([s.inputs[place] for s in samples]).to(push.dtype)  # [L, N, D_in]
             place += 1
             force = (flat.mT @ x).unflatten(1, push.shape[-2:])  # [L, M, d, D_in]
-        if width < rows:  # positions have no part in these logits
+        if width < rows:  # the other rows are for positions and do not enter these logits
             force = torch.nn.functional.pad(force, (*(0, 0) * (force.ndim - 3), 0, rows - width))
         factors = [projection.targets[number].factor for projection in projections]
-        found.append(force if all(f == 1 for f in factors) else force * factors[0])
-    return found
+        forces.append(force if all(f == 1 for f in factors) else force * factors[0])
+    return forces
 
 
 def unit_distances(products: Tensor) -> Tensor:
-    """Squared distances between unit functions [..., M, M]."""
+    """Squared distances between unit functions, [..., M, M]."""
     return (2 - 2 * cosines(products)).clamp(min=0) * (1 - torch.eye(products.shape[-1], device=products.device))
 
 
 @contextmanager
 def _precision(tokens: Tensor) -> Iterator[None]:
-    """Tokens of half precision are good to three digits, so TF32 products lose nothing; others are kept exact."""
+    """Use TF32 for tokens of half precision, which have three digits anyway; use full precision for others."""
     if tokens.device.type != "cuda" or tokens.dtype not in (torch.float16, torch.bfloat16):
         with full_precision(tokens.device):
             yield
         return
     matmul = torch.backends.cuda.matmul
     name, fast = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
-    before = getattr(matmul, name)
+    original = getattr(matmul, name)
     setattr(matmul, name, fast)
     try:
         with torch.autocast("cuda", enabled=False):
             yield
     finally:
-        setattr(matmul, name, before)
+        setattr(matmul, name, original)

@@ -1,4 +1,4 @@
-"""Norms on queries and keys, as formulas: what a norm does to a token, and how a force passes back through it."""
+"""Norms on queries and keys as differentiable formulas, so that a force can be pulled back through them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class NormFormula:
 
     Args:
         centres: whether the mean is subtracted (LayerNorm).
-        whole: over the full width of all heads, not head by head.
-        eps: under the root.
-        scale, shift: [d], [M, d] or [M d]; as they act, so that a norm that stores scale - 1 is the same.
+        whole: whether the norm is over the full width of all heads, not over each head.
+        eps: added to the variance.
+        scale, shift: effective values, [d], [M, d] or [M d]; some norms store scale - 1.
     """
 
     centres: bool
@@ -38,12 +38,12 @@ class NormFormula:
 
 
 def formula_of(norm: nn.Module, tokens: Tensor, name: str) -> NormFormula:
-    """Read a norm module as a formula, and check the formula on real tokens.
+    """Derive the formula of a norm module, and check it on tokens.
 
     Args:
-        norm: the module.
+        norm: the norm module.
         tokens: projected tokens [N, M, d].
-        name: of the projection, for the message.
+        name: name of the projection, for the error message.
 
     Raises:
         RuleError: the module is neither a layer norm nor an RMS norm.
@@ -67,7 +67,7 @@ def formula_of(norm: nn.Module, tokens: Tensor, name: str) -> NormFormula:
                 return formula
     raise RuleError(
         f"{name}: {type(norm).__name__} is neither a layer norm nor an RMS norm, so space='logits' cannot pass a force "
-        "through it; leave the layer out with match=..., or choose space='sphere'"
+        "through it; exclude the layer with match=..., or choose space='sphere'"
     )
 
 
@@ -76,7 +76,7 @@ def _run(norm: nn.Module, x: Tensor, name: str) -> Tensor:
         result: Tensor = norm(x)
     except Exception as error:
         kind, shape = type(norm).__name__, tuple(x.shape)
-        raise RuleError(f"{name}: {kind} does not take tokens of shape {shape}: {error}") from error
+        raise RuleError(f"{name}: {kind} failed on tokens of shape {shape}: {error}") from error
     return result
 
 
@@ -84,4 +84,4 @@ def _eps(norm: nn.Module, dtype: torch.dtype) -> float:
     for name in ("eps", "variance_epsilon", "epsilon"):
         if isinstance(value := getattr(norm, name, None), float):
             return value
-    return torch.finfo(dtype).eps  # what torch's RMSNorm does without a setting
+    return torch.finfo(dtype).eps  # default of torch's RMSNorm

@@ -1,4 +1,4 @@
-"""Which tokens of a batch are real: read off the masks that a model and its attention layers are called with."""
+"""Find the padding of a batch from the masks passed to a model and its attention layers."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Names of arguments that say which tokens are padding, by whose tokens they speak of.
+# Names of mask arguments, by the tokens they refer to.
 _DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "decoder_padding_mask")
 _ENCODER = ("encoder_attention_mask", "memory_key_padding_mask", "src_key_padding_mask", "encoder_padding_mask")
 _ANY = ("attention_mask", "key_padding_mask", "padding_mask", "pixel_attention_mask", "mask", "src_key_padding_mask")
 NAMES = frozenset((*_DECODER, *_ENCODER, *_ANY))
+_SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 
 
 def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The masks among the arguments of a call, by name."""
+    """Masks among the arguments of a call, by argument name."""
     named = dict(zip(_parameters(module), args, strict=False)) | dict(kwargs)
     return {name: value for name, value in named.items() if name in NAMES and isinstance(value, Tensor)}
 
 
 def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:
-    """Which tokens of a projection's input are real, bool [B, T]; None where no mask speaks of them.
+    """Tokens of a projection's input that are not padding, bool [B, T]; None if no mask refers to them.
 
     Args:
-        masks: by argument name.
+        masks: masks by argument name.
         shape: (B, T) of the projection's input.
         where: "encoder", "decoder" or "cross".
         part: "q" or "k"; keys of cross-attention come from the encoder.
     """
-    decoder = where == "decoder" or (where == "cross" and part == "q")
-    order: tuple[str, ...] = (*_DECODER, *_ANY) if decoder else (*_ENCODER, *_ANY)
-    if decoder and any(name in masks for name in _DECODER):
+    is_decoder = where == "decoder" or (where == "cross" and part == "q")
+    order: tuple[str, ...] = (*_DECODER, *_ANY) if is_decoder else (*_ENCODER, *_ANY)
+    if is_decoder and any(name in masks for name in _DECODER):
         order = _DECODER
     elif where == "cross" and part == "q":
-        return None  # the other masks speak of the encoder's tokens
+        return None  # the other masks refer to the encoder's tokens
     for name in order:
         if name in masks and (valid := _as_valid(masks[name], name, shape)) is not None:
             return valid
@@ -49,17 +50,14 @@ def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
             return ~mask if mask.dtype == torch.bool else mask == 0
         return mask if mask.dtype == torch.bool else mask > 0
     if mask.ndim in (3, 4) and mask.shape[0] == shape[0] and mask.shape[-1] == shape[1]:
-        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        return seen.flatten(1, -2).any(1)  # a token that some query may look at
+        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        return visible.flatten(1, -2).any(1)  # tokens that some query may attend to
     return None
 
 
 def _parameters(module: nn.Module) -> tuple[str, ...]:
-    known: dict[type, tuple[str, ...]] = _SIGNATURES
+    """Names of the arguments of a module's forward."""
     kind = type(module)
-    if kind not in known:
-        known[kind] = tuple(inspect.signature(kind.forward).parameters)[1:]
-    return known[kind]
-
-
-_SIGNATURES: dict[type, tuple[str, ...]] = {}
+    if kind not in _SIGNATURES:
+        _SIGNATURES[kind] = tuple(inspect.signature(kind.forward).parameters)[1:]
+    return _SIGNATURES[kind]

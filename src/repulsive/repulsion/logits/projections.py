@@ -1,4 +1,4 @@
-"""The query and key projections whose product is a layer's attention logits, and where their tokens can be seen."""
+"""The query and key projections that form a layer's attention logits, and the parameters that receive the force."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.place import clean, module_of, unwrap
+from repulsive.heads.module_paths import clean, module_of, unwrap
 
 _NORMS = {
     part: re.compile(rf"^({part}|{word})_?(norm|layernorm|layer_norm|ln)$|^(norm|ln)_({part}|{word})$")
@@ -25,8 +25,8 @@ class Target:
     """A parameter that receives a share of the force.
 
     Args:
-        slice: its rows by head; a bias has rows of one number.
-        factor: what the parameter's output is multiplied with (LoRA's scaling).
+        slice: rows of each head; a row of a bias is one number.
+        factor: scaling of the parameter's output (for LoRA).
     """
 
     slice: HeadSlice
@@ -43,11 +43,11 @@ class Projection:
 
     Args:
         group: its heads.
-        output: the module whose result holds the projected tokens; `nn.MultiheadAttention` itself, which never calls
-            its projections.
-        targets: parameters to move: the weight, its bias, or the rows of LoRA adapters.
-        width: features of a head that enter the dot product; fewer than its rows where the rest is a position.
-        norm: a norm on q or k between the projection and the dot product, or None.
+        output: the module whose output contains the projected tokens. For `nn.MultiheadAttention`, whose projections
+            are not modules, the attention module itself.
+        targets: parameters that receive the force: the weight and its bias, or the rows of LoRA adapters.
+        width: features of a head that enter the dot product; fewer than its rows if the others encode positions.
+        norm: norm between the projection and the dot product, or None.
     """
 
     group: HeadGroup
@@ -58,6 +58,7 @@ class Projection:
 
     @property
     def is_torch(self) -> bool:
+        """True for `nn.MultiheadAttention`."""
         return isinstance(self.output, nn.MultiheadAttention)
 
     @property
@@ -72,8 +73,11 @@ class LogitLayer:
 
     Args:
         name: dotted name of the attention module.
-        attention: that module.
-        reads: the key-value head that each query head reads, or None where there are equally many.
+        attention: the attention module.
+        where: "encoder", "decoder" or "cross".
+        query: its query projection.
+        key: its key projection.
+        reads: the key-value head of each query head, or None if there are as many.
     """
 
     name: str
@@ -94,12 +98,12 @@ class LogitLayer:
 
     @property
     def sides(self) -> tuple[tuple[HeadGroup, tuple[Target, ...]], ...]:
-        """What receives the force: groups and their parameters."""
+        """Groups that receive the force, with their parameters."""
         return (self.query.group, self.query.targets), (self.key.group, self.key.targets)
 
 
 class CircuitLayer(Protocol):
-    """One kind of particle of one attention layer: `LogitLayer`, or `ValueLayer` for values and outputs."""
+    """Interface of `LogitLayer` (queries and keys) and `ValueLayer` (values and outputs)."""
 
     @property
     def name(self) -> str: ...
@@ -125,7 +129,7 @@ def logit_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[LogitLay
 
     Args:
         model: the model the groups were found in.
-        groups: groups of single parts, such as `find_heads` gives.
+        groups: groups of single parts, as returned by `find_heads`.
 
     Raises:
         RuleError: a layer has no q or no k, or its logits are not a dot product of two linear projections.
@@ -134,67 +138,76 @@ def logit_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[LogitLay
     layers: dict[str, dict[str, HeadGroup]] = {}
     for group in groups:
         layers.setdefault(module_of(group), {})[group.part] = group
-    found, refused = [], []
+    pairs, refused = [], []
     for name, parts in layers.items():
         if set(parts) & {"q", "k"} != {"q", "k"}:
             refused.append(f"{name or '(the model itself)'} ({type(modules.get(name)).__name__})")
             continue
-        found.append(_layer(name, parts, modules))
+        pairs.append(_layer(name, parts, modules))
     if refused:
         raise RuleError(
-            f"space='logits' needs the query and the key projection of every selected layer; missing in {refused[0]}"
+            f"space='logits' needs a query and a key projection in every selected layer; missing in {refused[0]}"
             + (f" and {len(refused) - 1} more" if len(refused) > 1 else "")
             + ". Attention without q and k (additive, graph) has no such logits: choose space='sphere', or select "
             "other layers with match=..."
         )
-    return found
+    return pairs
 
 
 def _layer(name: str, parts: dict[str, HeadGroup], modules: dict[str, nn.Module]) -> LogitLayer:
     query, key = parts["q"], parts["k"]
     attention = modules.get(name)
     if attention is None:
-        raise RuleError(f"{query.name}: space='logits' found no module called {name!r} in the model")
+        raise RuleError(
+            f"{query.name}: space='logits' found no module {name!r} in the model; pass the model that has these heads"
+        )
     widths = query.slices[0].rows.shape[1], key.slices[0].rows.shape[1]
     width = min(widths)
-    content = getattr(attention, "qk_nope_head_dim", None)  # latent attention: the rest of q is for positions
+    content = getattr(attention, "qk_nope_head_dim", None)  # latent attention: other q features encode positions
     if widths[0] != widths[1] and width != content:
-        raise RuleError(f"{query.name}: queries are {widths[0]} wide, keys {widths[1]}; their dot product is unknown")
+        raise RuleError(
+            f"{query.name}: expected queries and keys of equal width, got {widths[0]} and {widths[1]}; choose "
+            "space='sphere' for this layer"
+        )
     reads = reads_of(query, key)
     left, right = (projection_of(group, width, attention, modules) for group in (query, key))
     return LogitLayer(name, attention, query.where, left, right, reads)
 
 
 def reads_of(query: HeadGroup, key: HeadGroup) -> tuple[int, ...] | None:
-    """The key-value head that each query head reads; None where there are equally many."""
+    """The key-value head of each query head; None if there are as many.
+
+    Raises:
+        RuleError: the query heads cannot share the key-value heads evenly.
+    """
     if query.num_heads == key.num_heads:
         return None
     if query.serves is not None:
         return query.serves
     shared, rest = divmod(query.num_heads, key.num_heads)
     if rest:
-        raise RuleError(f"{query.name}: {query.num_heads} query heads do not share {key.num_heads} key heads evenly")
+        raise RuleError(f"{query.name}: {query.num_heads} query heads cannot share {key.num_heads} key heads evenly")
     return tuple(head // shared for head in range(query.num_heads))
 
 
 def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: dict[str, nn.Module]) -> Projection:
-    """How the tokens of one group of heads are projected, and which parameters do it.
+    """Find the module and the parameters that project tokens for one group of heads.
 
     Args:
         group: heads of one part.
-        width: features of a head that count.
+        width: features of a head that enter the product.
         attention: the attention module.
         modules: all modules of the model by dotted name.
 
     Raises:
-        RuleError: the projection is not one matrix that acts on tokens.
+        RuleError: the projection is not a single matrix applied to tokens.
     """
     norm = _norm(group, attention)
     part = group.slices[0]
     if len(part.parameter().shape) != 2:
         raise RuleError(
-            f"{part.parameter_name}: space='logits' needs a projection with a matrix of weights, not one of shape "
-            f"{tuple(part.parameter().shape)}; choose space='sphere' for this layer"
+            f"{part.parameter_name}: space='logits' needs a weight matrix, got shape {list(part.parameter().shape)}; "
+            "choose space='sphere' for this layer"
         )
     adapted = _adapted(part, modules)
     if adapted is not None:
@@ -203,7 +216,9 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
         return Projection(group, adapted, targets, width, norm)
     if len(group.slices) > 1:
         count = len(group.slices)
-        raise RuleError(f"{group.name}: space='logits' cannot tell which of {count} weights forms the logits")
+        raise RuleError(
+            f"{group.name}: space='logits' needs one weight per projection, got {count}; choose space='sphere'"
+        )
     targets = (Target(part), *_bias(part))
     return Projection(group, part.module, targets, width, norm)
 
@@ -223,14 +238,14 @@ def _bias(part: HeadSlice) -> list[Target]:
 
 
 def _adapted(part: HeadSlice, modules: dict[str, nn.Module]) -> nn.Module | None:
-    """The layer that a LoRA adapter's rows belong to, None for an ordinary weight."""
+    """The layer that a LoRA adapter belongs to; None for an ordinary weight."""
     owner, mark, _ = part.parameter_name.rpartition(".lora_B.")
     if not mark:
         return None
     for name, module in modules.items():
         if hasattr(module, "lora_B") and clean(name).endswith(owner) and part.module in set(module.lora_B.children()):  # type: ignore[union-attr]
             return module
-    raise RuleError(f"{part.parameter_name}: space='logits' found no layer that this adapter belongs to")
+    raise RuleError(f"{part.parameter_name}: space='logits' found no layer for this adapter; choose space='sphere'")
 
 
 def _adapter(part: HeadSlice) -> str:

@@ -1,25 +1,25 @@
-"""In which optimizer steps the force is computed anew.
+"""Decide in which optimizer steps the force is recomputed.
 
-Early in training heads move fast and a force is out of date after a few steps; later it changes slowly and matters
-less. `every="auto"` therefore renews it in every step at first, and never uses one that is older than 2 % of the
-training so far: 346 renewals in the first 10,000 steps.
+Early in training heads move fast, and a force is out of date after a few steps; later it changes slowly. Therefore
+`every="auto"` recomputes it in every step at first, and never uses a force older than 2 % of the steps so far. That is
+346 times in the first 10,000 steps.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-OLDEST = 50  # a force is renewed after 1 / OLDEST of the steps so far
+OLDEST = 50  # a force is recomputed after 1 / OLDEST of the steps so far
 
-_due = [0]  # steps with a new force under every="auto"; grows as needed
+_due = [0]  # steps with a new force for every="auto"; extended as needed
 
 
 def is_renewed(step: int, every: int | str) -> bool:
-    """Whether a step computes a new force; it depends on the step alone, so that a resumed run agrees.
+    """Check whether a step computes a new force. This depends only on the step, so a resumed run agrees.
 
     Args:
-        step: optimizer steps taken so far.
-        every: a number of steps, or "auto".
+        step: number of optimizer steps taken so far.
+        every: number of steps between two forces, or "auto".
 
     Example:
         >>> [step for step in range(95, 110) if is_renewed(step, "auto")]

@@ -1,4 +1,4 @@
-"""Samples of the tokens that projections see, one for each projection."""
+"""Sampled tokens of each projection, with their projected values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.nn import functional as F
 from repulsive.errors import RuleError
 from repulsive.repulsion.live import is_captured as is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
-from repulsive.repulsion.logits.positions import Positions, choose
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
+from repulsive.repulsion.logits.token_positions import Positions, choose
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens that one projection saw.
+    """Sampled tokens of one projection.
 
     Args:
-        inputs: what each weight of the projection was multiplied with, [N, D_in] each.
-        outputs: the projected tokens [N, M, d], before any norm.
-        weights: 1 for a token that counts, 0 for padding, [N].
-        sequences: which sequence a token belongs to, int64 [N].
-        count: how many sequences there are.
-        norm: of q or k, as it was during the forward pass.
+        inputs: input of each weight of the projection, [N, D_in] each.
+        outputs: projected tokens [N, M, d], before any norm.
+        weights: 1 for a real token, 0 for padding, [N].
+        sequences: number of the sequence that a token belongs to, int64 [N].
+        count: number of sequences.
+        norm: norm on q or k during the forward pass, or None.
     """
 
     inputs: tuple[Tensor, ...]
@@ -39,45 +39,45 @@ class Sample:
 
 
 class Samples:
-    """The newest sample of every projection, by number of layer and part.
+    """The latest sample of every projection, by layer number and part.
 
     Args:
         layers: attention layers.
-        tokens: how many tokens of a pass to keep.
-        seed: of the positions.
+        tokens: number of tokens to keep from a forward pass.
+        seed: seed of the sampled positions.
     """
 
     def __init__(self, layers: Sequence[CircuitLayer], tokens: int, seed: int) -> None:
         self.layers, self.tokens, self.seed = list(layers), tokens, seed
-        self.step = 0  # optimizer step that the next pass belongs to
-        self.found: dict[tuple[int, str], Sample] = {}
-        self.adapter_inputs: dict[nn.Module, Tensor] = {}  # what the last pass gave to the rows of adapters
+        self.step = 0  # optimizer step of the next forward pass
+        self.latest: dict[tuple[int, str], Sample] = {}
+        self.adapter_inputs: dict[nn.Module, Tensor] = {}  # inputs of `lora_B` in the last forward pass
         self._positions: dict[tuple[object, ...], Positions] = {}
         self._columns_of: dict[tuple[int, str, torch.device], Tensor | slice] = {}
         self._checked: set[tuple[int, str]] = set()
-        self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have one input
+        self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
 
     def clear(self) -> None:
-        """Forget all tokens."""
-        self.found.clear()
+        """Discard all tokens."""
+        self.latest.clear()
         self.adapter_inputs.clear()
         self._positions.clear()
         self._given = None
 
     @torch.no_grad()
     def take(self, number: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
-        """Keep tokens of one call of one projection.
+        """Sample the tokens of one call of a projection.
 
         Args:
-            number: of the layer.
+            number: layer number.
             part: "q", "k" or "v".
-            given: the projection's input [..., D_in].
-            result: its result [..., features]; of `nn.MultiheadAttention` the input again.
-            valid: bool [B, T], or None.
+            given: input of the projection [..., D_in].
+            result: its output [..., features]; for `nn.MultiheadAttention` the input again.
+            valid: bool [B, T], False for padding; None if there is no padding.
         """
         projection = self.layers[number].watched[part]
         at = self._choose(grid_of(given, projection), valid, given.device)
-        flat = self._rows_of(given, projection, at)  # [N, D_in]
+        flat = self._sampled_rows(given, projection, at)  # [N, D_in]
         if projection.is_torch:
             outputs = self._project(projection, flat)
         else:
@@ -87,26 +87,26 @@ class Samples:
         inputs = [flat]
         if projection.targets[0].slice.module is not projection.output:
             modules = [target.slice.module for target in projection.targets]
-            seen = [self.adapter_inputs[module] for module in modules if module in self.adapter_inputs]
-            inputs = [x.flatten(0, -2).index_select(0, at.index) for x in seen]
+            recorded = [self.adapter_inputs[module] for module in modules if module in self.adapter_inputs]
+            inputs = [x.flatten(0, -2).index_select(0, at.index) for x in recorded]
         norm = None
         if projection.norm is not None:
             norm = formula_of(projection.norm, outputs, projection.group.name)
         if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
             self._check(number, part, projection, flat, outputs)
-        self.found[number, part] = Sample(tuple(inputs), outputs, at.weights, at.sequences, at.count, norm)
+        self.latest[number, part] = Sample(tuple(inputs), outputs, at.weights, at.sequences, at.count, norm)
 
     def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> Positions:
-        """Positions for one call; all layers that see one batch share them."""
-        step = None if is_capturing() else self.step  # inside a CUDA graph nothing can be drawn: take the last ones
+        """Positions for one call; layers with the same batch share them."""
+        step = None if is_capturing() else self.step  # a CUDA graph cannot draw: use the last positions
         key = (shape, device, None if valid is None else valid.data_ptr(), step)
         if key not in self._positions:
             self._positions[key] = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
             self._positions[*key[:3], None] = self._positions[key]
         return self._positions[key]
 
-    def _rows_of(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
-        """The sampled rows of an input, [N, D_in]."""
+    def _sampled_rows(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
+        """Sampled rows of an input, [N, D_in]."""
         if self._given is not None:
             last, positions, rows = self._given
             if positions is at and last.data_ptr() == given.data_ptr() and last.shape == given.shape:
@@ -120,8 +120,8 @@ class Samples:
         if key not in self._columns_of:
             rows = projection.rows.flatten()
             first = int(rows[0])
-            straight = torch.equal(rows, torch.arange(first, first + len(rows)))
-            self._columns_of[key] = slice(first, first + len(rows)) if straight else rows.to(device)
+            is_contiguous = torch.equal(rows, torch.arange(first, first + len(rows)))
+            self._columns_of[key] = slice(first, first + len(rows)) if is_contiguous else rows.to(device)
         return self._columns_of[key]
 
     def _project(self, projection: Projection, tokens: Tensor) -> Tensor:
@@ -134,7 +134,11 @@ class Samples:
         return F.linear(tokens, matrix, bias[0].parameter().detach()[numbers].to(tokens.dtype))
 
     def _check(self, number: int, part: str, projection: Projection, given: Tensor, outputs: Tensor) -> None:
-        """On the first sample: the module does multiply its input with the weight that the force is meant for."""
+        """Check on the first sample that the module multiplies its input by the weight that receives the force.
+
+        Raises:
+            RuleError: the module computes something else.
+        """
         self._checked.add((number, part))
         target = projection.targets[0].slice
         weight = target.parameter().detach()
@@ -148,13 +152,13 @@ class Samples:
         error = float((expected - outputs.flatten(1)).abs().max())
         if not projection.is_torch and error > 0.05 * float(expected.abs().max()) + 1e-6:
             raise RuleError(
-                f"{projection.group.name}: {type(target.module).__name__} does more than multiply its input with "
-                f"{target.parameter_name}, so space='logits' cannot move it; choose space='sphere' for this layer"
+                f"{projection.group.name}: {type(target.module).__name__} does more than multiply its input by "
+                f"{target.parameter_name}, which space='logits' does not support; choose space='sphere' for this layer"
             )
 
 
 def grid_of(tokens: Tensor, projection: Projection) -> tuple[int, int]:
-    """(B, T): sequences, and tokens of each."""
+    """Number of sequences and of tokens per sequence, (B, T)."""
     if tokens.ndim == 2:
         return 1, tokens.shape[0]
     if _is_transposed(projection):
@@ -163,7 +167,7 @@ def grid_of(tokens: Tensor, projection: Projection) -> tuple[int, int]:
 
 
 def _flat(tokens: Tensor, projection: Projection) -> Tensor:
-    """[B T, D], sequence after sequence."""
+    """Flatten tokens to [B T, D], sequence after sequence."""
     if tokens.ndim == 3 and _is_transposed(projection):
         tokens = tokens.transpose(0, 1)
     return tokens.flatten(0, -2)

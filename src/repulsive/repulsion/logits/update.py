@@ -1,4 +1,4 @@
-"""One optimizer step with heads that repel in their logits: gradients plus a force that is renewed now and then."""
+"""One optimizer step with repulsion between logits: add a force to gradients, and recompute it from time to time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.backends.eager import Measured, Reference
 from repulsive.repulsion.live import is_captured
 from repulsive.repulsion.logits.force import LayerForce, logit_forces
+from repulsive.repulsion.logits.gather import gather_samples, world_size
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
 from repulsive.repulsion.logits.renewal import is_renewed
-from repulsive.repulsion.logits.sharing import share, world_size
-from repulsive.repulsion.logits.tokens import Sampler
-from repulsive.repulsion.logits.values import ValueLayer, value_force, value_layers
-from repulsive.repulsion.logits.write import Writer, Written, gradient_norms
+from repulsive.repulsion.logits.sampler import Sampler
+from repulsive.repulsion.logits.value_circuits import ValueLayer, value_force, value_layers
+from repulsive.repulsion.logits.writer import Writer, Written, gradient_norms
 
 
 @dataclass
 class Held:
-    """The force on one layer as it is added to gradients until it is renewed.
+    """The force on one layer, added to gradients until it is recomputed.
 
     Args:
-        sides: parameters with what is added to their gradients, for each side of the layer.
-        measured: the numbers of the force, without its tensors.
+        sides: for each side of the layer, its parameters and the force on each.
+        measured: the scalars of the force, without its tensors.
     """
 
     sides: list[list[Written]]
@@ -38,16 +38,16 @@ class Held:
 
 
 class LogitRepulsion:
-    """What a handle needs beside its groups where heads repel in their logits: layers, tokens, forces.
+    """State of repulsion between logits that a handle owns: layers, sampled tokens and forces.
 
     Args:
         model: the model.
-        groups: its q and k groups; v and o as well for `circuits="qk+ov"`.
-        rule: with `space="logits"`.
-        seed: of the sampled positions.
+        groups: its q and k groups; also v and o for `circuits="qk+ov"`.
+        rule: a rule with `space="logits"`.
+        seed: seed of the sampled positions.
 
     Raises:
-        RuleError: a layer's logits are not known.
+        RuleError: the logits of a layer are not a dot product of two projections.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[HeadGroup], rule: SVGD, seed: int) -> None:
@@ -58,44 +58,44 @@ class LogitRepulsion:
         tokens = -(-rule.tokens // world_size())
         self.sampler = Sampler(model, self.layers, tokens, seed)
         self.held: dict[int, Held] = {}
-        self.renewals = 0  # so that an update knows when forces are new
-        self._shares: dict[int, float] = {}  # by number of heads
+        self.renewals = 0  # lets an update notice new forces
+        self._shares: dict[int, float] = {}  # share of the gradient by number of heads
         self._warned = False
 
     def attach(self) -> None:
-        """Start to watch the projections."""
+        """Start to sample tokens."""
         self.sampler.attach()
 
     def remove(self) -> None:
-        """Stop watching."""
+        """Stop sampling."""
         self.sampler.remove()
 
     def expect(self, step: int) -> None:
-        """Say which optimizer step comes next, so that the pass before it is sampled if a new force is due."""
+        """Set the next optimizer step, so that the pass before it is sampled if a new force is due."""
         self.sampler.taken.step = step
         self.sampler.want(self.is_due(step))
 
     def is_due(self, step: int) -> bool:
-        """Whether a step computes a new force. While a schedule's weight is zero, none does."""
+        """Check whether a step computes a new force; never while a schedule has set the weight to zero."""
         if self.is_off(step):
             return False
         return is_renewed(step, self.rule.every) or not self.held or is_captured()
 
     def is_off(self, step: int) -> bool:
-        """Whether a schedule has set the repulsive weight to zero."""
+        """Check whether a schedule has set the repulsive weight to zero."""
         return callable(self.rule.alpha) and self.rule.alpha(step) == 0
 
     def update(self, groups: Sequence[HeadGroup], seed: int) -> LogitUpdate:
-        """The update of some of the groups."""
+        """Build the update of some of the groups."""
         return LogitUpdate(self, groups, seed)
 
     def renew(self, step: int, scale: Tensor | None) -> None:
-        """Compute the force of every layer whose tokens were seen."""
+        """Compute the force of every layer with sampled tokens."""
         samples = dict(self.sampler.samples)
         if world_size() > 1:
-            samples = share(self.layers, samples, self.sampler.taken.tokens)
+            samples = gather_samples(self.layers, samples, self.sampler.taken.tokens)
         if not samples:
-            self._warn_of_no_tokens()
+            self._warn_without_tokens()
             return
         drives = self.drive_norms(scale) if self.rule.needs_gradient_products else None
         forces = logit_forces(self.layers, samples, self.rule, step=step, drives=drives)
@@ -112,46 +112,46 @@ class LogitRepulsion:
             self.sampler.clear()
 
     def drive_norms(self, scale: Tensor | None) -> Tensor:
-        """|drive| of every layer: its q and k gradients as the optimizer receives them, without repulsion."""
+        """|drive| of every layer: norm of its heads' gradients as the optimizer gets them, without repulsion."""
         parts = [[target.slice for _, targets in layer.sides for target in targets] for layer in self.layers]
         norms = gradient_norms(parts)
         shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
         return shares * norms if scale is None else shares * norms / scale.to(norms)
 
     def share(self, layer: CircuitLayer) -> float:
-        """What the gradients of a layer's heads are multiplied with."""
+        """Factor on the gradients of a layer's heads."""
         heads = layer.num_heads
         if heads not in self._shares:
             self._shares[heads] = self.rule.own_share(heads)
         return self._shares[heads]
 
-    def _warn_of_no_tokens(self) -> None:
+    def _warn_without_tokens(self) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. The model "
-                "must run in training mode (model.train()) with gradients; a model that was compiled and run before "
-                "repel must be compiled again (torch.compiler.reset())",
+                "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
+                "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
+                "compile it again after torch.compiler.reset()",
                 stacklevel=8,
             )
 
     # -- saving -------------------------------------------------------------------------------------------------
 
     def state(self, step: int) -> dict[str, list[Tensor]]:
-        """The forces in use by name of layer, where the next step would not compute new ones.
+        """Current forces by layer name; empty if the next step computes new ones.
 
-        A layer has a tensor for each parameter, then one with the numbers of its force, for measurements.
+        Each layer has one tensor per parameter, and a last tensor with the scalars of its force.
         """
         if is_renewed(step, self.rule.every):
             return {}
-        found = {}
+        forces = {}
         for number, held in self.held.items():
             tensors = [one.force for side in held.sides for one in side if one.force is not None]
-            found[self.layers[number].name] = [*tensors, torch.stack([x.double() for x in held.measured.numbers])]
-        return found
+            forces[self.layers[number].name] = [*tensors, torch.stack([x.double() for x in held.measured.numbers])]
+        return forces
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
-        """Go on with saved forces; without them the next step computes new ones."""
+        """Continue with saved forces; without them the next step computes new ones."""
         self.held = {}
         for number, layer in enumerate(self.layers):
             tensors = list(state.get(layer.name, ()))
@@ -165,7 +165,7 @@ class LogitRepulsion:
 
 
 class LogitUpdate:
-    """The update of a fixed set of q and k groups; the counterpart of `Update` for rules that read tokens."""
+    """The update of a fixed set of groups; the counterpart of `Update` for `space="logits"`."""
 
     def __init__(self, source: LogitRepulsion, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
@@ -179,7 +179,7 @@ class LogitUpdate:
             self._numbers |= {group.name: number for group, _ in layer.sides}
 
     def again(self, rule: Rule | None) -> bool:
-        """Never a replay: forces change."""
+        """Return False: an update is never replayed, because forces change."""
         return False
 
     def run(
@@ -212,32 +212,32 @@ class LogitUpdate:
         return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
-        """Add a rule's noise to the parameters themselves."""
+        """Add the noise of a rule to the parameters."""
         self._noise.add_noise(rule, rates, step=step)
 
     def _make_writers(self) -> list[Writer]:
-        """One for each number of heads, by which gradients are divided."""
-        found: dict[float, list[Written]] = {}
+        """One writer for each factor on gradients, which depends on the number of heads."""
+        by_share: dict[float, list[Written]] = {}
         for number, layer in enumerate(self.source.layers):
             held = self.source.held.get(number)
             for index, (group, targets) in enumerate(layer.sides):
                 if group.name in self._names:
-                    nothing = [Written(target.slice, None) for target in targets]
-                    written = nothing if held is None else held.sides[index]
-                    found.setdefault(self.source.share(layer), []).extend(written)
-        return [Writer(written, share) for share, written in found.items()]
+                    without_force = [Written(target.slice, None) for target in targets]
+                    written = without_force if held is None else held.sides[index]
+                    by_share.setdefault(self.source.share(layer), []).extend(written)
+        return [Writer(written, share) for share, written in by_share.items()]
 
     def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
         drives = self.source.drive_norms(scale)
-        found: dict[str, Measured] = {}
+        measured: dict[str, Measured] = {}
         for group in self.groups:
             number = self._numbers[group.name]
             if (held := self.source.held.get(number)) is not None:
                 force = held.measured
                 values = (drives[number], force.norm, force.bandwidth, force.distance, force.alpha)
                 measure = Measure(*(value.reshape(1) for value in (*values, force.similarity, force.largest)))
-                found[group.name] = Measured(step, measure, 0)
-        return found
+                measured[group.name] = Measured(step, measure, 0)
+        return measured
 
 
 def _written(targets: Sequence[Target], forces: Sequence[Tensor]) -> list[Written]:

@@ -22,7 +22,7 @@ from repulsive.lab.systems.electra.loss import total
 from repulsive.lab.systems.electra.model import open_electra, open_masked
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.folders import read_manifest
-from repulsive.metrics.detection import auc
+from repulsive.metrics.auc import auc
 from tests.lab.engine import tiny
 from tests.lab.systems.electra import words
 from tests.threads import one_thread  # noqa: F401  an autouse fixture

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from repulsive.diagnostics.hooks.outlets import find_outlets, rerouted
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, replaced_head_outputs
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import find_heads, verify_heads
 from repulsive.lab.layers.beam_search import Ends
@@ -299,13 +299,13 @@ def test_weights_are_those_of_the_groups():
 def test_a_head_that_is_taken_away_is_gone():
     """Heads leave side by side: without one, the result is that of a model whose values of that head are zero."""
     model, given = tiny(), inputs()
-    outlets = find_outlets(model)
-    assert [outlet.num_heads for outlet in outlets] == [4] * 5 and outlets[1].name == "encoder.layers.1.attention"
+    layers = find_attention_layers(model)
+    assert [layer.num_heads for layer in layers] == [4] * 5 and layers[1].name == "encoder.layers.1.attention"
 
-    def without(_outlet, heads):  # [B, N, M, d]
+    def without(_layer, heads):  # [B, N, M, d]
         return heads * torch.tensor([1, 1, 0, 1]).view(4, 1)
 
-    with rerouted(outlets[1:2], without):
+    with replaced_head_outputs(layers[1:2], without):
         found = model(*given)
     with torch.no_grad():
         model.encoder.layers[1].attention.v_proj.weight[8:12] = 0

@@ -8,17 +8,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.diversity import Diversity, merged, of_outputs, of_weights
-from repulsive.diagnostics.hooks.outlets import Outlet, find_outlets
-from repulsive.diagnostics.hooks.reweighted import fewer_and_fewer, leave_one_out, only_one, reweighted_logits
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
+from repulsive.diagnostics.hooks.reweighted_heads import keep_one, leave_one_out, remove_in_order, reweighted_logits
+from repulsive.diagnostics.overlap import head_overlap
 from repulsive.diagnostics.redundancy import Curve
+from repulsive.diagnostics.similarity import Diversity, merged, of_outputs, of_weights
 from repulsive.diagnostics.uncertainty import bootstrap_weights, mixture
 from repulsive.heads import find_heads
 from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS, Measured
 from repulsive.lab.systems.classification.inputs import model_inputs
 from repulsive.lab.text.batches import Buckets
 from repulsive.lab.text.prepared import Part
-from repulsive.pages.maps import head_overlap
 
 _BATCH = 256
 _MEMORY = 1 << 25  # most numbers of head outputs in one pass
@@ -42,10 +42,10 @@ def measure_classifier(
         seed: of the head bootstrap.
         foreign: sentences of another dataset, on the same device.
     """
-    outlets = find_outlets(model)
-    heads = outlets[0].num_heads
+    layers = find_attention_layers(model)
+    heads = layers[0].num_heads
     generator = torch.Generator().manual_seed(seed)
-    fixed = torch.cat([torch.ones(1, heads), leave_one_out(heads), only_one(heads)])  # [1 + 2 M, M]
+    fixed = torch.cat([torch.ones(1, heads), leave_one_out(heads), keep_one(heads)])  # [1 + 2 M, M]
     weights = torch.cat([fixed, bootstrap_weights(heads, BOOTSTRAP_DRAWS, generator)])
     sides = len(part.sentences)
     weights = weights.double() ** (1 / sides)  # a pair multiplies a head's outputs for the two sentences
@@ -59,8 +59,8 @@ def measure_classifier(
         for view in attention if isinstance(attention, tuple) else (attention,):  # [B, M, T]
             overlap += head_overlap(view.double()).sum(0).cpu() / sides
         for output in sentences if isinstance(sentences, tuple) else (sentences,):  # [B, M, d]
-            outputs.append((of_outputs(output.unsqueeze(2), name=outlets[0].name), len(output)))
-        logits = reweighted_logits(model, tuple(arguments), weights, outlets=outlets)  # [1 + 2 M + K, B, C]
+            outputs.append((of_outputs(output.unsqueeze(2), name=layers[0].name), len(output)))
+        logits = reweighted_logits(model, tuple(arguments), weights, layers=layers)  # [1 + 2 M + K, B, C]
         right = logits[: len(fixed)].argmax(-1) == part.labels[indices]  # [1 + 2 M, B]
         correct += right.sum(-1).double().cpu()
         mixed = mixture(logits[len(fixed) :]).cpu()  # [B, C]
@@ -71,14 +71,14 @@ def measure_classifier(
     running = {"outputs": [merged(outputs)]}
     measured = Measured(of_weights(find_heads(model)), overlap / count, change, count, boot, on_foreign, running)
     order = change.argsort(descending=True, stable=True).tolist()
-    return replace(measured, alone=correct[0] / count + alone, pruned=_pruned(model, part, count, order, outlets))
+    return replace(measured, alone=correct[0] / count + alone, pruned=_pruned(model, part, count, order, layers))
 
 
-def _pruned(model: nn.Module, part: Part, count: int, order: list[int], outlets: Sequence[Outlet]) -> Curve:
+def _pruned(model: nn.Module, part: Part, count: int, order: list[int], layers: Sequence[AttentionLayer]) -> Curve:
     """Accuracy as heads are removed in the given order, in one pass over the data."""
-    weights, correct = fewer_and_fewer(order), torch.zeros(len(order) + 1, dtype=torch.float64)
+    weights, correct = remove_in_order(order), torch.zeros(len(order) + 1, dtype=torch.float64)
     for indices, arguments in _batches(part, count, _batch_size(model, len(weights), len(order))):
-        logits = reweighted_logits(model, tuple(arguments), weights, outlets=outlets)  # [1 + M, B, C]
+        logits = reweighted_logits(model, tuple(arguments), weights, layers=layers)  # [1 + M, B, C]
         correct += (logits.argmax(-1) == part.labels[indices]).sum(-1).double().cpu()
     shares = (correct / count).tolist()
     return Curve(tuple(range(len(shares))), tuple(shares), tuple((0, head) for head in order))

@@ -32,7 +32,7 @@ from repulsive.lab.systems.electra.model import (
 from repulsive.lab.text.folders import digest
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 from repulsive.lab.text.wordpiece import WordPieces
-from repulsive.metrics.detection import auc
+from repulsive.metrics.auc import auc
 
 _COMPILED = (  # modules to compile, if training.compile
     "ElectraLayer",

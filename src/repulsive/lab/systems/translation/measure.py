@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.diagnostics.diversity import of_weights
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
 from repulsive.diagnostics.hooks.capture import capture
-from repulsive.diagnostics.hooks.outlets import find_outlets
-from repulsive.diagnostics.hooks.running import run_heads
-from repulsive.diagnostics.labels import short_names
+from repulsive.diagnostics.hooks.measure_batches import measure_batches
+from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.redundancy import Evaluate, head_ablation, pruning_curve
+from repulsive.diagnostics.similarity import of_weights
 from repulsive.heads import find_heads
 from repulsive.lab.engine.reporting import Measured, Progress
 from repulsive.lab.systems.translation import metrics
@@ -43,12 +43,12 @@ def measure_translator(
         bleu: what `bleu_of` returned for as many sentences; None: measure token accuracy, as `accuracy_of` does.
         progress: called after each head.
     """
-    groups, outlets = find_heads(model), find_outlets(model)
+    groups, layers = find_heads(model), find_attention_layers(model)
     count = min(most, len(part))
     batches = ((source, before) for _, source, before, _ in _batches(part, min(COMPARED, len(part))))
-    running = run_heads(model, batches, outlets, real=_real)
+    running = measure_batches(model, batches, layers, real=_real)
     evaluate = accuracy_of(part, count) if bleu is None else bleu
-    ablation = head_ablation(model, evaluate, outlets=outlets, progress=progress)
+    ablation = head_ablation(model, evaluate, layers=layers, progress=progress)
     return Measured(
         of_weights(groups),
         change=ablation.change[~ablation.change.isnan()],
@@ -58,7 +58,7 @@ def measure_translator(
         by_layer=ablation.change,
         layers=ablation.layers,
         metric="accuracy" if bleu is None else "BLEU",
-        pruned=pruning_curve(model, evaluate, -ablation.change, outlets=outlets),
+        pruned=pruning_curve(model, evaluate, -ablation.change, layers=layers),
     )
 
 
@@ -117,10 +117,10 @@ def layered_examples(
 
 def _maps(model: nn.Module, source: Tensor, before: Tensor) -> list[Maps]:
     names, layers = short_names(find_heads(model)), []
-    for layer in capture(model, (source, before)).layers:
-        where = layer.outlet.where
+    for captured in capture(model, (source, before)).layers:
+        where = captured.layer.where
         rows, columns = ("source" if side else "target" for side in (where == "encoder", where != "decoder"))
-        layers.append(Maps(names[layer.outlet.name], layer.weights[0][0].float(), rows, columns))
+        layers.append(Maps(names[captured.name], captured.weights[0][0].float(), rows, columns))
     return layers
 
 

@@ -1,0 +1,72 @@
+"""`repulsive prune MODEL`: remove heads and write an ordinary checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from repulsive.cli.say import say
+
+
+def prune(
+    model: Annotated[str, typer.Argument(help="Folder of a transformers model with weights and a tokenizer.")],
+    out: Annotated[Path, typer.Option(help="Folder to create for the pruned model.")],
+    text: Annotated[Path | None, typer.Option(help="UTF-8 file, one sentence per line, to score heads on.")] = None,
+    sentence: Annotated[list[str] | None, typer.Option(help="A sentence; may be given several times.")] = None,
+    keep: Annotated[str, typer.Option(help="Share of the heads to keep in every layer, such as 75%.")] = "75%",
+    recover: Annotated[int, typer.Option(min=0, help="Train this many steps on the text after pruning.")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Learning rate of --recover.")] = 5e-5,
+    most: Annotated[int, typer.Option(min=1, help="Read at most this many sentences.")] = 256,
+    length: Annotated[int, typer.Option(min=2, help="Truncate sentences to this many tokens.")] = 128,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Remove the least important heads of a model and write a checkpoint that plain transformers loads.
+
+    Heads are scored on the text, without labels. Every layer keeps the same number of heads, and the pruned model is
+    compared with the ablated one before anything is written.
+    """
+    import json
+
+    from repulsive.diagnostics.loading.inputs import read_sentences, tokenize
+    from repulsive.diagnostics.loading.model import load_model
+    from repulsive.diagnostics.pruned_checkpoint import as_json, prune_model, table_rows, write_checkpoint
+
+    share = _share(keep)
+    if text is None and not sentence:
+        raise typer.BadParameter("give the text to score heads on: --text FILE or --sentence TEXT", param_hint="--text")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise typer.BadParameter(f"{str(out)!r} is not an empty folder; choose another", param_hint="--out")
+    sentences = read_sentences(text, sentence or [], most)
+    loaded = load_model(model)
+    batches = tokenize(loaded, sentences, length).batches
+    result = prune_model(
+        loaded,
+        batches,
+        share,
+        recover=recover,
+        learning_rate=learning_rate,
+        progress=lambda line: say(line, err=True),
+    )
+    write_checkpoint(result, loaded.tokenizer, out, model)
+    if json_output:
+        say(json.dumps(as_json(result, model), indent=1))
+        return
+    rows = table_rows(result)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        say(row[0].ljust(widths[0]) + "".join(cells))
+    say(f"\nwritten to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
+
+
+def _share(keep: str) -> float:
+    """75%, 0.75 -> 0.75."""
+    try:
+        value = float(keep.removesuffix("%")) / (100 if keep.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise typer.BadParameter(f"{keep!r}: expected a share between 0% and 100%, such as 75%", param_hint="--keep")
+    return value

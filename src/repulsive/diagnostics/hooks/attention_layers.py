@@ -1,0 +1,232 @@
+r"""Find the attention layers of a model, and read or replace the outputs of their heads.
+
+Multi-head attention is $\sum_h W^O_h o_h$: the input of the output projection is the concatenated head outputs $o_h$.
+A hook on that input reads or replaces the output of each head, whatever backend computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from repulsive.errors import HeadLayoutError, SelectionError
+from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.table.output_projection import output_projection
+
+Change = Callable[["AttentionLayer", Tensor], Tensor | None]  # layer, head outputs -> new outputs; None: no change
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionLayer:
+    """One attention layer, and the module where its head outputs can be hooked.
+
+    Args:
+        name: the attention module's dotted name.
+        layer: its index in its stack, from 0.
+        where: "encoder", "decoder" or "cross".
+        num_heads: number of query heads.
+        attention: the attention module.
+        module: the module to hook: the output projection, or the attention module itself.
+        kind: "projection" (the input of the output projection holds the heads), "torch" (`nn.MultiheadAttention`,
+            which never calls its projection as a module), "result" (no projection: the result of the attention module
+            has a head axis, [B, M, d]) or "graph" (no projection: the result of message passing has a head axis,
+            [nodes, M, d], before heads are concatenated or averaged).
+        head_dim: d; 0 if it is known only from the result.
+        projection: dotted name of the output projection; "" if there is none.
+    """
+
+    name: str
+    layer: int
+    where: str
+    num_heads: int
+    attention: nn.Module
+    module: nn.Module
+    kind: str
+    head_dim: int
+    projection: str = ""
+
+
+def find_attention_layers(
+    model: nn.Module,
+    groups: Sequence[HeadGroup] | None = None,
+    *,
+    example_inputs: object = None,
+    out: Mapping[str, str] | None = None,
+) -> list[AttentionLayer]:
+    """Find every attention layer whose head outputs can be hooked, in model order.
+
+    Args:
+        model: any module, also inside a data-parallel or compile wrapper.
+        groups: the result of `find_heads` for all parts; None calls it.
+        example_inputs: passed to `find_heads` if groups is None.
+        out: dotted name of an attention module -> dotted name of its output projection, for layers where the
+            projection is not found.
+
+    Raises:
+        HeadLayoutError: a layer has no output projection as wide as its heads.
+        NoHeadsFound: the model has no heads.
+        SelectionError: the groups join several parts.
+    """
+    inner = unwrap(model)
+    groups = find_heads(model, example_inputs) if groups is None else groups
+    modules = {clean(name): module for name, module in inner.named_modules()}
+    by_module: dict[str, list[HeadGroup]] = {}
+    for group in groups:
+        if len(group.part) > 1:
+            raise SelectionError(
+                f"{group.name} joins parts {group.part}; find_attention_layers needs particle='projection'"
+            )
+        by_module.setdefault(module_of(group), []).append(group)
+    return [_attention_layer(modules, name, own, (out or {}).get(name)) for name, own in by_module.items()]
+
+
+@contextmanager
+def replaced_head_outputs(layers: Sequence[AttentionLayer], change: Change) -> Iterator[None]:
+    """Call `change(layer, heads)` with head outputs [B, T, M, d], and use its result unless it returns None.
+
+    Packed tokens and the nodes of a graph have the shape [1, N, M, d], additive attention has [B, 1, M, d]. In nested
+    contexts the inner `change` receives the result of the outer one. All hooks are removed at the end, also after an
+    exception.
+    """
+    with ExitStack() as stack:
+        for layer in layers:
+            _hook(stack, layer, change)
+        yield
+
+
+@torch.no_grad()
+def output_weight(layer: AttentionLayer) -> Tensor:
+    """Weight of a layer's output projection, [d_model, M d], including an adapter around it.
+
+    Args:
+        layer: a layer with an output projection (kind "projection" or "torch").
+    """
+    width = layer.num_heads * layer.head_dim
+    projection: nn.Module = layer.attention.out_proj if layer.kind == "torch" else layer.module  # type: ignore[assignment]
+    if isinstance(projection, _IdentityProjection):  # inside a context that replaces head outputs
+        projection = projection.originals[0]
+    weight = getattr(projection, "weight", None)
+    if isinstance(projection, nn.Linear) and isinstance(weight, Tensor) and weight.shape[-1] == width:
+        return weight.detach()
+    if type(projection).__name__ == "Conv1D" and isinstance(weight, Tensor):
+        return weight.detach().mT
+    first = next(projection.parameters())
+    unit = torch.eye(width, device=first.device, dtype=first.dtype if first.is_floating_point() else torch.float32)
+    training = projection.training
+    try:
+        response = projection.eval()(unit) - projection(torch.zeros_like(unit[:1]))  # [M d, d_model]
+    finally:
+        projection.train(training)
+    return response.mT
+
+
+def _attention_layer(
+    modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup], out: str | None
+) -> AttentionLayer:
+    attention, first = modules[name], groups[0]
+    heads = max(group.num_heads for group in groups)
+    value = next((group for group in groups if "v" in group.part), None)
+    head_dim = value.slices[0].rows.shape[1] if value else 0
+    position = (name, first.layer, first.where, heads, attention)
+    if out is None and first.family == "additive":
+        return AttentionLayer(*position, attention, "result", 0)
+    if out is None and hasattr(attention, "register_propagate_forward_hook"):
+        return AttentionLayer(*position, attention, "graph", head_dim)
+    found = output_projection(modules, name, first.family, heads, head_dim, out)
+    if found is not None:
+        path, projection, width = found
+        kind = "torch" if isinstance(attention, nn.MultiheadAttention) else "projection"
+        hooked = attention if kind == "torch" else projection
+        return AttentionLayer(*position, hooked, kind, width // heads, path)
+    expected = f"{heads} heads of size {head_dim}" if head_dim else f"{heads} heads"
+    problem = f"{out!r} is not a projection" if out is not None else "found no output projection"
+    raise HeadLayoutError(
+        f"{name or type(attention).__name__} ({first.family}): {problem} that takes {expected}; "
+        f'name it: find_attention_layers(model, out={{"{name}": "dotted.name.of.its.output.projection"}})'
+    )
+
+
+def _hook(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:
+    if layer.kind == "projection":
+
+        def before_projection(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            name = next(iter(kwargs)) if not args else ""
+            new = _changed(layer, change, args[0] if args else kwargs[name])
+            if new is None:
+                return None
+            return ((new, *args[1:]), kwargs) if args else (args, {**kwargs, name: new})
+
+        stack.callback(layer.module.register_forward_pre_hook(before_projection, with_kwargs=True).remove)
+    elif layer.kind == "torch":
+        _hook_torch(stack, layer, change)
+    elif layer.kind == "graph":
+
+        def after_propagate(_module: nn.Module, _args: object, heads: Tensor) -> Tensor | None:
+            new = change(layer, heads.unsqueeze(0))  # [1, nodes, M, d]
+            return None if new is None else new.squeeze(0)
+
+        stack.callback(layer.module.register_propagate_forward_hook(after_propagate).remove)  # type: ignore[operator]
+    else:
+
+        def after_attention(_module: nn.Module, _args: object, result: Any) -> Any:
+            single = isinstance(result, Tensor)
+            *others, heads = [result] if single else result  # additive attention returns [B, M, d] last
+            new = change(layer, heads.unsqueeze(1))  # [B, 1, M, d]
+            if new is None:
+                return None
+            return new.squeeze(1) if single else (*others, new.squeeze(1))
+
+        stack.callback(layer.module.register_forward_hook(after_attention).remove)
+
+
+class _IdentityProjection(nn.Module):
+    """Replaces the projection of `nn.MultiheadAttention`, which then returns its concatenated heads."""
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.originals = [original]  # in a list, so that it is not a submodule
+        weight = original.weight
+        self.changes: list[Change] = []  # of all open contexts, the outermost first
+        self.register_buffer("weight", torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
+        self.register_buffer("bias", None if original.bias is None else torch.zeros_like(original.bias).detach())
+
+
+def _hook_torch(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:
+    attention = layer.module
+    assert isinstance(attention, nn.MultiheadAttention)
+    current: nn.Module = attention.out_proj
+    if isinstance(current, _IdentityProjection):  # an outer context applies the projection after all changes
+        current.changes.append(change)
+        stack.callback(current.changes.pop)
+        return
+    original, identity = attention.out_proj, _IdentityProjection(attention.out_proj)
+    identity.changes.append(change)
+    attention._modules["out_proj"] = identity
+    stack.callback(attention._modules.__setitem__, "out_proj", original)
+
+    def after_attention(_module: nn.Module, _args: object, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        heads = result[0]  # [B, T, M d], or [T, B, M d]
+        tokens_first = heads.ndim == 3 and not attention.batch_first
+        heads = heads.transpose(0, 1) if tokens_first else heads
+        for each in identity.changes:
+            new = _changed(layer, each, heads)
+            heads = heads if new is None else new
+        heads = heads.transpose(0, 1) if tokens_first else heads
+        return F.linear(heads, original.weight, original.bias), *result[1:]
+
+    stack.callback(attention.register_forward_hook(after_attention, prepend=True).remove)
+
+
+def _changed(layer: AttentionLayer, change: Change, x: Tensor) -> Tensor | None:
+    """Apply `change` to `x` [..., M d] in the shape [B, T, M, d], and return its result in the shape of `x`."""
+    heads = x.unflatten(-1, (layer.num_heads, -1))  # [..., M, d]
+    batched = heads.unsqueeze(0) if x.ndim == 2 else heads.flatten(1, -3)  # [B, T, M, d]
+    new = change(layer, batched)
+    return None if new is None else new.reshape(x.shape)

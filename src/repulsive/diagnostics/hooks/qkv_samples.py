@@ -1,0 +1,206 @@
+"""Sample queries, keys and values of attention layers while a model runs.
+
+They are recorded after the projections, biases and norms, and before rotary position embeddings. The model runs in
+evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, real_keys, real_queries
+from repulsive.diagnostics.hooks.qkv_layers import Projection, QKVLayer
+from repulsive.diagnostics.hooks.qkv_torch import hook_torch
+from repulsive.particles.gram import compute_dtype
+from repulsive.particles.logits import centre_keys
+
+
+@dataclass(eq=False)
+class QKVSamples:
+    """Queries, keys and values of one attention layer for sampled tokens.
+
+    Args:
+        layer: the attention layer.
+        samples: part -> blocks [N, M, d], one per pass; keys are centred per sequence, padding is left out.
+        problem: why they could not be recorded; "" if they were.
+    """
+
+    layer: QKVLayer
+    samples: dict[str, list[Tensor]] = field(default_factory=dict)
+    problem: str = ""
+
+    def part(self, name: str) -> Tensor:
+        """All sampled tokens of one part, [N, M, d]."""
+        return torch.cat(self.samples[name])
+
+    def count(self, name: str) -> int:
+        """Number of sampled tokens N."""
+        return sum(len(block) for block in self.samples.get(name, ()))
+
+
+@torch.no_grad()
+def sample_qkv(
+    model: nn.Module,
+    batches: Sequence[Any],
+    layers: Sequence[QKVLayer],
+    *,
+    tokens: int = 2048,
+    seed: int = 0,
+    queries: TokenMask = real_queries,
+    keys: TokenMask = real_keys,
+) -> list[QKVSamples]:
+    """Run a model on all batches and keep the queries, keys and values of some tokens.
+
+    The runs of a layer that runs several times in a pass are pooled. Every layer keeps the same tokens.
+
+    Args:
+        model: its weights, flags and results do not change.
+        batches: inputs of the model, each a tensor, a tuple of arguments or a mapping of keyword arguments.
+        layers: the result of `find_qkv_layers`.
+        tokens: maximum number of tokens per part, an equal share from each batch.
+        seed: random seed of the sample.
+        queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T].
+        keys: the same for the tokens of keys and values.
+    """
+    results = [QKVSamples(layer) for layer in layers]
+    for number, batch in enumerate(batches):
+        sampler = _Sampler(tokens, len(batches) - number, seed + number)
+        with evaluating(model), ExitStack() as stack:
+            recorders = []
+            for each in results:
+                if not each.problem:
+                    where = each.layer.where
+                    recorder = _Recorder(each, sampler, queries(batch, where), keys(batch, where))
+                    _hook_layer(stack, recorder)
+                    recorders.append(recorder)
+            call(model, batch)
+        for recorder in recorders:
+            recorder.end()
+    for each in results:
+        missing = [part for part in each.layer.parts if not each.problem and not each.count(part)]
+        if missing:
+            each.problem = f"the model never called its {missing[0]} projection as a module, or only on padding"
+    return results
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    """Samples tokens; layers with the same number of tokens get the same sample."""
+
+    tokens: int
+    batches_left: int
+    seed: int
+
+    def share(self, kept: int) -> int:
+        """Number of tokens to take from this batch after `kept` were kept."""
+        return -(-(self.tokens - kept) // self.batches_left)
+
+    def sample(self, heads: Tensor, share: int) -> Tensor:
+        """Sample at most `share` tokens of [N, M, d]."""
+        if len(heads) <= share:
+            return heads
+        order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(self.seed))
+        return heads[order[:share].sort().values.to(heads.device)]
+
+
+class _Recorder:
+    """Records the projections of one layer in one forward pass, and samples their tokens."""
+
+    def __init__(self, result: QKVSamples, sampler: _Sampler, queries: Tensor | None, keys: Tensor | None) -> None:
+        self.result, self.sampler = result, sampler
+        self.real: Mapping[str, Tensor | None] = {"q": queries, "k": keys, "v": keys}
+        self.blocks: dict[str, list[Tensor]] = {}
+        self.pending: dict[str, Tensor] = {}  # projections whose norm has not run yet
+        self.unmatched_norms: set[str] = set()  # parts whose norm had another input
+
+    def keep(self, part: str, heads: Tensor, real: Tensor | None) -> None:
+        """Keep a sample of [S, n, M, d]; `real` [S, n] is False for padding."""
+        heads = heads.detach().to(compute_dtype(heads))
+        if part == "k":
+            heads = centre_keys(heads, real)
+        rows = heads.flatten(0, 1)  # [N, M, d]
+        rows = rows if real is None else rows[real.flatten()]
+        share = self.sampler.share(self.result.count(part))
+        self.blocks.setdefault(part, []).append(self.sampler.sample(rows, share))
+
+    def projection_ran(self, part: str, out: object) -> None:
+        """Record the result of a projection."""
+        projection = self.result.layer.parts[part]
+        if not isinstance(out, Tensor) or out.shape[-1] != projection.features or out.ndim < 2:
+            self.result.problem = f"its {part} projection does not return [..., {projection.features}]"
+            return
+        out = out.unsqueeze(0) if out.ndim == 2 else out.flatten(1, -2)  # [S, n, features]
+        real = self.real[part]
+        if real is not None and out.shape[1] == len(real) != len(out):  # tokens come first
+            if len(out) != real.shape[1]:
+                self.result.problem = f"it projects {len(out)} tokens, but the mask of the inputs has {real.shape[1]}"
+                return
+            out = out.transpose(0, 1)
+        heads = out[..., projection.rows.to(out.device)]  # [S, n, M, d], a copy
+        self.flush(part)
+        if projection.norm is None:
+            self.keep(part, heads, self.mask_of(part, heads))
+        else:
+            self.pending[part] = heads
+
+    def norm_ran(self, part: str, before: Tensor, after: Tensor) -> None:
+        """Replace the result of a projection by the result of its norm, if the norm's input was that projection."""
+        heads = self.pending.get(part)
+        if heads is None:
+            return  # the norm runs before the projection
+        layouts = [(before, after)]
+        if before.ndim == 4:
+            layouts.append((before.transpose(1, 2), after.transpose(1, 2)))  # [S, M, n, d]
+        for norm_in, norm_out in layouts:
+            if norm_in.numel() == heads.numel() and torch.equal(norm_in.reshape(heads.shape), heads):
+                del self.pending[part]
+                self.keep(part, norm_out.reshape(heads.shape), self.mask_of(part, heads))
+                return
+        self.unmatched_norms.add(part)
+
+    def flush(self, part: str) -> None:
+        """Keep a projection whose norm did not run."""
+        heads = self.pending.pop(part, None)
+        if heads is not None and part in self.unmatched_norms:
+            self.result.problem = f"its {part} norm does not take the result of the projection"
+        elif heads is not None:
+            self.keep(part, heads, self.mask_of(part, heads))
+
+    def mask_of(self, part: str, heads: Tensor) -> Tensor | None:
+        """Mask of this part's tokens, bool [S, n]; None if there is none or it has another shape."""
+        real = self.real[part]
+        return real.to(heads.device) if real is not None and real.shape == heads.shape[:2] else None
+
+    def end(self) -> None:
+        """Add the tokens of this pass to the samples."""
+        for part in tuple(self.pending):
+            self.flush(part)
+        for part, blocks in self.blocks.items():
+            kept = self.result.samples.setdefault(part, [])
+            kept.append(self.sampler.sample(torch.cat(blocks), self.sampler.share(self.result.count(part))))
+
+
+def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:
+    for part, projection in recorder.result.layer.parts.items():
+        if isinstance(projection.module, nn.MultiheadAttention):
+            hook_torch(stack, part, projection, recorder.real[part], recorder.keep)
+        else:
+            _hook_projection(stack, part, projection, recorder)
+
+
+def _hook_projection(stack: ExitStack, part: str, projection: Projection, recorder: _Recorder) -> None:
+    def after_projection(_module: nn.Module, _args: object, out: object) -> None:
+        recorder.projection_ran(part, out)
+
+    def after_norm(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        recorder.norm_ran(part, args[0] if args else out, out)
+
+    stack.callback(projection.module.register_forward_hook(after_projection).remove)
+    if projection.norm is not None:
+        stack.callback(projection.norm.register_forward_hook(after_norm).remove)

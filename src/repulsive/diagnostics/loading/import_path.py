@@ -1,0 +1,66 @@
+"""Import an object by its path, `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from repulsive.errors import RepulsiveError
+
+
+class LoadError(RepulsiveError, ValueError):
+    """A model or its inputs cannot be loaded: a typo, a missing file or package, or an object of another type."""
+
+
+def import_object(path: str) -> Any:
+    """Import an object, with the current directory on the module search path.
+
+    Args:
+        path: `package.module:name`; the name may be dotted.
+
+    Raises:
+        LoadError: there is no such module or object, or the import fails.
+    """
+    module, _, dotted = path.partition(":")
+    if not module or not dotted:
+        raise LoadError(f"{path!r} is not a complete import path; write package.module:name")
+    value: Any = _import_module(module)
+    parent = module
+    for name in dotted.split("."):
+        if not hasattr(value, name):
+            public = [each for each in dir(value) if not each.startswith("_")]
+            raise LoadError(f"{parent} has no {name!r}{suggest(name, public)}")
+        value, parent = getattr(value, name), f"{parent}.{name}"
+    return value
+
+
+def _import_module(name: str) -> object:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            files = [file.stem for file in Path(here).glob("*.py")]
+            raise LoadError(f"no module {error.name!r} here or installed{suggest(error.name, files)}") from error
+        raise LoadError(f"module {name} needs {error.name!r}, which is not installed") from error
+    except Exception as error:
+        raise LoadError(f"importing {name} failed: {first_line(error)}") from error
+
+
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """Hint at the most similar choice: " (did you mean 'x'?)"; "" if none is similar."""
+    matches = get_close_matches(word, list(choices), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of an error message."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

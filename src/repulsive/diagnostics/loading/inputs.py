@@ -1,0 +1,138 @@
+"""Make batches for a model: tokenised sentences, or example inputs by import path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from repulsive.diagnostics.hooks.calling import call, evaluating
+from repulsive.diagnostics.loading.import_path import LoadError, first_line, import_object
+from repulsive.diagnostics.loading.model import LoadedModel
+from repulsive.errors import DataError
+
+BATCH_SIZE = 8  # sentences: large enough to use a CPU well, small enough for little memory
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedText:
+    """Batches for a model, and the tokens of each sentence in the order of the batches.
+
+    Args:
+        batches: keyword arguments of the model.
+        tokens: tokens of each sentence, without padding.
+        decoder_reads_source: the decoder of an encoder-decoder reads the same sentences as its encoder.
+    """
+
+    batches: list[dict[str, Any]]
+    tokens: list[list[str]]
+    decoder_reads_source: bool = False
+
+
+def read_sentences(path: Path | None, sentences: Sequence[str], limit: int) -> list[str]:
+    """Collect the given sentences and those of a file, one per line, without blank ones.
+
+    Args:
+        path: UTF-8 text file; None: no file.
+        sentences: further sentences, which come first.
+        limit: maximum number of sentences.
+
+    Raises:
+        DataError: the file cannot be read, or there are no sentences.
+    """
+    lines = list(sentences)
+    if path is not None:
+        try:
+            lines += path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"cannot read {str(path)!r}: {first_line(error)}") from error
+    result = [line.strip() for line in lines if line.strip()]
+    if not result and (path is not None or sentences):
+        source = repr(str(path)) if path else "--sentence"
+        raise DataError(f"no sentence in {source}; write one per line")
+    return result[:limit]
+
+
+def tokenize(loaded: LoadedModel, sentences: Sequence[str], max_length: int) -> TokenizedText:
+    """Tokenise sentences into batches, shortest first, truncated to `max_length` tokens.
+
+    Raises:
+        DataError: there is no tokenizer, or it does not belong to the model.
+    """
+    tokenizer, model = loaded.tokenizer, loaded.model
+    if tokenizer is None:
+        raise DataError("text needs a model folder with a tokenizer (tokenizer.json); for other models use --example")
+    limits = [max_length, _max_positions(model), tokenizer.model_max_length]
+    limit = min(size for size in limits if isinstance(size, int) and size > 0)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    batch_size = BATCH_SIZE if tokenizer.pad_token is not None else 1
+    ordered = sorted(sentences, key=lambda text: (len(text), text))
+    parameters = inspect.signature(model.forward).parameters
+    is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    batches, tokens = [], []
+    for start in range(0, len(ordered), batch_size):
+        part = ordered[start : start + batch_size]
+        encoded = tokenizer(part, return_tensors="pt", padding=batch_size > 1, truncation=True, max_length=limit)
+        batch = {name: value for name, value in encoded.items() if name in parameters}
+        if "input_ids" not in batch:
+            expected = model.main_input_name if isinstance(model.main_input_name, str) else "other inputs"
+            raise DataError(f"{type(model).__name__} reads {expected}, not text; give it inputs with --example")
+        _check_token_ids(model, batch["input_ids"])
+        mask = encoded.get("attention_mask", torch.ones_like(batch["input_ids"]))
+        tokens += [
+            tokenizer.convert_ids_to_tokens(ids[real.bool()].tolist())
+            for ids, real in zip(batch["input_ids"], mask, strict=True)
+        ]
+        if is_encoder_decoder:
+            batch["decoder_input_ids"] = batch["input_ids"]
+            if "decoder_attention_mask" in parameters and "attention_mask" in batch:
+                batch["decoder_attention_mask"] = batch["attention_mask"]
+        batches.append(batch)
+    return TokenizedText(batches, tokens, is_encoder_decoder)
+
+
+def example_inputs(path: str, model: nn.Module) -> Any:
+    """Import example inputs: a tensor, tuple or mapping, or a function that returns them.
+
+    Args:
+        path: import path, `package.module:name`.
+        model: the model; it is called with the inputs once.
+
+    Raises:
+        LoadError: the inputs cannot be imported, or the model does not run on them.
+    """
+    value = import_object(path)
+    try:
+        inputs = value() if callable(value) else value
+        with torch.no_grad(), evaluating(model):
+            call(model, inputs)
+    except Exception as error:
+        raise LoadError(f"the model does not run on the example inputs {path}: {first_line(error)}") from error
+    return inputs
+
+
+def _max_positions(model: nn.Module) -> int | None:
+    """Number of positions that a model supports: fewer than configured if they start after the padding index."""
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    padding = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
+    configured = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(configured, int):
+        return None
+    return configured - max([-1, *(index for index in padding if index is not None)]) - 1
+
+
+def _check_token_ids(model: nn.Module, ids: torch.Tensor) -> None:
+    vocabulary = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    if not ids.numel():
+        raise DataError("the tokenizer returns no tokens for some of the sentences; remove these")
+    if int(ids.max()) >= vocabulary:
+        raise DataError(
+            f"the tokenizer returns token id {int(ids.max())}, but the model's vocabulary has {vocabulary} tokens; "
+            "use the model's own tokenizer"
+        )

@@ -1,0 +1,363 @@
+"""`Heads`: the heads of a model as things to look at, compare and switch off."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.circuits import Similarity, circuit_similarity
+from repulsive.diagnostics.cka import linear_cka
+from repulsive.diagnostics.hooks.attention_layers import (
+    AttentionLayer,
+    find_attention_layers,
+    output_weight,
+    replaced_head_outputs,
+)
+from repulsive.diagnostics.hooks.calling import call, real_queries
+from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_ran
+from repulsive.diagnostics.importance import Loss, first_order_importance
+from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
+from repulsive.diagnostics.similarity import of_attention, of_outputs
+from repulsive.errors import SelectionError, did_you_mean
+from repulsive.heads import HeadGroup, find_heads
+
+Mode = Literal["zero", "mean", "patch"]
+Space = Literal["logits", "ov", "attention", "outputs", "cka"]
+SPACES: tuple[Space, ...] = ("logits", "ov", "attention", "outputs", "cka")
+MODES: tuple[Mode, ...] = ("zero", "mean", "patch")
+
+
+class Heads:
+    """The attention heads of a model.
+
+    Layers are counted from 0 in the order of the model, heads from 0 within their layer; with grouped key-value heads
+    a head is a query head. Nothing here changes the model: hooks exist only while a method or a `with` block runs.
+
+    Args:
+        model: any module with heads that `find_heads` finds.
+        example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. With an example the heads are
+            proved, and those of unknown classes are inferred.
+        out: dotted name of an attention module -> dotted name of its output projection, if it is not found.
+
+    Raises:
+        NoHeadsFound: the model has no heads.
+        HeadLayoutError: a layout is wrong, or a layer has no output projection as wide as its heads.
+
+    Example:
+        >>> x = torch.ones(2, 5, 8)
+        >>> heads = Heads(nn.MultiheadAttention(8, 2, batch_first=True), (x, x, x))
+        >>> heads.shape
+        [('', 2)]
+        >>> heads.attention((x, x, x))[0].shape, heads.outputs((x, x, x))[0].shape
+        (torch.Size([2, 2, 5, 5]), torch.Size([2, 5, 2, 8]))
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: object = None, *, out: dict[str, str] | None = None) -> None:
+        self.model = model
+        self.groups: list[HeadGroup] = find_heads(model, example_inputs)
+        self.layers: list[AttentionLayer] = find_attention_layers(model, self.groups, out=out)
+        self._example = example_inputs
+
+    # -- which heads there are ------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> list[tuple[str, int]]:
+        """Name and number of heads of every attention layer."""
+        return [(layer.name, layer.num_heads) for layer in self.layers]
+
+    def __len__(self) -> int:
+        return sum(layer.num_heads for layer in self.layers)
+
+    def __iter__(self) -> Iterator[Head]:
+        return (Head(self, layer, head) for layer, head in heads_of(self.layers))
+
+    def __getitem__(self, place: tuple[int, int]) -> Head:
+        """One head: `heads[3, 5]` is head 5 of layer 3."""
+        if not isinstance(place, tuple) or len(place) != 2:
+            raise SelectionError(f"heads[{place!r}]: expected a layer and a head, such as heads[3, 5]")
+        layer, head = place
+        head_masks(self.layers, [(layer, head)])
+        return Head(self, layer, head)
+
+    def proofs(self) -> dict[str, str]:
+        """How each group of heads is known: "proved", "table", "given" or "guess"."""
+        return {group.name: group.proof for group in self.groups}
+
+    # -- look -----------------------------------------------------------------------------------------------------
+
+    def attention(self, inputs: object) -> list[Tensor | None]:
+        """Capture the attention weights of every layer, whatever backend the model uses.
+
+        Args:
+            inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
+
+        Returns:
+            Per layer [B, M, T, S]; [R, B, M, T, S] for a layer that runs R > 1 times, as in ALBERT; None for a layer
+            that the inputs do not reach.
+        """
+        return self._per_layer(self._capture(inputs, weights=True), lambda captured: list(captured.weights))
+
+    def outputs(self, inputs: object) -> list[Tensor | None]:
+        r"""Capture the contribution of every head after its output projection, $W^O_h o_h$.
+
+        The contributions of a layer, added up, are its output without the bias of the output projection. A layer
+        without an output projection gives the outputs of its heads as they are.
+
+        Returns:
+            Per layer [B, T, M, d_model]; [R, B, T, M, d_model] for a layer that runs R > 1 times; None for a layer
+            that the inputs do not reach.
+        """
+        return self._per_layer(self._capture(inputs, weights=False), _contributions)
+
+    # -- switch off -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def ablated(self, heads: Iterable[tuple[int, int]], mode: Mode = "zero", source: object = None) -> Iterator[None]:
+        """Replace the outputs of some heads inside this context.
+
+        Args:
+            heads: (layer, head) pairs.
+            mode: "zero"; "mean": the head's mean output over the tokens of `source`; "patch": the head's outputs on
+                `source`, token by token (activation patching).
+            source: inputs for "mean" (default: the example inputs) and "patch".
+
+        Raises:
+            SelectionError: there is no such head, mode or source, or the patched inputs have another shape.
+        """
+        chosen = list(heads)
+        if mode not in MODES:
+            raise SelectionError(f"mode={mode!r}: {did_you_mean(mode, MODES)}choose 'zero', 'mean' or 'patch'")
+        if mode == "zero":
+            if source is not None:
+                raise SelectionError("source is not used with mode='zero'; choose mode='mean' or mode='patch'")
+            with ablate(self.model, chosen, layers=self.layers):
+                yield
+            return
+        source = self._example if source is None and mode == "mean" else source
+        if source is None:
+            raise SelectionError(f"mode={mode!r} needs source=, the inputs that the replaced outputs are taken from")
+        masks = head_masks(self.layers, chosen)
+        values = self._replacements(source, mode, masks)
+        runs = dict.fromkeys(masks, 0)
+
+        def replace(layer: AttentionLayer, outputs: Tensor) -> Tensor:
+            new = values[layer.name][runs[layer.name] % len(values[layer.name])]
+            runs[layer.name] += 1
+            if mode == "patch" and new.shape != outputs.shape:
+                sizes = f"head outputs are {list(new.shape)} on the source and {list(outputs.shape)} on these inputs"
+                raise SelectionError(f"{layer.name}: {sizes}; patch with inputs of the same shape")
+            mask = masks[layer.name].to(outputs.device).unsqueeze(-1)  # [M, 1]
+            return torch.where(mask, new.to(outputs), outputs)
+
+        hooked = [layer for layer in self.layers if layer.name in masks]
+        with replaced_head_outputs(hooked, replace):
+            yield
+        check_hooks_ran(hooked, {name for name, count in runs.items() if count})
+
+    # -- measure --------------------------------------------------------------------------------------------------
+
+    def importance(self, batches: Iterable[Any], loss: Loss | None = None, *, normalise: bool = False) -> Tensor:
+        r"""Estimate how much the loss depends on each head, to first order: $E\,|o_h^\top \partial L / \partial o_h|$.
+
+        Args:
+            batches: inputs; with `loss=None` mappings that contain labels, so that the model returns its loss.
+            loss: called with the model and a batch; returns a scalar.
+            normalise: divide by the l2 norm over the heads of each layer, so that layers are comparable.
+
+        Returns:
+            float64 [layers, heads]; nan where a layer has fewer heads.
+        """
+        return first_order_importance(self.model, loss or _own_loss, batches, normalise=normalise, layers=self.layers)
+
+    def similarity(self, batches: Sequence[Any], space: Space = "logits") -> list[Similarity]:
+        """Measure how similar the heads of each layer are.
+
+        Args:
+            batches: inputs, each as for `attention`.
+            space: where to compare heads: "logits" (QK circuit: attention logits over independent tokens, keys
+                centred), "ov" (OV circuit), "attention" (attention weights), "outputs" (contributions after the output
+                projection), or "cka" (linear CKA of these contributions, which ignores rotations).
+
+        Returns:
+            One entry per layer that ran, with the matrix [M, M], its mean over pairs and its largest pair.
+        """
+        if space not in SPACES:
+            raise SelectionError(f"space={space!r}: {did_you_mean(space, SPACES)}choose one of {', '.join(SPACES)}")
+        if space in ("logits", "ov"):
+            found = circuit_similarity(self.model, batches, groups=self.groups)
+            return found.logits if space == "logits" else found.ov
+        weighted: dict[str, Tensor] = {}
+        tokens: dict[str, int] = {}
+        for batch in batches:
+            for captured in self._capture(batch, weights=True, strict=space == "attention"):
+                mask = captured.own_mask(real_queries(batch, captured.layer.where))
+                cosine, count = _compare(captured, space, mask)
+                weighted[captured.name] = weighted.get(captured.name, torch.zeros(())) + cosine * count
+                tokens[captured.name] = tokens.get(captured.name, 0) + count
+        return [Similarity(name, space, total / tokens[name], tokens[name]) for name, total in weighted.items()]
+
+    # -- show -----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        shown = [f"  {i:>3}  {name or '(model)'}: {count} heads" for i, (name, count) in enumerate(self.shape)]
+        if len(shown) > 12:
+            shown = [*shown[:6], f"  ...  {len(shown) - 11} more layers", *shown[-5:]]
+        proofs = sorted(set(self.proofs().values()))
+        head = f"Heads of {type(self.model).__name__}: {len(self.layers)} layers, {len(self)} heads"
+        return "\n".join([f"{head} ({', '.join(proofs)})", *shown])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{i}</td><td>{html.escape(name or '(model)')}</td><td>{count}</td></tr>"
+            for i, (name, count) in enumerate(self.shape)
+        )
+        title = html.escape(repr(self).splitlines()[0])
+        return f"<b>{title}</b><table><tr><th>layer</th><th>module</th><th>heads</th></tr>{rows}</table>"
+
+    def plot(self, inputs: object, layer: int, item: int = 0) -> Any:
+        """Draw the attention of every head of one layer on one item, with Matplotlib.
+
+        Args:
+            inputs: as for `attention`.
+            layer: index of the layer.
+            item: index in the batch.
+
+        Returns:
+            A `matplotlib.figure.Figure`; its colour scale is shared by all heads.
+        """
+        from matplotlib.figure import Figure
+
+        weights = self.attention(inputs)[self[layer, 0].layer]
+        if weights is None:
+            raise SelectionError(f"layer {layer} ({self.layers[layer].name}) did not run on these inputs")
+        maps = weights.flatten(0, -5)[-1][item] if weights.ndim == 5 else weights[item]  # [M, T, S]
+        columns = min(6, len(maps))
+        rows = -(-len(maps) // columns)
+        figure = Figure(figsize=(1.8 * columns, 1.9 * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        top = float(maps.max())
+        for head, axis in enumerate(axes):
+            if head < len(maps):
+                axis.imshow(maps[head].float().cpu().numpy(), vmin=0, vmax=top, cmap="Blues", aspect="auto")
+                axis.set_title(f"head {head}", fontsize=8)
+                axis.tick_params(labelsize=6)
+            else:
+                axis.axis("off")
+        figure.suptitle(f"layer {layer}: {self.layers[layer].name}", fontsize=9)
+        return figure
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _capture(self, inputs: object, *, weights: bool, strict: bool = True) -> list[Captured]:
+        return capture(self.model, inputs, weights=weights, strict=strict, layers=self.layers).layers
+
+    def _per_layer(self, captured: Sequence[Captured], read: Any) -> list[Tensor | None]:
+        found = {each.name: read(each) for each in captured}
+        runs = [found.get(layer.name) for layer in self.layers]
+        return [None if not each else each[0] if len(each) == 1 else torch.stack(each) for each in runs]
+
+    def _replacements(self, source: object, mode: Mode, masks: Any) -> dict[str, list[Tensor]]:
+        """Outputs to put in place of each layer's, one for each time that the layer runs."""
+        captured = {each.name: each for each in self._capture(source, weights=False)}
+        missing = [name for name in masks if name not in captured]
+        if missing:
+            raise SelectionError(f"{missing[0]}: the source inputs do not reach this layer")
+        if mode == "patch":
+            return {name: list(captured[name].outputs) for name in masks}
+        means = {}
+        for name in masks:
+            real = real_queries(source, captured[name].layer.where)
+            means[name] = [
+                (
+                    x.flatten(0, 1) if (mask := captured[name].own_mask(real, run)) is None else x[mask.to(x.device)]
+                ).mean(0)
+                for run, x in enumerate(captured[name].outputs)
+            ]  # [M, d]
+        return means
+
+
+class Head:
+    """One head of a model: `heads[layer, index]`.
+
+    Args:
+        heads: the heads of the model.
+        layer: index of its attention layer.
+        index: index within the layer.
+    """
+
+    def __init__(self, heads: Heads, layer: int, index: int) -> None:
+        self.heads = heads
+        self.layer = layer
+        self.index = index
+
+    @property
+    def name(self) -> str:
+        """Name of the attention layer and index of the head."""
+        return f"{self.heads.layers[self.layer].name}[{self.index}]"
+
+    def attention(self, inputs: object) -> Tensor:
+        """Attention weights of this head, [B, T, S]; with a leading axis for a layer that runs several times."""
+        return self._own(self.heads.attention(inputs)).select(-3, self.index)
+
+    def output(self, inputs: object) -> Tensor:
+        """Contribution of this head after its output projection, [B, T, d_model]."""
+        return self._own(self.heads.outputs(inputs)).select(-2, self.index)
+
+    def ablated(self, mode: Mode = "zero", source: object = None) -> Any:
+        """Replace the output of this head inside a `with` block; see `Heads.ablated`."""
+        return self.heads.ablated([(self.layer, self.index)], mode, source)
+
+    def __repr__(self) -> str:
+        return f"Head {self.index} of layer {self.layer} ({self.heads.layers[self.layer].name or 'model'})"
+
+    def _own(self, values: Sequence[Tensor | None]) -> Tensor:
+        own = values[self.layer]
+        if own is None:
+            raise SelectionError(
+                f"layer {self.layer} ({self.heads.layers[self.layer].name}) did not run on these inputs"
+            )
+        return own
+
+
+def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+    result = call(model, batch)
+    loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise SelectionError("the model returned no loss; add labels to the inputs, or pass loss=")
+    return loss
+
+
+def _mean_outputs(captured: Captured, real: Tensor | None) -> list[Tensor]:
+    """Mean output of each head over the tokens that are not padding, [M, d] for each run."""
+    masks = [captured.own_mask(real, run) for run in range(len(captured.outputs))]
+    return [
+        (x.flatten(0, 1) if mask is None else x[mask.to(x.device)]).mean(0)
+        for x, mask in zip(captured.outputs, masks, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _contributions(captured: Captured) -> list[Tensor]:
+    """Head outputs after the output projection, [B, T, M, d_model] for each run."""
+    if captured.layer.kind in ("result", "graph"):
+        return list(captured.outputs)
+    weight = output_weight(captured.layer)  # [d_model, M d]
+    blocks = weight.unflatten(-1, (captured.layer.num_heads, -1))  # [d_model, M, d]
+    return [torch.einsum("btmd,omd->btmo", x, blocks.to(x)) for x in captured.outputs]
+
+
+def _compare(captured: Captured, space: Space, mask: Tensor | None) -> tuple[Tensor, int]:
+    """Similarity matrix of one layer on one batch, averaged over its runs, and the number of tokens."""
+    if space == "attention":
+        matrices = [of_attention(x, captured.own_mask(mask, i)).cosine for i, x in enumerate(captured.weights)]
+    else:
+        parts = [x.transpose(1, 2) for x in _contributions(captured)]  # [B, M, T, d_model]
+        compare = linear_cka if space == "cka" else lambda x, real: of_outputs(x, real).cosine
+        matrices = [compare(x, captured.own_mask(mask, i)) for i, x in enumerate(parts)]
+    tokens = int(mask.sum()) if mask is not None else captured.outputs[0].shape[:2].numel()
+    return torch.stack([matrix.cpu().double() for matrix in matrices]).mean(0), tokens

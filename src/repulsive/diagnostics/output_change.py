@@ -1,0 +1,159 @@
+r"""Change of a model's output when heads are removed: measures that need no labels.
+
+A model with logits has a distribution p per token; the change to p' is $KL(p \| p') = \sum_c p_c \ln(p_c / p'_c)$ in
+nats, averaged over an item's tokens. Any other output h is taken as states; its change is $|h' - h| / |h|$.
+
+The gradient of both is zero at no change, so first-order importance needs another loss. For logits it is $-\ln p_y$
+with y drawn from p itself: by $KL \approx \frac12 E_y (\delta^\top \nabla \ln p_y)^2$, its derivative with respect to a
+head's factor measures the change of the distribution. For states it is $s^\top h$ with random signs s:
+$E_s (s^\top \delta)^2 = |\delta|^2$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.hooks.calling import call, real_queries
+from repulsive.errors import DataError
+
+METRICS = {
+    "logits": "mean KL divergence of the model's own output distribution, nats",
+    "states": "relative change of the model's own output states",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """Output of a model: "logits" [B, ..., C] or "states" [B, ...]."""
+
+    kind: str
+    values: Tensor
+
+    @property
+    def metric(self) -> str:
+        """Description of what `output_change` measures."""
+        return METRICS[self.kind]
+
+    def by_token(self) -> Tensor:
+        """Output per token [B, T, E], detached; T = 1 for an output without tokens."""
+        x = self.values.detach()
+        if x.ndim < 3:
+            return x.reshape(len(x), 1, -1)
+        return x.flatten(1, -2) if self.kind == "logits" else x.flatten(2)
+
+
+def read_output(result: Any) -> Output:
+    """Read the logits of a model's result if it has more than one class, else the first floating-point tensor.
+
+    Raises:
+        DataError: the result has no floating-point tensor.
+    """
+    logits = getattr(result, "logits", None)
+    if isinstance(logits, Tensor) and logits.ndim == 2 and "ForPreTraining" in type(result).__name__:
+        logits = torch.stack([torch.zeros_like(logits), logits], dim=-1)  # ELECTRA: one binary logit per token
+    if isinstance(logits, Tensor) and logits.ndim > 1 and logits.shape[-1] > 1:
+        return Output("logits", logits)
+    values = list(result.values()) if isinstance(result, Mapping) else result
+    for value in values if isinstance(values, list | tuple) else [values]:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+            return Output("states", value)
+    raise DataError(f"the model returned {type(result).__name__} without a floating-point tensor to compare")
+
+
+def output_change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
+    """Compute the change of each item, float64 [B], as defined at the top of this file; 0 for items of padding only.
+
+    Args:
+        before: output of the complete model.
+        after: output of the changed model for the same inputs.
+        real: which tokens count, bool [B, T]; all if it is None or does not have the shape of the output.
+    """
+    old, new = before.by_token(), after.by_token()  # [B, T, E]
+    if real is None or real.shape != old.shape[:2]:
+        real = torch.ones(old.shape[:2], dtype=torch.bool, device=old.device)
+    counts = real.to(old.device).double()  # [B, T]
+    if before.kind == "logits":
+        divergence = _divergence(_wide(old), _wide(new))  # [B, T]
+        return (divergence * counts).sum(-1) / counts.sum(-1).clamp(min=1)
+    moved, size = (new - old).double().square().sum(-1), old.double().square().sum(-1)  # [B, T]
+    moved, size = (moved * counts).sum(-1), (size * counts).sum(-1)  # [B]
+    return (moved / size).sqrt().masked_fill(moved == 0, 0)  # zeros that stay zeros: 0, not 0 / 0
+
+
+def label_free_loss(generator: torch.Generator) -> Any:
+    """Make a loss for `first_order_importance` that needs no labels.
+
+    Args:
+        generator: CPU generator that draws labels from the model's distribution, or signs.
+    """
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        output = read_output(call(model, batch))
+        if output.kind == "states":
+            signs = torch.randint(0, 2, output.values.shape, generator=generator).to(output.values) * 2 - 1
+            return (signs * output.values).sum() / len(output.values)
+        log_p = output.values.float().log_softmax(-1).flatten(0, -2)  # [N, C]
+        drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)  # [N, 1]
+        picked = log_p.gather(-1, drawn).squeeze(-1)  # [N]
+        real = real_tokens(batch)
+        if real is not None and real.numel() == picked.numel():
+            picked = picked[real.flatten()]
+        return -picked.sum() / len(output.values)
+
+    return loss
+
+
+def real_tokens(batch: Any) -> Tensor | None:
+    """Mask of the output tokens that are not padding, bool [B, T]; the decoder's tokens if it has its own."""
+    return real_queries(batch, "decoder")
+
+
+class OutputChange:
+    """Metric for `head_ablation`: the change of the model's output on some batches, one value per item.
+
+    Args:
+        model: the complete model; its outputs are stored.
+        batches: inputs, each with items in its first dimension.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
+        self._batches = batches
+        self._before = [read_output(call(model, batch)) for batch in batches]
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        changes = [
+            output_change(before, read_output(call(model, batch)), real_tokens(batch))
+            for before, batch in zip(self._before, self._batches, strict=True)
+        ]
+        return torch.cat(changes)  # [N]
+
+    @property
+    def metric(self) -> str:
+        """Description of the metric."""
+        return self._before[0].metric
+
+
+def _divergence(old: Tensor, new: Tensor) -> Tensor:
+    r"""KL divergence of each row of logits [..., C].
+
+    It is $\ln(1 + \sum_c p_c (e^{d_c} - 1 - d_c))$ with d centred: $\sum_c p_c d_c = 0$. No term is negative, so a
+    small divergence is not lost to cancellation, as it is in $\sum p (\ln p - \ln q)$. A large divergence uses the
+    latter sum, since $e^d$ may overflow. Classes with probability zero do not count.
+    """
+    p, d = old.softmax(-1), new - old
+    d = d.masked_fill(old == -torch.inf, 0)  # -inf minus -inf would be nan
+    d = d - (p * d).sum(-1, keepdim=True)
+    small = (p * (d.expm1() - d)).double().sum(-1).clamp(min=0).log1p()  # [...]
+    log_ratio = old.double().log_softmax(-1) - new.double().log_softmax(-1)
+    large = (p.double() * log_ratio).masked_fill(p == 0, 0).sum(-1)
+    return torch.where(small < 1, small, large)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

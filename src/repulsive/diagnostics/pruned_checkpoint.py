@@ -1,0 +1,282 @@
+"""Prune a model and write it as an ordinary checkpoint, with what was removed and measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.diagnostics.hooks.calling import call, evaluating
+from repulsive.diagnostics.importance import first_order_importance
+from repulsive.diagnostics.loading.model import LoadedModel
+from repulsive.diagnostics.model_heads import Heads
+from repulsive.diagnostics.output_change import OutputChange, label_free_loss
+from repulsive.diagnostics.portable_pruning import Selection, prune_portably, select_heads
+from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
+from repulsive.safety.files import sync_folder
+
+_BORDER = 2  # heads on each side of the cut that are ranked by exact ablation
+_RUNS = 5  # timed forward passes
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Size, speed and quality of one model on the text.
+
+    Args:
+        parameters: number of parameters.
+        cache_bytes: bytes of keys and values per token and sequence; 0 for models without a cache.
+        milliseconds: median time of a forward pass over the first batch.
+        perplexity: perplexity per token of a causal language model; None for other models.
+        change: change of the output against the whole model: KL divergence in nats, or relative change of states.
+    """
+
+    parameters: int
+    cache_bytes: int
+    milliseconds: float
+    perplexity: float | None
+    change: float
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A pruned model and its measurements: "whole", "ablated", "pruned", and "recovered" after training."""
+
+    model: nn.Module
+    selection: Selection
+    layers: tuple[str, ...]
+    measured: dict[str, Measured]
+
+
+def prune_model(
+    loaded: LoadedModel,
+    batches: Sequence[dict[str, Any]],
+    keep: float,
+    *,
+    recover: int = 0,
+    learning_rate: float = 5e-5,
+    seed: int = 0,
+    progress: Progress = lambda message: None,
+) -> Pruned:
+    """Score the heads of a model, remove the least important ones, and measure the result.
+
+    Args:
+        loaded: the model with its tokenizer.
+        batches: tokenised text.
+        keep: share of the heads that stay in every layer.
+        recover: optimizer steps of training on the text afterwards; causal language models only.
+        learning_rate: of that training.
+        seed: random seed of the scores.
+        progress: called with a line of text at each stage.
+
+    Raises:
+        DataError: there is no text.
+        SelectionError: the share cannot be kept, or `recover` needs a causal language model.
+        HeadLayoutError: the class cannot be pruned portably; the message gives the reason.
+        UnsupportedWeights: the weights are quantised.
+    """
+    model: Any = loaded.model
+    if not batches:
+        raise DataError("no text to score heads on; give a file with at least one sentence")
+    if getattr(model, "is_quantized", False) or getattr(model.config, "quantization_config", None) is not None:
+        raise UnsupportedWeights(f"{type(model).__name__} is quantised; load it in 16 or 32 bits and prune that")
+    if recover and not _is_causal(model):
+        raise SelectionError(f"recovery needs a causal language model, {type(model).__name__} is not one; leave it out")
+    heads = Heads(model, batches[0])
+    progress(f"scoring {len(heads)} heads")
+    selection = select_heads(heads, rank_heads(heads, batches, keep, seed), keep)
+    whole = OutputChange(model, batches)
+    measured = {"whole": _measure(model, batches, whole, heads, model)}
+    progress(f"removing {len(selection.removed)} of {len(heads)} heads")
+    smaller = prune_portably(heads, selection, batches[0])
+    with heads.ablated(selection.removed):
+        measured["ablated"] = _measure(model, batches, whole, heads, model)
+    measured["pruned"] = _measure(smaller, batches, whole, heads, smaller)
+    if recover:
+        progress(f"training {recover} steps")
+        train_causal(smaller, batches, recover, learning_rate, seed)
+        measured["recovered"] = _measure(smaller, batches, whole, heads, smaller)
+    return Pruned(smaller, selection, tuple(layer.name for layer in heads.layers), measured)
+
+
+def rank_heads(heads: Heads, batches: Sequence[dict[str, Any]], keep: float, seed: int = 0) -> Tensor:
+    """Rank the heads of each layer: by gradient score, and by exact ablation on both sides of the cut.
+
+    Returns:
+        [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
+    """
+    loss = label_free_loss(torch.Generator().manual_seed(seed))
+    scores = first_order_importance(heads.model, loss, batches, normalise=False, layers=heads.layers)
+    with evaluating(heads.model):
+        change = OutputChange(heads.model, batches)
+    ranks = torch.zeros_like(scores)
+    for row, layer in enumerate(heads.layers):
+        order = sorted(range(layer.num_heads), key=lambda head: float(scores[row, head]))
+        cut = layer.num_heads - round(keep * layer.num_heads)
+        low, high = max(0, cut - _BORDER), min(layer.num_heads, cut + _BORDER)
+        exact = {}
+        for head in order[low:high]:
+            with torch.no_grad(), evaluating(heads.model), heads.ablated([(row, head)]):
+                exact[head] = float(change(heads.model).mean())
+        order[low:high] = sorted(exact, key=lambda head: exact[head])
+        for rank, head in enumerate(order):
+            ranks[row, head] = rank
+    return ranks
+
+
+def train_causal(
+    model: nn.Module, batches: Sequence[dict[str, Any]], steps: int, learning_rate: float, seed: int = 0
+) -> None:
+    """Train a causal language model on the batches for some steps with AdamW, and leave it in evaluation mode."""
+    torch.manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    model.train()
+    for step in range(steps):
+        batch = batches[step % len(batches)]
+        call(model, batch | {"labels": _labels(batch)}).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> Path:
+    """Write weights, config, tokenizer, model card and measurements into a new folder, completely or not at all.
+
+    Args:
+        pruned: the pruned model.
+        tokenizer: its tokenizer; None: none is written.
+        out: the folder to create; it must not exist, or be empty.
+        source: name of the model that was pruned, for the model card.
+
+    Raises:
+        RunError: the folder is not empty, or cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"--out {str(out)!r}: is not an empty folder; choose another")
+    aside = out.with_name(f".{out.name}.aside-{os.getpid()}")
+    model: Any = pruned.model
+    try:
+        aside.mkdir(parents=True)
+        model.save_pretrained(aside)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(aside)
+        (aside / "pruning.json").write_text(json.dumps(as_json(pruned, source), indent=1), encoding="utf-8")
+        (aside / "README.md").write_text(model_card(pruned, source), encoding="utf-8")
+        if out.is_dir():
+            out.rmdir()
+        os.rename(aside, out)
+        sync_folder(out.parent)
+    except OSError as error:
+        raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return out
+
+
+def as_json(pruned: Pruned, source: str) -> dict[str, Any]:
+    """Removed heads and measurements, for other programs."""
+    removed: dict[str, list[int]] = {}
+    for layer, head in pruned.selection.removed:
+        removed.setdefault(pruned.layers[layer], []).append(head)
+    return {
+        "source": source,
+        "heads": list(pruned.selection.heads),
+        "kv_heads": list(pruned.selection.kv_heads),
+        "removed": removed,
+        "measured": {name: asdict(values) for name, values in pruned.measured.items()},
+    }
+
+
+def table_rows(pruned: Pruned) -> list[list[str]]:
+    """Measurements as rows of text: model, parameters, cache per token, time, quality."""
+    causal = pruned.measured["whole"].perplexity is not None
+    head = ["", "parameters", "cache per token", "forward pass", "perplexity" if causal else "change of output"]
+    rows = [head]
+    for name, values in pruned.measured.items():
+        quality = f"{values.perplexity:.3f}" if values.perplexity is not None else f"{values.change:.4f}"
+        cache = f"{values.cache_bytes:,} B" if values.cache_bytes else "-"
+        rows.append([name, f"{values.parameters:,}", cache, f"{values.milliseconds:.1f} ms", quality])
+    return rows
+
+
+def model_card(pruned: Pruned, source: str) -> str:
+    """Markdown that says what was removed and what was measured."""
+    before, after = pruned.selection.heads
+    kv_before, kv_after = pruned.selection.kv_heads
+    lines = [
+        f"# {Path(source).name}, {after} of {before} attention heads per layer",
+        "",
+        f"Pruned from `{source}` with `repulsive prune`. Every layer keeps {after} of {before} query heads and "
+        f"{kv_after} of {kv_before} key-value heads; the head size is unchanged. The pruned model computes what the "
+        "original computes with these heads ablated; this was checked before it was written.",
+        "",
+        "| " + " | ".join(table_rows(pruned)[0]) + " |",
+        "|" + " --- |" * len(table_rows(pruned)[0]),
+        *("| " + " | ".join(row) + " |" for row in table_rows(pruned)[1:]),
+        "",
+        "Quality was measured on the text that the heads were scored on.",
+        "",
+        "Removed heads, counted from 0:",
+        "",
+        *(f"- `{name}`: {', '.join(map(str, heads))}" for name, heads in as_json(pruned, source)["removed"].items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _is_causal(model: Any) -> bool:
+    return not getattr(model.config, "is_encoder_decoder", False) and type(model).__name__.endswith(
+        ("ForCausalLM", "LMHeadModel")
+    )
+
+
+def _labels(batch: dict[str, Any]) -> Tensor:
+    labels: Tensor = batch["input_ids"].clone()
+    return labels.masked_fill(batch["attention_mask"] == 0, -100) if "attention_mask" in batch else labels
+
+
+@torch.no_grad()
+def _measure(
+    model: nn.Module, batches: Sequence[dict[str, Any]], change: OutputChange, heads: Heads, owner: Any
+) -> Measured:
+    with evaluating(model):
+        perplexity = _perplexity(model, batches) if _is_causal(owner) else None
+        moved = float(change(model).mean())
+        seconds = []
+        for _ in range(_RUNS):
+            start = time.perf_counter()
+            call(model, batches[0])
+            seconds.append(time.perf_counter() - start)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Measured(parameters, _cache_bytes(owner, heads), 1e3 * statistics.median(seconds), perplexity, moved)
+
+
+def _perplexity(model: nn.Module, batches: Sequence[dict[str, Any]]) -> float:
+    total, tokens = 0.0, 0
+    for batch in batches:
+        labels = _labels(batch)
+        count = int((labels[:, 1:] != -100).sum())
+        total += float(call(model, batch | {"labels": labels}).loss) * count
+        tokens += count
+    return float(torch.tensor(total / max(tokens, 1)).exp())
+
+
+def _cache_bytes(model: Any, heads: Heads) -> int:
+    """Bytes of keys and values of one token in all layers of a causal model."""
+    if not _is_causal(model):
+        return 0
+    config = model.config
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = next(model.parameters()).element_size()
+    return 2 * kv_heads * heads.layers[0].head_dim * len(heads.layers) * size

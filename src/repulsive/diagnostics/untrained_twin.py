@@ -1,0 +1,98 @@
+"""Build untrained twins: the architecture of a model with new random weights.
+
+Random heads with few dimensions or on few tokens are similar by chance. A similarity score is therefore compared with
+its value in untrained twins.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from repulsive.errors import NoTwin
+from repulsive.heads.module_paths import unwrap
+
+_SEED_OFFSET = 1 << 20  # with the small seed of the model, the twin would equal the initial model
+_RESETS = ("reset_parameters", "_reset_parameters")  # torch.nn.Transformer has the second
+
+
+def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Build the same model with new random weights, on the same device.
+
+    A model with a `config`, such as those of transformers, is built by its class. Any other model is copied, and
+    `reset_parameters` of every module draws new weights. The global random state does not change.
+
+    Args:
+        model: any module; it does not change.
+        seed: random seed of the new weights.
+
+    Raises:
+        NoTwin: the model cannot be built from its config, and a module cannot be reset.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 4))
+        >>> twin = untrained_twin(model)
+        >>> twin[0].weight.shape == model[0].weight.shape, torch.equal(twin[0].weight, model[0].weight)
+        (True, False)
+    """
+    inner = unwrap(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED_OFFSET + seed)
+        twin = _from_config(inner)
+        if twin is None:
+            twin = _reset_copy(inner)
+    return _match_placement(inner, twin).eval()
+
+
+def _from_config(model: nn.Module) -> nn.Module | None:
+    """Build a model from the configuration; None if there is none, or if the parameters have other shapes."""
+    config = getattr(model, "config", None)
+    if config is None or isinstance(config, nn.Module):
+        return None
+    config = deepcopy(config)
+    if getattr(config, "quantization_config", None) is not None:
+        return None
+    try:
+        twin = type(model)(config)
+    except Exception:  # third-party constructor: may need other arguments
+        return None
+    return twin if _shapes(twin) == _shapes(model) else None
+
+
+def _match_placement(model: nn.Module, twin: nn.Module) -> nn.Module:
+    """Move every parameter and buffer to the device and dtype of the one with the same name."""
+    originals = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
+        if name in originals:
+            tensor.data = tensor.data.to(originals[name].device, originals[name].dtype)
+    return twin
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _reset_copy(model: nn.Module) -> nn.Module:
+    without_reset = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None and _reset_of(module) is None
+    ]
+    if without_reset:
+        raise NoTwin(
+            f"cannot build an untrained twin: {type(model).__name__} cannot be built from its config, and "
+            f"{without_reset[0]} has no reset_parameters"
+        )
+    twin = deepcopy(model).cpu()
+    for module in reversed(list(twin.modules())):  # children first: a parent may initialise their weights differently
+        reset = _reset_of(module)
+        if reset is not None:
+            with torch.no_grad():
+                getattr(module, reset)()
+    return twin
+
+
+def _reset_of(module: nn.Module) -> str | None:
+    return next((name for name in _RESETS if callable(getattr(module, name, None))), None)

@@ -1,0 +1,99 @@
+"""Dotted names of attention modules: without wrappers, by stack and layer, encoder, decoder or cross."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from repulsive.heads.layout import HeadGroup
+
+_WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_NOT_TEXT = ("vision", "visual", "audio", "speech", "acoustic")  # towers that encode other inputs than text
+_TEXT = ("language", "text")
+_CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_attn", "context_attn")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Remove data-parallel and compile wrappers from a model."""
+    while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
+        model = getattr(model, attribute)
+    return model
+
+
+def clean(name: str) -> str:
+    """Remove the parts that wrappers add to a dotted name."""
+    return ".".join(part for part in name.split(".") if part not in INNER)
+
+
+def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
+    """Classify the attention module `name` as "cross", "encoder" or "decoder".
+
+    Its path and class decide, then its tower, then `default`, then its `is_causal` flag.
+    """
+    module = model.get_submodule(name)
+    parent_name, _, attribute = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    own = clean(name)
+    words = f"{'.'.join(own.split('.')[-3:])} {type(module).__name__}".lower()
+    if (
+        any(mark in words for mark in _CROSS)
+        or getattr(module, "is_cross_attention", False) is True
+        or (attribute == "multihead_attn" and "DecoderLayer" in type(parent).__name__)
+    ):
+        return "cross"
+    if getattr(module, "is_decoder", False) is True:
+        return "decoder"
+    components = [type(module).__name__.lower(), *reversed(own.lower().split("."))]  # innermost first
+    for component in components:
+        for side in ("decoder", "encoder"):
+            if side in component:
+                return side
+    tower = next((word for word in components if any(mark in word for mark in (*_NOT_TEXT, *_TEXT))), "")
+    if tower and not any(mark in tower for mark in _TEXT):
+        return "encoder"
+    if default in ("encoder", "decoder", "cross"):
+        return default
+    return "decoder" if getattr(module, "is_causal", False) is True else "encoder"
+
+
+def stack_of(name: str) -> str:
+    """Dotted name of the list of layers a module is in; of its parent if it is in no list."""
+    parts = clean(name).split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[:i])
+    return ".".join(parts[:-1])
+
+
+def number_layers(groups: Sequence[HeadGroup], modules: Sequence[str]) -> list[HeadGroup]:
+    """Number attention modules from 0 within each (stack, where), in the order given.
+
+    Args:
+        groups: groups in model order; their `layer` is overwritten.
+        modules: the attention module's dotted name for each group.
+    """
+    layers: dict[tuple[str, str, str], int] = {}
+    counted: Counter[tuple[str, str]] = Counter()
+    numbered = []
+    for group, module in zip(groups, modules, strict=True):
+        stack = (group.stack, group.where)
+        key = (*stack, module)
+        if key not in layers:
+            layers[key] = counted[stack]
+            counted[stack] += 1
+        numbered.append(replace(group, layer=layers[key]))
+    return numbered
+
+
+def module_of(group: HeadGroup) -> str:
+    """Dotted name of a group's attention module: the group's name without its part."""
+    return group.name.removesuffix(f".{group.part}") if group.name != group.part else ""
+
+
+def dotted(*names: str) -> str:
+    """Join names with dots; skip empty ones."""
+    return ".".join(name for name in names if name)

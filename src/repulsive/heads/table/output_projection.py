@@ -1,0 +1,89 @@
+"""Find the output projection of an attention layer: the matrix applied to its concatenated heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from repulsive.heads.table.families import FAMILIES
+from repulsive.heads.table.match import follow
+
+# Usual names of the output projection, for classes without `out` in the family table. The first that fits is taken.
+USUAL_NAMES = (
+    "out_proj",
+    "o_proj",
+    "proj",
+    "c_proj",
+    "to_out",
+    "to_out.0",
+    "out",
+    "o",
+    "wo",
+    "Wo",
+    "w_o",
+    "W_o",
+    "dense",
+    "../output.dense",
+    "../dense",
+    "output.dense",
+    "out_lin",
+    "linear_out",
+    "output_layer",
+    "final_linear",
+    "fc_out",
+    "fc",
+    "attention_out",
+    "output_proj",
+    "projection_layer",
+    "projection_out",
+    "proj_out",
+    "projection",
+    "attention_output",
+    "output",
+    "../output",
+    "post.linear",
+)
+
+
+def output_projection(
+    modules: Mapping[str, nn.Module], name: str, family: str, heads: int, head_dim: int, out: str | None = None
+) -> tuple[str, nn.Module, int] | None:
+    """Find the output projection of an attention layer.
+
+    Args:
+        modules: all modules of the model by dotted name.
+        name: dotted name of the attention module.
+        family: name of the row of the family table that matched it.
+        heads: number of query heads.
+        head_dim: width of a head's values; 0 if unknown.
+        out: dotted name of the projection, if the caller knows it.
+
+    Returns:
+        Its dotted name, the module and its number of input features; None if none is as wide as the heads.
+    """
+    attention = modules[name]
+    table = [f.out for f in FAMILIES if f.name == family and f.out]
+    candidates = [out] if out is not None else [_absolute(name, path) for path in (*table, *USUAL_NAMES)]
+    for path in candidates:
+        projection = modules.get(path) or follow(attention, path.removeprefix(f"{name}."))
+        width = _input_features(projection)
+        if isinstance(projection, nn.Module) and width and width == heads * (head_dim or width // heads):
+            return path, projection, width
+    return None
+
+
+def _absolute(name: str, path: str) -> str:
+    parent = name.rpartition(".")[0] if path.startswith("../") else name
+    return ".".join(part for part in (parent, path.removeprefix("../")) if part)
+
+
+def _input_features(projection: object) -> int | None:
+    """Number of input features of a projection; None if it is not a projection."""
+    declared = getattr(projection, "in_features", None)
+    weight = getattr(projection, "weight", None)
+    if isinstance(declared, int):
+        return declared
+    if isinstance(weight, Tensor) and weight.ndim == 2:
+        return weight.shape[0 if type(projection).__name__ == "Conv1D" else 1]
+    return None

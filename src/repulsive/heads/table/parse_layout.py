@@ -1,0 +1,87 @@
+"""Parse a layout such as "qkv head dim" into the output features of each head."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from repulsive.errors import HeadLayoutError
+
+
+def rows_of(layout: str, features: int, heads: int, kv_heads: int | None = None) -> dict[str, Tensor]:
+    """Divide a projection's output features among heads as a layout says.
+
+    Args:
+        layout: words as described in `families`, such as "qkv head dim".
+        features: output features of the projection.
+        heads: query heads.
+        kv_heads: key-value heads; as many as query heads if None.
+
+    Returns:
+        For each part in the layout, int64 [heads of that part, features per head].
+
+    Raises:
+        HeadLayoutError: the features do not divide into that many heads, or the layout has an unknown word.
+
+    Example:
+        >>> rows_of("head qkv dim", 12, heads=2)["k"].tolist()
+        [[2, 3], [8, 9]]
+    """
+    kv_heads = heads if kv_heads is None else kv_heads
+    blocks = [block.split() for block in layout.split("|")]
+    sizes = [[_size(word, block, heads, kv_heads, layout) for word in block] for block in blocks]  # with `dim` as 1
+    per_dim = sum(prod(block) for block in sizes)
+    if per_dim == 0 or features % per_dim:
+        raise HeadLayoutError(
+            f"{features} features do not divide into {heads} heads ({kv_heads} key-value heads) as {layout!r}"
+        )
+    dim = features // per_dim
+    tables: dict[str, Tensor] = {}
+    start = 0
+    for words, axes in zip(blocks, sizes, strict=True):
+        shape = [dim if word == "dim" else size for word, size in zip(words, axes, strict=True)]
+        grid = torch.arange(start, start + prod(shape)).view(shape)
+        start += grid.numel()
+        tables |= _rows_by_part(grid, words, heads // kv_heads)
+    return tables
+
+
+def _rows_by_part(grid: Tensor, words: list[str], q_per_kv: int) -> dict[str, Tensor]:
+    axis = next(i for i, word in enumerate(words) if _is_part_word(word))
+    dim = words.index("dim")
+    letters = words[axis]
+    per_group = "+" in letters
+    letters = letters.replace("+", "")
+    counts = [q_per_kv if per_group and letter == "q" else 1 for letter in letters]
+    pieces = grid.split(counts, dim=axis)
+    return {
+        letter: piece.movedim(dim, -1).flatten(0, -2).contiguous()  # [heads, dim]
+        for letter, piece in zip(letters, pieces, strict=True)
+        if letter in "qkv"
+    }
+
+
+def _is_part_word(word: str) -> bool:
+    return word not in ("head", "group", "dim") and not word.isdigit()
+
+
+def _size(word: str, block: list[str], heads: int, kv_heads: int, layout: str) -> int:
+    """Length of the axis that a word names; 1 for `dim`."""
+    parts = [w for w in block if _is_part_word(w)]
+    if len(parts) != 1 or block.count("dim") != 1 or not set(parts[0]) & set("qkv"):
+        raise HeadLayoutError(f"layout {layout!r}: each block needs one word with letters q, k, v, and one `dim`")
+    if word == "dim":
+        return 1
+    if word.isdigit():
+        return int(word)
+    if word == "group":
+        return kv_heads
+    if word == "head":
+        count = heads if "q" in parts[0] else kv_heads
+        split = prod(int(w) for w in block if w.isdigit())
+        if count % split:
+            raise HeadLayoutError(f"layout {layout!r}: {count} heads do not divide by {split}")
+        return count // split
+    return len(word) if "+" not in word else sum(heads // kv_heads if x == "q" else 1 for x in word.split("+"))

@@ -1,0 +1,97 @@
+"""Run one forward pass for the trace and restore the model afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from repulsive.heads.module_paths import clean
+from repulsive.heads.trace.attention_calls import flex_recorded
+from repulsive.heads.trace.autograd_functions import autograd_functions_traced, saved_tensors_kept
+from repulsive.heads.trace.recorder import Recorder
+
+_FEW = 2  # samples; the layout of heads is the same in all of them
+
+
+def run(model: nn.Module, example: object, recorder: Recorder) -> None:
+    """Run one forward pass in evaluation mode under `recorder`."""
+    args, kwargs = _arguments(example)
+    outer = (_evaluation_mode(model), _module_names(model, recorder), _without_compilation(), saved_tensors_kept())
+    inner = (autograd_functions_traced(recorder), flex_recorded(recorder.record), recorder)
+    with ExitStack() as stack:
+        for context in (*outer, *inner):
+            stack.enter_context(context)
+        model(*args, **kwargs)
+
+
+def first_samples(example: object) -> object | None:
+    """The first samples of an example; None if its tensors differ in their first dimension or are short already."""
+    leaves, spec = pytree.tree_flatten(dict(example) if isinstance(example, Mapping) else example)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
+    if len(sizes) != 1 or max(sizes) <= _FEW or any(type(leaf) is not Tensor for leaf in tensors):
+        return None
+    shortened = [leaf[:_FEW] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    result: object = pytree.tree_unflatten(shortened, spec)
+    return result
+
+
+def _arguments(example: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    if isinstance(example, Mapping):
+        return (), {str(key): value for key, value in example.items()}
+    return (tuple(example), {}) if isinstance(example, list | tuple) else ((example,), {})
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with _random_state_restored(model):
+            yield
+    finally:
+        for module, flag in training:
+            module.training = flag
+
+
+@contextmanager
+def _random_state_restored(model: nn.Module) -> Iterator[None]:
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[d.index or 0 for d in devices]):
+        yield
+
+
+@contextmanager
+def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Keep the list of running modules in `recorder.modules` up to date."""
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            title = clean(name)
+
+            def enter(_module: nn.Module, _args: object, title: str = title) -> None:
+                recorder.modules.append(title)
+
+            def leave(_module: nn.Module, _args: object, _out: object) -> None:
+                recorder.modules.pop()
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+            register = getattr(module, "register_propagate_forward_hook", None)
+            if register is not None:
+                hooks.callback(register(lambda _m, _i, out: recorder.graph_output(out)).remove)
+        yield
+
+
+@contextmanager
+def _without_compilation() -> Iterator[None]:
+    """Run compiled modules and functions uncompiled. If torch._dynamo was never imported, there are none."""
+    if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield

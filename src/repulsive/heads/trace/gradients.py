@@ -1,0 +1,119 @@
+"""The result of a trace: squared gradients from each head of each attention call to the rows of projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Key = tuple[str, int]  # a parameter's dotted name and the axis that counts its output features
+_MANY = 64  # a call with more indices than this is searched for a repeating pattern
+_SEARCH_AT = (32, 64, 128, 256)  # search after this many indices
+PRESENT = 1e-12  # a row is reached if its squared gradient exceeds this share of the largest one
+
+
+@dataclass(frozen=True, eq=False)
+class RoleGradients:
+    """Squared gradients of one role (q, k or v) of one attention call.
+
+    Args:
+        role: "q", "k" or "v"; "any" where the call does not distinguish them (graph convolutions).
+        owner: dotted name of the module that made the call.
+        energy: for each parameter the squared gradient [indices, rows], float64. An index is one head of the call, or
+            one (sample, head) pair where the model merges the two axes.
+        norm_widths: widths of the norms on the path whose statistics were treated as constants.
+        mixed: what mixes the heads of this role with each other; "" if nothing does.
+        indices: the call's index for each line of `energy`. Windowed attention repeats the same heads hundreds of
+            times; then only a few repetitions are kept.
+        total: number of indices of the call.
+    """
+
+    role: str
+    owner: str
+    energy: dict[Key, Tensor]
+    norm_widths: frozenset[int]
+    mixed: str = ""
+    indices: tuple[int, ...] = ()
+    total: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The attention calls of one forward pass.
+
+    Args:
+        calls: for each attention call, in order, the gradients of its roles. With one token q and k get no gradient.
+        hidden: module name -> why attention inside it could not be traced.
+    """
+
+    calls: list[list[RoleGradients]]
+    hidden: dict[str, str]
+
+
+def gather(
+    indices: list[tuple[int, ...]], energy_of: Callable[[tuple[int, ...]], list[dict[Key, Tensor]]]
+) -> tuple[tuple[int, ...], list[dict[Key, Tensor]]]:
+    """Compute the energy of every index of a call, or of a few repetitions if the heads repeat.
+
+    Args:
+        indices: all indices of the call.
+        energy_of: index -> for each role, energy [rows] per parameter.
+
+    Returns:
+        The positions in `indices` that were kept (all, or the first two periods and the last one), and for each role
+        the energy [kept indices, rows] per parameter.
+    """
+    lines: list[list[dict[Key, Tensor]]] = []
+    kept = list(range(len(indices)))
+    for i, index in enumerate(indices):
+        lines.append(energy_of(index))
+        if len(indices) > _MANY and i + 1 in _SEARCH_AT and (period := _period(lines, len(indices))):
+            kept = [*range(2 * period), *range(len(indices) - period, len(indices))]
+            lines = [*lines[: 2 * period], *(energy_of(indices[j]) for j in kept[2 * period :])]
+            break
+    stacked = [{key: torch.stack([one[key] for one in role]) for key in role[0]} for role in zip(*lines, strict=True)]
+    return tuple(kept), [{key: e for key, e in energy.items() if e.any()} for energy in stacked]
+
+
+def _period(lines: list[list[dict[Key, Tensor]]], total: int) -> int:
+    """Number of indices after which the same heads repeat, confirmed by two periods; 0 if they do not."""
+    energies = [[energy for role in line for energy in role.values()] for line in lines]
+    reached = torch.stack([torch.cat([e > PRESENT * e.max() for e in each]) for each in energies])
+    if not bool(reached.any(1).all()):
+        return 0  # a masked index reaches no row, so its head is unknown
+    ids = same_head_ids(reached)
+    for period in range(1, len(ids) // 2 + 1):
+        if total % period == 0 and all(n == ids[i % period] for i, n in enumerate(ids)):
+            return period if len(set(ids)) > 1 else 0  # one head only: the others may follow later
+    return 0
+
+
+def head_ids(energies: list[dict[Key, Tensor]], total: int) -> list[int]:
+    """Number of the head at each of a call's `total` indices, from the energies that `gather` returned."""
+    tables = [energy for role in energies for energy in role.values()]
+    if not tables:
+        return list(range(total))
+    ids = same_head_ids(torch.cat([e > PRESENT * e.max(1, keepdim=True).values for e in tables], 1))
+    period = len(ids) // 3 if len(ids) < total else total  # `gather` keeps three periods
+    return [ids[i % period] for i in range(total)]
+
+
+def same_head_ids(reached: Tensor) -> list[int]:
+    """Give indices of a call the same number if they reach mostly the same rows.
+
+    Args:
+        reached: bool [indices, rows].
+
+    Returns:
+        A number per index, counted in order of first appearance.
+    """
+    heads: list[Tensor] = []
+    ids = []
+    for rows in reached:
+        same = (i for i, other in enumerate(heads) if 2 * int((rows & other).sum()) > int((rows | other).sum()))
+        ids.append(next(same, len(heads)))
+        if ids[-1] == len(heads):
+            heads.append(rows)
+    return ids

@@ -1,0 +1,284 @@
+"""Record the projections and attention calls of a forward pass.
+
+The output of every projection is replaced by a fresh leaf, and the statistics of norms are held constant. Gradients of
+a head therefore end at the nearest projections.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from repulsive.heads.trace.attention_calls import dot_product_operands, varlen
+from repulsive.heads.trace.norms import NORMS, STATISTICS, constant_norm, constant_statistic
+from repulsive.heads.trace.projections import MATMUL, tensors_in, value_axes, weights_in
+
+_DESCEND = ("multi_head_attention_forward", "normalize")  # Python functions whose inner calls are recorded
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """The output of one projection, where gradients end.
+
+    Args:
+        tensor: the output, a leaf that requires grad.
+        parameter: the projection's weight.
+        name: the weight's dotted name.
+        axis: the weight's dimension that counts output features.
+        rows: int64 [features], the weight's row behind each output feature.
+        feature_axis: the output's dimension that counts features.
+        inner: further output dimensions that the weight makes, if heads and features have separate axes.
+    """
+
+    tensor: Tensor
+    parameter: nn.Parameter
+    name: str
+    axis: int
+    rows: Tensor
+    feature_axis: int
+    inner: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class Call:
+    """One attention call.
+
+    Args:
+        owner: dotted name of the module that made it.
+        operands: q, k and v, for functions that take them (scaled dot-product attention).
+        scores: input of the softmax, for attention written out with one.
+        dim: axis of that softmax.
+        attended: number of entries with a weight above 0 in each row of the scores.
+        weights: output of the softmax, a leaf; its gradient shows which heads an output depends on.
+        outputs: (weighted values, their axes that may count heads).
+        is_graph: message passing, which does not distinguish q, k and v.
+    """
+
+    owner: str
+    operands: dict[str, Tensor] = field(default_factory=dict)
+    scores: Tensor | None = None
+    dim: int = -1
+    attended: Tensor | None = None
+    weights: Tensor | None = None
+    outputs: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
+    is_graph: bool = False
+
+
+class Recorder(TorchFunctionMode):
+    """Torch function mode that records projections and attention calls.
+
+    Args:
+        parameters: (dotted name, parameter) pairs of the model.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        super().__init__()
+        self.leaves: dict[int, Leaf] = {}
+        self.calls: list[Call] = []
+        self.modules: list[str] = []  # running modules, outermost first
+        self.hidden: dict[str, str] = {}  # module -> why attention in it was not traced
+        self._opaque: list[str] = []  # running autograd functions that are not traced
+        self._forced = 0  # depth of autograd functions that run as plain code
+        self._storages: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in parameters:
+            self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "_set_grad_enabled" and self._forced:
+            return None  # ignore the no_grad of a checkpoint's forward
+        if name in _DESCEND and isinstance(func, types.FunctionType):
+            inner = undispatched(func)
+            with self:
+                return inner(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            if name in ("softmax", "scaled_dot_product_attention", "_varlen_attn"):
+                inside = f"the autograd function {self._opaque[-1]}" if self._opaque else "torch.no_grad"
+                self.hidden.setdefault(self._owner(), f"attention runs inside {inside}, which the trace cannot follow")
+            return func(*args, **kwargs)
+        if name == "softmax":
+            return self._softmax(func, args, kwargs)
+        if name == "scaled_dot_product_attention":
+            self.record(*dot_product_operands(args, kwargs))
+            return func(*args, **kwargs)
+        if name == "_varlen_attn":
+            return varlen(args, self.record)
+        if name in NORMS:
+            return self._propagate_tag(args, kwargs, constant_norm(func, name, args, kwargs))
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return self._propagate_tag(args, kwargs, result)
+        if name in STATISTICS:
+            return constant_statistic(name, args, kwargs, result)
+        source = self._projection(name, args, kwargs, result)
+        if source is not None:
+            # A matrix that mixes attention weights gives attention weights; any other product is a projection.
+            if not _is_attention_weights(args, kwargs, result):
+                return self._leaf(result, *source)
+            # Use random values: a learned mixing matrix may start as the identity and look as if it did not mix.
+            return self._propagate_tag(args, kwargs, func(*map(_with_random_values, args), **kwargs))
+        operands = list(tensors_in((*args, *kwargs.values()))) if name in (*MATMUL, "einsum") else []
+        call = _tag(args, kwargs) if len(operands) > 1 else None
+        if call is not None:
+            left = not hasattr(operands[-1], "_attention_call")
+            call.outputs.append((result, value_axes(name, args, result, left)))
+            return result
+        return self._propagate_tag(args, kwargs, result)
+
+    def record(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Record an attention call whose operands are [.., heads, tokens, features]."""
+        self.calls.append(Call(self._owner(), {"q": q, "k": k, "v": v}))
+
+    def mark(self) -> tuple[int, int, tuple[str, ...]]:
+        """Current position of the record, for `has_recorded_since` and `rewind`."""
+        return len(self.calls), len(self.leaves), tuple(self.modules)
+
+    def has_recorded_since(self, mark: tuple[int, int, tuple[str, ...]]) -> bool:
+        """Check whether a projection or an attention call was recorded since `mark`."""
+        return self.mark()[:2] != mark[:2]
+
+    def rewind(self, mark: tuple[int, int, tuple[str, ...]]) -> None:
+        """Discard what was recorded since `mark`."""
+        calls, leaves, modules = mark
+        del self.calls[calls:]
+        for key in list(self.leaves)[leaves:]:
+            del self.leaves[key]
+        self.modules[:] = modules
+
+    @contextmanager
+    def with_gradients(self) -> Iterator[None]:
+        """Ignore `torch.no_grad` in this block."""
+        self._forced += 1
+        try:
+            yield
+        finally:
+            self._forced -= 1
+
+    @contextmanager
+    def inside_opaque(self, name: str) -> Iterator[None]:
+        """Run an autograd function that cannot be traced, and note its name as the reason."""
+        self.hidden.setdefault(self._owner(), f"the trace cannot look into the autograd function {name}")
+        forced, self._forced = self._forced, 0
+        self._opaque.append(name)
+        try:
+            yield
+        finally:
+            self._opaque.pop()
+            self._forced = forced
+
+    def graph_output(self, output: Tensor) -> None:
+        """Record the output of a graph convolution's heads, [nodes, heads, channels]."""
+        axes = tuple(range(output.ndim - 1))
+        self.calls.append(Call(self._owner(), outputs=[(output, axes)], is_graph=True))
+
+    def _owner(self) -> str:
+        return self.modules[-1] if self.modules else ""
+
+    def _softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        scores = args[0] if args else kwargs["input"]
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        out: Tensor = func(*args, **kwargs)
+        if dim is None or not scores.requires_grad:
+            return out
+        dim %= scores.ndim
+        out = out.detach()
+        weights = out.clone().requires_grad_()
+        is_used = out.amax(dim) > out.amin(dim)  # a fully masked row is uniform
+        attended = (out > 0).sum(dim) * (is_used if is_used.any() else 1)
+        call = Call(self._owner(), scores=scores, dim=dim, attended=attended, weights=weights)
+        self.calls.append(call)
+        out = weights.clone()  # a clone, because models may write into attention weights in place
+        out._attention_call = call  # type: ignore[attr-defined]
+        return out
+
+    def _projection(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> tuple[tuple[nn.Parameter, str, int, Tensor], int, tuple[int, ...]] | None:
+        """Source, feature axis and inner axes if the call projects by a parameter, else None."""
+        for weight, weight_axis, feature_axis, inner in weights_in(name, args, kwargs, out):
+            source = self._locate(weight, weight_axis)
+            if source is not None and out.shape[feature_axis] == weight.shape[weight_axis]:
+                return source, feature_axis, inner
+        return None
+
+    def _leaf(
+        self,
+        out: Tensor,
+        source: tuple[nn.Parameter, str, int, Tensor],
+        feature_axis: int,
+        inner: tuple[int, ...],
+    ) -> Tensor:
+        """Replace the output of a projection by a fresh leaf, where gradients end."""
+        leaf = out.detach().clone()
+        if not leaf.any():  # zeros (a new adapter) would also zero the gradient of the other operand of q k^T
+            leaf += torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf)
+        leaf.requires_grad_()
+        self.leaves[id(leaf)] = Leaf(leaf, *source, feature_axis % out.ndim, inner)
+        return leaf.clone()  # a clone, because models may write into projections in place
+
+    def _locate(self, weight: Tensor, axis: int) -> tuple[nn.Parameter, str, int, Tensor] | None:
+        """Find the parameter that `weight` is or views, and its rows along `axis`."""
+        for name, parameter in self._storages.get(weight.untyped_storage().data_ptr(), ()):
+            stride, size = weight.stride(axis), weight.shape[axis]
+            axes = [a for a in range(parameter.ndim) if parameter.stride(a) == stride and parameter.shape[a] >= size]
+            if axes:
+                along = max(axes, key=lambda a: parameter.shape[a])
+                start = (weight.storage_offset() - parameter.storage_offset()) // max(stride, 1)
+                start %= parameter.shape[along]
+                if start + size <= parameter.shape[along]:
+                    return parameter, name, along, torch.arange(start, start + size)
+        return None
+
+    def _propagate_tag(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Mark the result as attention weights if an argument was: through dropout, casts, masks, slices, reshapes."""
+        call = _tag(args, kwargs)
+        if call is not None:
+            for tensor in tensors_in([result]):
+                tensor._attention_call = call  # type: ignore[attr-defined]
+        return result
+
+
+def _is_attention_weights(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> bool:
+    """Check whether `out`, a product with attention weights, still has the size of attention weights."""
+    call = _tag(args, kwargs)
+    if call is None or call.weights is None or out.ndim < 4:
+        return False
+    tagged = [x for x in tensors_in((*args, *kwargs.values())) if hasattr(x, "_attention_call")]
+    return {x.numel() for x in (*tagged, out)} == {call.weights.numel()}
+
+
+def _with_random_values(argument: Any) -> Any:
+    """Replace a parameter by random values of its shape; return anything else unchanged."""
+    if not isinstance(argument, nn.Parameter):
+        return argument
+    return torch.randn(argument.shape, generator=torch.Generator().manual_seed(2)).to(argument)
+
+
+def undispatched(func: types.FunctionType) -> Callable[..., Any]:
+    """Copy `func` without its check for overrides, so that it runs here and its inner calls are still recorded."""
+    never = dict.fromkeys(
+        ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False
+    )
+    copy = types.FunctionType(
+        func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__, func.__closure__
+    )
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+def _tag(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    for tensor in tensors_in((*args, *kwargs.values())):
+        call: Call | None = getattr(tensor, "_attention_call", None)
+        if call is not None:
+            return call
+    return None

@@ -1,0 +1,203 @@
+"""Trace heads by autograd: which rows of which projection each head of each attention call depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.heads.module_paths import clean
+from repulsive.heads.trace.forward_pass import first_samples, run
+from repulsive.heads.trace.gradients import PRESENT, Key, RoleGradients, Trace, gather, head_ids
+from repulsive.heads.trace.mixing import AFTER, BEFORE, mixer_before, mixes_after, uses_foreign_rows
+from repulsive.heads.trace.norms import StopGradient
+from repulsive.heads.trace.recorder import Call, Leaf, Recorder
+
+
+def trace_model(model: nn.Module, example_inputs: object) -> Trace:
+    """Run one forward pass and follow the gradient of every head back to its projections.
+
+    Args:
+        model: the unwrapped model. Its parameters, gradients, training flags and random state stay as they are.
+        example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
+    """
+    recorder = Recorder([(clean(name), p) for name, p in model.named_parameters()])
+    with torch.inference_mode(False), torch.enable_grad():
+        run(model, example_inputs, recorder)
+        calls = [_trace_call(call, recorder.leaves) for call in recorder.calls]
+    return Trace([roles for roles in calls if roles], recorder.hidden)
+
+
+def trace_as_needed(model: nn.Module, example_inputs: object, is_sufficient: Callable[[Trace], bool]) -> Trace:
+    """Trace the first samples of an example; trace all of it if the model rejects these or they are not sufficient.
+
+    Args:
+        model: as in `trace_model`.
+        example_inputs: as in `trace_model`.
+        is_sufficient: whether a trace shows everything the caller needs.
+    """
+    few = first_samples(example_inputs)
+    if few is not None:
+        try:
+            trace = trace_model(model, few)
+        except Exception:  # a mask whose first axis is not the batch, or a model with a fixed batch size
+            trace = None
+        if trace is not None and is_sufficient(trace):
+            return trace
+    return trace_model(model, example_inputs)
+
+
+def _trace_call(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]:
+    roles: list[RoleGradients] = []
+    for role, operand in call.operands.items():
+        roles += _trace_tensor(role, call.owner, operand, range(operand.ndim - 2), leaves)
+    if call.scores is not None:
+        roles += _trace_scores(call, leaves)
+    for output, axes in call.outputs:
+        roles += _trace_tensor("any" if call.is_graph else "v", call.owner, output, axes, leaves)
+    return roles
+
+
+def _trace_tensor(
+    role: str, owner: str, tensor: Tensor, axes: Sequence[int], leaves: Mapping[int, Leaf]
+) -> list[RoleGradients]:
+    """Gradients of each head of `tensor`, whose head axes are among `axes`."""
+    sources, norm_widths = _sources(tensor, leaves)
+    if not sources:
+        return []
+    heads = [axis for axis in axes if _counts_heads(tensor, axis, sources)]
+    noise = _noise(tensor)
+
+    def energy_of(index: tuple[int, ...]) -> list[dict[Key, Tensor]]:
+        energy = _zero_energy(sources)
+        for leaf, grad in _gradients(tensor, _only(noise, heads, index), sources):
+            energy[leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+        return [energy]
+
+    places = list(product(*(range(tensor.shape[axis]) for axis in heads)))
+    indices, (energy,) = gather(places, energy_of)
+    return [RoleGradients(role, owner, energy, norm_widths, "", indices, len(places))]
+
+
+def _trace_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]:
+    """Separate q from k: one row of scores depends on one query and on many keys."""
+    scores, attended = call.scores, call.attended
+    assert scores is not None
+    assert attended is not None
+    sources, norm_widths = _sources(scores, leaves)
+    if not sources or int(attended.max()) < 2:
+        return []
+    axes = [axis for axis in range(scores.ndim) if axis != call.dim]
+    heads = [axis for axis in axes if _counts_heads(scores, axis, sources)]
+    noise = _noise(scores)
+
+    def energy_of(index: tuple[int, ...]) -> list[dict[Key, Tensor]]:
+        energy = [_zero_energy(sources) for _ in range(3)]  # of one query, of its keys, of all queries and keys
+        row = _fullest_row(attended.unsqueeze(call.dim), heads, index, axes)
+        count = int(attended.unsqueeze(call.dim)[tuple(row.get(a, 0) for a in range(scores.ndim))])
+        for leaf, grad in _gradients(scores, _only(noise, list(row), tuple(row.values())), sources):
+            energies = grad.square().sum(leaf.inner, keepdim=True) if leaf.inner else grad.square()
+            positions = energies.movedim(leaf.feature_axis, -1).flatten(0, -2)  # [positions, features]
+            touched = (positions > PRESENT * positions.max(0).values).sum(0)  # [features]
+            is_query = 2 * touched <= count
+            total = _per_feature(grad, leaf)
+            for part, mine in zip(energy, (is_query, ~is_query), strict=False):
+                part[leaf.name, leaf.axis][leaf.rows] += torch.where(mine.cpu(), total, 0.0)
+        for leaf, grad in _gradients(scores, _only(noise, heads, index), sources):
+            energy[2][leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+        return energy
+
+    places = list(product(*(range(scores.shape[axis]) for axis in heads)))
+    indices, (*energies, all_queries) = gather(places, energy_of)
+    mixed = mixer_before(sources) or (BEFORE if uses_foreign_rows(energies, all_queries) else "")
+    if not mixed and heads and call.weights is not None:
+        weights, ids = call.weights, head_ids(energies, len(places))
+        if any(mixes_after(output, axes, weights, heads, ids) for output, axes in call.outputs):
+            mixed = AFTER
+    return [
+        RoleGradients(role, call.owner, energy, norm_widths, mixed, indices, len(places))
+        for role, energy in zip("qk", energies, strict=True)
+    ]
+
+
+def _sources(tensor: Tensor, leaves: Mapping[int, Leaf]) -> tuple[list[Leaf], frozenset[int]]:
+    """Projections that `tensor` is computed from, and the widths of the norms in between."""
+    sources: list[Leaf] = []
+    norm_widths: set[int] = set()
+    todo, visited = [tensor.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in leaves:
+            sources.append(leaves[id(variable)])
+        if type(node).__name__ == f"{StopGradient.__name__}Backward":
+            norm_widths.add(node.width)  # type: ignore[attr-defined]
+        todo += [following for following, _ in node.next_functions]
+    return sources, frozenset(norm_widths)
+
+
+def _counts_heads(tensor: Tensor, axis: int, leaves: list[Leaf]) -> bool:
+    """Check whether an axis counts heads: different heads reach different features, samples and tokens the same."""
+    size = tensor.shape[axis]
+    if size < 2:
+        return False
+    noise = _noise(tensor)
+    first: Tensor | None = None
+    for place in sorted({0, 1, size // 2, size - 1}):
+        grads = _gradients(tensor, _only(noise, [axis], (place,)), leaves)
+        energies = [_per_feature(grad, leaf) for leaf, grad in grads]
+        reached = torch.cat([e > PRESENT * max(float(e.max()), 1e-300) for e in energies]) if energies else None
+        if reached is None or not reached.any():  # masked: nothing to compare
+            continue
+        if first is None:
+            first = reached
+        elif int((first & reached).sum()) < 0.9 * int((first | reached).sum()):
+            return True
+    return False
+
+
+def _gradients(tensor: Tensor, cotangent: Tensor, leaves: list[Leaf]) -> list[tuple[Leaf, Tensor]]:
+    """Gradient of `tensor` with respect to each leaf; zeros where it does not depend on the leaf."""
+    grads = torch.autograd.grad(tensor, [x.tensor for x in leaves], cotangent, retain_graph=True, allow_unused=True)
+    return [
+        (x, torch.zeros_like(x.tensor) if g is None else g.nan_to_num()) for x, g in zip(leaves, grads, strict=True)
+    ]
+
+
+def _per_feature(grad: Tensor, leaf: Leaf) -> Tensor:
+    return grad.double().movedim(leaf.feature_axis, -1).flatten(0, -2).square().sum(0).cpu()  # [features]
+
+
+def _zero_energy(leaves: list[Leaf]) -> dict[Key, Tensor]:
+    return {(x.name, x.axis): torch.zeros(x.parameter.shape[x.axis], dtype=torch.float64) for x in leaves}  # [rows]
+
+
+def _only(noise: Tensor, axes: Sequence[int], index: Sequence[int]) -> Tensor:
+    """`noise` at one index of some axes, zero elsewhere."""
+    place: list[int | slice] = [slice(None)] * noise.ndim
+    for axis, i in zip(axes, index, strict=True):
+        place[axis] = i
+    kept = torch.zeros_like(noise)
+    kept[tuple(place)] = noise[tuple(place)]
+    return kept
+
+
+def _fullest_row(attended: Tensor, heads: list[int], index: tuple[int, ...], axes: list[int]) -> dict[int, int]:
+    """For one head, the sample and query that attend to the most keys: {axis: index}."""
+    fixed = dict(zip(heads, index, strict=True))
+    free = [axis for axis in axes if axis not in fixed]
+    view = attended
+    for axis, i in fixed.items():
+        view = view.narrow(axis, i, 1)
+    flat = int(view.flatten().argmax())
+    place = torch.unravel_index(torch.tensor(flat), view.shape)
+    return {axis: fixed.get(axis, int(place[axis])) for axis in sorted([*fixed, *free])}
+
+
+def _noise(tensor: Tensor) -> Tensor:
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)).to(tensor)

@@ -1,0 +1,137 @@
+"""Run the benchmarks of `repulsive bench`: check options, fill in defaults, measure, print and write the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from repulsive.errors import ConfigError
+from repulsive.lab.bench.model_cost import CostOptions, measure_model
+from repulsive.lab.bench.model_table import print_costs
+from repulsive.lab.bench.presets import find_preset
+from repulsive.lab.bench.report import as_table, run
+from repulsive.lab.bench.rules import build_rules
+from repulsive.lab.bench.steps import VARIANTS, Options
+
+Print = Callable[[str], None]
+
+
+def choose_device(device: str) -> str:
+    """Return `device`, or for "" the GPU if there is one.
+
+    Raises:
+        ConfigError: the device is unknown or missing.
+    """
+    if device not in ("", "cpu", "cuda"):
+        raise ConfigError(f"--device {device!r}: choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: there is no CUDA device")
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def bench_model(
+    model: str,
+    rules: Sequence[str] = (),
+    *,
+    device: str,
+    rounds: int = 0,
+    steps: int | None = None,
+    batch: int | None = None,
+    length: int | None = None,
+    layers: int | None = None,
+    compiled: bool = False,
+    json_file: Path | None = None,
+    progress: Print = print,
+) -> None:
+    """Measure the cost of rules in a model of transformers and print a table.
+
+    Args:
+        model: name of a preset.
+        rules: names of rules; empty for all that work with the model.
+        device: "cpu" or "cuda".
+        rounds: measured turns of each model; 0: 30 on cuda, 6 on cpu.
+        steps: training steps per turn; None: 10 on cuda, 2 on cpu.
+        batch: sequences or images per step; None: that of the preset.
+        length: tokens per sequence; None: that of the preset.
+        layers: number of layers; None: that of the preset.
+        compiled: compile the model with `torch.compile`.
+        json_file: write all numbers to this file.
+        progress: called with one line of progress at a time.
+
+    Raises:
+        ConfigError: there are too few rounds.
+        SelectionError: the model is unknown.
+        RuleError: a rule is unknown.
+    """
+    from rich.console import Console
+
+    find_preset(model)
+    build_rules(rules)
+    if rounds < 0 or rounds == 1:
+        raise ConfigError(f"--rounds {rounds}: a confidence interval needs at least 2 rounds")
+    if json_file is not None:  # fail before measuring for minutes
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.touch()
+    on_gpu = device == "cuda"
+    options = CostOptions(
+        model,
+        tuple(rules),
+        device,
+        rounds or (30 if on_gpu else 6),
+        steps or (10 if on_gpu else 2),
+        2 if on_gpu else 1,
+        batch,
+        length,
+        layers,
+        compiled,
+    )
+    facts = measure_model(options, progress=progress)
+    print_costs(facts, Console())
+    if json_file is not None:
+        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+        progress(f"written to {json_file}")
+
+
+def bench_transformer(
+    *,
+    device: str,
+    tokens: Sequence[int] = (),
+    variants: Sequence[str] = (),
+    rounds: int = 0,
+    compiled: bool = False,
+    growth: bool = True,
+    out: Path | None = None,
+    progress: Print = print,
+) -> None:
+    """Measure the cost of repulsion in the paper's Transformer-small and print a table.
+
+    Args:
+        device: "cpu" or "cuda".
+        tokens: target tokens per step, one table column each; empty: 4,096 and 16,384 on cuda, 2,048 on cpu.
+        variants: rows of the table; empty for all.
+        rounds: rounds of interleaved steps; 0: 300 on cuda, 12 on cpu.
+        compiled: compile the loss with `torch.compile`.
+        growth: also measure how the cost grows with heads, width and layers.
+        out: folder for JSON, Markdown and the plot.
+        progress: called with one line of progress at a time.
+
+    Raises:
+        ConfigError: an option is out of range, or a variant is unknown.
+    """
+    unknown = [name for name in variants if name not in VARIANTS]
+    if unknown:
+        raise ConfigError(f"--variant {unknown[0]!r}: choose from {', '.join(VARIANTS)}")
+    sizes = tuple(tokens) or ((4096, 16384) if device == "cuda" else (2048,))
+    if min(sizes) < 32:
+        raise ConfigError(f"--tokens {min(sizes)}: must be at least 32")
+    if rounds < 0:
+        raise ConfigError(f"--rounds {rounds}: must be at least 1")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # fail before measuring for minutes
+    options = Options(device, sizes, tuple(variants or VARIANTS), compiled, rounds or (300 if device == "cuda" else 12))
+    progress(as_table(run(options, growth=growth, out=out, progress=progress)))
+    if out is not None:
+        progress(f"written to {out}")

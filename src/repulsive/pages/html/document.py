@@ -1,0 +1,80 @@
+"""HTML document: content security policy, style, script, page header, and writing the file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from repulsive.pages.text import escaped
+from repulsive.safety import files as safe
+
+_LONG_FACT = 28  # characters; longer facts get a wider box
+
+
+def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
+    """Assemble a self-contained HTML document that loads nothing from outside.
+
+    Args:
+        title: page title.
+        body: markup of the body up to the end of `<main>`, with all data escaped.
+        script: the only script that the policy allows to run; "" allows none.
+        style: style sheet; "" for that of reports.
+    """
+    style = style or asset("page.css")
+    allowed = f"script-src '{_digest(script)}'; " if script else ""
+    trusted = "; require-trusted-types-for 'script'; trusted-types 'none'" if script else ""
+    policy = f"default-src 'none'; style-src '{_digest(style)}'; {allowed}base-uri 'none'; form-action 'none'{trusted}"
+    run = f"<script>{script}</script>\n" if script else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
+        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}</main>\n{run}"
+        "</body>\n</html>\n"
+    )
+
+
+def header(title: str, lead: str = "", facts: Sequence[tuple[str, str]] = ()) -> str:
+    """Render the page header and open `<main>`.
+
+    Args:
+        title: heading of the page.
+        lead: paragraph below it.
+        facts: (name, value) pairs below the paragraph.
+    """
+    paragraph = f'<p class="lead">{escaped(lead)}</p>\n' if lead else ""
+    items = ""
+    for name, value in facts:
+        wide = ' class="wide"' if len(value) > _LONG_FACT else ""
+        items += f"<div{wide}><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
+    listed = f'<dl class="facts">{items}</dl>\n' if items else ""
+    return f"<header>\n<h1>{escaped(title)}</h1>\n{paragraph}{listed}</header>\n<main>\n"
+
+
+def write_whole(path: str | Path, page: str) -> Path:
+    """Write a page atomically: readers see either the old page or the new one, never a part.
+
+    Args:
+        path: the HTML file; its folder is created.
+        page: the document.
+
+    Returns:
+        The path written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    safe.write_whole(path, page.encode())
+    return path
+
+
+def asset(name: str) -> str:
+    """Read a style sheet or script from this package."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,214 @@
+"""Report on the heads of one model: similarity, redundancy, diversity per layer, attention explorer."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from repulsive.diagnostics.inspection import Inspection
+from repulsive.diagnostics.summary import as_json, format_distance
+from repulsive.errors import RunError
+from repulsive.pages.charts import pruning_chart, redundancy_charts
+from repulsive.pages.data.layers import Layered, Maps
+from repulsive.pages.data.panels import Grid, HeadTable
+from repulsive.pages.html.circuits import MEASURE, similarity_sections
+from repulsive.pages.html.document import asset, document, header, write_whole
+from repulsive.pages.html.layer_explorer import layer_explorer
+from repulsive.pages.html.panel import charts_with_legend, grid_rows, head_table, scrolling_table
+from repulsive.pages.report_page import FRAME_BYTES, MAX_BYTES
+from repulsive.pages.text import escaped, number
+from repulsive.safety import files as safe
+
+_SPACES = ("weights", "attention", "outputs")
+_TOKEN_COSINE = (
+    "The cosine of tokens compares the outputs of all heads together for two tokens of the same input. Near 1, the "
+    "layers above cannot distinguish tokens: the model is untrained, or its outputs are constant."
+)
+_METHOD = "model"  # the only method of this page
+
+
+def write_inspection_files(
+    folder: Path,
+    inspection: Inspection,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]] = (),
+    tokens: Sequence[Sequence[str]] = (),
+) -> Path:
+    """Write `inspect.html`, and the same numbers as `inspect.json`.
+
+    Args:
+        folder: output folder.
+        inspection: result of `inspect_heads`.
+        title: page title.
+        facts: (name, value) pairs at the top of the page.
+        tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    try:
+        page = write_inspection(folder / "inspect.html", inspection, title=title, facts=facts, tokens=tokens)
+        numbers = json.dumps(as_json(inspection), indent=1, allow_nan=False)
+        safe.write_whole(folder / "inspect.json", numbers.encode())
+    except OSError as error:
+        raise RunError(f"{str(folder)!r}: cannot be written ({error.strerror}); choose another folder") from None
+    return page
+
+
+def write_inspection(
+    path: str | Path,
+    inspection: Inspection,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]] = (),
+    tokens: Sequence[Sequence[str]] = (),
+    max_bytes: int = MAX_BYTES,
+) -> Path:
+    """Write the page of an inspection as one self-contained HTML file.
+
+    Args:
+        path: the HTML file; its folder is created.
+        inspection: result of `inspect_heads`.
+        title: page title.
+        facts: (name, value) pairs at the top of the page.
+        tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
+        max_bytes: limit of the file size. Maps that do not fit are averaged or left out, and the page says so.
+
+    Returns:
+        The path written.
+    """
+    page = render_inspection(inspection, title=title, facts=facts, tokens=tokens, max_bytes=max_bytes)
+    return write_whole(path, page)
+
+
+def render_inspection(
+    inspection: Inspection,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]] = (),
+    tokens: Sequence[Sequence[str]] = (),
+    max_bytes: int = MAX_BYTES,
+) -> str:
+    """Render the page as a string; arguments as in `write_inspection`."""
+    lead = (
+        "The number of effective heads ranges from 1 (all heads are the same) to the number of heads (all are "
+        "different). Layers and heads are counted from 0."
+    )
+    body = similarity_sections(inspection, _row_header) + _redundancy(inspection) + _closest_pairs(inspection)
+    body += "".join(_diversity(space, inspection) for space in _SPACES)
+    notes = "".join(f"<li>{escaped(note)}</li>" for note in inspection.notes)
+    body += f'<section><h2>Not measured</h2>\n<ul class="notes">{notes}</ul></section>\n' if notes else ""
+    before, script = header(title, lead, [*facts, *_sizes(inspection)]) + body, asset("layer_explorer.js")
+    examples = layered_examples(inspection, tokens)
+    room = max_bytes - sum(len(part.encode()) for part in (asset("page.css"), script, before)) - FRAME_BYTES
+    explorer = layer_explorer(examples, [_METHOD], room) if examples else ""
+    return document(title, before + explorer, script=script if examples else "")
+
+
+def layered_examples(inspection: Inspection, tokens: Sequence[Sequence[str]]) -> list[Layered]:
+    """Combine the maps of an inspection with their tokens; positions without tokens are numbered."""
+    examples = []
+    for item, layers in enumerate(inspection.maps):
+        words = tokens[item] if item < len(tokens) else []
+        texts: dict[str, Sequence[str]] = {"text": words} if words else {}
+
+        def text_name(size: int, texts: dict[str, Sequence[str]] = texts, words: Sequence[str] = words) -> str:
+            name = "text" if size == len(words) else f"{size} positions"
+            texts.setdefault(name, [str(position) for position in range(size)])
+            return name
+
+        maps = [
+            Maps(inspection.label(name), w, text_name(w.shape[1]), text_name(w.shape[2])) for name, w in layers.items()
+        ]
+        if maps:
+            examples.append(Layered(texts, {_METHOD: maps}))
+    return examples
+
+
+def _diversity(space: str, inspection: Inspection) -> str:
+    if space not in inspection.diversity:
+        return ""
+    entries = inspection.diversity[space]
+    columns = ["layer", "heads", "effective heads", "mean cosine", "mean distance"]
+    lead = ""
+    if space == "outputs":
+        columns.append("cosine of tokens")
+        lead = f"<p>{_TOKEN_COSINE}</p>\n"
+    rows = ""
+    for d in entries:
+        cells = [str(d.num_heads), f"{d.effective_heads:.2f}", number(d.mean_cosine, 3), format_distance(d)]
+        cells += [number(d.tokens, 3)] if space == "outputs" else []
+        rows += f"<tr>{_row_header(inspection, d.name)}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
+    grids = [Grid(inspection.label(d.name), d.cosine.cpu(), MEASURE) for d in entries if d.num_heads > 1]
+    table = scrolling_table(f"Diversity of {space}, layer by layer", head, rows)
+    return f"<section><h2>Diversity of {space}</h2>\n{lead}{table}{grid_rows(grids)}</section>\n"
+
+
+def _closest_pairs(inspection: Inspection) -> str:
+    rows = "".join(
+        f"<tr>{_row_header(inspection, pair.name)}<td>{space}</td><td>{pair.first} and {pair.second}</td>"
+        f"<td>{number(pair.cosine, 3)}</td></tr>\n"
+        for space in _SPACES
+        for pair in inspection.closest(space)
+    )
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "compared by", "heads", "cosine"))
+    table = scrolling_table("Pairs with the largest cosines of weights, attention and outputs", head, rows)
+    return f"<section><h2>Most similar pairs</h2>\n{table}</section>\n"
+
+
+def _redundancy(inspection: Inspection) -> str:
+    page = ""
+    if inspection.importance is not None:
+        page += _heads(inspection, inspection.importance, "First-order importance, l2-normalised per layer")
+    if inspection.ablation is not None:
+        change = inspection.ablation.change
+        page += _heads(inspection, change, f"Exact ablation of one head: {inspection.metric}")
+        charts = redundancy_charts({"All heads": change}, "change of the output")
+        if inspection.pruned is not None:
+            name = "Least important heads first"
+            charts.append(replace(pruning_chart({name: [inspection.pruned]}, name), y_name="change of the output"))
+        page += charts_with_legend(charts, [chart.name for chart in charts])
+    return f"<section><h2>Redundant heads</h2>\n{page}</section>\n" if page else ""
+
+
+def _heads(inspection: Inspection, scores: Tensor, caption: str) -> str:
+    rows = [inspection.label(name) for name, *_ in inspection.layers]
+    return head_table(HeadTable(caption, rows, scores, scores.clamp(min=0)))
+
+
+def _row_header(inspection: Inspection, name: str) -> str:
+    """Render the first cell of a row: the short name of a layer, and its module path in small print."""
+    short = inspection.label(name)
+    path = f" <small>{escaped(name)}</small>" if short != name else ""
+    return f'<th scope="row">{escaped(short)}{path}</th>'
+
+
+def _sizes(inspection: Inspection) -> list[tuple[str, str]]:
+    """List the numbers of layers, heads and effective heads as facts."""
+    facts = []
+    if inspection.layers:
+        facts.append(("Attention layers", str(len(inspection.layers))))
+        facts.append(("Heads", str(sum(heads for *_, heads in inspection.layers))))
+    with_pairs = [each for each in inspection.circuits.logits if each.similarity.num_heads > 1]
+    if with_pairs:
+        own = statistics.fmean(each.similarity.mean for each in with_pairs)
+        null = statistics.fmean(each.mean.mean for each in with_pairs)
+        untrained = "" if math.isnan(null) else f"; untrained {number(null, 2)}"
+        facts.append(("Similarity of logits", f"{number(own, 2)}, mean over layers{untrained}"))
+    for space, entries in inspection.diversity.items():
+        mean, heads = statistics.fmean(d.effective_heads for d in entries), max(d.num_heads for d in entries)
+        facts.append((f"Effective heads, {space}", f"{mean:.1f} of {heads}, mean over layers"))
+    return facts

@@ -1,0 +1,203 @@
+"""Hooks that sample tokens from the training forward pass, on which the logits are evaluated.
+
+The hooks keep a few hundred tokens, with their projected values, from the last training pass before a step that needs
+a new force. They keep nothing in evaluation, and a checkpoint contains no tokens: the sampled positions depend only on
+the seed and the step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from repulsive.errors import RuleError
+from repulsive.heads.module_paths import unwrap
+from repulsive.repulsion.live import is_captured as is_capturing
+from repulsive.repulsion.logits.padding import masks_in, valid_tokens
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection
+from repulsive.repulsion.logits.samples import Sample, Samples, grid_of
+
+PARTS = ("q", "k", "v")
+
+_numbers = itertools.count()
+_samplers: weakref.WeakValueDictionary[int, Sampler] = weakref.WeakValueDictionary()
+
+
+class Sampler:
+    """Samples the tokens of every projection while a sample is `wanted`.
+
+    Args:
+        model: the model; padding is read from the masks it is called with.
+        layers: attention layers to sample.
+        tokens: number of tokens to keep from a forward pass.
+        seed: seed of the sampled positions.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[CircuitLayer], tokens: int, seed: int) -> None:
+        self.layers = list(layers)
+        self.taken = Samples(layers, tokens, seed)
+        self.wanted = True
+        self._model = model
+        self._masks: dict[str, Tensor] = {}  # masks of the model's last call, by argument name
+        self._local: dict[int, dict[str, Tensor]] = {}  # masks of each attention layer's last call
+        self._model_hooks: list[RemovableHandle] = []
+        self._layer_hooks: list[RemovableHandle] = []
+        self.is_compiled = False  # whether a compiled model has called the hooks
+        self.number = next(_numbers)
+        _samplers[self.number] = self
+        device = self.layers[0].sides[0][1][0].slice.parameter().device
+        self.written = torch.zeros((), device=device)  # dummy tensor that the custom operator declares as mutated
+        self._projections: dict[nn.Module, list[tuple[int, str, Projection]]] = defaultdict(list)
+        for number, layer in enumerate(self.layers):
+            for part, projection in layer.watched.items():
+                self._projections[projection.output].append((number, part, projection))
+
+    # -- hooks --------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Register a permanent hook on the model, and hooks on its layers while a sample is wanted."""
+        if self._model_hooks:
+            return
+        for root in dict.fromkeys((self._model, unwrap(self._model))):
+            hook = Hook(self, "_on_model", root is self._model)
+            self._model_hooks.append(root.register_forward_pre_hook(hook, with_kwargs=True))
+        self.want(self.wanted)
+
+    def remove(self) -> None:
+        """Remove all hooks and discard all tokens."""
+        self._remove_layer_hooks()
+        for hook in self._model_hooks:
+            hook.remove()
+        self._model_hooks = []
+        self.clear()
+
+    def want(self, wanted: bool) -> None:
+        """Set whether the next training pass is sampled.
+
+        Hooks cost time in every pass, so they are registered only while needed. A compiled model keeps the hooks that
+        it was compiled with.
+        """
+        self.wanted = wanted
+        if wanted and self._model_hooks:
+            self._add_layer_hooks()
+        elif not self.is_compiled:
+            self._remove_layer_hooks()
+
+    def _add_layer_hooks(self) -> None:
+        if self._layer_hooks:
+            return
+        for number, layer in enumerate(self.layers):
+            if layer.attention not in self._projections:
+                hook = Hook(self, "_on_attention", number)
+                self._layer_hooks.append(layer.attention.register_forward_pre_hook(hook, with_kwargs=True))
+        for module, members in self._projections.items():
+            self._layer_hooks.append(module.register_forward_hook(Hook(self, "_on_projection"), with_kwargs=True))
+            for _, _, projection in members:
+                for target in projection.targets:
+                    if target.slice.module is not module:
+                        hook = Hook(self, "_on_adapter")
+                        self._layer_hooks.append(target.slice.module.register_forward_pre_hook(hook))
+
+    def _remove_layer_hooks(self) -> None:
+        for hook in self._layer_hooks:
+            hook.remove()
+        self._layer_hooks = []
+
+    @property
+    def samples(self) -> dict[tuple[int, str], Sample]:
+        """The latest samples, by layer number and part."""
+        return self.taken.latest
+
+    def clear(self) -> None:
+        """Discard all tokens and masks."""
+        self.taken.clear()
+        self._masks, self._local = {}, {}
+
+    def _on_model(self, is_outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling() and is_capturing():
+            self._add_layer_hooks()  # a CUDA graph replays what was recorded, so record the sampling
+        if self._is_sampled(module):
+            masks = masks_in(module, args, kwargs)
+            if masks or is_outer:  # a wrapper may hide argument names that the inner model has
+                self._masks = masks
+            self._local = {}
+
+    def _on_attention(self, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_sampled(module):
+            self._local[number] = masks_in(module, args, kwargs)
+
+    def _on_adapter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._is_sampled(module) and args:
+            self.taken.adapter_inputs[module] = args[0].detach()
+
+    def _on_projection(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self._is_sampled(module):
+            return
+        for number, part, projection in self._projections[module]:
+            given = self._tokens(projection, part, args, kwargs)
+            if not isinstance(given, Tensor):
+                raise RuleError(f"{projection.group.name}: expected a tensor as its input, got {type(given).__name__}")
+            result = given if projection.is_torch else output
+            masks = masks_in(module, args, kwargs) if projection.is_torch else self._local.get(number, {})
+            shape = grid_of(given, projection)
+            where = self.layers[number].where
+            role = "q" if part == "q" else "k"  # values come from the same tokens as keys
+            valid = valid_tokens(self._masks, shape, where, role)
+            if valid is None:
+                valid = valid_tokens(masks, shape, where, role)
+            if torch.compiler.is_compiling():
+                torch.ops.repulsive.take_tokens(
+                    given.detach(), result.detach(), valid, self.number, number, PARTS.index(part), self.written
+                )
+            else:
+                self.taken.take(number, part, given.detach(), result.detach(), valid)
+
+    def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if projection.is_torch:
+            named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+            return named[{"q": "query", "k": "key", "v": "value"}[part]]
+        return args[0] if args else next(iter(kwargs.values()), None)
+
+    def _is_sampled(self, module: nn.Module) -> bool:
+        """Check whether to sample: in training, if a sample is wanted. Compiled code checks the second when it runs."""
+        is_training = module.training and torch.is_grad_enabled()
+        return is_training if torch.compiler.is_compiling() else is_training and (self.wanted or is_capturing())
+
+
+class Hook:
+    """Module hook that calls a method of a sampler. In copies of the module it does nothing."""
+
+    def __init__(self, sampler: Sampler | None, method: str, *leading: Any) -> None:
+        self.sampler, self.method, self.leading = sampler, method, leading
+
+    def __call__(self, *args: Any) -> None:
+        if self.sampler is not None:
+            getattr(self.sampler, self.method)(*self.leading, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook(None, self.method)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (None, self.method)
+
+
+def _take_tokens(
+    given: Tensor, result: Tensor, valid: Tensor | None, sampler: int, layer: int, part: int, written: Tensor
+) -> None:
+    """`Samples.take` as an operator for compiled models; it checks at run time whether a sample is wanted."""
+    target = _samplers.get(sampler)
+    if target is not None:
+        target.is_compiled = True
+    if target is not None and (target.wanted or is_capturing()):
+        target.taken.take(layer, PARTS[part], given, result, valid)
+
+
+_SCHEMA = "(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, int part, Tensor(a!) written) -> ()"
+torch.library.custom_op("repulsive::take_tokens", _take_tokens, mutates_args=("written",), schema=_SCHEMA)

@@ -1,0 +1,65 @@
+"""Choose the tokens of a batch to sample: evenly over sequences and their tokens without padding, at random offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repulsive.particles import noise as counters
+
+LEAST = 32  # smallest number of tokens from a sequence (if it has that many), to estimate its mean key
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Sampled tokens of a batch [B, T].
+
+    Args:
+        index: index into the flattened batch, int64 [N].
+        weights: 1 for a real token, 0 for padding, [N].
+        sequences: number of the sampled sequence that a token belongs to, int64 [N].
+        count: number of sampled sequences.
+    """
+
+    index: Tensor
+    weights: Tensor
+    sequences: Tensor
+    count: int
+
+
+def choose(
+    shape: tuple[int, int], tokens: int, valid: Tensor | None, device: torch.device, *, seed: int, step: int
+) -> Positions:
+    """Choose about `tokens` positions of a batch; the same seed and step give the same positions.
+
+    Args:
+        shape: (B, T).
+        tokens: number of tokens to sample; a smaller batch is sampled completely.
+        valid: bool [B, T], False for padding; None if there is no padding.
+        device: device of the result.
+        seed: seed of the random offsets.
+        step: optimizer step that the sample is for.
+    """
+    batch, length = shape
+    rows = max(1, min(batch, tokens // min(length, LEAST)))
+    count = max(1, min(length, tokens // rows))
+    generator = torch.Generator().manual_seed(counters.key(seed, step, "tokens") % 2**62)
+    chosen = (torch.arange(rows) + torch.rand(rows, generator=generator)) * (batch / rows)
+    offsets = torch.arange(count) + torch.rand(rows, count, generator=generator)  # [S, n], in units of length / n
+    chosen, offsets = chosen.long().clamp(max=batch - 1).to(device), offsets.to(device)
+    if valid is None:
+        positions = (offsets * (length / count)).long().clamp(max=length - 1)
+        weights = torch.ones(rows, count, device=device)
+    else:
+        real = valid[chosen]  # [S, T]
+        lengths = real.sum(1, keepdim=True)
+        order = real.to(torch.int8).argsort(dim=1, descending=True, stable=True)  # real tokens first
+        spread = (offsets * (lengths / count)).long()
+        ranks = torch.where(lengths >= count, spread, torch.arange(count, device=device))
+        weights = (ranks < lengths).float()
+        positions = order.gather(1, ranks.clamp(max=length - 1))
+    index = (chosen[:, None] * length + positions).flatten()
+    sequences = torch.arange(rows, device=device).repeat_interleave(count)
+    return Positions(index, weights.flatten(), sequences, rows)

@@ -1,0 +1,137 @@
+r"""Repulsion between value-output circuits: the map from a token to what a head adds to the residual stream.
+
+Head i adds $W_O^i v_i(x)$ for a token x that it attends to. Two heads have the inner product
+$\sum_{ab} (\tfrac1N v_i^\top v_j)_{ab} ({W_O^i}^\top W_O^j)_{ab}$, and the force is pulled back to the value projection
+and to the heads' columns of the output projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import RuleError
+from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
+from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.table.output_projection import output_projection
+from repulsive.particles.gram import compute_dtype, full_precision
+from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
+from repulsive.particles.rule import mean_distance
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.logits.force import LayerForce, to_targets, unit_distances
+from repulsive.repulsion.logits.projections import Projection, Target, projection_of, reads_of
+from repulsive.repulsion.logits.samples import Sample
+
+
+@dataclass(frozen=True, eq=False)
+class ValueLayer:
+    """The value-output circuits of one attention layer.
+
+    Args:
+        name: dotted name of the attention module, followed by "(values)".
+        attention: the attention module.
+        where: "encoder", "decoder" or "cross".
+        value: its value projection.
+        out: the columns of its output projection, by head.
+        reads: the value head of each query head, or None if there are as many.
+    """
+
+    name: str
+    attention: nn.Module
+    where: str
+    value: Projection
+    out: HeadGroup
+    reads: tuple[int, ...] | None = None
+
+    @property
+    def num_heads(self) -> int:
+        return self.out.num_heads
+
+    @property
+    def watched(self) -> dict[str, Projection]:
+        """Projections whose tokens are sampled, by part."""
+        return {"v": self.value}
+
+    @property
+    def sides(self) -> tuple[tuple[HeadGroup, tuple[Target, ...]], ...]:
+        """Groups that receive the force, with their parameters."""
+        return (self.value.group, self.value.targets), (self.out, (Target(self.out.slices[0]),))
+
+
+def output_groups(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGroup]:
+    """Columns of every output projection by head, as groups of the part "o".
+
+    Args:
+        model: the model.
+        groups: its q and v groups, single parts.
+
+    Raises:
+        RuleError: a layer's output projection is not found, or is not one matrix.
+    """
+    modules = {clean(name): module for name, module in unwrap(model).named_modules()}
+    queries = {module_of(group): group for group in groups if group.part == "q"}
+    return [_outputs(group, queries[module_of(group)], modules) for group in groups if group.part == "v"]
+
+
+def value_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[ValueLayer]:
+    """Pair the value projection of every layer with its output projection.
+
+    Args:
+        model: the model the groups were found in.
+        groups: its q, v and o groups.
+    """
+    modules = {clean(name): module for name, module in unwrap(model).named_modules()}
+    layers: dict[str, dict[str, HeadGroup]] = {}
+    for group in groups:
+        layers.setdefault(module_of(group), {})[group.part] = group
+    pairs = []
+    for name, parts in layers.items():
+        value, attention = parts["v"], modules[name]
+        projection = projection_of(value, value.slices[0].rows.shape[1], attention, modules)
+        reads = reads_of(parts["q"], value)
+        pairs.append(ValueLayer(f"{name} (values)", attention, value.where, projection, parts["o"], reads))
+    return pairs
+
+
+def value_force(layer: ValueLayer, sample: Sample, rule: SVGD, step: int, drive: Tensor | None) -> LayerForce:
+    """Compute the force between the value-output circuits of one layer."""
+    dtype = compute_dtype(sample.outputs)
+    values = sample.outputs.to(dtype) * sample.weights.to(dtype)[:, None, None]  # [N, M_v, d]
+    part = layer.out.slices[0]
+    columns = part.take(whole_tensor(part.parameter().detach())).unflatten(1, (part.rows.shape[1], -1))  # [M, d, D]
+    circuits = Circuits(values, columns.to(dtype).movedim(2, 0), left_of=layer.reads)
+    with torch.no_grad(), full_precision(values.device):
+        moments = circuits.moments()
+        products = (moments[0] * moments[1]).sum((-3, -1))  # [M, M]
+        gram = function_gram(products)
+        interaction = rule.interact(gram)
+        unit = -(rule.stepsize / gram.num_particles) * interaction.repulsion
+        push, on_columns = circuits.pull_back(unit, moments)  # [N, M_v, d], [D, M, d]
+        on_value = to_targets(push.unsqueeze(0), [sample], [layer.value])
+        sides = [[f[0] for f in on_value], [on_columns.movedim(0, 2)]]  # [M, d, D]
+        norm = torch.stack([f.square().sum() for side in sides for f in side]).sum().sqrt()
+        alpha = rule.weight_of(step, None if drive is None else drive.to(norm), norm)
+        distance = mean_distance(unit_distances(products))
+        numbers = (alpha, alpha * norm, interaction.bandwidth, distance, *mean_and_largest(cosines(products)))
+        parts = tuple(tuple(f * alpha.to(f.dtype) for f in side) for side in sides)
+    return LayerForce(parts, *numbers)
+
+
+def _outputs(value: HeadGroup, query: HeadGroup, modules: Mapping[str, nn.Module]) -> HeadGroup:
+    name, heads, width = module_of(value), query.num_heads, value.slices[0].rows.shape[1]
+    found = output_projection(modules, name, value.family, heads, width)
+    weight = getattr(found[1], "weight", None) if found is not None else None
+    if found is None or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+        raise RuleError(
+            f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; choose "
+            "circuits='qk'"
+        )
+    path, module, _ = found
+    axis = 0 if type(module).__name__ == "Conv1D" else 1
+    rows = torch.arange(heads * width).view(heads, width)
+    part = HeadSlice(module, "weight", f"{path}.weight", rows, axis)
+    title = f"{name}.o" if name else "o"
+    return HeadGroup(title, value.layer, "o", value.where, value.stack, value.family, (part,), proof=value.proof)

@@ -1,0 +1,205 @@
+"""`repulsive inspect`: tables and pages for model folders and import paths, and one-line error messages."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from repulsive.cli import main
+from repulsive.diagnostics.loading.inputs import _check_token_ids
+from repulsive.diagnostics.prune import prune, save_pruned
+from repulsive.errors import DataError
+from tests.heads.zoo import build
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["the", "a", "movie", "was", "great", "bad", "plot", "actor", "music", "slow", "very", "not", "and"]
+MODELS = """
+import torch
+from torch import nn
+
+def small():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, dim_feedforward=16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+def inputs():
+    return torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+
+def narrow():
+    return torch.randn(2, 5, 3)
+
+def headless():
+    return nn.Linear(4, 4)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny BERT with weights and a tokenizer."""
+    path = tmp_path_factory.mktemp("model")
+    vocabulary = {word: place for place, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    (path / "vocab.txt").write_text("\n".join(vocabulary))
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": len(vocabulary)}
+    torch.manual_seed(7)
+    transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=2, **sizes)).save_pretrained(path)
+    transformers.BertTokenizerFast(str(path / "vocab.txt")).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def inspect(tmp_path, monkeypatch, capsys):
+    (tmp_path / "models_of_test_inspect.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*words):
+        with pytest.raises(SystemExit) as left:
+            main(["inspect", *map(str, words)])
+        sys.modules.pop("models_of_test_inspect", None)
+        out, err = capsys.readouterr()
+        return left.value.code, out, err
+
+    return run
+
+
+def one_line(outcome):
+    code, out, err = outcome
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("repulsive: ")
+    return err
+
+
+def test_a_folder_with_text(inspect, folder, tmp_path):
+    (tmp_path / "text.txt").write_text("the movie was great\n\n  \na slow plot and bad music\nnot bad\n")
+    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "out")
+    assert code == 0
+    for title in (
+        "similarity of heads in weights",
+        "similarity of heads in attention",
+        "similarity of heads in outputs",
+        "first-order importance",
+        "by ablation: mean KL divergence of the model's own output distribution",
+    ):
+        assert title in out
+    numbers = json.loads((tmp_path / "out" / "inspect.json").read_text())
+    assert numbers["items"] == 3 and len(numbers["ablation"]["change"]) == 2
+    page = (tmp_path / "out" / "inspect.html").read_text()
+    assert "movie" in page and 'id="layers"' in page
+
+
+def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
+    code, out, _ = inspect(folder, "--sentence", "the plot", "--sentence", "not great")
+    assert code == 0 and "ablation" not in out and "similarity of heads in outputs" in out
+    assert out.endswith("written to inspect.html\n") and (tmp_path / "inspect.json").is_file()
+    code, out, _ = inspect(folder)
+    assert (
+        code == 0
+        and "similarity of heads in outputs" not in out
+        and "note: without inputs only weights are measured" in out
+    )
+
+
+def test_the_weights_of_the_folder_are_measured(inspect, folder):
+    code, loaded, _ = inspect(folder)
+    again, other, _ = inspect(folder, "--random")
+    assert code == again == 0 and loaded != other
+    model = transformers.BertForMaskedLM.from_pretrained(folder)
+    query = model.bert.encoder.layer[0].attention.self.query.weight.detach().double().view(4, -1)
+    unit = query / query.norm(dim=-1, keepdim=True)
+    pairs = (unit @ unit.T)[tuple(torch.triu_indices(4, 4, 1))]
+    line = next(row for row in loaded.splitlines() if row.startswith("bert.encoder.layer.0.attention.self.q "))
+    assert line.split()[3] == f"{float(pairs.mean()):+.3f}"
+
+
+def test_a_model_by_import_path(inspect):
+    code, out, _ = inspect("models_of_test_inspect:small", "--example", "models_of_test_inspect:inputs", "--ablate")
+    assert code == 0 and "layers.1.self_attn" in out
+    assert "relative change of the model's own output states" in out
+    assert inspect("models_of_test_inspect:small")[0] == 0
+
+
+def test_errors_are_one_line(inspect, folder, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "run" / "seed-0").mkdir(parents=True)
+    (tmp_path / "run" / "seed-0" / "recipe.json").write_text("{}")
+    bare = tmp_path / "bare"
+    transformers.BertConfig.from_pretrained(folder).save_pretrained(bare)
+    for words, expected in (
+        (["nowhere"], "no folder 'nowhere'"),
+        ([folder, "--text", "none.txt"], "cannot read 'none.txt'"),
+        ([folder, "--text", "latin.txt"], "cannot read 'latin.txt'"),
+        ([folder, "--text", "empty.txt"], "no sentence"),
+        ([folder, "--sentence", " "], "no sentence"),
+        ([folder, "--ablate"], "needs inputs"),
+        ([folder, "--sentence", "not", "--example", "a:b"], "not both"),
+        ([bare], "--random"),
+        ([bare, "--random", "--sentence", "not"], "tokenizer"),
+        (["models_of_test_inspect:headless"], "no attention heads found"),
+        (["run"], "repulsive report run"),
+        (["run/seed-0"], "repulsive report run/seed-0"),
+        ([folder, "--out", "empty.txt/page"], "cannot be created"),
+        ([folder, "--out", "empty.txt"], "cannot be created"),
+        (["models_of_test_inspect:small", "--sentence", "not"], "--example"),
+        (["models_of_test_inspect:small", "--example", "models_of_test_inspect:nothing"], "has no 'nothing'"),
+        (["models_of_test_inspect:small", "--example", "inputs"], "package.module:name"),
+        (
+            ["models_of_test_inspect:small", "--example", "models_of_test_inspect:narrow"],
+            "does not run on the example inputs",
+        ),
+    ):
+        assert expected in one_line(inspect(*words)), words
+
+
+def test_incomplete_weights_are_refused(inspect, folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folder.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    state = load_file(broken / "model.safetensors")
+    save_file(
+        {key: value for key, value in state.items() if "query" not in key},
+        broken / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    _, out, err = inspect(broken)
+    assert out == "" and "lack 4 parameters" in err and "query" in err
+
+
+def test_the_tokenizer_of_another_model_is_refused(inspect, folder, tmp_path):
+    other = tmp_path / "other"
+    config = transformers.BertConfig.from_pretrained(folder)
+    config.vocab_size = 8
+    transformers.BertForMaskedLM(config).save_pretrained(other)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (other / name).write_bytes((folder / name).read_bytes())
+    assert "use the model's own tokenizer" in inspect(other, "--sentence", "the slow music")[2]
+
+
+def test_a_pruned_model_is_loaded_with_its_number_of_heads(inspect, folder, tmp_path):
+    model = transformers.BertForMaskedLM.from_pretrained(folder)
+    smaller = save_pruned(prune(model, [(1, 0), (1, 2)]), tmp_path / "smaller")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (smaller / name).write_bytes((folder / name).read_bytes())
+    code, out, _ = inspect(smaller, "--sentence", "the slow music")
+    rows = [line.split() for line in out.splitlines() if line.startswith("bert.encoder.layer.1.attention.self.q ")]
+    assert code == 0 and rows[0][1] == "2"
+
+
+def test_the_decoder_reads_the_same_sentences(inspect, folder, tmp_path):
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4, "vocab_size": 18}
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "t5" / name).write_bytes((folder / name).read_bytes())
+    code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "out")
+    assert code == 0 and "EncDecAttention" in out
+    assert "read the same sentences as the encoder" in (tmp_path / "out" / "inspect.html").read_text()
+
+
+def test_sentences_without_tokens_are_refused():
+    model, _ = build("bert, sdpa")
+    with pytest.raises(DataError, match="returns no tokens"):
+        _check_token_ids(model, torch.zeros(1, 0, dtype=torch.long))

@@ -1,0 +1,292 @@
+"""`Heads`: shapes, contributions, ablation in three modes, and similarity, on models of several libraries."""
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive.diagnostics.cka import linear_cka
+from repulsive.diagnostics.model_heads import Heads
+from repulsive.errors import SelectionError
+from tests.heads.zoo import AdditiveAttention, TimmAttention
+
+transformers = pytest.importorskip("transformers")
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=40, n_embd=24, n_layer=2, n_head=3, n_positions=16)
+    )
+
+
+def llama(**more):
+    config = transformers.LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        **more,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=24,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        max_position_embeddings=16,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(24, 3, 48, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Vision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(TimmAttention() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def tokens(seed=0):
+    return {"input_ids": torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(seed))}
+
+
+def floats(width, seed=0):
+    return torch.randn(2, 7, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+CASES = {
+    "gpt2": (gpt2, tokens),
+    "llama": (llama, tokens),
+    "bert": (bert, tokens),
+    "torch": (Encoder, lambda seed=0: floats(24, seed)),
+    "timm": (Vision, lambda seed=0: floats(TimmAttention().qkv.in_features, seed)),
+}
+
+
+def make(name):
+    torch.manual_seed(0)
+    build, inputs = CASES[name]
+    return build().double().eval(), inputs
+
+
+def run(model, inputs):
+    result = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return result if isinstance(result, torch.Tensor) else result.logits
+
+
+def attention_outputs(heads, inputs):
+    """What each attention layer adds to the model, recorded by hooks of the test's own."""
+    recorded = {}
+    hooks = []
+    for layer in heads.layers:
+        module = layer.attention if layer.kind == "torch" else layer.module
+
+        def keep(_module, _args, result, name=layer.name):
+            recorded[name] = result[0] if isinstance(result, tuple) else result
+
+        hooks.append(module.register_forward_hook(keep))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    run(heads.model, inputs)
+    torch.backends.mha.set_fastpath_enabled(fast)
+    for hook in hooks:
+        hook.remove()
+    return recorded
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_contributions_of_a_layer_add_up_to_its_output(name):
+    model, inputs = make(name)
+    heads = Heads(model, inputs())
+    assert len(heads.shape) == 2 and len(heads) == sum(count for _, count in heads.shape)
+    expected = attention_outputs(heads, inputs())
+    for layer, weights, contributions in zip(
+        heads.layers, heads.attention(inputs()), heads.outputs(inputs()), strict=True
+    ):
+        assert weights.shape == (2, layer.num_heads, 7, 7)
+        assert torch.allclose(weights.sum(-1), torch.ones(()).double())
+        projection = layer.attention.out_proj if layer.kind == "torch" else layer.module
+        bias = getattr(projection, "bias", None)
+        total = contributions.sum(2) + (0 if bias is None else bias)
+        assert torch.allclose(total, expected[layer.name], atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_patching_all_heads_of_all_layers_gives_the_source_attention(name):
+    """Every head patched: each attention layer puts out what it puts out on the source."""
+    model, inputs = make(name)
+    heads = Heads(model, inputs())
+    every = [(layer, head) for layer, (_, count) in enumerate(heads.shape) for head in range(count)]
+    expected = attention_outputs(heads, inputs(1))
+    with heads.ablated(every, mode="patch", source=inputs(1)):
+        outputs = heads.outputs(inputs())
+    source = heads.outputs(inputs(1))
+    assert all(torch.equal(a, b) for a, b in zip(outputs, source, strict=True))
+    assert expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_patching_with_the_same_inputs_changes_nothing_and_with_others_something(name):
+    model, inputs = make(name)
+    heads = Heads(model, inputs())
+    plain = run(model, inputs())
+    with heads.ablated([(0, 1), (1, 0)], mode="patch", source=inputs()):
+        same = run(model, inputs())
+    with heads.ablated([(0, 1), (1, 0)], mode="patch", source=inputs(1)):
+        other = run(model, inputs())
+    assert torch.allclose(same, plain, atol=1e-10)
+    assert not torch.allclose(other, plain, atol=1e-6)
+    assert torch.equal(run(model, inputs()), plain)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "torch"])
+def test_zero_and_mean_ablation(name):
+    model, inputs = make(name)
+    heads = Heads(model, inputs())
+    whole = heads.outputs(inputs())[0]  # [B, T, M, d_model]
+    with heads.ablated([(0, 2)]):
+        zero = heads.outputs(inputs())[0]
+    with heads.ablated([(0, 2)], mode="mean"):
+        mean = heads.outputs(inputs())[0]
+    assert torch.equal(zero[:, :, 2], torch.zeros_like(zero[:, :, 2]))
+    assert torch.allclose(mean[:, :, 2], whole[:, :, 2].mean((0, 1)).expand(2, 7, -1))
+    assert torch.equal(zero[:, :, :2], whole[:, :, :2]) and torch.equal(mean[:, :, :2], whole[:, :, :2])
+
+
+def test_the_mean_leaves_padding_out():
+    model, inputs = make("bert")
+    heads = Heads(model, inputs())
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    source = inputs() | {"attention_mask": mask}
+    whole = heads.outputs(source)[0]
+    with heads.ablated([(0, 1)], mode="mean", source=source):
+        mean = heads.outputs(source)[0]
+    assert torch.allclose(mean[0, 0, 1], whole[mask.bool()][:, 1].mean(0))
+
+
+def test_importance_is_the_gradient_with_respect_to_a_factor_on_the_head():
+    model, inputs = make("gpt2")
+    heads = Heads(model, inputs())
+    batch = {"input_ids": inputs()["input_ids"][:1, :2], "labels": inputs()["input_ids"][:1, :2]}
+    scores = heads.importance([batch])
+    assert scores.shape == (2, 3) and bool((scores > 0).all())
+    with pytest.raises(SelectionError, match="no loss"):
+        heads.importance([inputs()])
+
+
+@pytest.mark.parametrize("space", ["logits", "ov", "attention", "outputs", "cka"])
+def test_equal_heads_are_found_in_every_space(space):
+    model, inputs = make("torch")
+    attention = model.layers.layers[0].self_attn
+    with torch.no_grad():
+        for part in range(3):
+            rows = attention.in_proj_weight[24 * part : 24 * part + 24]
+            rows[8:16] = rows[:8]
+        attention.out_proj.weight[:, 8:16] = attention.out_proj.weight[:, :8]
+    found = Heads(model, inputs()).similarity([inputs(), inputs(1)], space)
+    assert len(found) == 2
+    assert found[0].pair[1:3] == (0, 1) and found[0].largest == pytest.approx(1.0)
+    assert found[1].largest < 0.99
+
+
+def test_cka_is_the_formula_and_ignores_rotations():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 9, 4, generator=generator, dtype=torch.float64)  # [B, M, T, d]
+    flat = x.transpose(0, 1).flatten(1, 2)
+    flat = flat - flat.mean(1, keepdim=True)
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    for i in range(3):
+        for j in range(3):
+            cross, own, other = flat[i].T @ flat[j], flat[i].T @ flat[i], flat[j].T @ flat[j]
+            expected[i, j] = cross.norm() ** 2 / (own.norm() * other.norm())
+    assert torch.allclose(linear_cka(x), expected, atol=1e-12)
+    rotation = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))[0]
+    turned = torch.cat([x[:, :1], 2 * x[:, :1] @ rotation], 1)
+    assert linear_cka(turned)[0, 1] == pytest.approx(1.0)
+
+
+def test_one_head_and_how_it_prints():
+    model, inputs = make("llama")
+    heads = Heads(model, inputs())
+    head = heads[1, 3]
+    assert repr(head).startswith("Head 3 of layer 1") and head.name.endswith("[3]")
+    assert torch.equal(head.attention(inputs()), heads.attention(inputs())[1][:, 3])
+    assert torch.equal(head.output(inputs()), heads.outputs(inputs())[1][:, :, 3])
+    with head.ablated():
+        assert not heads[1, 3].output(inputs()).any()
+    assert [each.index for each in heads] == [0, 1, 2, 3] * 2
+    assert repr(heads).startswith("Heads of LlamaForCausalLM: 2 layers, 8 heads (proved)")
+    assert "<table>" in heads._repr_html_()
+
+
+def test_plot_has_one_panel_per_head():
+    pytest.importorskip("matplotlib")
+    model, inputs = make("gpt2")
+    figure = Heads(model).plot(inputs(), layer=1)
+    assert [axis.get_title() for axis in figure.axes] == ["head 0", "head 1", "head 2"]
+
+
+def test_a_layer_that_runs_several_times_has_an_axis_of_runs():
+    config = transformers.AlbertConfig(
+        vocab_size=40,
+        embedding_size=8,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        max_position_embeddings=16,
+    )
+    torch.manual_seed(0)
+    heads = Heads(transformers.AlbertModel(config).eval())
+    assert [tuple(x.shape) for x in heads.attention(tokens())] == [(3, 2, 3, 7, 7)]
+    assert [tuple(x.shape) for x in heads.outputs(tokens())] == [(3, 2, 7, 3, 24)]
+
+
+def test_additive_attention_gives_outputs_without_a_projection():
+    torch.manual_seed(0)
+    heads = Heads(AdditiveAttention())
+    assert heads.layers[0].kind == "result"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda h: h[0], "such as heads\\[3, 5\\]"),
+        (lambda h: h[5, 0], "2 attention layers"),
+        (lambda h: h[0, 9], "0 to 2"),
+        (lambda h: h.ablated([(0, 0)], mode="men").__enter__(), "did you mean 'mean'"),
+        (lambda h: h.ablated([(0, 0)], mode="patch").__enter__(), "needs source="),
+        (lambda h: h.ablated([(0, 0)], source=1).__enter__(), "source is not used"),
+        (lambda h: h.similarity([tokens()], "logit"), "did you mean 'logits'"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(SelectionError, match=message):
+        call(Heads(gpt2()))
+
+
+def test_patching_inputs_of_another_shape_is_refused():
+    model, inputs = make("gpt2")
+    heads = Heads(model)
+    with pytest.raises(SelectionError, match="same shape"), heads.ablated([(0, 0)], mode="patch", source=inputs()):
+        run(model, {"input_ids": inputs()["input_ids"][:, :5]})

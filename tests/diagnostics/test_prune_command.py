@@ -1,0 +1,150 @@
+"""`repulsive prune` as a user calls it: a checkpoint that transformers loads, and one line for each mistake."""
+
+import json
+
+import pytest
+import torch
+
+from repulsive.cli.app import run
+from repulsive.diagnostics.loading.model import load_model
+from repulsive.diagnostics.model_heads import Heads
+from repulsive.diagnostics.pruned_checkpoint import rank_heads
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+WORDS = [f"w{i}" for i in range(40)]
+TEXT = "\n".join(" ".join(WORDS[(i * j) % 40] for j in range(1, 9)) for i in range(1, 13))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small Llama with a word tokenizer, trained for a moment, so that heads differ."""
+    path = tmp_path_factory.mktemp("models") / "llama"
+    vocabulary = {"<pad>": 0, "<unk>": 1} | {word: i for i, word in enumerate(WORDS, 2)}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", pad_token="<pad>")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=42,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        head_dim=8,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    ids = tokenizer(TEXT.split("\n"), return_tensors="pt")["input_ids"]
+    for _ in range(20):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_the_checkpoint_is_ordinary_and_says_what_was_done(folder, text, tmp_path, capfd):
+    out = tmp_path / "small"
+    assert run(["prune", str(folder), "--text", str(text), "--keep", "67%", "--out", str(out), "--recover", "6"]) == 0
+    printed = capfd.readouterr().out
+    assert "perplexity" in printed and f"written to {out}" in printed
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert model.config.num_attention_heads == 4 and model.config.head_dim == 8
+    assert len(transformers.AutoTokenizer.from_pretrained(out)) == 42
+    facts = json.loads((out / "pruning.json").read_text())
+    measured = facts["measured"]
+    assert measured["pruned"]["perplexity"] == pytest.approx(measured["ablated"]["perplexity"], rel=1e-3)
+    assert measured["pruned"]["parameters"] == sum(p.numel() for p in model.parameters())
+    assert measured["pruned"]["cache_bytes"] == 2 * 2 * 8 * 2 * 4 == measured["whole"]["cache_bytes"]
+    assert measured["recovered"]["perplexity"] < measured["pruned"]["perplexity"]
+    assert measured["whole"]["change"] == pytest.approx(0, abs=1e-6)
+    card = (out / "README.md").read_text()
+    assert "4 of 6 query heads" in card and all(f"`{name}`" in card for name in facts["removed"])
+    assert sum(len(heads) for heads in facts["removed"].values()) == 4
+    assert sorted(p.name for p in out.parent.iterdir()) == ["small", "text.txt"]
+
+
+def test_key_value_heads_go_where_that_fits(folder, text, tmp_path, capfd):
+    out = tmp_path / "half"
+    assert run(["prune", str(folder), "--text", str(text), "--keep", "50%", "--out", str(out), "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["heads"] == [6, 3] and facts["kv_heads"] == [2, 1]
+    assert facts["measured"]["pruned"]["cache_bytes"] * 2 == facts["measured"]["whole"]["cache_bytes"]
+
+
+def test_ranks_follow_exact_ablation_on_the_border(folder):
+    loaded = load_model(str(folder))
+    ids = loaded.tokenizer(TEXT.split("\n"), return_tensors="pt")["input_ids"]
+    heads = Heads(loaded.model)
+    ranks = rank_heads(heads, [{"input_ids": ids}], 0.5)
+    assert all(sorted(row.tolist()) == [0, 1, 2, 3, 4, 5] for row in ranks)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--keep", "0%"], "between 0% and 100%"),
+        (["--keep", "150%"], "between 0% and 100%"),
+        (["--keep", "many"], "between 0% and 100%"),
+        (["--recover", "-1"], "recover"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_write_nothing(folder, tmp_path, capfd, words, message):
+    out = tmp_path / "out"
+    assert run(["prune", str(folder), "--out", str(out), "--sentence", "w1 w2 w3", *words]) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and message in error[0]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder, tmp_path: (tmp_path / "missing", []), "no folder"),
+        (lambda folder, tmp_path: (folder, ["--text", str(tmp_path / "none.txt")]), "none.txt"),
+    ],
+)
+def test_a_missing_model_or_text_is_named(folder, tmp_path, capfd, change, message):
+    model, words = change(folder, tmp_path)
+    words = words or ["--sentence", "w1"]
+    assert run(["prune", str(model), "--out", str(tmp_path / "out"), *words]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_an_empty_text_and_a_full_folder_are_refused(folder, tmp_path, capfd):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n")
+    assert run(["prune", str(folder), "--out", str(tmp_path / "out"), "--text", str(empty)]) == 2
+    assert "no sentence" in capfd.readouterr().err
+    assert run(["prune", str(folder), "--out", str(tmp_path), "--sentence", "w1"]) == 2
+    assert "not an empty folder" in capfd.readouterr().err
+    assert run(["prune", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert "--text FILE" in capfd.readouterr().err
+
+
+def test_a_family_that_cannot_be_portable_writes_nothing(folder, tmp_path, capfd):
+    torch.manual_seed(0)
+    source = tmp_path / "gpt2"
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=42, n_embd=24, n_layer=1, n_head=3, bos_token_id=0, eos_token_id=0)
+    ).save_pretrained(source)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(source)
+    out = tmp_path / "out"
+    assert run(["prune", str(source), "--out", str(out), "--sentence", "w1 w2 w3", "--keep", "67%"]) == 2
+    assert "width / heads" in capfd.readouterr().err
+    assert not out.exists()

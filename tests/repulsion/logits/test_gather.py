@@ -1,0 +1,84 @@
+"""Ranks with different tokens apply the same force, computed from all tokens; with real process groups."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from repulsive import SVGD, repel
+from repulsive.repulsion import head_placement
+from tests.repulsion.logits.test_steps import Decoder, loss_of
+from tests.repulsion.test_distributed import free_port
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
+
+RULE = SVGD(alpha=0.3, space="logits", tokens=128, every=2)
+STEPS = 5
+
+
+def model_and_data() -> tuple[Decoder, torch.Tensor]:
+    torch.manual_seed(0)
+    return Decoder().double(), torch.randint(0, 30, (STEPS, 8, 6))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -> None:
+    for ids in data:
+        optimizer.zero_grad()
+        loss_of(model, ids).backward()
+        optimizer.step()
+
+
+def worker(rank: int, port: int, folder: str, kind: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    sent = []
+    gather = dist.all_gather_into_tensor
+    model, data = model_and_data()
+    wrapped: nn.Module = model
+    if kind == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = dist.init_device_mesh("cpu", (2,))
+        placement = head_placement(model) if kind == "fsdp-columns" else None
+        for layer in (*model.layers, model):
+            fully_shard(layer, mesh=mesh, shard_placement_fn=placement)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    repel(wrapped, optimizer, RULE, seed=4, verbose=False, allow_unproved=True)
+
+    def counting(received, given, *args, **kwargs):
+        sent.append(given.numel() * given.element_size())
+        return gather(received, given, *args, **kwargs)
+
+    if kind == "ddp":  # sharded weights call all_gather too
+        dist.all_gather_into_tensor = counting
+    train(wrapped, optimizer, data[:, 4 * rank : 4 * rank + 4])
+    dist.all_gather_into_tensor = gather
+    state = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
+    torch.save({"state": state, "sent": sent}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp-rows", marks=pytest.mark.slow), "fsdp-columns"])
+def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
+    mp.spawn(worker, args=(free_port(), str(tmp_path), kind), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    states = [rank["state"] for rank in ranks]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    model, data = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    repel(model, optimizer, RULE, seed=4, verbose=False, allow_unproved=True)
+    train(model, optimizer, data)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(states[0][name], value, rtol=1e-9, atol=1e-12)
+    plain, data = model_and_data()
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), data)
+    difference = (plain.layers[0].q_proj.weight - states[0]["layers.0.q_proj.weight"]).norm()
+    assert difference > 1e-3  # repulsion had an effect
+    if kind == "ddp":
+        # 3 forces x 2 layers x (q, k), each with 64 rows: an input, its projection, a weight and a sequence number.
+        assert ranks[0]["sent"] == [64 * (16 + 16 + 2) * 8] * 12
