@@ -1,4 +1,4 @@
-"""Beam search and greedy search: many sentences at a time, with a cache of keys and values.
+"""Beam search over many sentences at a time, with a cache of keys and values; a beam of 1 is greedy search.
 
     best = beam_search(model, source, Ends(bos=2, eos=3), beam=5)[0][0]     # of the first sentence
     best.tokens, best.score
@@ -182,36 +182,6 @@ def beam_search(
         cache.keep(origin, stay)
         rows, limit, last, best, open_ = rows[stay], limit[stay], last[stay], best[stay], open_[stay]
     return trail.hypotheses(nbest, alpha, model.config.vocabulary)
-
-
-@torch.inference_mode()
-@sdpa_kernel(_ATTENTION)
-def greedy(model: Decoder, source: Tensor, ends: Ends, *, longest: int = 200) -> list[Hypothesis]:
-    """Take the most probable token at each step, until `eos` or the limit: `beam_search` with a beam of 1.
-
-    Args:
-        model: in evaluation mode.
-        source: sentences [B, S], padded at the end.
-        ends: the tokens at the two ends of a translation.
-        longest: most tokens of a translation, `eos` included.
-    """
-    limit = limits(source, model.config.padding, longest)  # [B]
-    cache, forbidden = model.start(source), _forbidden(model, ends, source.device)
-    last = torch.full((len(source), 1), ends.bos, device=source.device)  # [B, 1]
-    over = torch.zeros(len(source), dtype=torch.bool, device=source.device)
-    total: Tensor | float = 0.0
-    tokens: list[Tensor] = []
-    while not bool(over.all()):
-        words = _log_probabilities(model.step(last, cache), forbidden, ends, limit <= len(tokens) + 1)  # [B, 1, V]
-        best, last = words.max(-1)  # [B, 1]
-        total = total + best[:, 0].masked_fill(over, 0.0)
-        tokens.append(last[:, 0].masked_fill(over, ends.eos))
-        over = over | (last[:, 0] == ends.eos)
-    hypotheses = []
-    for row, value in zip(torch.stack(tokens, 1).tolist(), torch.as_tensor(total).tolist(), strict=True):
-        length = row.index(ends.eos)
-        hypotheses.append(Hypothesis(tuple(row[:length]), value / (length + 1), value))
-    return hypotheses
 
 
 def _forbidden(model: Decoder, ends: Ends, device: torch.device) -> Tensor:

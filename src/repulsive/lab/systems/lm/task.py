@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -208,9 +207,3 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """NLL of every token, 0 for ignored ones: [B, T, V], [B, T] -> [B, T]."""
     flat = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=_IGNORED, reduction="none")
     return flat.view_as(target)
-
-
-def unigram_entropy(tokens: Tensor) -> float:
-    """Entropy of the token frequencies, in nats: the best loss of a model that ignores its context."""
-    shares = torch.bincount(numbers(tokens)).double() / len(tokens)  # [V]
-    return -float(sum(p * math.log(p) for p in shares.tolist() if p))
