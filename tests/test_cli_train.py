@@ -109,7 +109,7 @@ def test_a_signal_saves_a_checkpoint_and_the_same_command_resumes(
         patched.setattr(RunFolder, "log", interrupted(RunFolder.log, 8, number))
         code, out, err = repulsive(*words, "--quiet")
     assert (code, out) == (expected, "")
-    assert err == "repulsive: stopped at step 8 of 20; the same command goes on from there\n"
+    assert err == "repulsive: stopped at step 8 of 20; rerun the same command to resume\n"
     assert RunFolder(folder).checkpoints.latest()[0] == 8
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
     code, _, err = repulsive(*words)

@@ -29,11 +29,11 @@ class ExportingPretrainingTask(PretrainingTask):
         super().__init__(recipe)
         self._out, self._epoch = out, 0
 
-    def order(self, epoch: int) -> Sequence[BlockBatch]:  # type: ignore[override]
+    def order(self, epoch: int) -> Sequence[BlockBatch]:
         self._epoch = epoch  # right for a resumed training, too
         return super().order(epoch)
 
-    def look(self, model: nn.Module) -> Evaluation:
+    def validate(self, model: nn.Module) -> Evaluation:
         folder = self._out / percent(self._epoch + 1, self.recipe.training.epochs)
         if not (folder / CONFIG).is_file():
             save_model(model, self.data.pieces, folder)
@@ -52,4 +52,4 @@ def export_folder(recipe: Recipe, out: Path) -> Path:
 
 def make_exporting_task(recipe: Recipe, out: Path) -> Task:
     """Make the task of a recipe; at module level, so that other processes can import it."""
-    return cast(Task, ExportingPretrainingTask(cast(Pretraining, recipe), export_folder(recipe, out)))
+    return ExportingPretrainingTask(cast(Pretraining, recipe), export_folder(recipe, out))

@@ -48,10 +48,10 @@ class TimedLoop(Loop):
         """Steps of an epoch."""
         return self._per_epoch
 
-    def _look(self) -> None:
+    def _validate(self) -> None:
         pass
 
-    def _tell(self, kind: str, values: dict[str, float]) -> None:
+    def _report(self, kind: str, values: dict[str, float]) -> None:
         pass
 
     def _should_save(self, end_of_epoch: bool) -> bool:

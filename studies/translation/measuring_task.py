@@ -20,15 +20,15 @@ class MeasuringTranslationTask(TranslationTask):
 
     _groups: Sequence[HeadGroup] = ()  # of the one model that is trained
 
-    def look(self, model: nn.Module) -> Evaluation:
-        evaluation = super().look(model)
+    def validate(self, model: nn.Module) -> Evaluation:
+        evaluation = super().validate(model)
         self._groups = self._groups or find_heads(model)
         return dataclasses.replace(evaluation, metrics=evaluation.metrics | measure_heads(self._groups))
 
 
 def make_task(recipe: Recipe) -> Task:
     """Make the task of a recipe; at module level, so that other processes can import it."""
-    return cast(Task, MeasuringTranslationTask(cast(Translation, recipe)))
+    return MeasuringTranslationTask(cast(Translation, recipe))
 
 
 def measure_heads(groups: Sequence[HeadGroup]) -> dict[str, float]:

@@ -108,7 +108,7 @@ def test_a_file_behind_a_loop_of_links(tmp_path):
     [
         ("recipe.json", {"seed": "x"}, "its seed is 'x'"),
         ("recipe.json", {"seed": 0, "data": [1]}, "its data is"),
-        ("run.json", [], "is no table"),
+        ("run.json", [], "expected a JSON object"),
         ("run.json", {"data": None}, "its data is 'None'"),
         ("result.json", {"seconds": "x"}, "its seconds is 'x'"),
     ],

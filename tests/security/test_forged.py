@@ -85,7 +85,7 @@ def test_forged_checksums_do_not_hide_forged_numbers(copy):
     files = {"test.safetensors": seals.digest((copy / "test.safetensors").read_bytes())}
     del result["sha256"]
     (copy / "result.json").write_text(json.dumps(seals.sealed(result, files)))
-    with pytest.raises(RunError, match="against its own logits and labels"):
+    with pytest.raises(RunError, match="contrary to its own logits and labels"):
         rows([copy])
 
 

@@ -11,8 +11,8 @@ import torch
 
 from repulsive.heads import find_heads
 from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.runs.export import export
 from repulsive.lab.systems.datasets import prepare
-from repulsive.lab.systems.electra.export import export
 from repulsive.lab.systems.electra.model import open_electra
 from repulsive.lab.text.prepared import Prepared
 from tests.lab.systems.glue import glue_files, toy_glue

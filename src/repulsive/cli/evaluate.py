@@ -34,7 +34,7 @@ def evaluate(
     if predict is not None:
         if len(runs) > 1:
             raise typer.BadParameter("one run at a time", param_hint="--predict")
-        from repulsive.lab.systems.glue.submission import predict as write
+        from repulsive.lab.runs.submission import predict as write
 
         for path in write(runs[0], predict, data, device):
             say(str(path))

@@ -15,7 +15,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Output folder.")],
 ) -> None:
     """Export an ELECTRA discriminator with its tokenizer, and the generator in a subfolder, for `from_pretrained`."""
-    from repulsive.lab.systems.electra.export import export as write
+    from repulsive.lab.runs.export import export as write
 
     for folder in write(run, out):
         say(str(folder))

@@ -30,7 +30,8 @@ def translate(
 ) -> None:
     """Translate stdin to stdout, line by line. Empty lines stay empty."""
     from repulsive.lab.runs.plan import check_device
-    from repulsive.lab.systems.translation.translate import open_translator, translate_lines
+    from repulsive.lab.runs.translate import open_translator
+    from repulsive.lab.systems.translation.translate import translate_lines
 
     check_device(device)
     model, pieces, search = open_translator(run, device, beam=beam, lenpen=lenpen, nbest=nbest)

@@ -43,11 +43,6 @@ class Reliability:
         r"""Overconfidence error $\sum_b \frac{|B_b|}{N} conf_b \max(conf_b - acc_b, 0)$ (Thulasidasan et al., 2019)."""
         return float((self._share() * self._filled(self.confidence * self.gap.clamp(min=0))).sum())
 
-    @property
-    def mce(self) -> float:
-        r"""Maximum calibration error $\max_b |acc_b - conf_b|$ over non-empty bins (Naeini et al., 2015)."""
-        return float(self._filled(self.gap).abs().max())
-
     def _filled(self, values: Tensor) -> Tensor:
         """Fill empty bins, and only these, with zero: a nan prediction must not look perfectly calibrated."""
         return values.masked_fill(self.count == 0, 0)

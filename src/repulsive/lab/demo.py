@@ -17,7 +17,7 @@ from repulsive.lab.engine.launch import Spec, train_many
 from repulsive.lab.engine.runs import RunFolder, versions
 from repulsive.lab.runs.results import results
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.systems.classification.readings import examples, spread
+from repulsive.lab.systems.classification.readings import read_examples, spread
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepared import Prepared
@@ -120,7 +120,8 @@ class Demo:
     def _examples(self, rows: Sequence[tables.Row]) -> list[Example]:
         """Read a few test sentences with the first seed of each method."""
         models = {row.label: load_run(RunFolder(row.folder / "seed-0"), torch.device("cpu"))[1] for row in rows}
-        return examples(self.data, "test", spread(self.data.parts["test"], SHOWN), models)
+        part = self.data.parts["test"]
+        return read_examples(self.data, part, spread(part, SHOWN), models)
 
 
 def _chart(name: str, kind: str, key: str, rows: Sequence[tables.Row]) -> Chart:

@@ -107,7 +107,7 @@ def test_killed_inside_each_write(file, data, whole, tmp_path):
 
 
 def stop_at(data, folder, step, *more):
-    with pytest.raises(Stopped, match=f"step {step} of {tiny.STEPS}; the same command goes on"):
+    with pytest.raises(Stopped, match=f"step {step} of {tiny.STEPS}; rerun the same command"):
         tiny.train(data, folder, *more, watcher=tiny.At(step, tiny.signalled(signal.SIGTERM)))
 
 

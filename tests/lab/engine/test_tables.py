@@ -67,7 +67,7 @@ def test_runs_that_have_not_ended(tmp_path):
     (tmp_path / "b" / "seed-0" / "result.json").unlink()
     assert list(runs_in(tmp_path / "b")) == [0]
     assert ended([tmp_path / "a", tmp_path / "b", tmp_path / "nowhere"]) == [tmp_path / "a"]
-    with pytest.raises(RunError, match="holds no run that has ended"):
+    with pytest.raises(RunError, match="holds no finished run"):
         rows([tmp_path / "a", tmp_path / "b"])
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from repulsive.lab.layers.beam_search import Ends, beam_search, greedy, limits
+from repulsive.lab.layers.beam_search import Ends, beam_search, limits
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 
 BOS, EOS = 2, 3
@@ -86,15 +86,28 @@ def test_it_is_the_search_written_with_lists(beam, alpha, exact, end):
         assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-9)
 
 
+def greedy(model, source, longest):
+    """The most probable token after another, by the full forward pass; words and their log-probability."""
+    limit, words, total = int(limits(source[None], 0, longest)), [], 0.0
+    while True:
+        steps = model(source[None], torch.tensor([[BOS, *words]])).log_softmax(-1)[0, -1].tolist()
+        allowed = [EOS] if len(words) + 1 == limit else [w for w in range(len(steps)) if w not in (0, BOS)]
+        best = max(allowed, key=steps.__getitem__)
+        total += steps[best]
+        if best == EOS:
+            return tuple(words), total
+        words.append(best)
+
+
 def test_a_beam_of_one_is_greedy():
     for end in (-1.0, 0.0, 0.5):
         model, source = make(end=end), sentences(12)
-        found = greedy(model, source, ENDS, longest=12)
         best = [hypotheses[0] for hypotheses in beam_search(model, source, ENDS, beam=1, longest=12)]
-        assert [h.tokens for h in found] == [h.tokens for h in best]
-        for h, b in zip(found, best, strict=True):
-            assert (h.score, h.log_probability) == pytest.approx((b.score, b.log_probability), abs=1e-9)
-    assert len({len(h.tokens) for h in found}) > 1
+        for row, hypothesis in zip(source, best, strict=True):
+            words, value = greedy(model, row, longest=12)
+            scores = (hypothesis.score, hypothesis.log_probability)
+            assert words == hypothesis.tokens and scores == pytest.approx((value / (len(words) + 1), value), abs=1e-9)
+    assert len({len(hypothesis.tokens) for hypothesis in best}) > 1
 
 
 def test_company_changes_nothing():

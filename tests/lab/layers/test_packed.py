@@ -78,7 +78,7 @@ def test_the_kernels_are_the_reference(q_lengths, k_lengths, causal, behind, dim
         queries, keys = sides(q_lengths, k_lengths, behind, DEVICE)
         torch.manual_seed(1)
         q, k, v = (random(len(side.places), 2, dim, dtype, DEVICE) for side in (queries, keys, keys))
-        assert (queries.kernels and packed._takes(q)) == (choice == "triton")
+        assert (queries.kernels and packed._supported(q)) == (choice == "triton")
         out = attend(q, k, v, queries, keys, causal)
         out.backward(torch.randn(out.shape, dtype=torch.float64).to(out))
         results.append([x.double() for x in (out, q.grad, k.grad, v.grad)])

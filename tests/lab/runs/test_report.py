@@ -13,13 +13,14 @@ from repulsive.diagnostics.redundancy import all_but_one, head_ablation, pruning
 from repulsive.diagnostics.uncertainty import bootstrap_weights, detect_foreign, mixture
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.launch import Spec, train_here
+from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.head_counts import grouped, heads_of
 from repulsive.lab.runs.load import open_methods
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.classification.foreign import open_foreign, reencoded, unknown_share
-from repulsive.lab.systems.classification.measure import DRAWS, measure_classifier, predictions
+from repulsive.lab.systems.classification.measure import measure_classifier, predictions
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepared import Part, Prepared
@@ -30,8 +31,16 @@ from repulsive.pages.figures import write as figures
 from tests.lab.systems.translation import digits
 from tests.pages.browser import needs_browser, open_page
 
-TINY = {"model.units": 4, "model.hidden": 4, "model.mlp": 8, "model.embedding": 6, "model.gate": 5,
-        "training.epochs": 2, "training.batch": 16, "training.precision": "fp32"}
+TINY = {
+    "model.units": 4,
+    "model.hidden": 4,
+    "model.mlp": 8,
+    "model.embedding": 6,
+    "model.gate": 5,
+    "training.epochs": 2,
+    "training.batch": 16,
+    "training.precision": "fp32",
+}
 RUNS = "document.title='broken into'"
 EVIL = f"<img src=x onerror={RUNS}>"
 CPU = torch.device("cpu")
@@ -129,7 +138,7 @@ def test_each_head_is_worth_what_a_pass_without_it_says(content, place):
     exact = slow.change[0]
     other = load_run(RunFolder(place / "svgd/seed-1"), CPU)
     both = torch.cat([exact, measure_classifier(other[1], task.parts["test"], most=1000).change])
-    row = next(row for row in panel(content, "What each head is worth").sheets[0].rows if row[0] == "SVGD")
+    row = next(row for row in panel(content, "Effect of each head").sheets[0].rows if row[0] == "SVGD")
     assert row[1] == "6" and float(row[2].replace("−", "-")) == pytest.approx(100 * float(both.mean()), abs=0.006)
     few = measure_classifier(model, task.parts["test"], most=20)
     assert few.items == 20 and len(few.bootstrap) == 20
@@ -151,14 +160,14 @@ def test_heads_alone_and_fewer_and_fewer_are_what_passes_without_them_say(place)
 
 
 def test_attention_in_common_is_the_metric_of_the_table(content, place):
-    grid = next(g for g in panel(content, "How alike the heads are").grids if g.what == "attention in common")
+    grid = next(g for g in panel(content, "Similarity of heads").grids if g.what == "shared attention")
     i, j = torch.triu_indices(3, 3, 1)
     assert float(grid.values[i, j].mean()) == pytest.approx(results(place, "ma", "overlap")[0], rel=1e-5)
     assert grid.values.diagonal().tolist() == pytest.approx([1, 1, 1])
 
 
 def test_calibration_is_that_of_the_kept_answers(content, place):
-    sheet, sampled = panel(content, "Sure and right").sheets
+    sheet, sampled = panel(content, "Calibration").sheets
     kept = [RunFolder(place / f"ma/seed-{s}").items("test") for s in (0, 1)]
     for column, (metric, *bins) in enumerate(((ece, 15), (oe, 15), (ece, 100), (oe, 100), (nll,), (brier,)), 1):
         mean = sum(float(metric(k["logits"].double().softmax(-1), k["labels"], *bins)) for k in kept) / 2
@@ -168,7 +177,7 @@ def test_calibration_is_that_of_the_kept_answers(content, place):
 
 
 def test_what_leaves_the_heads_is_compared_over_all_items(content, place):
-    grid = next(g for g in panel(content, "How alike the heads are").grids if g.what == "cosine of outputs")
+    grid = next(g for g in panel(content, "Similarity of heads").grids if g.what == "cosine of outputs")
     task, model = load_run(RunFolder(place / "ma/seed-0"), CPU)
     part = task.parts["test"]
     ids, lengths = part.sentences[0].padded(torch.arange(len(part)))
@@ -179,15 +188,15 @@ def test_what_leaves_the_heads_is_compared_over_all_items(content, place):
 
 
 def test_each_head_of_each_seed_has_a_number(content):
-    first, second = panel(content, "What each head is worth").heads
+    first, second = panel(content, "Effect of each head").heads
     assert first.rows == ["seed 0", "seed 1"] and first.values.shape == (2, 3) and first.first == 1
-    row = next(r for r in panel(content, "What each head is worth").sheets[0].rows if r[0] == "SVGD")
+    row = next(r for r in panel(content, "Effect of each head").sheets[0].rows if r[0] == "SVGD")
     assert float(row[2].replace("−", "-")) == pytest.approx(float(second.values.mean()), abs=0.006)
 
 
 def test_how_sure_a_run_is_needs_no_other_texts(place):
     content = gather([place / "ma"], Options(most=5, device="cpu"))
-    (chart,) = panel(content, "How sure").charts
+    (chart,) = panel(content, "Entropy of predictions").charts
     kept = torch.cat([RunFolder(place / f"ma/seed-{s}").items("test")["logits"] for s in (0, 1)]).double().softmax(-1)
     middle = chart.series[0].points[50]
     entropies = -(kept * kept.log()).sum(-1)
@@ -199,7 +208,8 @@ def test_words_of_another_vocabulary_become_those_of_the_run():
     part = Part((theirs.encode([["a", "b"], ["c", "zzz", "a"]]),), torch.tensor([0, 1]))
     found = reencoded(part, theirs, ours)
     assert [[ours.words[i] for i in found.sentences[0][k].tolist()] for k in (0, 1)] == [
-        ["a", "<unk>"], ["c", "<unk>", "a"],
+        ["a", "<unk>"],
+        ["c", "<unk>", "a"],
     ]
     assert unknown_share(found) == pytest.approx(2 / 5)
     assert torch.equal(reencoded(found, ours, theirs).sentences[0].offsets, part.sentences[0].offsets)
@@ -216,7 +226,7 @@ def test_foreign_texts_are_told_by_entropy_as_without_the_report(content, place)
         run = RunFolder(place / f"ma/seed-{seed}")
         inside = run.items("test")["logits"].double().softmax(-1)
         found.append(detect_foreign(inside, predictions(load_run(run, CPU)[1], other)).auroc)
-    row = panel(content, "Familiar and foreign").sheets[0].rows[0]
+    row = panel(content, "Entropy on foreign texts").sheets[0].rows[0]
     assert row[3].split(" ± ")[0] == f"{sum(found) / 2:.3f}"
 
 
@@ -234,8 +244,21 @@ def test_examples_are_read_by_every_method(content, place):
 
 
 def test_the_verb_writes_the_page(repulsive, place):
-    out = repulsive("report", "ma", "svgd", "--part", "dev", "--most", 10, "--out", "seen/page.html",
-                    "--title", "Two ways", "--device", "cpu")
+    out = repulsive(
+        "report",
+        "ma",
+        "svgd",
+        "--part",
+        "dev",
+        "--most",
+        10,
+        "--out",
+        "seen/page.html",
+        "--title",
+        "Two ways",
+        "--device",
+        "cpu",
+    )
     assert "seen/page.html" in out
     page = (place / "seen" / "page.html").read_text()
     assert "<h1>Two ways</h1>" in page and "development set" in page and len(page.encode()) < 5_000_000
@@ -255,7 +278,7 @@ def test_pairs_are_read_side_by_side(place):
         _, seen, made = model(*(ids for ids, _ in tables), *(lengths for _, lengths in tables), collect=True)
         left = torch.einsum("bmu,muk->bmk", made[0], model.premise_gate)
         both = left * torch.einsum("bmu,muk->bmk", made[1], model.hypothesis_gate)  # [B, M, k]
-        counts = bootstrap_weights(3, DRAWS, torch.Generator().manual_seed(0))
+        counts = bootstrap_weights(3, BOOTSTRAP_DRAWS, torch.Generator().manual_seed(0))
         by_hand = mixture(torch.stack([model.classify((n.view(-1, 1) * both).float().flatten(1)) for n in counts]))
     i, j = torch.triu_indices(3, 3, 1)
     torch.testing.assert_close(found.bootstrap, by_hand, atol=1e-5, rtol=0)
@@ -280,9 +303,9 @@ def test_how_many_heads(repulsive, place):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data"], "is no run, nor a folder of runs"),
-        (["nowhere"], "is no run, nor a folder of runs"),
-        (["ma", "unfinished"], "no run here has ended"),
+        (["data"], "is neither a run nor a folder of runs"),
+        (["nowhere"], "is neither a run nor a folder of runs"),
+        (["ma", "unfinished"], "no run here has finished"),
         (["ma", "evil"], "other data"),
         (["ma", "ma"], "given twice"),
         (["ma", "--part", "train"], "was not evaluated on part 'train'; it was on dev, test"),
@@ -324,9 +347,9 @@ def test_seeds_that_have_not_ended_are_left_out_and_told(place):
 
 def test_one_head_has_no_pairs_and_a_page_all_the_same(place):
     content = gather([place / "ma-1", place / "svgd"], Options(device="cpu"))
-    one, three = panel(content, "How alike the heads are").sheets[0].rows
+    one, three = panel(content, "Similarity of heads").sheets[0].rows
     assert one[1:] == ["–", "–", "–", "1.00 ± 0.00", "1"] and "–" not in three
-    assert panel(content, "What each head is worth").sheets[0].rows[0][1] == "2"  # one head of each of two seeds
+    assert panel(content, "Effect of each head").sheets[0].rows[0][1] == "2"  # one head of each of two seeds
     assert "one head: no pairs" in render_page(content)
 
 
@@ -369,7 +392,10 @@ def test_a_translation_has_all_that_needs_no_classes(tmp_path):
     digits.train(data, tmp_path / "run" / "seed-0", "training.epochs=1")
     content = gather([tmp_path / "run"], Options(device="cpu"))
     assert [panel.title for panel in content.panels] == [
-        "Layers in training", "How alike the heads are", "What each head is worth", "How many heads could go",
+        "Layers in training",
+        "Similarity of heads",
+        "Effect of each head",
+        "Pruning",
         "Not in this report",
     ]
     assert content.table.metrics[0].name == "BLEU" and not content.examples
@@ -378,8 +404,8 @@ def test_a_translation_has_all_that_needs_no_classes(tmp_path):
     assert other.table.rows[0].cells[0].mean == expected and other.lead.endswith("on the test set talks.")
     task, model = load_run(RunFolder(tmp_path / "run" / "seed-0"), CPU)
     without = head_ablation(model, lambda m: task.evaluate(m, "test").metrics["accuracy"])
-    (row,) = panel(content, "What each head is worth").sheets[0].rows
-    assert "20 items of the test set" in panel(content, "What each head is worth").lead[0]
+    (row,) = panel(content, "Effect of each head").sheets[0].rows
+    assert "20 items of the test set" in panel(content, "Effect of each head").lead[0]
     assert row[1] == "12" and row[3] == f"{100 * float(without.change.min()):+.2f}".replace("-", "−")
     with pytest.raises(ConfigError, match="of another task"):
         gather([tmp_path / "run"], Options(foreign=tmp_path / "prepared", device="cpu"))

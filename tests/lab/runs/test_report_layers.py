@@ -9,10 +9,11 @@ from repulsive.cli import main
 from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.redundancy import ablate
 from repulsive.diagnostics.similarity import of_attention
+from repulsive.lab.engine.reporting import ReportOptions
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, layered_examples, measure_translator
+from repulsive.lab.systems.translation.measure import accuracy_of, bleu_of, measure_translator
 from tests.lab.systems.translation import digits
 from tests.pages.browser import needs_browser, open_page
 
@@ -48,10 +49,11 @@ def test_bleu_is_that_of_greedy_translations(run):
     task, model = run
     greedy = replace(task.recipe, search=replace(task.recipe.search, beam=1))
     other = type(task)(greedy)
-    found = measure_translator(model, task, "test", most=20, bleu=True)
+    found = task.measure_heads(model, ReportOptions("test", most=20, bleu=True))
+    source, references = task.parts["test"].sentences[0], task.references["test"]["words"]
     with torch.inference_mode():
         whole = other.evaluate(model, "test").metrics["bleu"] / 100
-        assert bleu_of(task, "test", 20)(model) == pytest.approx(whole)
+        assert bleu_of(source, references, task.pieces, task.recipe.search)(model) == pytest.approx(whole)
         with ablate(model, [(1, 2)]):
             without = other.evaluate(model, "test").metrics["bleu"] / 100
     assert float(found.by_layer[1, 2]) == pytest.approx(without - whole, abs=1e-9) and found.metric == "BLEU"
@@ -59,7 +61,7 @@ def test_bleu_is_that_of_greedy_translations(run):
 
 def test_heads_at_work_are_compared_without_padding(run):
     task, model = run
-    found = measure_translator(model, task, "test", most=1)
+    found = measure_translator(model, task.parts["test"], most=1)
     part, cosines, weights = task.data.parts["test"], {}, {}
     for index in range(len(part)):
         source, target = (side.padded(torch.tensor([index]))[0].long() for side in part.sentences)
@@ -76,11 +78,12 @@ def test_heads_at_work_are_compared_without_padding(run):
 
 def test_examples_have_the_maps_of_every_layer(place, run):
     task, model = run
-    first, *_ = layered_examples(task, "test", {"MA": model}, 3)
+    first, *_ = task.examples("test", {"MA": model}).layered
     assert first.texts["source"][-1] == "</s>" and first.texts["target"][0] == "<s>"
     layers = first.readings["MA"]
     assert [(m.layer, m.rows, m.columns) for m in layers] == [
-        ("encoder layer 0", "source", "source"), ("decoder layer 0", "target", "target"),
+        ("encoder layer 0", "source", "source"),
+        ("decoder layer 0", "target", "target"),
         ("cross layer 0", "target", "source"),
     ]
     torch.testing.assert_close(layers[2].weights.sum(-1), torch.ones(layers[2].weights.shape[:2]))
@@ -90,14 +93,17 @@ def test_the_report_shows_layers_side_by_side(place):
     content = gather([place / "ma", place / "svgd"], Options(most=5, device="cpu"))
     panels = {panel.title: panel for panel in content.panels}
     assert [chart.name for chart in panels["Layers in training"].charts] == [
-        "encoder layer 0", "decoder layer 0", "cross layer 0",
+        "encoder layer 0",
+        "decoder layer 0",
+        "cross layer 0",
     ]
-    grids = panels["How alike the heads are"].grids
+    grids = panels["Similarity of heads"].grids
     assert {(g.what, g.layer) for g in grids if g.method == "SVGD"} >= {
-        ("cosine of attention", "cross layer 0"), ("cosine of outputs", "encoder layer 0"),
+        ("cosine of attention", "cross layer 0"),
+        ("cosine of outputs", "encoder layer 0"),
         ("cosine of weights, q", "decoder layer 0"),
     }
-    first, second = panels["What each head is worth"].heads
+    first, second = panels["Effect of each head"].heads
     assert first.rows == ["encoder layer 0", "decoder layer 0", "cross layer 0"] and second.values.shape == (3, 4)
     assert len(content.layered) == 8 and list(content.layered[0].readings) == ["digits", "SVGD"]
     files = [chart.file for chart in content.all_charts()]

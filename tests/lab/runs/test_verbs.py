@@ -16,8 +16,15 @@ from repulsive.lab.engine.tables import rows
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import open_recipe
 
-TINY = {"model.units": 4, "model.hidden": 4, "model.heads": 3, "model.mlp": 8, "model.embedding": 6,
-        "training.epochs": 1, "training.batch": 16}
+TINY = {
+    "model.units": 4,
+    "model.hidden": 4,
+    "model.heads": 3,
+    "model.mlp": 8,
+    "model.embedding": 6,
+    "training.epochs": 1,
+    "training.batch": 16,
+}
 CHANGES = [f"{key}={value}" for key, value in TINY.items()]
 
 
@@ -105,10 +112,10 @@ def test_evaluate_finds_what_training_reported(trained, repulsive):
 
 def test_evaluate_refuses_what_it_cannot_do(trained, repulsive, place):
     run = trained[0].out / "runs" / "ma" / "seed-0"
-    assert "no run that has ended" in repulsive("evaluate", place / "data", code=2)
+    assert "no finished run" in repulsive("evaluate", place / "data", code=2)
     assert "part 'tset'" in repulsive("evaluate", run, "--part", "tset", code=2)
     prepare("reviews", None, place / "other", train=30, dev=10, test=10)
-    assert "do not fit" in repulsive("evaluate", run, "--data", place / "other", "--device", "cpu", code=2)
+    assert "vocabulary.json differs" in repulsive("evaluate", run, "--data", place / "other", "--device", "cpu", code=2)
 
 
 def test_ls_shows_recipes_and_runs(trained, repulsive):
@@ -120,8 +127,21 @@ def test_ls_shows_recipes_and_runs(trained, repulsive):
 
 
 def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
-    words = ["sweep", "reviews/spos", *settings(), "--over", "method.ratio=0.1,3.0", "--then", "method.beta=100.0,1e6",
-             "--jobs", 2, "--device", "cpu", "--out", "swept"]
+    words = [
+        "sweep",
+        "reviews/spos",
+        *settings(),
+        "--over",
+        "method.ratio=0.1,3.0",
+        "--then",
+        "method.beta=100.0,1e6",
+        "--jobs",
+        2,
+        "--device",
+        "cpu",
+        "--out",
+        "swept",
+    ]
     out = repulsive(*words)
     assert out.count("dev accuracy") == 5  # four trials and the best
     recipe = open_recipe(place / "swept" / "best.toml")

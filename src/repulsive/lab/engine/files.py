@@ -1,4 +1,4 @@
-"""Files of a run, read and written: damaged ones and full disks are errors that say what to do."""
+"""Read and write files of a run, with errors that say what to do about damaged files and full disks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from repulsive.safety.files import write_whole
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None where there is none.
+    """The content of a JSON file; None if the file does not exist.
 
     Raises:
         RunError: it is damaged.
@@ -27,24 +27,28 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_bytes` of JSON."""
+    """Replace a file by JSON; see `write_bytes`."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8."""
+    """Replace a file by UTF-8 text; see `write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file, whole or not at all; see `safety.files`."""
-    with told(path):
+    """Replace a file atomically, without following links.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    with write_errors(path):
         write_whole(path, data)
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """A disk that is full, or not ours, as an error that says what to do."""
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block, such as a full disk, into a `RunError` that says what to do."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The training loop: one for all tasks, on Accelerate, exact when resumed.
+"""The training loop: one for all tasks, on Accelerate, bit-identical when resumed.
 
-Which batch comes when is a function of the recipe's seed and the epoch, and the learning rate one of the step. So what
-a checkpoint has to hold is little: weights, the optimiser, the random generators, and how far it is.
+The batches are a function of the recipe's seed and the epoch, and the learning rate is a function of the step. So a
+checkpoint holds only weights, optimizer state, random generators and progress.
 """
 
 from __future__ import annotations
@@ -27,42 +27,41 @@ from repulsive.lab.engine.random_state import random_state, restore_random_state
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.stop_signals import Request, Stopped, listening
-from repulsive.lab.engine.task import Evaluation, Inputs, Task
+from repulsive.lab.engine.task import Evaluation, Inputs, Task, as_task
 from repulsive.lab.engine.weight_average import Average
 from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.repulsion.collapse import Collapse
 
-_GO_ON = "the same command goes on from there"
-PARTS = ("dev", "test")  # what the end is evaluated on, unless a task has more
+_RESUME = "rerun the same command to resume"
 
 
 class Loop:
-    """One run of a recipe, from its last checkpoint or from the start.
+    """One training run, from the start or from its last checkpoint.
 
     Args:
-        task: what is learned.
-        recipe: how.
-        folder: where everything goes.
-        watcher: told what happens.
-        device: "cpu", "cuda" or None for what Accelerate finds.
+        task: model, data, loss and evaluation; see `as_task` for classes that do not inherit from `Task`.
+        recipe: settings.
+        folder: where checkpoints, logs and results are written.
+        watcher: notified of progress.
+        device: "cpu", "cuda" or None for Accelerate's choice.
     """
 
     def __init__(
         self, task: Task, recipe: Recipe, folder: RunFolder, watcher: Watcher, device: str | None = None
     ) -> None:
-        self.task, self.recipe, self.folder, self.watcher = task, recipe, folder, watcher
+        self.task, self.recipe, self.folder, self.watcher = as_task(task), recipe, folder, watcher
         self.processes = Processes(device)
         self.accelerator, self.device = self.processes.accelerator, self.processes.device
         self.step = self.epoch = self.position = 0  # position: batches of this epoch that are done
         self.best: dict[str, Any] | None = None  # value, step and weights
         self.seconds = 0.0
-        self._rate = 0.0  # of the last step
+        self._rate = 0.0  # learning rate of the last step
         self._saved_step = -1
         self._collapse = Collapse()
         self._request = Request()
-        # Elsewhere a look at the loss means to wait for it: there it is checked when it is logged, and before a save.
+        # Reading the loss synchronises with a GPU or other processes. There it is checked only at logs and saves.
         self._check_every_step = self.device.type == "cpu" and self.processes.alone
-        self._per_epoch = len(task.order(0))
+        self._per_epoch = len(self.task.order(0))
         self.total = recipe.training.epochs * self._per_epoch
         self.average = Average(recipe.training, self._per_epoch, self.total)
 
@@ -72,9 +71,9 @@ class Loop:
         """Train to the end and write the result.
 
         Raises:
-            Stopped: a signal came; everything is saved.
-            DivergedError: the loss is not a number.
-            RunError, CheckpointError: the folder is another run's, or cannot be written.
+            Stopped: a signal was received; everything is saved.
+            DivergedError: the loss is not finite.
+            RunError, CheckpointError: the folder belongs to another run, or cannot be written.
         """
         with ExitStack() as stack:
             self.processes.together(lambda: stack.enter_context(self.folder.locked()))
@@ -82,19 +81,19 @@ class Loop:
 
     def _run(self) -> dict[str, Any]:
         device = _describe(self.device)
-        self.processes.together(lambda: self.folder.claim(self.recipe, self.task.checksums, device))
-        if (known := self.folder.result) is not None:
-            self.watcher.finished(known)
-            return known
+        self.processes.together(lambda: self.folder.claim(self.recipe, self.task.checksums, device, self.task.assets()))
+        if (existing := self.folder.result) is not None:
+            self.watcher.finished(existing)
+            return existing
         with listening() as self._request:
             self._build()
             self._resume()
             self.watcher.started(self.step, self.total, self._per_epoch)
             self._train()
             if self._saved_step != self.step:
-                self._save(spare=1)  # the evaluation may take long: whatever ends it, no step is lost
-            with self._request.at_once(f"stopped before the last evaluation, after step {self.step}; {_GO_ON}"):
-                result = self._evaluated()
+                self._save(spare=1)  # the final evaluation may take long, and may be interrupted
+            with self._request.at_once(f"stopped before the last evaluation, after step {self.step}; {_RESUME}"):
+                result = self._final_evaluation()
             return self._finish(*result)
 
     def _build(self) -> None:
@@ -104,13 +103,10 @@ class Loop:
             torch.backends.cudnn.allow_tf32 = self.recipe.training.tf32
         self.task.to(self.device)
         model = self.task.model().to(self.device)
-        rate_factors = getattr(self.task, "rate_factors", None)
-        factors = rate_factors(model) if rate_factors is not None else None
-        optimizer = methods.make_optimizer(self.recipe.optimizer, model, factors)
+        optimizer = methods.make_optimizer(self.recipe.optimizer, model, self.task.rate_factors(model))
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare: nn.Module = self.accelerator.unwrap_model(self.model)
-        part = getattr(self.task, "repelled", None)
-        repelled = part(self.bare) if part is not None else self.bare
+        repelled = self.task.repelled(self.bare)
         self.handle = methods.attach(repelled, self.optimizer, self.recipe, self.task.num_data, self.total)
         self._heads = HeadLog(self.handle)
         seed_everything(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
@@ -134,8 +130,8 @@ class Loop:
                     self._check()
                 if self.step % training.log_every == 0 or last:
                     self._log()
-                if self._should_look(last):
-                    self._look()
+                if self._should_validate(last):
+                    self._validate()
                 if self.average.due(self.step):
                     self.average.add(self.bare.state_dict())
                 if last:
@@ -145,7 +141,7 @@ class Loop:
                 if (number := self._stopping()) and self.step < self.total:
                     if self._saved_step != self.step:
                         self._save()
-                    raise Stopped(f"stopped at step {self.step} of {self.total}; {_GO_ON}", number)
+                    raise Stopped(f"stopped at step {self.step} of {self.total}; {_RESUME}", number)
 
     def _learn(self, batch: Any) -> None:
         self._rate = methods.rate_at(self.step, self.recipe.optimizer, self.total, self.step // self._per_epoch)
@@ -153,7 +149,7 @@ class Loop:
         if not self.recipe.optimizer.bias_correction:
             methods.undo_correction(self.optimizer, self.recipe.optimizer, self.step)
         mine, self._share = batch, 1.0
-        if not self.processes.alone:  # each takes some items of the same batch; means are weighted by their numbers
+        if not self.processes.alone:  # ranks share the items of a batch; their means are weighted by item count
             mine, count = _slice(batch, self.processes.index, self.processes.count)
             self._share = count * self.processes.count / len(batch)
         self._gradients(self.task.fetch(mine), mine.length)
@@ -169,41 +165,40 @@ class Loop:
         self.meter.add(loss.detach())
 
     def _forward(self, *inputs: Any, **settings: Any) -> Any:
-        """The model in the training's precision; the loss around it, and evaluations, stay in float32."""
+        """Call the model in the training precision; the loss and evaluations stay in float32."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "bf16"):
             return self.model(*inputs, **settings)
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- checks, logs and validation ----------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise if a loss since the last look was not finite, and say which was the first."""
+        """Raise `DivergedError` if a loss since the last log was not finite, with the first such step."""
         bad = self.meter.first_bad()
         if bad is not None:
             self._diverged(self.step - self.meter.count() + bad + 1, "the loss is not a finite number")
 
     def _check_all(self) -> None:
-        """The losses of every process, and the weights: a finite loss can have gradients that are not."""
+        """Check the losses of every rank, and the weights: a finite loss can have infinite gradients."""
         self._merge()
         self._check()
         floats = [x for x in self.bare.state_dict().values() if x.is_floating_point()]
         if not bool(torch.stack([x.isfinite().all() for x in floats]).all()):
             self._diverged(self.step, "its update made weights that are not finite numbers")
 
-    def _diverged(self, step: int, what: str) -> None:
+    def _diverged(self, step: int, problem: str) -> None:
         batch = self.task.order((step - 1) // self._per_epoch)[(step - 1) % self._per_epoch]
         ids = batch.indices.tolist()
         listed = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-        told = (
-            f"step {step}: {what}; items {listed} of the training set were in the batch. "
+        self._give_up(
+            f"step {step}: {problem}; items {listed} of the training set were in the batch. "
             "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
             f"method.stepsize, and train with another --out ({self.folder.path} keeps its last good checkpoint)"
         )
-        self._give_up(told)
 
-    def _give_up(self, told: str) -> NoReturn:
+    def _give_up(self, reason: str) -> NoReturn:
         if self.processes.main:
-            self.folder.give_up(told)
-        raise DivergedError(told)
+            self.folder.give_up(reason)
+        raise DivergedError(reason)
 
     def _merge(self) -> None:
         if not self.processes.alone:
@@ -215,91 +210,91 @@ class Loop:
         values = {"epoch": self.step / self._per_epoch, "loss": self.meter.mean()}
         values["lr"] = self._rate
         self.meter.reset()
-        self._tell("train", values)
+        self._report("train", values)
         if heads := self._heads.values():
-            self._tell("heads", heads)
+            self._report("heads", heads)
             self._watch_for_collapse(values["loss"], heads.get("drive", float("nan")))
 
     def _watch_for_collapse(self, loss: float, drive: float) -> None:
-        told = self._collapse.saw(self.step, loss, drive)
+        message = self._collapse.saw(self.step, loss, drive)
         if not self.recipe.training.stop_collapsed:
-            if told and self.processes.main:
-                warnings.warn(told, stacklevel=3)
-        elif told := next(filter(None, self.processes.gather(told)), None):  # all of them, or some would wait for it
-            self._give_up(told)
+            if message and self.processes.main:
+                warnings.warn(message, stacklevel=3)
+        elif message := next(filter(None, self.processes.gather(message)), None):  # all ranks stop, or some would hang
+            self._give_up(message)
 
-    def _should_look(self, end_of_epoch: bool) -> bool:
+    def _should_validate(self, end_of_epoch: bool) -> bool:
         every = self.recipe.training.evaluate_every
         return self.step == self.total or (self.step % every == 0 if every else end_of_epoch)
 
-    def _look(self) -> None:
+    def _validate(self) -> None:
         self._check_all()
-        found = self._evaluate("dev", quickly=True)
-        self._tell("dev", found.metrics)
-        value = found.metrics[self.task.select_by]
+        self.bare.eval()
+        with torch.inference_mode():
+            metrics = self.task.validate(self.bare).metrics
+        self._report("dev", metrics)
+        value = metrics[self.task.select_by]
         if self.best is None or value > self.best["value"]:
             weights = {name: x.detach().clone() for name, x in self.bare.state_dict().items()}
             self.best = {"value": value, "step": self.step, "weights": weights}
         self.bare.train()
 
-    def _evaluate(self, part: str, quickly: bool = False) -> Evaluation:
+    def _evaluate(self, part: str) -> Evaluation:
         self.bare.eval()
-        look = getattr(self.task, "look", None) if quickly else None
         with torch.inference_mode():
-            found: Evaluation = look(self.bare) if look is not None else self.task.evaluate(self.bare, part)
-            return found
+            return self.task.evaluate(self.bare, part)
 
-    def _tell(self, kind: str, values: dict[str, float]) -> None:
+    def _report(self, kind: str, values: dict[str, float]) -> None:
         self.processes.together(lambda: self.folder.log(kind, self.step, values))
         if self.processes.main:
             self.watcher.saw(kind, self.step, values)
 
-    def _evaluated(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Evaluation]]:
-        """The result, the weights it belongs to, and the answers on every part."""
+    def _final_evaluation(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Evaluation]]:
+        """The result, the weights that were evaluated, and the evaluation of every part."""
         best = self.best
-        assert best is not None, "the last step is looked at"
+        assert best is not None, "the last step is always validated"
         if averaged := self.average.count:
             best = {"step": self.step, "weights": self.average.weights()}
         self.bare.load_state_dict(best["weights"])
-        found = {part: self._evaluate(part) for part in getattr(self.task, "scored", PARTS)}
+        parts = {part: self._evaluate(part) for part in self.task.scored_parts}
         self.seconds += time.monotonic() - self._began
         result = {
             "label": self.recipe.label,
             "best_step": best["step"],
             "steps": self.step,
             "seconds": self.seconds,
-            **{part: evaluation.metrics for part, evaluation in found.items()},
+            **{part: evaluation.metrics for part, evaluation in parts.items()},
         }
         if averaged:
             result["averaged"] = averaged
-        if notes := found["test"].notes:
+        if notes := parts["test"].notes:
             result["notes"] = notes
-        return result, best, found
+        return result, best, parts
 
-    def _finish(self, result: dict[str, Any], best: dict[str, Any], found: dict[str, Evaluation]) -> dict[str, Any]:
+    def _finish(self, result: dict[str, Any], best: dict[str, Any], parts: dict[str, Evaluation]) -> dict[str, Any]:
         def write() -> None:
             self.folder.best.save(best["step"], {"model": best["weights"]})
-            self.folder.finish(result, {part: evaluation.items for part, evaluation in found.items()})
-            self.folder.checkpoints.drop(self.total)  # it had a purpose until there was a result
+            self.folder.finish(result, {part: evaluation.items for part, evaluation in parts.items()})
+            self.folder.checkpoints.drop(self.total)  # not needed once there is a result
 
         self.processes.together(write)
         self.watcher.finished(result)
         return result
 
-    # -- saving and going on ------------------------------------------------------------------------------------
+    # -- saving and resuming ------------------------------------------------------------------------------------
 
     def _should_save(self, end_of_epoch: bool) -> bool:
         training = self.recipe.training
         if training.save_every:
             return self.step % training.save_every == 0
         if self.step % training.log_every and not end_of_epoch:
-            return False  # processes have to agree, which they do where they log
+            return False  # ranks synchronise only when they log, and must agree on saving
         return bool(self.processes.most(time.monotonic() - self._saved_at >= training.save_seconds))
 
     def _save(self, spare: int = 0) -> None:
         self._check_all()
         now = time.monotonic()
-        everyones = self.processes.gather(random_state())
+        random_states = self.processes.gather(random_state())
 
         def write() -> None:
             state = {
@@ -307,7 +302,7 @@ class Loop:
                 "optimizer": unwrap_optimizer(self.optimizer).state_dict(),
                 "handle": self.handle.state_dict(),
                 "heads": self._heads.values(),
-                "random": everyones,
+                "random": random_states,
                 "parallel": self.processes.parallel,
                 "meter": self.meter.state,
                 "progress": {"step": self.step, "epoch": self.epoch, "position": self.position},
@@ -324,18 +319,20 @@ class Loop:
     def _resume(self) -> None:
         with warnings.catch_warnings():
             if not self.processes.main:
-                warnings.simplefilter("ignore")  # the main process tells
-            found = self.folder.checkpoints.latest()
-        if found is not None:
+                warnings.simplefilter("ignore")  # the main process warns
+            latest = self.folder.checkpoints.latest()
+        if latest is not None:
             try:
-                self._restore(found[1])
+                self._restore(latest[1])
             except RepulsiveError:
                 raise
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-                told = f"its checkpoint is of another training ({why})"
-                raise CheckpointError(f"{self.folder.path}: {told}; remove checkpoints/ to start anew") from error
-        self.processes.together(lambda: self.folder.rewind(self.step if found is not None else -1))
+                raise CheckpointError(
+                    f"{self.folder.path}: its checkpoint is of another training ({why}); remove checkpoints/ to start "
+                    "again"
+                ) from error
+        self.processes.together(lambda: self.folder.rewind(self.step if latest is not None else -1))
         self._collapse.read(self.folder.lines())
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -359,14 +356,14 @@ class Loop:
             self.processes.compare(state.get("parallel"), self.folder.path)
 
     def _stopping(self) -> int:
-        """The signal that came to any process; 0 if none did, or if this is no step at which they ask each other."""
+        """Number of a signal that any rank received; 0 without one, and at steps where ranks do not synchronise."""
         if not self.processes.alone and self.step % self.recipe.training.log_every:
             return 0
         return self.processes.most(self._request.number or 0)
 
 
 def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
-    """This process's items of a batch, and how many count: one that got none takes one that does not."""
+    """This rank's items of a batch, and their number; a rank without items takes one that counts as 0."""
     mine = batch.indices[index::processes]
     if len(mine):
         own = batch.share(index, processes) if hasattr(batch, "share") else dataclasses.replace(batch, indices=mine)

@@ -1,14 +1,15 @@
-"""A run folder: everything about one training, to go on from, to look at, and to trust.
+"""A run folder: the record of one training, from which it is resumed, inspected and verified.
 
-recipe.json         the recipe, resolved
-run.json            checksums of the data; when, where, how and with which versions it was started and resumed
-metrics.jsonl       one line per look: training loss, development set, heads
+recipe.json         the resolved recipe
+run.json            checksums of the data and of the assets; time, command, device and versions of each start
+assets/             small files that the trained model needs: vocabulary, tokenizer, class names; see `assets`
+metrics.jsonl       one line per log: training loss, development set, heads
 tensorboard/        the same for TensorBoard
-checkpoints/        what a resumed training needs; see `checkpoint`
-best/               once the training has ended: weights that did best on the development set
-result.json         and what came out, with the SHA-256 of the answers and of metrics.jsonl
-diverged.txt        or why nothing can come out: its loss, or a weight, was no finite number
-test.safetensors    answers on the test set, item by item (and `dev.safetensors`, and one for each further test set)
+checkpoints/        state of an unfinished training; see `checkpoint`
+best/               after training: the weights that did best on the development set
+result.json         after training: the metrics, with the SHA-256 of the answers and of metrics.jsonl
+diverged.txt        or the reason why there is no result: a loss or a weight was not finite
+test.safetensors    answers on the test set, item by item (also `dev.safetensors`, and one for each further test set)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from repulsive.errors import RunError
 from repulsive.lab.engine import seals
 from repulsive.lab.engine.checkpoint import Checkpoints
 from repulsive.lab.engine.config import as_tables
-from repulsive.lab.engine.files import read_json, told, write_bytes, write_json, write_text
+from repulsive.lab.engine.files import read_json, write_bytes, write_errors, write_json, write_text
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.scores import check_scores
 from repulsive.repulsion.collapse import Collapse
@@ -42,10 +43,10 @@ from repulsive.safety.secrets import redact_word
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
 DIVERGED = "diverged.txt"
-BOARD = "tensorboard"
-_RECIPE_KINDS = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
-_FACT_KINDS = {"started": dict, "resumed": list, "data": dict}
-_NO_PARTS = ("notes", seals.SHA256)  # tables of a result that are not about a part
+BOARD, ASSETS = "tensorboard", "assets"
+_RECIPE_TYPES = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
+_FACT_TYPES = {"started": dict, "resumed": list, "data": dict, "assets": dict}
+_NOT_PARTS = ("notes", seals.SHA256)  # tables of a result that are not about a part of the data
 _PACKAGES = ("torch", "accelerate", "safetensors", "triton", "numpy")
 
 
@@ -53,8 +54,8 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        path: where it is, or shall be.
-        keep: checkpoints that stay.
+        path: the folder, which need not exist yet.
+        keep: number of checkpoints to keep.
     """
 
     def __init__(self, path: Path, keep: int = 2) -> None:
@@ -62,83 +63,85 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.best = Checkpoints(path / "best", 1)
         self._board: Any = None
-        self._verified: set[str] = set()  # parts whose scores were compared with their answers
+        self._verified: set[str] = set()  # parts whose metrics were recomputed from their answers
         self._warned: set[Path] = set()
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe's tables.
+        """The recipe as nested tables.
 
         Raises:
-            RunError: this is no run folder.
+            RunError: this is not a run folder.
         """
-        found = read_json(self.path / RECIPE)
-        if not isinstance(found, dict):
-            raise RunError(f"{self.path}: is no run folder; `repulsive ls` lists those there are")
-        return _checked(found, _RECIPE_KINDS, self.path / RECIPE)
+        tables = read_json(self.path / RECIPE)
+        if not isinstance(tables, dict):
+            raise RunError(f"{self.path}: is not a run folder; `repulsive ls` lists the runs")
+        return _checked(tables, _RECIPE_TYPES, self.path / RECIPE)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `run.json` says; nothing where there is none.
+        """The content of `run.json`; empty without the file.
 
         Raises:
-            RunError: it is damaged.
+            RunError: the file is damaged.
         """
-        found = read_json(self.path / RUN)
-        if found is not None and not isinstance(found, dict):
-            raise RunError(f"{self.path / RUN}: is no table; it is no file of a run")
-        return _checked(found or {}, _FACT_KINDS, self.path / RUN)
+        facts = read_json(self.path / RUN)
+        if facts is not None and not isinstance(facts, dict):
+            raise RunError(
+                f"{self.path / RUN}: expected a JSON object, got {type(facts).__name__}; the file is damaged"
+            )
+        return _checked(facts or {}, _FACT_TYPES, self.path / RUN)
 
     @property
     def seed(self) -> int:
-        """The recipe's.
+        """Seed of the recipe.
 
         Raises:
-            RunError: this is no run folder, or its recipe has none.
+            RunError: this is not a run folder, or its recipe has no seed.
         """
-        found = self.recipe
-        if "seed" not in found:
-            raise RunError(f"{self.path / RECIPE}: has no seed; it is no recipe of a run")
-        return int(found["seed"])
+        recipe = self.recipe
+        if "seed" not in recipe:
+            raise RunError(f"{self.path / RECIPE}: has no seed; the file is damaged")
+        return int(recipe["seed"])
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What came out; None while the training has not ended.
+        """The content of `result.json`; None until the training has finished.
 
         Raises:
-            RunError: the file is damaged, or was changed after the training wrote it.
+            RunError: the file is damaged, or was changed after training.
         """
-        found = read_json(self.path / RESULT)
-        if not isinstance(found, dict):
+        result = read_json(self.path / RESULT)
+        if not isinstance(result, dict):
             return None
-        seals.check_result(found, self.path / RESULT)
-        return _checked(found, {"seconds": int | float}, self.path / RESULT)
+        seals.check_result(result, self.path / RESULT)
+        return _checked(result, {"seconds": int | float}, self.path / RESULT)
 
     @property
     def diverged(self) -> bool:
-        """Whether the training ended because it has no result."""
+        """Whether the training ended without a result."""
         return (self.path / DIVERGED).is_file()
 
     @property
     def collapsed(self) -> int | None:
-        """The step from which on the model answered every input alike; None if it never did."""
+        """Step from which on the model gave a constant output; None if it never did."""
         watch = Collapse()
         watch.read(self.lines())
         return watch.step
 
     @property
     def remedy(self) -> str:
-        """What brings back a part of the folder that is gone: a run that has a result is otherwise left as it is."""
+        """How to restore a missing file: a run that has a result is not trained again."""
         first = f"remove its {RESULT} and " if (self.path / RESULT).exists() else ""
         return f"{first}run the command that trained it"
 
     def lines(self) -> list[dict[str, Any]]:
-        """All of `metrics.jsonl`; half a line at its end, from a killed process, is left out.
+        """All lines of `metrics.jsonl`, without an incomplete last line that a killed process left.
 
         Raises:
-            RunError: it was changed after the training ended.
+            RunError: the file was changed after training.
         """
         path = self.path / METRICS
         try:
@@ -146,16 +149,15 @@ class RunFolder:
         except OSError:
             return []
         seals.check_file(self.result, path, data)
-        text = data.decode("utf-8", errors="replace")
-        found = []
-        for line in text.split("\n"):
+        lines = []
+        for line in data.decode("utf-8", errors="replace").split("\n"):
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict) and isinstance(value.get("kind"), str) and _is_number(value.get("step")):
-                found.append(value)
-        return found
+                lines.append(value)
+        return lines
 
     def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
         """(step, value) pairs of a quantity in `metrics.jsonl`, such as "dev" and "accuracy"."""
@@ -163,28 +165,59 @@ class RunFolder:
         return [(line["step"], line[key]) for line in lines]
 
     def keys(self, kind: str) -> list[str]:
-        """Names of what lines of a kind in `metrics.jsonl` hold, each once."""
+        """Names of the quantities in lines of a kind in `metrics.jsonl`."""
         return list(dict.fromkeys(key for line in self.lines() if line["kind"] == kind for key in line))
+
+    def assets(self) -> dict[str, bytes]:
+        """Files of `assets/`, by name; empty for run folders of earlier versions.
+
+        Raises:
+            RunError: a file is missing, is a link, or differs from its checksum.
+        """
+        files = {}
+        for name, checksum in self.facts.get("assets", {}).items():
+            path = self.path / ASSETS / name
+            if Path(name).name != name:
+                raise RunError(
+                    f"{self.path / RUN}: names the asset {name[:60]!r}, which is a path; the file is damaged"
+                )
+            try:
+                refuse_link(path.parent)
+                refuse_link(path)
+                files[name] = path.read_bytes()
+            except (OSError, ValueError) as error:
+                raise RunError(f"{path}: cannot be read ({error}); {self.remedy}") from None
+            if seals.digest(files[name]) != checksum:
+                raise RunError(f"{path}: was changed after the training wrote it (its checksum differs); {self.remedy}")
+        return files
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def claim(self, recipe: Recipe, checksums: Mapping[str, str], device: str) -> None:
-        """Make the folder this recipe's, or find that it is; one in which no step was trained is anybody's.
+    def claim(
+        self, recipe: Recipe, checksums: Mapping[str, str], device: str, assets: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Start or resume a run here. A folder in which no step was trained may be taken over by another recipe.
+
+        Args:
+            recipe: what to train.
+            checksums: data file -> SHA-256.
+            device: description of the device.
+            assets: file name -> content, to copy into the folder.
 
         Raises:
-            RunError: it belongs to another recipe, or was trained on other data, or cannot be written.
+            RunError: the folder belongs to another recipe, or was trained on other data, or cannot be written.
         """
         tables = as_tables(recipe)
-        with told(self.path):
+        with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            for leftover in self.path.glob(".*.aside-*"):  # of a killed process; nobody else writes here
+            for leftover in self.path.glob(".*.aside-*"):  # left by a killed process; we hold the lock
                 leftover.unlink()
-        known, facts = read_json(self.path / RECIPE), self.facts
-        same = known is None or known == json.loads(json.dumps(tables))
-        if not (self.result or self.checkpoints.found() or self.lines()):  # nothing to lose: it failed at its start
+        existing, facts = read_json(self.path / RECIPE), self.facts
+        same = existing is None or existing == json.loads(json.dumps(tables))
+        if not (self.result or self.checkpoints.found() or self.lines()):  # it failed at its start
             facts = facts if same and facts.get("data") == dict(checksums) else {}
         elif not same:
-            changed = ", ".join(_changes(known, tables)[:4])
+            changed = ", ".join(_changes(existing, tables)[:4])
             raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
         command = shlex.join(map(redact_word, sys.argv))
         now = {"at": _now(), "command": command, "device": device, "versions": versions()}
@@ -193,24 +226,35 @@ class RunFolder:
         elif facts.get("data") != dict(checksums):
             raise RunError(f"{self.path}: was trained on other data than are there now; choose another --out")
         elif self.result is not None:
-            return  # it is how the training went that is told, not who looked at it later
+            return  # run.json records starts of the training, and this is none
         else:
             facts["resumed"].append(now)
+        self._write_assets(assets or {})
+        facts["assets"] = {name: seals.digest(content) for name, content in (assets or {}).items()}
         write_json(self.path / RUN, facts)
         write_json(self.path / RECIPE, tables)
-        with told(self.path):
-            (self.path / DIVERGED).unlink(missing_ok=True)  # it is tried again
+        with write_errors(self.path):
+            (self.path / DIVERGED).unlink(missing_ok=True)  # this start is another attempt
+
+    def _write_assets(self, assets: Mapping[str, bytes]) -> None:
+        folder = self.path / ASSETS
+        if assets:
+            with write_errors(folder):
+                refuse_link(folder)
+                folder.mkdir(exist_ok=True)
+        for name, content in assets.items():
+            write_bytes(folder / name, content)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out. The lock goes with the process, however that ends.
+        """Keep other processes out. The lock ends with the process.
 
         Raises:
             RunError: another process is training here.
         """
-        with told(self.path), ExitStack() as stack:
+        with write_errors(self.path), ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
-            for folder in (self.checkpoints.folder, self.best.folder, self.path / BOARD):
+            for folder in (self.checkpoints.folder, self.best.folder, self.path / BOARD, self.path / ASSETS):
                 refuse_link(folder)
             try:
                 stack.enter_context(locked(self.path / LOCK))
@@ -221,30 +265,30 @@ class RunFolder:
             yield
 
     def rewind(self, step: int) -> None:
-        """Forget lines after `step`: a resumed training writes them again."""
+        """Drop lines of `metrics.jsonl` after `step`, which a resumed training writes again."""
         kept = [line for line in self.lines() if line["step"] <= step]
         write_text(self.path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         self._open_board(step)
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """One line of `metrics.jsonl`, and the same for TensorBoard."""
+        """Append a line to `metrics.jsonl`, and the same to TensorBoard."""
         path = self.path / METRICS
-        with told(path), open_append(path) as file:
+        with write_errors(path), open_append(path) as file:
             file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
         if self._board is None:
             self._open_board(step)
         if self._board:
-            with told(self.path / BOARD):
+            with write_errors(self.path / BOARD):
                 for name, value in values.items():
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
-        """Make the lines written so far last through a power cut, as the checkpoint that follows will."""
-        with told(self.path / METRICS), open_append(self.path / METRICS) as file:
+        """Flush `metrics.jsonl` to the disk, so that it is never older than the checkpoint that follows."""
+        with write_errors(self.path / METRICS), open_append(self.path / METRICS) as file:
             os.fsync(file.fileno())
 
     def finish(self, result: Mapping[str, Any], items: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write answers item by item, then the result: whoever finds it finds the answers too."""
+        """Write the answers item by item, then the result: a folder with a result is complete."""
         from safetensors.torch import save
 
         sums = {}
@@ -258,36 +302,36 @@ class RunFolder:
         self.close()
 
     def add_scores(self, result: Mapping[str, Any]) -> None:
-        """Write a result to which scores were added after the training."""
+        """Replace the result by one with more scores, computed after training."""
         write_json(self.path / RESULT, seals.resealed(result))
 
     def give_up(self, why: str) -> None:
-        """Write that the training diverged."""
+        """Record that the training diverged."""
         write_text(self.path / DIVERGED, why + "\n")
 
     def metrics(self, part: str) -> dict[str, float]:
-        """What came out on a part.
+        """Metrics on a part of the data.
 
         Raises:
             RunError: the run was not evaluated on it, or its answers give other numbers.
         """
-        tables = {name: x for name, x in (self.result or {}).items() if isinstance(x, dict) and name not in _NO_PARTS}
+        tables = {name: x for name, x in (self.result or {}).items() if isinstance(x, dict) and name not in _NOT_PARTS}
         if part not in tables:
-            known = ", ".join(tables) or "nothing yet"
-            raise RunError(f"{self.path}: was not evaluated on part {part!r}; it was on {known}")
-        found: dict[str, float] = tables[part]
-        if not all(map(_is_number, found.values())):
-            raise RunError(f"{self.path / RESULT}: has something else than numbers for part {part!r}; it is damaged")
+            evaluated = ", ".join(tables) or "nothing yet"
+            raise RunError(f"{self.path}: was not evaluated on part {part!r}; it was on {evaluated}")
+        metrics: dict[str, float] = tables[part]
+        if not all(map(_is_number, metrics.values())):
+            raise RunError(f"{self.path / RESULT}: expected numbers for part {part!r}, got other values; it is damaged")
         if part not in self._verified and (self.path / f"{part}.safetensors").is_file():
-            check_scores(found, self.items(part), self.path / f"{part}.safetensors")
+            check_scores(metrics, self.items(part), self.path / f"{part}.safetensors")
             self._verified.add(part)
-        return found
+        return metrics
 
     def items(self, part: str) -> dict[str, Tensor]:
-        """What `finish` wrote for a part.
+        """Answers on a part, as `finish` wrote them.
 
         Raises:
-            RunError: there is no such file, or it is damaged or was changed after the training wrote it.
+            RunError: the file is missing or damaged, or was changed after training.
         """
         from safetensors.torch import load
 
@@ -303,28 +347,28 @@ class RunFolder:
             seals.warn_unsealed(path)
         try:
             return load(data)
-        except Exception as error:  # of safetensors, whose errors are plain exceptions
+        except Exception as error:  # safetensors raises plain exceptions
             raise RunError(f"{path}: cannot be read ({error}); {self.remedy}") from None
 
     def close(self) -> None:
         """Close TensorBoard's file, if one is open."""
         board, self._board = self._board, None
         if board:
-            with suppress(OSError):  # a full disk has been told of by then, and metrics.jsonl has all of it
+            with suppress(OSError):  # a full disk was reported before, and metrics.jsonl has the same values
                 board.close()
 
     def _open_board(self, step: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:  # metrics.jsonl has all of it
+        except ImportError:  # metrics.jsonl has the same values
             self._board = False
         else:
-            with told(self.path / BOARD):
+            with write_errors(self.path / BOARD):
                 self._board = SummaryWriter(str(self.path / BOARD), purge_step=step + 1)
 
 
 def versions() -> dict[str, str]:
-    """Of this package, Python, and what the numbers depend on."""
+    """Versions of this package, of Python, and of packages that affect the results."""
     found = {"repulsive": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -336,17 +380,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _changes(known: Any, wanted: Any, place: str = "") -> list[str]:
-    if isinstance(known, dict) and isinstance(wanted, dict):
-        keys = dict.fromkeys([*known, *wanted])
-        return [c for key in keys for c in _changes(known.get(key), wanted.get(key), f"{place}.{key}".strip("."))]
-    same = json.loads(json.dumps(known)) == json.loads(json.dumps(wanted))
-    return [] if same else [f"{place} was {known!r}, now {wanted!r}"]
+def _changes(old: Any, new: Any, place: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = dict.fromkeys([*old, *new])
+        return [c for key in keys for c in _changes(old.get(key), new.get(key), f"{place}.{key}".strip("."))]
+    same = json.loads(json.dumps(old)) == json.loads(json.dumps(new))
+    return [] if same else [f"{place} was {old!r}, now {new!r}"]
 
 
-def _checked(table: dict[str, Any], kinds: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A table whose entries, as far as they are there, are of the kinds that whoever reads it takes for granted."""
-    for key, kind in kinds.items():
+def _checked(table: dict[str, Any], types: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Raise `RunError` unless the entries that are there have the expected types."""
+    for key, kind in types.items():
         if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
             raise RunError(f"{path}: its {key} is {str(table[key])[:40]!r}, which cannot be; the file is damaged")
     return table

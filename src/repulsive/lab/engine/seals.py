@@ -1,7 +1,7 @@
-"""SHA-256 of what a run came to: kept in `result.json`, compared whenever a file is read.
+"""SHA-256 checksums of results: stored in `result.json`, and compared whenever a file is read.
 
-They tell of damage and of careless changes. Whoever changes a file and its checksum too is met by `scores`, which
-compares the numbers with the answers they are made of.
+They detect damage and careless changes. If a checksum is changed as well, `scores` still compares the metrics with the
+stored answers.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any
 from repulsive.errors import RunError
 
 SHA256 = "sha256"
-_OWN = "result"  # the entry for the numbers of `result.json` itself
-_VARYING = ("seconds", SHA256)  # a resumed training takes another time and has the same result
+_OWN = "result"  # key of the checksum of `result.json` itself
+_VARYING = ("seconds", SHA256)  # excluded: a resumed training differs in time alone
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 as text."""
+    """SHA-256 as a hexadecimal string."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sealed(result: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """A result with its checksums.
+    """Add checksums to a result.
 
     Args:
-        result: what came out.
-        files: file -> SHA-256.
+        result: metrics and other values.
+        files: file name -> SHA-256.
     """
     return {**result, SHA256: {**files, _OWN: _own_digest(result)}}
 
 
 def resealed(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result to which scores were added, with the checksums of its files as they were."""
+    """Update the checksum of a result to which scores were added; those of its files stay."""
     files = {name: x for name, x in (result.get(SHA256) or {}).items() if name != _OWN}
     return sealed(result, files) if files else dict(result)
 
 
 def check_result(result: dict[str, Any], path: Path) -> None:
-    """Refuse numbers that are not those the training wrote. A result without checksums passes.
+    """Check that a result is the one that the training wrote. A result without checksums passes.
 
     Raises:
-        RunError: they differ from their checksum, or the checksums are damaged.
+        RunError: it differs from its checksum, or the checksums are damaged.
     """
     sums = result.get(SHA256)
     if sums is None:
@@ -55,15 +55,15 @@ def check_result(result: dict[str, Any], path: Path) -> None:
 
 
 def check_file(result: dict[str, Any] | None, path: Path, data: bytes) -> bool:
-    """Refuse a file that is not the one the training wrote.
+    """Check that a file is the one that the training wrote.
 
     Args:
-        result: of the run, checked; None while it has none.
+        result: of the run, after `check_result`; None before the end of the training.
         path: of the file.
         data: its content.
 
     Returns:
-        Whether there was a checksum to compare with.
+        Whether the result has a checksum of this file.
 
     Raises:
         RunError: the checksum differs.
@@ -76,7 +76,7 @@ def check_file(result: dict[str, Any] | None, path: Path, data: bytes) -> bool:
 
 def warn_unsealed(path: Path) -> None:
     """Warn that answers cannot be verified."""
-    warnings.warn(f"{path}: has no checksum, as run folders of earlier versions; it cannot be verified", stacklevel=3)
+    warnings.warn(f"{path}: has no checksum (run folder of an earlier version); it cannot be verified", stacklevel=3)
 
 
 def _own_digest(result: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.config import as_tables
-from repulsive.lab.engine.files import told, write_text
+from repulsive.lab.engine.files import write_errors, write_text
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.recipe_tables import parse_value
 from repulsive.lab.engine.runs import RunFolder
@@ -149,7 +149,7 @@ def storage_in(folder: Path) -> str:
     Raises:
         RunError: the file is a link, which SQLite would follow.
     """
-    with told(folder):
+    with write_errors(folder):
         refuse_link(folder / DATABASE)
     return f"sqlite:///{(folder / DATABASE).resolve()}"
 

@@ -1,4 +1,4 @@
-"""What runs came to: mean and standard deviation over seeds, and paired comparisons with a baseline."""
+"""Tables of finished runs: mean and standard deviation over seeds, and paired comparisons with a baseline."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A metric over seeds."""
+    """Mean and standard deviation of a metric over seeds."""
 
     mean: float
-    deviation: float  # of a sample; nan for one seed
+    deviation: float  # sample standard deviation; nan for one seed
 
     def __str__(self) -> str:
         return f"{self.mean:.4f}" if self.deviation != self.deviation else f"{self.mean:.4f} ± {self.deviation:.4f}"
@@ -68,14 +68,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe's runs.
+    """Runs of one recipe.
 
     Args:
-        label: what the table calls it.
-        folder: of its runs.
-        seeds: which have ended.
+        label: name in the table.
+        folder: of the runs.
+        seeds: of the finished runs.
         cells: metric -> mean and deviation.
-        against: metric -> comparison with the baseline, first - baseline; nothing for the baseline itself.
+        against: metric -> comparison with the baseline, this row - baseline; empty for the baseline itself.
     """
 
     label: str
@@ -86,58 +86,58 @@ class Row:
 
     @property
     def collapsed(self) -> dict[int, int]:
-        """Seed -> step, as `collapsed_in` finds them in its folder."""
+        """Seed -> step of the runs that collapsed; see `collapsed_in`."""
         return collapsed_in(self.folder, self.seeds)
 
     @property
     def warnings(self) -> list[str]:
-        """What to know before the numbers are believed."""
+        """Warnings about the runs behind the numbers."""
         return [f"{self.label}, seed {seed}: collapsed at step {step:,}" for seed, step in self.collapsed.items()]
 
 
 def runs_in(folder: Path) -> dict[int, RunFolder]:
-    """Seed -> run, of a folder of `seed-N` folders, or of one such folder."""
+    """Seed -> run, of a folder with subfolders `seed-N`, or of one run folder."""
     if (folder / RECIPE).is_file():
         run = RunFolder(folder)
         return {run.seed: run}
-    found = [RunFolder(path) for path in folder.glob("seed-*") if (path / RECIPE).is_file()]
-    return {run.seed: run for run in sorted(found, key=lambda run: run.seed)}
+    runs = [RunFolder(path) for path in folder.glob("seed-*") if (path / RECIPE).is_file()]
+    return {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
 
 
 def collapsed_in(folder: Path, seeds: Container[int]) -> dict[int, int]:
-    """Seed -> the step from which on its model answered every input alike, of those that did."""
+    """Seed -> step from which on the model gave a constant output, for runs in which it did."""
     steps = {seed: run.collapsed for seed, run in runs_in(folder).items() if seed in seeds}
     return {seed: step for seed, step in steps.items() if step is not None}
 
 
 def finished_in(folder: Path) -> dict[int, RunFolder]:
-    """Those of `runs_in` that have ended.
+    """The finished runs of `runs_in`.
 
     Raises:
-        RunError: there is none.
+        RunError: there are none.
     """
-    found = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
-    if not found:
-        raise RunError(f"{folder}: holds no run that has ended; `repulsive ls` lists runs")
-    return found
+    finished = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
+    if not finished:
+        raise RunError(f"{folder}: holds no finished run; `repulsive ls` lists runs")
+    return finished
 
 
 def ended(folders: Iterable[Path]) -> list[Path]:
-    """Those of some folders that hold a run that has ended."""
+    """The folders that hold a finished run."""
     return [folder for folder in folders if any(run.result is not None for run in runs_in(folder).values())]
 
 
 def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
-    """A row for every folder; the first is the baseline all others are compared with, seed by seed and item by item.
+    """One row per folder, compared with the first, the baseline, seed by seed and item by item.
 
-    Runs on other data than the baseline's have a row, but no comparison.
+    Runs on other data than the baseline's have a row without a comparison.
 
     Args:
         folders: of runs, each with one or more seeds.
         part: "test", "dev" or a further test set.
 
     Raises:
-        RunError: a folder has no run that has ended, or one that was not evaluated on the part.
+        RunError: a folder has no finished run, or one that was not evaluated on the part.
     """
     entries = []
     for folder in folders:
@@ -148,7 +148,7 @@ def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
 
 
 def label_of(folder: Path, runs: Mapping[int, RunFolder]) -> str:
-    """What a table calls some runs of one recipe."""
+    """Name of a folder of runs in a table."""
     return next(iter(runs.values())).recipe.get("label") or str(folder)
 
 
@@ -160,14 +160,14 @@ def table(entries: Sequence[tuple[str, Path, Mapping[int, Evaluation]]]) -> list
 
 def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: Mapping[int, Evaluation]) -> Row:
     metrics = [evaluation.metrics for evaluation in answers.values()]
-    names = [name for name in metrics[0] if all(name in found for found in metrics)]
-    cells = {name: cell([float(found[name]) for found in metrics]) for name in names}
+    names = [name for name in metrics[0] if all(name in each for each in metrics)]
+    cells = {name: cell([float(each[name]) for each in metrics]) for name in names}
     both_have = answers.keys() & baseline.keys()
     shared = sorted(seed for seed in both_have if same_items(answers[seed].items, baseline[seed].items))
     against = {}
     if answers is not baseline and shared:
         over = "both" if len(shared) > 1 else "items"
-        both = [found[seed] for found in (answers, baseline) for seed in shared]
+        both = [each[seed] for each in (answers, baseline) for seed in shared]
         for metric, (array, score) in TOTALLED.items():
             if all(metric in each.metrics and array in each.items for each in both):
                 pair = _items(answers, shared, array), _items(baseline, shared, array)
@@ -188,36 +188,36 @@ def _items(answers: Mapping[int, Evaluation], seeds: Sequence[int], name: str) -
     return torch.stack([answers[seed].items[name].double().cpu() for seed in seeds])  # [S, N]
 
 
-def as_markdown(found: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
-    """Rows as a Markdown table, with what the comparisons say below it."""
-    shown = [name for name in columns if any(name in row.cells for row in found)]
+def as_markdown(records: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
+    """Rows as a Markdown table, followed by a list of warnings and comparisons."""
+    shown = [name for name in columns if any(name in row.cells for row in records)]
     head = ["method", "seeds", *shown]
     lines = []
-    for row in found:
+    for row in records:
         cells = [str(row.cells[name]) if name in row.cells else "" for name in shown]
         lines.append([escaped(row.label), str(len(row.seeds)), *cells])
-    notes = [f"- **{escaped(told)}**" for row in found for told in row.warnings]
+    notes = [f"- **{escaped(warning)}**" for row in records for warning in row.warnings]
     notes += [
-        f"- {escaped(row.label)} against {escaped(found[0].label)}, {metric}: {comparison}"
-        for row in found
+        f"- {escaped(row.label)} against {escaped(records[0].label)}, {metric}: {comparison}"
+        for row in records
         for metric, comparison in row.against.items()
     ]
     return "\n".join([format_table(head, lines), *(["", *notes] if notes else [])])
 
 
-def as_json(found: Sequence[Row]) -> str:
-    """Rows as JSON, numbers in full."""
-    return json.dumps([as_plain(row) for row in found], indent=2, allow_nan=False)
+def as_json(records: Sequence[Row]) -> str:
+    """Rows as JSON, numbers in full precision."""
+    return json.dumps([as_plain(row) for row in records], indent=2, allow_nan=False)
 
 
 def as_plain(row: Row) -> dict[str, Any]:
-    """A row as JSON has it, which knows no nan, such as the deviation of one seed."""
-    told: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder), "collapsed": row.collapsed})
-    return told
+    """A row as JSON values; nan, such as the deviation of one seed, becomes null."""
+    plain: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder), "collapsed": row.collapsed})
+    return plain
 
 
 def finite(value: Any) -> Any:
-    """A value as JSON has it: what is not a finite number is null."""
+    """Replace numbers that are not finite by None, which JSON can represent."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,35 +1,45 @@
-"""What the loop must know of a task, and no more."""
+"""The interface between the training loop and a task.
+
+A task defines the model, the batches, the loss and the evaluation of one system on one dataset. `Task` lists what it
+must define, and has a default for everything else.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from repulsive.errors import ConfigError
+from repulsive.lab.engine.reporting import Examples, Measured, ReportOptions, measure_weights
+
 Inputs = dict[str, Tensor]
-Forward = Callable[..., Any]  # what a model computes when it is called
+Forward = Callable[..., Any]  # calls the model
+_ATTRIBUTES = ("num_data", "select_by", "shown", "checksums")
 
 
 class Batch(Protocol):
-    """Some items that go together."""
+    """Training items of one step."""
 
     indices: Tensor  # int64 [B], of the training items
-    length: int  # what shapes depend on beside the number of items
+    length: int  # padded length: together with B it determines all shapes
 
     def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model does on a part of the data.
+    """Results of a model on a part of the data.
 
     Args:
         metrics: name -> number.
-        items: name -> tensor [N, ...] in the order of the data, for paired comparisons: `correct` and `nll` at least.
-        notes: what to know about a metric, such as the signature of a score; they stand in the result.
+        items: name -> tensor [N, ...] in the order of the data, for paired comparisons: at least `correct` and `nll`.
+        notes: remarks on a metric, such as the signature of a BLEU score; they are written to `result.json`.
     """
 
     metrics: dict[str, float]
@@ -37,45 +47,157 @@ class Evaluation:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-class Task(Protocol):
-    """One task on one data set. Order and inputs are functions of the recipe's seed and the epoch, nothing else.
+class Task(ABC):
+    """One system on one dataset.
 
-    A task whose evaluation takes long may also have `look(model) -> Evaluation`: what is needed of the development set
-    while training, `select_by` above all. The end is always evaluated in full, on the development set and the test set,
-    or on all that the task lists as `scored`, these two among them.
+    Batches and inputs must be functions of the recipe's seed and the epoch alone: a resumed training repeats them.
 
-    One whose parameters do not all learn at the same rate has `rate_factors(model) -> Mapping[str, float]`: what the
-    recipe's learning rate is multiplied by, by the parameter's name; 1 for those that are not named.
-
-    One that has heads which are none of the method's business has `repelled(model) -> nn.Module`: the part whose heads
-    are.
+    Attributes without a default, and abstract methods, are required. The loop also takes a class that does not inherit
+    from `Task`, see `as_task`.
     """
 
-    num_data: int  # training items
-    select_by: str  # the metric of the development set that picks the best weights; higher is better
-    shown: Sequence[str]  # metrics worth a column in a live table
-    checksums: Mapping[str, str]  # file -> SHA-256
+    num_data: int  # number of training items, N of the rules
+    select_by: str  # metric of the development set that selects the best weights; higher is better
+    shown: Sequence[str]  # metrics that the live table shows
+    checksums: Mapping[str, str]  # data file -> SHA-256; a run is resumed only with the same data
+
+    scored_parts: Sequence[str] = ("dev", "test")  # evaluated in full after training; must include these two
+    dataset: str = ""  # name of the dataset, for titles
+    has_data: bool = True  # False after `restore`
+    has_calibration: bool = False  # reports show calibration and entropy of the stored logits
+    has_bleu: bool = False  # reports can measure ablations by BLEU
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """Initialise a model with torch's global random generator."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> None:
+        """Move the data that are kept on the device."""
+
+    @abstractmethod
+    def order(self, epoch: int) -> Sequence[Any]:
+        """Batches of an epoch, each a `Batch`."""
+
+    @abstractmethod
+    def fetch(self, batch: Any) -> Inputs:
+        """Tensors of a batch, on the CPU."""
+
+    @abstractmethod
+    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
+        """Mean loss over the items of a batch, on the device.
+
+        It must not synchronise with the device: the loop may capture it as a CUDA graph.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        """Evaluate a model, in evaluation mode, on "dev", "test" or another part."""
+
+    def validate(self, model: nn.Module) -> Evaluation:
+        """Evaluate on the development set during training; override it if a full evaluation takes long.
+
+        The metrics must include `select_by`.
+        """
+        return self.evaluate(model, "dev")
+
+    def rate_factors(self, model: nn.Module) -> Mapping[str, float]:
+        """Parameter name -> factor of its learning rate; parameters that are not named have 1."""
+        return {}
+
+    def repelled(self, model: nn.Module) -> nn.Module:
+        """The part of the model whose heads the recipe's method applies to."""
+        return model
+
+    # -- what a run folder keeps --------------------------------------------------------------------------------
+
+    def assets(self) -> dict[str, bytes]:
+        """Small files that a trained model needs, by name: vocabulary, tokenizer, class names.
+
+        They are copied into the run folder when training starts. `restore` reads them.
+        """
+        return {}
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Task:
+        """Make the task of a trained model from its assets, without opening its data.
+
+        Such a task has `has_data = False`. It makes models; it has no batches and evaluates nothing.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no restore()")
+
+    # -- what a report shows ------------------------------------------------------------------------------------
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Name and value of facts about the data, for the top of a report."""
+        return []
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        """Measure the heads of a trained model; the default compares their weights."""
+        return measure_weights(model)
+
+    def examples(self, part: str, models: Mapping[str, nn.Module]) -> Examples:
+        """Attention of some models, by method and on the CPU, on a few items of a part."""
+        return Examples()
+
+    def open_foreign(self, folder: Path, part: str) -> Any:
+        """Read a part of another prepared dataset with this task's vocabulary, for `ReportOptions.foreign`.
+
+        Raises:
+            ConfigError: the task has no use for foreign data.
+        """
+        raise ConfigError("--foreign compares how confident classifiers are; these runs are of another task")
+
+
+def as_task(task: Any) -> Task:
+    """Return an object that has all members of `Task`.
+
+    Args:
+        task: a `Task`, or an object of any class that has the required members. Optional members that it lacks have
+            the defaults of `Task`.
+
+    Raises:
+        ConfigError: required members are missing.
+    """
+    if isinstance(task, Task):
+        return task
+    missing = [name for name in (*_ATTRIBUTES, *sorted(Task.__abstractmethods__)) if not hasattr(task, name)]
+    if missing:
+        raise ConfigError(f"task {type(task).__name__}: missing {', '.join(missing)}; see Task in lab/engine/task.py")
+    return _Adapter(task)
+
+
+class _Adapter(Task):
+    """An object of a class that does not inherit from `Task`, with the defaults of `Task`."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        optional = [name for name in vars(Task) if not name.startswith("_") and name not in Task.__abstractmethods__]
+        for name in (*_ATTRIBUTES, *optional):
+            if hasattr(task, name):
+                setattr(self, name, getattr(task, name))
 
     def model(self) -> nn.Module:
-        """A freshly initialised model; draws from torch's global generator."""
-        ...
+        made: nn.Module = self._task.model()
+        return made
 
     def to(self, device: torch.device) -> None:
-        """Move whatever of the data lives on the device."""
-        ...
+        self._task.to(device)
 
-    def order(self, epoch: int) -> list[Any]:
-        """The batches of an epoch."""
-        ...
+    def order(self, epoch: int) -> Sequence[Any]:
+        batches: Sequence[Any] = self._task.order(epoch)
+        return batches
 
     def fetch(self, batch: Any) -> Inputs:
-        """A batch's tensors, on the CPU."""
-        ...
+        inputs: Inputs = self._task.fetch(batch)
+        return inputs
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Mean loss over the items of a batch, on the device; no waiting for it, so that it can be captured."""
-        ...
+        loss: Tensor = self._task.loss(model, inputs, length)
+        return loss
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        """Metrics of a model in evaluation mode on "dev", "test" or another part."""
-        ...
+        evaluation: Evaluation = self._task.evaluate(model, part)
+        return evaluation

@@ -1,4 +1,4 @@
-"""Whether models use their Triton kernels: `REPULSIVE_KERNELS=eager|triton`, by default on CUDA."""
+"""Choose between Triton kernels and torch code: `REPULSIVE_KERNELS=eager|triton`; the default is Triton on CUDA."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from repulsive.errors import ConfigError
 
 
 def choice(device: str) -> bool:
-    """Whether tensors on this type of device go through Triton.
+    """Whether to use Triton kernels for tensors on this type of device.
 
     Raises:
-        ConfigError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton where there is none.
+        ConfigError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton, which is not installed.
     """
     asked = os.environ.get("REPULSIVE_KERNELS", "")
     if asked not in ("", "eager", "triton"):
@@ -29,7 +29,7 @@ def choice(device: str) -> bool:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is there, as new as the kernels were tested with."""
+    """Whether Triton is installed, in a version that the kernels were tested with."""
     try:
         major, minor = version("triton").split(".")[:2]
     except PackageNotFoundError:

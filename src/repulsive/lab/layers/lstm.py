@@ -1,7 +1,7 @@
-"""Two LSTMs over padded sentences, one each way: two launches instead of a few for every word.
+"""A bidirectional LSTM over padded sentences, in two launches instead of several per word.
 
-`two_way` computes what two `nn.LSTM` modules would. On a GPU, Triton kernels (`lstm_kernels`) walk whole sentences;
-`REPULSIVE_KERNELS=eager|triton` chooses between them and the modules' own code, which is the reference.
+`two_way` computes the same as two `nn.LSTM` modules. On a GPU, Triton kernels (`lstm_kernels`) process whole sentences;
+`REPULSIVE_KERNELS=eager|triton` chooses between them and the modules, which are the reference implementation.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from repulsive.lab.layers.kernels import choice
 
-LARGEST = 512  # units; larger layers are left to cuDNN
-HELD = 160  # padded units whose weights, in 16 bits, fit in a multiprocessor's shared memory
-ROOMY = (9, 10)  # major compute capabilities with that much of it, 227 KB
+LARGEST = 512  # units; larger layers use cuDNN
+HELD = 160  # most padded units whose 16-bit weights fit in shared memory
+ROOMY = (9, 10)  # major compute capabilities with 227 KB of shared memory
 ROWS = 16  # sentences of a program: the height of the matrix units
 
-# How the launches are cut, forwards and backwards. WIDTH units at once, DEPTH numbers of a sum, STAGES under way.
-HELD_CUT: tuple[dict[str, int], dict[str, int]] = ({"num_warps": 8}, {"num_warps": 8})
-STREAMED_CUT: dict[int, tuple[dict[str, int], dict[str, int]]] = {  # by bytes of a weight
+# Launch settings, forward and backward: WIDTH units per tile, DEPTH terms of a sum, STAGES of the pipeline.
+HELD_LAUNCH: tuple[dict[str, int], dict[str, int]] = ({"num_warps": 8}, {"num_warps": 8})
+STREAMED_LAUNCH: dict[int, tuple[dict[str, int], dict[str, int]]] = {  # by bytes of a weight
     2: (
         {"WIDTH": 64, "DEPTH": 64, "STAGES": 4, "num_warps": 8},
         {"WIDTH": 64, "DEPTH": 256, "STAGES": 4, "num_warps": 8},
@@ -35,21 +35,21 @@ STREAMED_CUT: dict[int, tuple[dict[str, int], dict[str, int]]] = {  # by bytes o
 
 
 def two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
-    r"""Both directions, [B, T, E] -> [B, T, 2u]: $c_t = f_t c_{t-1} + i_t g_t$ and $h_t = o_t \tanh c_t$.
+    r"""States of both directions, [B, T, E] -> [B, T, 2u]: $c_t = f_t c_{t-1} + i_t g_t$, $h_t = o_t \tanh c_t$.
 
-    The backward one reads each sentence mirrored, so that padding comes last for both and is never read before a
-    word. Shapes depend on nothing but the batch's: no packing, no wait for the device. In float32 the recurrent
-    product keeps the 10 bits of TF32 where `torch.backends.cudnn.allow_tf32` holds, else all. Under autocast it
-    keeps the 8 bits of bfloat16; cuDNN takes float16 there.
+    The backward direction reads each sentence reversed, so padding comes last in both. Shapes depend on the batch
+    alone: there is no packing, and no synchronisation with the device. In float32 the recurrent product has TF32
+    precision (10 bits) if `torch.backends.cudnn.allow_tf32`, else full precision. Under autocast it has bfloat16
+    precision (8 bits), where cuDNN uses float16.
 
     Args:
         words: word vectors.
-        ends: words of each sentence, [B].
+        ends: number of words of each sentence, [B].
         forwards: a single layer with `batch_first`.
         backwards: another of the same size.
 
     Raises:
-        ConfigError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton where there is none.
+        ConfigError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton, which is not installed.
     """
     if torch.compiler.is_compiling():  # a break in the compiled graph
         return torch.compiler.disable(_two_way)(words, ends, forwards, backwards)
@@ -59,8 +59,8 @@ def two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) 
 def _two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
     device = words.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
-    known = choice(words.device.type) and _takes(words, kind, forwards, backwards)
-    if not known or not (_asked() or _Shape.of(words, kind, forwards.hidden_size).held):
+    supported = choice(words.device.type) and _supported(words, kind, forwards, backwards)
+    if not supported or not (_requested() or _Shape.of(words, kind, forwards.hidden_size).held):
         return _by_modules(words, ends, forwards, backwards)
     weights = [weight for lstm in (forwards, backwards) for weight in lstm._flat_weights if weight is not None]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (words, *weights))
@@ -84,13 +84,13 @@ def _float32_if_needed(words: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _asked() -> bool:
-    """Larger layers are streamed on request only: a lone process is as fast, or faster, with cuDNN."""
+def _requested() -> bool:
+    """Whether to stream the weights of larger layers; a single process is at least as fast with cuDNN."""
     return os.environ.get("REPULSIVE_KERNELS") == "triton"
 
 
-def _takes(words: Tensor, kind: torch.dtype, *lstms: nn.LSTM) -> bool:
-    """Plain layers of one size that nobody watches, and numbers the kernels know."""
+def _supported(words: Tensor, kind: torch.dtype, *lstms: nn.LSTM) -> bool:
+    """Whether the kernels support these layers: plain, of one size, without hooks, of a known dtype."""
     cast = torch.is_autocast_enabled(words.device.type)
     plain = all(
         (lstm.num_layers, lstm.bidirectional, lstm.proj_size, lstm.bias, lstm.batch_first) == (1, False, 0, True, True)
@@ -99,25 +99,26 @@ def _takes(words: Tensor, kind: torch.dtype, *lstms: nn.LSTM) -> bool:
         and all(x is not None and x.device == words.device and (cast or x.dtype == kind) for x in lstm._flat_weights)
         for lstm in lstms
     )
-    known = kind in (torch.float32, torch.float16) or (kind == torch.bfloat16 and words.is_cuda)  # not interpreted
-    return plain and known and lstms[0].hidden_size <= LARGEST and words.numel() > 0
+    # Triton's interpreter, on CPUs, has no bfloat16.
+    dtype = kind in (torch.float32, torch.float16) or (kind == torch.bfloat16 and words.is_cuda)
+    return plain and dtype and lstms[0].hidden_size <= LARGEST and words.numel() > 0
 
 
 class _Shape(NamedTuple):
-    """What the launches of one call depend on."""
+    """Sizes and dtypes of one call."""
 
     batch: int
     length: int
     units: int
     padded: int
-    held: bool  # weights stay on the chip
-    operand: torch.dtype  # what the recurrent product multiplies
+    held: bool  # weights stay in shared memory
+    operand: torch.dtype  # of the recurrent product
 
     @classmethod
     def of(cls, words: Tensor, kind: torch.dtype, units: int) -> _Shape:
         operand = kind
         if operand == torch.float32 and torch.backends.cudnn.allow_tf32:
-            operand = torch.float16  # TF32's 10 bits in half the bytes; states and weights are small enough for it
+            operand = torch.float16  # the 10 bits of TF32 in half the bytes; states and weights fit its range
         padded = -(-units // 32) * 32
         roomy = not words.is_cuda or torch.cuda.get_device_capability(words.device)[0] in ROOMY
         held = operand.itemsize == 2 and padded <= HELD and roomy
@@ -127,7 +128,7 @@ class _Shape(NamedTuple):
 
 
 class _TwoWay(torch.autograd.Function):
-    """The kernels, and the large products around them."""
+    """The Triton kernels, and the large matrix products around them."""
 
     @staticmethod
     def forward(ctx: Any, words: Tensor, ends: Tensor, save: bool, *weights: Tensor) -> Tensor:
@@ -149,10 +150,10 @@ class _TwoWay(torch.autograd.Function):
         ends = ends.contiguous()
         tensors = [gates, recurrent, ends, states, before, links]
         if shape.held:
-            _launch(lstm_kernels.held_forward, tensors, shape, HELD_CUT[0], SAVE=save)
+            _launch(lstm_kernels.held_forward, tensors, shape, HELD_LAUNCH[0], SAVE=save)
         else:
             tensors.append(words.new_empty(2, 2, batch, padded, dtype=torch.float32))
-            _launch(lstm_kernels.streamed_forward, tensors, shape, _streamed_cut(shape, 0), SAVE=save)
+            _launch(lstm_kernels.streamed_forward, tensors, shape, _streamed_launch(shape, 0), SAVE=save)
         ctx.save_for_backward(flat, ends, inputs, recurrent, gates, before, links)
         ctx.kind = weights[0].dtype
         return states.view(batch, length, 2 * units)
@@ -169,10 +170,10 @@ class _TwoWay(torch.autograd.Function):
         dgates = torch.empty_like(gates)  # [B T, 8P]
         tensors = [gates, recurrent, ends, links, grad.contiguous(), dgates]
         if shape.held:
-            _launch(lstm_kernels.held_backward, tensors, shape, HELD_CUT[1])
+            _launch(lstm_kernels.held_backward, tensors, shape, HELD_LAUNCH[1])
         else:
             tensors.append(gates.new_empty(3, 2, batch, padded, dtype=torch.float32))
-            _launch(lstm_kernels.streamed_backward, tensors, shape, _streamed_cut(shape, 1))
+            _launch(lstm_kernels.streamed_backward, tensors, shape, _streamed_launch(shape, 1))
         dwords = (dgates @ inputs).view(batch, length, -1) if ctx.needs_input_grad[0] else None
         grads: list[Tensor | None] = [None] * 8
         if any(ctx.needs_input_grad[3:]):
@@ -187,7 +188,7 @@ class _TwoWay(torch.autograd.Function):
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """Sum over n of left[n, w] right[n, w]^T: [N, W, P], [N, W, Q] -> [W, P, Q], in pieces that fill the device."""
+    """Sum over n of left[n, w] right[n, w]^T: [N, W, P], [N, W, Q] -> [W, P, Q], in parallel chunks."""
     rows = left.shape[0]
     pieces = next((count for count in (32, 16, 8, 4, 2) if rows % count == 0 and rows >= 512 * count), 1)
     tall = left.unflatten(0, (pieces, -1)).permute(0, 2, 3, 1)  # [pieces, W, P, n]
@@ -195,20 +196,20 @@ def _outer(left: Tensor, right: Tensor) -> Tensor:
     return (tall @ flat).sum(0, dtype=torch.float32)
 
 
-def _streamed_cut(shape: _Shape, back: int) -> dict[str, Any]:
-    cut = STREAMED_CUT[shape.operand.itemsize][back]
-    depth = (4 if back else 1) * shape.padded  # of the sum
-    return cut | {
-        "WIDTH": min(cut["WIDTH"], shape.padded),
-        "DEPTH": min(cut["DEPTH"], depth),
-        "PRECISION": "tf32x3",  # of float32, as good as its own: two mantissas of 10 bits each
+def _streamed_launch(shape: _Shape, back: int) -> dict[str, Any]:
+    settings = STREAMED_LAUNCH[shape.operand.itemsize][back]
+    depth = (4 if back else 1) * shape.padded  # terms of the sum
+    return settings | {
+        "WIDTH": min(settings["WIDTH"], shape.padded),
+        "DEPTH": min(settings["DEPTH"], depth),
+        "PRECISION": "tf32x3",  # close to float32: two mantissas of 10 bits each
     }
 
 
-def _launch(kernel: Any, tensors: list[Tensor], shape: _Shape, cut: dict[str, Any], **more: bool) -> None:
+def _launch(kernel: Any, tensors: list[Tensor], shape: _Shape, settings: dict[str, Any], **more: bool) -> None:
     import triton.language as tl
 
     kind = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[shape.operand]
     sizes = {"H": shape.units, "P": shape.padded, "ROWS": ROWS, "KIND": kind}
     with torch.cuda.device_of(tensors[0]):
-        kernel[(-(-shape.batch // ROWS), 2)](*tensors, shape.batch, shape.length, **sizes, **cut, **more)
+        kernel[(-(-shape.batch // ROWS), 2)](*tensors, shape.batch, shape.length, **sizes, **settings, **more)

@@ -1,22 +1,22 @@
-"""An LSTM over whole sentences, both ways at once: one Triton launch forwards and one backwards.
+"""A bidirectional LSTM over whole sentences: one Triton launch forward and one backward.
 
-A program owns ROWS sentences in one way of reading and walks them word by word, so programs never wait for each other.
-Way 0 reads places 0, 1, 2, ...; way 1 reads each sentence from its last word to its first, then the padding. Tensors
-lie by place in the sentence, [B, T, 2, ...], so nothing is mirrored in memory. Units are padded to P, a multiple of 32;
-padded ones have weights of zero and stay exactly zero, in both passes.
+A program processes ROWS sentences in one direction, word by word, so programs never synchronise. Direction 0 reads
+positions 0, 1, 2, ...; direction 1 reads each sentence from its last word to its first, then the padding. Tensors are
+indexed by position in the sentence, [B, T, 2, ...], so nothing is reversed in memory. Units are padded to P, a multiple
+of 32; padded units have zero weights and stay exactly zero in both passes.
 
-What the backward pass multiplies by is made in the forward pass, where all of it is at hand:
+The forward pass also computes the factors of the backward pass:
 
     dc += dh * open                                                 open = o (1 - tanh^2 c)
     di, df, dg, do = dc * slope_i, dc * slope_f, dc * slope_g, dh * slope_o
     dc *= f
 
-`gates` [B, T, 2, 4P] holds what enters the gates i, f, g, o and is overwritten by their slopes; `links` [B, T, 2, 2P]
-holds open and f.
+`gates` [B, T, 2, 4P] holds the inputs of the gates i, f, g, o, and is overwritten by their slopes. `links`
+[B, T, 2, 2P] holds open and f.
 
-There are two pairs of kernels. `held`: weights stay in shared memory for the whole sentence and states in registers.
-`streamed`: any size; weights are read again at every word, states go through global memory, which all threads of a
-program see after a barrier. Loops that read what they wrote have one stage: deeper ones would read it too early.
+There are two pairs of Triton kernels. `held` keeps weights in shared memory and states in registers for the whole
+sentence. `streamed` supports any size: weights are read again at every word, and states go through global memory, with
+a barrier. Loops that read what they wrote have one pipeline stage: deeper ones would read it too early.
 """
 
 # mypy: ignore-errors
@@ -36,7 +36,7 @@ def _tanh(x):
 
 @triton.jit
 def _reading(ends, B, T, ROWS: tl.constexpr):
-    """This program's way, its sentences, where each begins and ends, and which there are."""
+    """Direction and sentences of this program, their starts and ends, and a mask of those that exist."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     end = tl.load(ends + rows, mask=rows < B, other=0).to(tl.int32)
     return tl.program_id(1), rows, rows.to(tl.int64) * T, end, rows < B
@@ -44,20 +44,20 @@ def _reading(ends, B, T, ROWS: tl.constexpr):
 
 @triton.jit
 def _place(begin, end, way, t):
-    """Where word t of this way of reading lies, as a row of [B, T, 2]."""
+    """Row of [B, T, 2] that holds word t in reading order."""
     return (begin + tl.where((way == 1) & (t < end), end - 1 - t, t)) * 2 + way
 
 
 @triton.jit
 def _columns(first, COUNT: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr):
-    """Of units `first` and on in COUNT parts of P columns each."""
+    """Columns of WIDTH units, from `first` on, in COUNT parts of P columns each."""
     wide = tl.arange(0, COUNT * WIDTH)
     return wide // WIDTH * P + first + wide % WIDTH
 
 
 @triton.jit
 def _four(wide, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """[ROWS, 4 WIDTH] -> four of [ROWS, WIDTH]. At 64 units and 8 warps no number leaves its thread."""
+    """[ROWS, 4 WIDTH] -> four of [ROWS, WIDTH]. With 64 units and 8 warps no value moves between threads."""
     pairs = tl.reshape(tl.permute(tl.reshape(wide, [ROWS, 4, WIDTH]), (0, 2, 1)), [ROWS, WIDTH, 2, 2])
     even, odd = tl.split(pairs)
     i, g = tl.split(even)
@@ -83,7 +83,7 @@ def _join_two(a, b, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _cell(z, c, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The new state and cell, the slopes of the gates, and the links to the state and the cell before."""
+    """The new state and cell, the slopes of the gates, and the factors `open` and f of `links`."""
     i, f, g, o = _four(z, ROWS, WIDTH)
     i, f, g, o = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
     new = f * c + i * g
@@ -94,20 +94,20 @@ def _cell(z, c, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _cell_back(slopes, dh, dc, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Gradients of what enters the gates."""
+    """Gradients of the inputs of the gates."""
     i, f, g, o = _four(slopes.to(tl.float32), ROWS, WIDTH)
     return _join_four(dc * i, dc * f, dc * g, dh * o, ROWS, WIDTH)
 
 
 @triton.jit
 def _peak(dh, dc):
-    """The largest of each row. No gradient of a gate is more than a few times larger: that of f, by the cell / 4."""
+    """Maximum of each row, to scale gradients by; the gradient of f may be larger, by the cell / 4."""
     return tl.max(tl.maximum(tl.abs(dh), tl.abs(dc)), axis=1)
 
 
 @triton.jit
 def _divisor(peak):
-    """Numbers so small that their inverse is none are not scaled."""
+    """Divisor that scales a row to 1; 1 for rows whose inverse would be infinite."""
     return tl.where(peak > 1e-30, peak, 1.0)
 
 
@@ -158,7 +158,7 @@ def streamed_forward(
     STAGES: tl.constexpr,
     SAVE: tl.constexpr,
 ):
-    """States [B, T, 2, H], the states before them, slopes and links.
+    """Compute states [B, T, 2, H], previous states, slopes and links.
 
     `weights` [2, 4P, P]; `carried` [2, 2, B, P] is room for cells, of even and of odd words.
     """
@@ -212,7 +212,7 @@ def streamed_backward(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Gradients of what enters the gates [B, T, 2, 4P]; `carried` [3, 2, B, P] is room for dc, twice, and dh."""
+    """Gradients of the inputs of the gates [B, T, 2, 4P]; `carried` [3, 2, B, P] is a buffer for dc, twice, and dh."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     inner, span = tl.arange(0, DEPTH), tl.arange(0, WIDTH)
     weights += way * 4 * P * P
@@ -239,7 +239,7 @@ def streamed_backward(
             for k in tl.range(0, 4 * P, DEPTH, num_stages=STAGES):
                 dz = tl.load(dgates + at[:, None] * 4 * P + (k + inner)[None, :], mask=there[:, None], other=0.0)
                 w = tl.load(weights + (k + inner)[:, None] * P + (first + span)[None, :])
-                if KIND is tl.float16:  # gradients may be of any size, half precision is not
+                if KIND is tl.float16:  # scale gradients into the range of half precision
                     dz = dz.to(tl.float32) / peak[:, None]
                 dh = tl.dot(dz.to(KIND), w, dh, input_precision=PRECISION)
             if KIND is tl.float16:
@@ -250,7 +250,7 @@ def streamed_backward(
 
 @triton.constexpr_function
 def _width(piece, P):
-    """Held weights are cut into pieces of 64 units, and one of 32 where P is an odd multiple of that."""
+    """Width of a block of held weights: 64 units, and 32 for the last one if P is an odd multiple of 32."""
     return 64 if (piece + 1) * 64 <= P else 32
 
 
@@ -294,7 +294,7 @@ def held_forward(
     KIND: tl.constexpr,
     SAVE: tl.constexpr,
 ):
-    """As `streamed_forward`. What enters the gates is read one word ahead."""
+    """As `streamed_forward`; inputs of the gates are prefetched one word ahead."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     PIECES: tl.constexpr = (P + 63) // 64
     weights += way * 4 * P * P
@@ -342,7 +342,7 @@ def held_backward(
     ROWS: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """As `streamed_backward`, with nothing carried through memory."""
+    """As `streamed_backward`, without the buffer in global memory."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     PIECES: tl.constexpr = (P + 63) // 64
     weights += way * 4 * P * P
@@ -364,7 +364,7 @@ def held_backward(
             dcell = dc[n] + dstate * opened
             d = _cell_back(slopes[n], dstate, dcell, ROWS, _width(n, P))
             _put(dgates, d, at, there, n * 64, 4, _width(n, P), P)
-            if KIND is tl.float16:  # gradients may be of any size, half precision is not
+            if KIND is tl.float16:  # scale gradients into the range of half precision
                 peak = _divisor(_peak(dstate, dcell))
                 d = _cell_back(slopes[n], dstate / peak[:, None], dcell / peak[:, None], ROWS, _width(n, P))
                 peaks = peaks + (peak,)  # noqa: RUF005

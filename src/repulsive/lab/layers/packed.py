@@ -1,11 +1,11 @@
-"""Sentences end to end instead of padded: every row a token that counts, and one shape for all batches.
+"""Attention over packed sentences: laid end to end instead of padded, so that all batches have one shape.
 
-    side = Packed.of(lengths)                  # of the sentences that lie one after the other
-    heads = attend(qkv, side, causal=True)     # [N, 3, M, d] -> [N, M, d]: a sentence sees itself alone
-    heads = attend_to(q, kv, side, other)      # [N, M, d], [N', 2, M, d] -> [N, M, d]: it sees its partner
+    side = Packed.of(lengths)                  # sentences one after the other
+    heads = attend(qkv, side, causal=True)     # [N, 3, M, d] -> [N, M, d]: attention within each sentence
+    heads = attend_to(q, kv, side, other)      # [N, M, d], [N', 2, M, d] -> [N, M, d]: attention to its partner
 
-On a GPU, Triton kernels (`packed_kernels`) take heads whose size is a power of two; `REPULSIVE_KERNELS=eager|triton`
-chooses between them and the reference, which pads, attends and takes the padding out again.
+On a GPU, Triton kernels (`packed_kernels`) are used for head sizes that are powers of two.
+`REPULSIVE_KERNELS=eager|triton` chooses between them and the reference implementation, which pads the sentences.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch.nn import functional as F
 
 from repulsive.lab.layers.kernels import choice
 
-# How the launches are cut, forwards and backwards; BLOCK is tokens of a tile. Buffers for a second tile would take the
-# place of other programs: sentences seldom have one.
-CUT: tuple[dict[str, int], dict[str, int]] = (
+# Launch settings, forward and backward; BLOCK is the number of tokens of a tile. One stage: sentences seldom have a
+# second tile, and buffers for it would leave room for fewer programs.
+LAUNCH: tuple[dict[str, int], dict[str, int]] = (
     {"BLOCK": 32, "num_warps": 2, "num_stages": 1},
     {"BLOCK": 32, "num_warps": 2, "num_stages": 1},
 )
 
 
 class Packed(NamedTuple):
-    """Where sentences lie.
+    """Positions of packed sentences.
 
     Args:
-        starts: int32 [B + 1], where each begins, and where the last ends; what lies behind belongs to none.
-        sentences: of each token, int64 [N]; B behind the last sentence.
-        places: of each token in its sentence, int64 [N]; 0 behind the last.
-        longest: tokens of a sentence, at most.
+        starts: int32 [B + 1], start of each sentence, and end of the last; tokens after it are unused.
+        sentences: sentence of each token, int64 [N]; B for unused tokens.
+        places: position of each token in its sentence, int64 [N]; 0 for unused tokens.
+        longest: upper bound on the length of a sentence.
         kernels: whether Triton may be used.
     """
 
@@ -47,12 +47,12 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Tensor, rows: int | None = None, longest: int | None = None) -> Packed:
-        """Sentences one after the other.
+        """Positions of sentences one after the other.
 
         Args:
-            lengths: tokens of each, [B].
-            rows: N, at least their sum, which it is if None; then a GPU is waited for.
-            longest: of any of them, at most; None: as they have, for which a GPU is waited for.
+            lengths: length of each sentence, [B].
+            rows: N, at least the sum of the lengths; None: the sum, which synchronises with a GPU.
+            longest: upper bound on the lengths; None: their maximum, which synchronises with a GPU.
         """
         starts = F.pad(lengths.cumsum(0), (1, 0))  # [B + 1]
         tokens = torch.arange(int(starts[-1]) if rows is None else rows, device=lengths.device)
@@ -67,42 +67,43 @@ def attend(qkv: Tensor, side: Packed, causal: bool) -> Tensor:
 
     Args:
         qkv: queries, keys and values, [N, 3, M, d].
-        side: where the sentences lie.
-        causal: a query sees keys up to its own place.
+        side: positions of the sentences.
+        causal: a query attends to keys up to its own position.
 
     Returns:
-        [N, M, d]; zeros behind the last sentence.
+        [N, M, d]; zeros for unused tokens.
     """
-    if side.kernels and _takes(qkv):
-        found: Tensor = _within(qkv, side.starts, causal)[0]
-        return found
+    if side.kernels and _supported(qkv):
+        heads: Tensor = _within(qkv, side.starts, causal)[0]
+        return heads
     q, k, v = qkv.unbind(1)
     return _by_padding(q, k, v, side, side, causal)
 
 
 def attend_to(q: Tensor, kv: Tensor, queries: Packed, keys: Packed) -> Tensor:
-    """Scaled dot-product attention of each sentence to its partner of the same number.
+    """Scaled dot-product attention of each sentence to the sentence with the same index.
 
     Args:
         q: [N, M, d].
         kv: keys and values, [N', 2, M, d].
-        queries: where the sentences of q lie.
-        keys: where those of kv lie.
+        queries: positions of the sentences of q.
+        keys: positions of the sentences of kv.
 
     Returns:
-        [N, M, d]; zeros behind the last sentence.
+        [N, M, d]; zeros for unused tokens.
     """
-    if queries.kernels and _takes(q):
-        found: Tensor = _across(q, kv, queries.starts, keys.starts)[0]
-        return found
+    if queries.kernels and _supported(q):
+        heads: Tensor = _across(q, kv, queries.starts, keys.starts)[0]
+        return heads
     k, v = kv.unbind(1)
     return _by_padding(q, k, v, queries, keys, False)
 
 
-def _takes(q: Tensor) -> bool:
+def _supported(q: Tensor) -> bool:
     dim = q.shape[-1]
-    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and q.is_cuda)  # not interpreted
-    return known and 16 <= dim <= 128 and dim & (dim - 1) == 0 and q.numel() > 0
+    # Triton's interpreter, on CPUs, has no bfloat16.
+    dtype = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and q.is_cuda)
+    return dtype and 16 <= dim <= 128 and dim & (dim - 1) == 0 and q.numel() > 0
 
 
 def _by_padding(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> Tensor:
@@ -112,13 +113,13 @@ def _by_padding(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, 
     mask = F.pad(real, (0, 0, 0, 1))[:, None, None, :]  # [B + 1, 1, 1, S]
     if causal:
         mask = mask & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=k.device).tril()
-    found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [B + 1, M, T, d]
-    found = found.masked_fill(~mask.any(-1, keepdim=True), 0.0)  # who sees nothing gets nothing
-    return found[queries.sentences, :, queries.places]
+    heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [B + 1, M, T, d]
+    heads = heads.masked_fill(~mask.any(-1, keepdim=True), 0.0)  # queries without keys would be nan
+    return heads[queries.sentences, :, queries.places]
 
 
 def _padded(x: Tensor, side: Packed, count: int) -> Tensor:
-    """[N, M, d] -> [B + 1, M, T, d]; the last row is of tokens behind the sentences, and stays empty."""
+    """[N, M, d] -> [B + 1, M, T, d]; the last row is for unused tokens, and stays zero."""
     table = x.new_zeros(count + 1, max(1, side.longest), *x.shape[1:])
     real = x.masked_fill((side.sentences == count)[:, None, None], 0.0)
     return table.index_put((side.sentences, side.places), real).transpose(1, 2)
@@ -138,10 +139,10 @@ def _across(q: Tensor, kv: Tensor, q_starts: Tensor, k_starts: Tensor) -> tuple[
 
 @torch.library.custom_op("repulsive::attention_within_backward", mutates_args=())
 def _within_backward(grad: Tensor, qkv: Tensor, starts: Tensor, out: Tensor, sums: Tensor, causal: bool) -> Tensor:
-    found = qkv.new_empty(qkv.shape)
+    of_qkv = qkv.new_empty(qkv.shape)
     q, k, v = _rows(qkv).unbind(1)
-    _backward(grad, (q, k, v), (out, sums), found.unbind(1), starts, starts, causal)
-    return found
+    _backward(grad, (q, k, v), (out, sums), of_qkv.unbind(1), starts, starts, causal)
+    return of_qkv
 
 
 @torch.library.custom_op("repulsive::attention_across_backward", mutates_args=())
@@ -177,21 +178,21 @@ def _(
     return q.new_empty(q.shape), kv.new_empty(kv.shape)
 
 
-def _remember_within(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_within(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     qkv, starts, ctx.causal = inputs
     ctx.save_for_backward(qkv, starts, *output)
 
 
-def _remember_across(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_across(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
 
 
 _within.register_autograd(
     lambda ctx, grad, _: (_within_backward(grad, *ctx.saved_tensors, ctx.causal), None, None),
-    setup_context=_remember_within,
+    setup_context=_save_within,
 )
 _across.register_autograd(
-    lambda ctx, grad, _: (*_across_backward(grad, *ctx.saved_tensors), None, None), setup_context=_remember_across
+    lambda ctx, grad, _: (*_across_backward(grad, *ctx.saved_tensors), None, None), setup_context=_save_across
 )
 
 
@@ -221,7 +222,7 @@ def _forward(
             DIM=dim,
             CAUSAL=causal,
             TAIL=packed_kernels.TAIL,
-            **CUT[0],
+            **LAUNCH[0],
         )
     return out, sums
 
@@ -229,7 +230,7 @@ def _forward(
 def _backward(
     grad: Tensor,
     qkv: Sequence[Tensor],
-    found: Sequence[Tensor],
+    results: Sequence[Tensor],
     into: Sequence[Tensor],
     q_starts: Tensor,
     k_starts: Tensor,
@@ -244,7 +245,7 @@ def _backward(
         packed_kernels.backward_kernel[(count + packed_kernels.TAIL, heads)](
             *qkv,
             grad.contiguous(),
-            *found,
+            *results,
             *into,
             q_starts,
             k_starts,
@@ -261,11 +262,11 @@ def _backward(
             DIM=dim,
             CAUSAL=causal,
             TAIL=packed_kernels.TAIL,
-            **CUT[1],
+            **LAUNCH[1],
         )
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Whatever belongs to a token side by side; tokens may lie apart."""
+    """Make all but the first axis contiguous, as the kernels expect; rows may have any stride."""
     packed = x.stride()[1:] == x[:1].contiguous().stride()[1:]
     return x if packed else x.contiguous()

@@ -1,20 +1,20 @@
-"""Attention within sentences that lie end to end, in one launch forwards and one backwards.
+"""Attention of packed sentences, in one launch forward and one backward.
 
-A program has one head of one sentence, its queries and keys in tiles of BLOCK tokens: most sentences are one tile.
-Heads of a token lie side by side, tokens a stride apart, the same one for keys and values. The weights of a tile live
-on the chip alone. Programs beyond the last sentence write zeros to the tokens behind it.
+A program computes one head of one sentence, with queries and keys in tiles of BLOCK tokens; most sentences are one
+tile. The heads of a token are contiguous; tokens have a stride, the same for keys and values. Attention weights are
+never stored. Programs beyond the last sentence write zeros to the unused tokens after it.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
-TAIL = 64  # programs that fill what is behind the last sentence
+TAIL = 64  # number of programs that clear the unused tokens
 
 
 @triton.jit
 def _tile(base, row_stride, head, first, last, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Addresses of some tokens of one head, [BLOCK, DIM], and which of them are there."""
+    """Addresses of the tokens of a tile, [BLOCK, DIM], and a mask of those that exist."""
     rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, DIM)
     there = (rows < last)[:, None] & (columns < DIM)[None, :]
     return base + rows[:, None].to(tl.int64) * row_stride + head * DIM + columns[None, :], there
@@ -22,7 +22,7 @@ def _tile(base, row_stride, head, first, last, DIM: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def _clear(out, row_stride, head, first, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, number):
-    """This program's share of the tokens behind the last sentence."""
+    """Write zeros to this program's share of the unused tokens."""
     for start in range(first + number * BLOCK, rows, TAIL * BLOCK):
         place, there = _tile(out, row_stride, head, start, rows, DIM, BLOCK)
         tl.store(place, tl.zeros([BLOCK, DIM], dtype=out.dtype.element_ty), mask=there)
@@ -30,7 +30,7 @@ def _clear(out, row_stride, head, first, rows, DIM: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def _scores(q, k, first, first_key, q_start, k_start, k_end, scale, CAUSAL: tl.constexpr, BLOCK: tl.constexpr):
-    """Scaled products of a tile, in powers of two; minus infinity where a query does not look."""
+    """Scaled scores of a tile, for base-2 exponentials; minus infinity where masked."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     keys = first_key + tl.arange(0, BLOCK)
     seen = (keys < k_end)[None, :]
@@ -88,7 +88,7 @@ def forward_kernel(
                 mixed = mixed * shrunk[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
                 total = total * shrunk + tl.sum(weights, axis=1)
                 most = higher
-            some = total > 0  # a sentence whose other side is empty looks at nothing
+            some = total > 0  # False if the other side of a pair is empty
             mixed = tl.where(some[:, None], mixed / tl.where(some, total, 1.0)[:, None], 0.0)
             place, there = _tile(out, HEADS * DIM, head, first, q_end, DIM, BLOCK)
             tl.store(place, mixed.to(out.dtype.element_ty), mask=there)
@@ -122,7 +122,7 @@ def _backward_tile(
     BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Of one tile: its queries, the gradient of its outputs, its weights, and the gradient of its scores."""
+    """Queries of a tile, gradient of its outputs, its attention weights, and the gradient of its scores."""
     place, there = _tile(q, q_stride, head, first, q_end, DIM, BLOCK)
     queries = tl.load(place, mask=there, other=0.0)
     place, there = _tile(grad, HEADS * DIM, head, first, q_end, DIM, BLOCK)
@@ -166,7 +166,7 @@ def backward_kernel(
     CAUSAL: tl.constexpr,
     TAIL: tl.constexpr,
 ):
-    """Gradients of q, k and v; the weights are computed anew."""
+    """Gradients of q, k and v; attention weights are recomputed."""
     sentence, head = tl.program_id(0), tl.program_id(1)
     if sentence >= sentences:
         number = sentence - sentences
@@ -186,7 +186,7 @@ def backward_kernel(
             to_values = tl.zeros([BLOCK, DIM], dtype=tl.float32)
             begin = q_start
             if CAUSAL:
-                begin = q_start + first_key - k_start  # earlier queries do not look here
+                begin = q_start + first_key - k_start  # earlier queries are masked
             for first in range(begin, q_end, BLOCK):
                 queries, gradient, weights, of_scores = _backward_tile(
                     q,

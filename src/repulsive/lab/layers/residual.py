@@ -1,4 +1,4 @@
-"""What stands around every block of a post-norm Transformer, norm(x + dropout(change)), in one launch each way."""
+"""Residual, dropout and norm of a post-norm Transformer, norm(x + dropout(change)), in one launch per direction."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ROWS = (2, 4)  # of a tile, forwards and backwards
+ROWS = (2, 4)  # of a tile, forward and backward
 WARPS = (2, 2)
-PROGRAMS = 1056  # backwards: as many as a large GPU runs at once
+PROGRAMS = 1056  # of the backward pass: as many as a large GPU runs at once
 _BITS = 24  # of a random number
 
 
 def add_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, dropout: float, seed: Tensor) -> Tensor:
-    """norm(x + dropout(change)) as `change` has it: [N, width] each. The statistics are float32.
+    """norm(x + dropout(change)) in the dtype of `change`, with float32 statistics: [N, width] each.
 
     Args:
-        x: what goes around the block.
-        change: what comes out of it.
+        x: input of the block.
+        change: output of the block.
         norm: over the last axis, with weight and bias.
         dropout: probability.
-        seed: int64 []; decides what is dropped.
+        seed: int64 [], of the dropout mask.
     """
-    found: Tensor = _add_norm(x, change, norm.weight, norm.bias, seed, dropout, norm.eps)[0]
-    return found
+    out: Tensor = _add_norm(x, change, norm.weight, norm.bias, seed, dropout, norm.eps)[0]
+    return out
 
 
-def takes(x: Tensor) -> bool:
-    """Whether rows are short enough for the registers of a program."""
+def supported(x: Tensor) -> bool:
+    """Whether a row fits in the registers of a program."""
     return x.ndim == 2 and 0 < x.shape[1] <= 2048 and x.numel() < 2**32
 
 
@@ -123,22 +123,22 @@ def _(
     return of_x, of_change, total.new_empty(2, total.shape[1], dtype=torch.float32)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, _, weight, _, seed, ctx.dropout, _ = inputs
     ctx.kind = x.dtype
     ctx.save_for_backward(*output[1:], weight, seed)
 
 
-def _derive(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     of_x, of_change, of_norm = _backward(grad, *ctx.saved_tensors, ctx.dropout, ctx.kind)
     return of_x, of_change, of_norm[0], of_norm[1], None, None, None
 
 
-_add_norm.register_autograd(_derive, setup_context=_remember)
+_add_norm.register_autograd(_differentiate, setup_context=_save)
 
 
 def _drop(dropout: float) -> tuple[int, float]:
-    """The limit that random numbers have to reach, and what is left is multiplied with."""
+    """Threshold of the random numbers of kept elements, and factor of their values."""
     return round(dropout * 2**_BITS), 1 / (1 - dropout)
 
 

@@ -1,4 +1,4 @@
-"""norm(x + dropout(change)) in one launch forwards and one backwards. What is dropped is drawn anew, not stored."""
+"""norm(x + dropout(change)) in one launch forward and one backward. The dropout mask is recomputed, not stored."""
 
 # mypy: ignore-errors
 import triton
@@ -49,7 +49,7 @@ def forward_kernel(
     both = tl.load(x + place, mask=there, other=0.0).to(tl.float32) + tl.where(kept, added * factor, 0.0)
     both = both.to(total.dtype.element_ty)
     tl.store(total + place, both, mask=there)
-    both = both.to(tl.float32)  # as backwards reads it
+    both = both.to(tl.float32)  # rounded as the backward pass reads it
     mean = tl.sum(both, axis=1)[:, None] / WIDTH
     centred = tl.where(there, both - mean, 0.0)
     scale = 1 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / WIDTH + eps)

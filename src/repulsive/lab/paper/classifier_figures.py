@@ -18,14 +18,11 @@ from repulsive.lab.paper.report import label_of
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.classification.foreign import open_foreign, unknown_share
 from repulsive.lab.systems.classification.measure import predictions
-from repulsive.lab.systems.classification.readings import examples, spread
 from repulsive.lab.systems.classification.task import ClassificationTask
 from repulsive.metrics.classification import BINS, entropy
 from repulsive.metrics.compare import Comparison, compare
 from repulsive.pages import Content, Panel
 from repulsive.pages.charts import entropy_chart, reliability_charts
-
-SENTENCES = 8  # shown in the attention maps
 
 
 class AttentionMaps(Figure):
@@ -43,7 +40,7 @@ class AttentionMaps(Figure):
         for name, runs in finished.items():
             task, models[label_of(name)] = load_run(runs[min(runs)], torch.device("cpu"))
         assert isinstance(task, ClassificationTask)
-        shown = examples(task.data, "test", spread(task.data.parts["test"], SENTENCES), models)
+        shown = task.examples("test", models).single
         numbers = {name: _available(runs, ("overlap", "dist")) for name, runs in finished.items()}
         comparisons = {("overlap", "svgd", "ma"): difference(finished["svgd"], finished["ma"], "overlap")}
         return FigureData(Content("", examples=shown), numbers, comparisons)

@@ -12,6 +12,7 @@ from repulsive.diagnostics.redundancy import head_ablation
 from repulsive.diagnostics.similarity import of_weights
 from repulsive.heads import find_heads
 from repulsive.lab.engine.processes import chosen_device
+from repulsive.lab.engine.reporting import Measured
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.paper.datasets import Dataset
 from repulsive.lab.paper.differences import Runs, over_seeds
@@ -20,7 +21,6 @@ from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.report import label_of
 from repulsive.lab.runs.panels import redundancy, redundant
 from repulsive.lab.runs.score import load_run
-from repulsive.lab.systems.classification.measure import Measured
 from repulsive.lab.systems.translation.measure import accuracy_of
 from repulsive.lab.systems.translation.task import TranslationTask
 from repulsive.pages import Content

@@ -14,8 +14,8 @@ from repulsive.lab.engine.launch import Spec, train_here, train_many
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.paper.datasets import Dataset
 from repulsive.lab.paper.options import Log, Options
+from repulsive.lab.runs.export import export
 from repulsive.lab.runs.plan import folder_name
-from repulsive.lab.systems.electra.export import export
 from repulsive.lab.systems.glue.start import CONFIG, EXPORT
 from repulsive.lab.systems.registry import make_task, open_recipe
 

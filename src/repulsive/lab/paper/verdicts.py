@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from repulsive.lab.paper.published import Claim
-from repulsive.lab.runs.results import SURE
+from repulsive.lab.runs.results import SIGNIFICANT
 from repulsive.metrics.compare import Comparison
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested on the same data"
@@ -46,7 +46,7 @@ def judge(claim: Claim, comparison: Comparison | None, mismatch: str, missing: s
     """
     if comparison is None:
         return Finding(claim, NOT_TESTED, missing or "not run, or only one seed and no test items to resample")
-    is_tested = math.isnan(comparison.p_value) or comparison.p_value <= SURE
+    is_tested = math.isnan(comparison.p_value) or comparison.p_value <= SIGNIFICANT
     is_significant = is_tested and (comparison.low > 0 or comparison.high < 0)
     if claim.better == "same":
         holds = -claim.within <= comparison.low and comparison.high <= claim.within
@@ -65,6 +65,6 @@ def judge(claim: Claim, comparison: Comparison | None, mismatch: str, missing: s
 
 def _reason(comparison: Comparison, is_significant: bool) -> str:
     smallest = 2 ** (1 - comparison.seeds)
-    if not is_significant and comparison.over in ("seeds", "both") and smallest > SURE:
+    if not is_significant and comparison.over in ("seeds", "both") and smallest > SIGNIFICANT:
         return f"with {comparison.seeds} seeds p cannot be below {smallest:g}"
     return "" if math.isnan(comparison.p_value) else f"p = {comparison.p_value:.3f}"

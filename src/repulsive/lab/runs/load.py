@@ -1,4 +1,4 @@
-"""Finished runs, opened and checked: which methods, which seeds, and that they speak of the same data."""
+"""Open finished runs for a report, and check that they were trained on the same data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PARTS = {"test": "test set", "dev": "development set"}
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """The runs of one recipe.
+    """Runs of one recipe.
 
     Args:
-        label: what the report calls it; no other method has the same.
-        folder: of its runs.
-        runs: seed -> run that has ended.
-        unfinished: seeds that have not.
+        label: unique name in the report.
+        folder: of the runs.
+        runs: seed -> finished run.
+        unfinished: seeds of the other runs.
     """
 
     label: str
@@ -38,46 +38,46 @@ class Method:
         return self.runs[min(self.runs)]
 
     def tables(self) -> dict[str, Any]:
-        """The recipe."""
+        """The recipe, as nested tables."""
         return self.first.recipe
 
     def curves(self, kind: str, key: str) -> list[list[tuple[float, float]]]:
-        """For each seed the (step, value) pairs of a quantity in `metrics.jsonl`; seeds without any are left out."""
+        """(step, value) pairs of a quantity in `metrics.jsonl`, for each seed that logged it."""
         return [points for run in self.runs.values() if (points := run.curve(kind, key))]
 
 
 def open_methods(folders: Sequence[Path]) -> list[Method]:
-    """The methods of some folders, in their order.
+    """Open the runs of some folders, in their order.
 
     Raises:
-        RunError: a folder is none of runs, has none that has ended, is given twice, or was trained on other data.
+        RunError: a folder has no runs or no finished one, is given twice, or was trained on other data.
     """
-    found: list[Method] = []
+    methods: list[Method] = []
     for folder in folders:
         runs = tables.runs_in(folder)
         if not runs:
-            raise RunError(f"{folder}: is no run, nor a folder of runs; `repulsive ls` lists those there are")
+            raise RunError(f"{folder}: is neither a run nor a folder of runs; `repulsive ls` lists runs")
         ended = {seed: run for seed, run in runs.items() if run.result is not None}
         if not ended and all(run.diverged for run in runs.values()):
             raise RunError(f"{folder}: every run here diverged; {DIVERGED} in its folder says where")
         if not ended:
-            raise RunError(f"{folder}: no run here has ended; the command that trained it goes on where it stopped")
-        if any(realpath(folder) == realpath(method.folder) for method in found):
+            raise RunError(f"{folder}: no run here has finished; rerun the command that trained it to resume")
+        if any(realpath(folder) == realpath(method.folder) for method in methods):
             raise RunError(f"{folder}: is given twice")
         unfinished = tuple(seed for seed in runs if seed not in ended)
-        found.append(Method(tables.label_of(folder, ended), folder, ended, unfinished))
-    for method in found:
+        methods.append(Method(tables.label_of(folder, ended), folder, ended, unfinished))
+    for method in methods:
         for run in method.runs.values():
-            if _data(run) != _data(found[0].first):
+            if _data(run) != _data(methods[0].first):
                 raise RunError(
-                    f"{run.path}: was trained on other data than {found[0].first.path}; a report compares runs of the "
-                    "same data"
+                    f"{run.path}: was trained on other data than {methods[0].first.path}; a report compares runs of "
+                    "the same data"
                 )
-    return _told_apart(found)
+    return _with_unique_labels(methods)
 
 
 def open_rows(methods: Sequence[Method], part: str) -> list[tables.Row]:
-    """The table of some methods on a part of the data, from the answers the runs keep; the first is the baseline.
+    """Table rows of some methods on a part of the data, from stored answers; the first is the baseline.
 
     Raises:
         RunError: a run was not evaluated on this part.
@@ -87,11 +87,11 @@ def open_rows(methods: Sequence[Method], part: str) -> list[tables.Row]:
 
 
 def facts(methods: Sequence[Method]) -> list[tuple[str, str]]:
-    """Heads, time, device and versions of some runs, for the top of a page."""
+    """Name and value of facts about some runs, for the top of a page: heads, time, device and versions."""
     runs = [run for method in methods for run in method.runs.values()]
     seconds = sum(float((run.result or {}).get("seconds", 0)) for run in runs)
-    told = (method.tables().get("model", {}).get("heads") for method in methods)
-    heads = sorted({m for m in told if isinstance(m, int) and m})
+    counts = (method.tables().get("model", {}).get("heads") for method in methods)
+    heads = sorted({count for count in counts if isinstance(count, int) and count})
     started = methods[0].first.facts.get("started", {})
     versions = found if isinstance(found := started.get("versions"), dict) else {}
     return [
@@ -103,27 +103,27 @@ def facts(methods: Sequence[Method]) -> list[tuple[str, str]]:
 
 
 def part_name(part: str) -> str:
-    """A part of the data in words."""
+    """Display name of a part of the data."""
     return PARTS.get(part, f"test set {part}")
 
 
 def _data(run: RunFolder) -> dict[str, str]:
-    """Checksums of the texts a run was trained on; word vectors may differ."""
+    """Checksums of the data of a run, without word vectors, which may differ."""
     sums: dict[str, str] = run.facts.get("data", {})
     return {name: digest for name, digest in sums.items() if name != "vectors.safetensors"}
 
 
-def _told_apart(methods: Sequence[Method]) -> list[Method]:
-    """Methods of the same label get the name of their folder beside it, and its parent's where that is not enough."""
+def _with_unique_labels(methods: Sequence[Method]) -> list[Method]:
+    """Add the folder name to labels that occur twice, or its whole path where the name does not suffice."""
     labels = [method.label for method in methods]
     named = [_name(method.folder, 1) for method in methods]
-    found = []
+    renamed = []
     for method, name in zip(methods, named, strict=True):
         same = [other for other, label in zip(named, labels, strict=True) if label == method.label]
         depth = 1 if same.count(name) == 1 else len(method.folder.parts)
-        apart = f"{method.label} ({_name(method.folder, depth)})"
-        found.append(method if len(same) == 1 else dataclasses.replace(method, label=apart))
-    return found
+        unique = f"{method.label} ({_name(method.folder, depth)})"
+        renamed.append(method if len(same) == 1 else dataclasses.replace(method, label=unique))
+    return renamed
 
 
 def _name(folder: Path, depth: int) -> str:

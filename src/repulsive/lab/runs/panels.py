@@ -1,4 +1,4 @@
-"""The sections of a report: what was measured on each method's runs, and how to read it."""
+"""The sections of a report: measurements of each method's runs, and how to read them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from repulsive.diagnostics.calibration import reliability
 from repulsive.diagnostics.similarity import Diversity
 from repulsive.diagnostics.uncertainty import detect_foreign, entropy_cdf
-from repulsive.lab.systems.classification.measure import DRAWS, Measured
+from repulsive.lab.engine.reporting import BOOTSTRAP_DRAWS, Measured
 from repulsive.metrics.classification import BINS, brier, entropy, nll
 from repulsive.pages import Grid, HeadTable, Panel, Sheet, mean_and_sd
 from repulsive.pages.charts import entropy_chart, pruning_chart, redundancy_charts, reliability_charts
 from repulsive.pages.text import number
 
-Runs = Mapping[str, Mapping[int, Measured]]  # method -> seed -> what was measured
-SMALL = 0.5  # percentage points of accuracy: a head whose absence changes less is called redundant
-OVERLAP, COSINE = "attention in common", "cosine of weights"
+Runs = Mapping[str, Mapping[int, Measured]]  # method -> seed -> measurements
+SMALL = 0.5  # percentage points: a head whose removal changes the metric by less is called redundant
+OVERLAP, COSINE = "shared attention", "cosine of weights"
 
 
-def alike(found: Runs) -> Panel:
-    """How alike the heads of each method are: in attention, in what leaves them and in weights."""
-    grids = [grid for method, runs in found.items() for grid in _grids(method, runs[min(runs)])]
+def similarity(measured: Runs) -> Panel:
+    """Similarity of the heads of each method: of their attention, outputs and weights."""
+    grids = [grid for method, runs in measured.items() for grid in _grids(method, runs[min(runs)])]
     columns: dict[str, Callable[[Measured], float]] = {
         OVERLAP: lambda run: math.nan if run.overlap is None else _pairs(run.overlap),
         "cosine of attention": lambda run: _mean_cosine(run.running.get("attention", ())),
@@ -33,30 +33,30 @@ def alike(found: Runs) -> Panel:
         COSINE: lambda run: _mean_cosine(run.weights),
         "effective heads": lambda run: statistics.fmean(group.effective_heads for group in run.weights),
     }
-    every = [run for runs in found.values() for run in runs.values()]
+    every = [run for runs in measured.values() for run in runs.values()]
     shown = {name: value for name, value in columns.items() if any(math.isfinite(value(run)) for run in every)}
     rows = []
-    for method, runs in found.items():
+    for method, runs in measured.items():
         digits = [2 if name.startswith("effective") else 3 for name in shown]
         cells = [_over([of(run) for run in runs.values()], k) for of, k in zip(shown.values(), digits, strict=True)]
         rows.append([method, *cells, str(runs[min(runs)].weights[0].num_heads)])
     lead = ["Rows and columns are heads of the lowest seed."]
     if OVERLAP in shown:
         lead[0] += (
-            " Attention in common is averaged over items: 1 on the diagonal and for heads that read the same words, 0 "
-            "for heads that share none."
+            " Shared attention is averaged over items: 1 on the diagonal and for heads that attend to the same words, "
+            "0 for heads that attend to different words."
         )
     lead[0] += (
-        " The cosine of weights is that of the heads' rows in their projections, cosines of attention and of outputs "
-        "(what leaves the heads) are means over items and tokens. Heads at a right angle and opposite heads are drawn "
-        "alike. Effective heads are those of the weights."
+        " The cosine of weights compares the heads' rows of a projection; cosines of attention and outputs are means "
+        "over items and tokens. Orthogonal and opposite heads have the same colour. Effective heads are computed "
+        "from the weights."
     )
     sheet = Sheet("Mean over pairs of heads, and over layers where there are several", ["method", *shown, "of"], rows)
-    return Panel("How alike the heads are", lead, grids, sheets=[sheet])
+    return Panel("Similarity of heads", lead, grids, sheets=[sheet])
 
 
 def _grids(method: str, run: Measured) -> list[Grid]:
-    """Grids of one run, each layer by its short name where there are several."""
+    """Grids of one run, with short layer names if there are several layers."""
     grids = [] if run.overlap is None else [Grid(method, run.overlap, OVERLAP)]
     for space, layers in run.running.items():
         for d in layers:
@@ -71,49 +71,58 @@ def _grids(method: str, run: Measured) -> list[Grid]:
 
 
 def redundant(change: Tensor) -> float:
-    """The share of heads whose absence changes the metric by less than `SMALL`, from changes in percentage points."""
+    """Fraction of heads whose removal changes the metric, in percentage points, by less than `SMALL`."""
     return float((change.abs() < SMALL).double().mean())
 
 
-def redundancy(found: Runs, part: str) -> Panel:
-    """What each head is worth: the metric without it minus that with all, over the heads of all seeds."""
+def redundancy(measured: Runs, part: str) -> Panel:
+    """Importance of each head: the metric without it minus the metric with all heads, over all seeds."""
     changes: dict[str, Tensor] = {}
-    for method, runs in found.items():
+    for method, runs in measured.items():
         changes[method] = 100 * torch.cat([run.change for run in runs.values() if run.change is not None])
-    every = [run for runs in found.values() for run in runs.values()]
+    every = [run for runs in measured.values() for run in runs.values()]
     items, metric = max(run.items for run in every), every[0].metric
     unit = "points" if metric == "BLEU" else "percentage points"
     rows = []
     for method, change in changes.items():
         small = redundant(change)
-        rows.append([
-            method, str(len(change)), number(float(change.mean()), 2, signed=True),
-            number(float(change.min()), 2, signed=True), f"{100 * small:.0f} %",
-        ])
+        rows.append(
+            [
+                method,
+                str(len(change)),
+                number(float(change.mean()), 2, signed=True),
+                number(float(change.min()), 2, signed=True),
+                f"{100 * small:.0f} %",
+            ]
+        )
     lead = [
-        f"Each head is taken away once, without retraining, on {items:,} items of the {part}. Bars show how the heads "
-        f"of all seeds are spread over the change of {metric}: around zero are heads that are not missed, to the left "
-        "heads that are.",
+        f"Each head is removed once, without retraining, on {items:,} items of the {part}. The histogram shows the "
+        f"change of {metric} over the heads of all seeds: redundant heads are around zero, important heads to the "
+        "left.",
     ]
     if metric == "accuracy" and every[0].by_layer is not None:
-        lead.append("Accuracy is the share of pieces that are foreseen rightly, those before them given.")
-    columns = ["method", "heads", "mean change", "most missed", f"changes less than {SMALL:g}"]
-    sheet = Sheet(f"Change of {metric} in {unit} when a head is taken away", columns, rows)
+        lead.append(
+            "Accuracy is the share of tokens that are predicted correctly from the reference tokens before them."
+        )
+    columns = ["method", "heads", "mean change", "largest loss", f"changes less than {SMALL:g}"]
+    sheet = Sheet(f"Change of {metric} in {unit} when a head is removed", columns, rows)
     charts = redundancy_charts(changes, f"change of {metric}, {unit}")
-    heads = [_worth(method, runs, f"change of {metric} in {unit}") for method, runs in found.items()]
-    return Panel("What each head is worth", lead, charts=charts, sheets=[sheet], heads=heads)
+    heads = [_by_head(method, runs, f"change of {metric} in {unit}") for method, runs in measured.items()]
+    return Panel("Effect of each head", lead, charts=charts, sheets=[sheet], heads=heads)
 
 
-def pruning(found: Runs) -> Panel:
-    """The metric as more and more heads go, and of models with one layer with a head alone."""
-    curves = {method: [run.pruned for run in runs.values() if run.pruned is not None] for method, runs in found.items()}
-    metric = next(iter(next(iter(found.values())).values())).metric
+def pruning(measured: Runs) -> Panel:
+    """The metric as more and more heads are removed and, for models with one layer, with one head left."""
+    curves = {
+        method: [run.pruned for run in runs.values() if run.pruned is not None] for method, runs in measured.items()
+    }
+    metric = next(iter(next(iter(measured.values())).values())).metric
     lead = [
-        f"{metric[0].upper()}{metric[1:]} as more and more heads are taken away for good, those first that alone are "
-        "missed least, without retraining (Michel et al., 2019). A curve that stays high has heads to spare.",
+        f"{metric[0].upper()}{metric[1:]} as more and more heads are removed, the least important first, without "
+        "retraining (Michel et al., 2019). A curve that stays high belongs to a model with redundant heads.",
     ]
     rows = []
-    for method, runs in found.items():
+    for method, runs in measured.items():
         alone = [100 * run.alone for run in runs.values() if run.alone is not None]  # [M] each
         whole = [100 * run.pruned.metric[0] for run in runs.values() if run.pruned is not None]
         if alone:
@@ -121,11 +130,11 @@ def pruning(found: Runs) -> Panel:
             rows.append([method, *(_over(values, 1) for values in (best, mean, whole))])
     columns = ["method", "best head alone", "mean head alone", "all heads"]
     sheets = [Sheet("Accuracy (%) with one head left", columns, rows)] if rows else []
-    return Panel("How many heads could go", lead, charts=[pruning_chart(curves, metric)], sheets=sheets)
+    return Panel("Pruning", lead, charts=[pruning_chart(curves, metric)], sheets=sheets)
 
 
-def _worth(method: str, runs: Mapping[int, Measured], what: str) -> HeadTable:
-    """Layers by heads of the lowest seed; of models with one layer, seeds by heads."""
+def _by_head(method: str, runs: Mapping[int, Measured], what: str) -> HeadTable:
+    """A table of layers by heads for the lowest seed or, for models with one layer, of seeds by heads."""
     first = runs[min(runs)]
     if first.by_layer is not None:
         values, names = 100 * first.by_layer, [first.names.get(name, name) for name in first.layers]
@@ -135,11 +144,11 @@ def _worth(method: str, runs: Mapping[int, Measured], what: str) -> HeadTable:
     return HeadTable(f"{method}: {what}", rows, values, (-values).clamp(min=0), first=1, digits=2)
 
 
-def calibration(found: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Tensor]]]) -> Panel:
-    """Whether each method is as often right as it is sure, and what its heads say as a sample.
+def calibration(measured: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Tensor]]]) -> Panel:
+    """Calibration of each method, and of the head bootstrap where it was measured.
 
     Args:
-        found: what was measured.
+        measured: the measurements.
         answers: method -> seed -> logits and labels on the same part.
     """
     diagrams, rows, sampled = {}, [], []
@@ -153,7 +162,9 @@ def calibration(found: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Ten
             cells += [_over([one.ece for one in each], 3), _over([one.oe for one in each], 3)]
         scored = [[float(score(sure[seed], labels[seed])) for seed in seeds] for score in (nll, brier)]
         rows.append([method, *cells, *(_over(each, 3) for each in scored)])
-        again = {seed: run.bootstrap for seed, run in found[method].items() if run.bootstrap is not None}
+        again = {seed: run.bootstrap for seed, run in measured[method].items() if run.bootstrap is not None}
+        if not again:  # without the data
+            continue
         plain = {seed: sure[seed][: len(p)] for seed, p in again.items()}
         pairs = [(p, labels[seed][: len(p)]) for which in (plain, again) for seed, p in which.items()]
         half = len(pairs) // 2
@@ -161,29 +172,31 @@ def calibration(found: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Ten
         errors = [reliability(*pair, BINS[0]).ece for pair in pairs]
         sampled.append([method, *(_over(each, 3) for v in (losses, errors) for each in (v[:half], v[half:]))])
     lead = [
-        "A calibrated classifier is right as often as it is sure. ECE is the expected calibration error, OE the "
+        "The accuracy of a calibrated classifier equals its confidence. ECE is the expected calibration error, OE the "
         "overconfidence error, with bins as in Guo et al. (15) and Thulasidasan et al. (100). The area of a dot is its "
-        "share of the predictions of all seeds; below the diagonal a classifier is too sure.",
+        "share of the predictions of all seeds; below the diagonal a classifier is overconfident.",
     ]
     columns = ["method", *(f"{name}, {bins} bins" for bins in BINS for name in ("ECE", "OE")), "NLL", "Brier"]
-    told = (
-        f"Heads as a sample: heads are drawn anew with replacement, {DRAWS} times, and the predictions averaged (head "
-        "bootstrap). It shows how much predictions hang on these very heads."
+    caption = (
+        f"Head bootstrap: heads are resampled with replacement, {BOOTSTRAP_DRAWS} times, and the predictions averaged. "
+        "It shows how much the predictions depend on individual heads."
     )
     of = ["method", "NLL", "NLL, bootstrap", f"ECE, {BINS[0]} bins", f"ECE, {BINS[0]} bins, bootstrap"]
-    sheets = [Sheet("Calibration, mean over seeds; lower is better", columns, rows), Sheet(told, of, sampled)]
-    return Panel("Sure and right", lead, charts=reliability_charts(diagrams), sheets=sheets)
+    sheets = [Sheet("Calibration, mean over seeds; lower is better", columns, rows)]
+    if sampled:
+        sheets.append(Sheet(caption, of, sampled))
+    return Panel("Calibration", lead, charts=reliability_charts(diagrams), sheets=sheets)
 
 
-def unsure(
-    found: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Tensor]]], other: tuple[str, float] | None = None
+def prediction_entropy(
+    measured: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Tensor]]], other: tuple[str, float] | None = None
 ) -> Panel:
-    """Entropy of predictions on the runs' own data and, where there are some, on other data.
+    """Entropy of predictions on the runs' own data and, if there are any, on foreign data.
 
     Args:
-        found: what was measured.
+        measured: the measurements.
         answers: method -> seed -> logits on the runs' own data.
-        other: name of the other data, and the share of its words that the runs' vocabulary does not have.
+        other: name of the foreign data, and the fraction of its words that the runs' vocabulary lacks.
     """
     own = {
         method: {seed: items["logits"].double().softmax(-1) for seed, items in seeds.items()}
@@ -195,43 +208,44 @@ def unsure(
         rows = [[method, _over([float(entropy(p).mean()) for p in each.values()], 3)] for method, each in own.items()]
         sheet = Sheet("Mean entropy of predictions in nats", ["method", "entropy, own"], rows)
         lead = [
-            "The share of predictions with at most this entropy: a curve further to the upper left is that of surer "
-            "predictions. With --foreign a report also shows how sure the runs are of texts they were not made for.",
+            "The share of predictions with at most this entropy: the further to the upper left a curve is, the more "
+            "confident are the predictions. With --foreign a report also shows texts of another dataset.",
         ]
-        return Panel("How sure", lead, charts=charts, sheets=[sheet])
+        return Panel("Entropy of predictions", lead, charts=charts, sheets=[sheet])
     there = {
         method: {seed: run.foreign for seed, run in runs.items() if run.foreign is not None}
-        for method, runs in found.items()
+        for method, runs in measured.items()
     }
     outside = {method: entropy_cdf(torch.cat(list(each.values()))) for method, each in there.items()}
     charts.insert(0, entropy_chart("Foreign texts", outside, file="entropy-foreign"))
     rows = []
     for method, each in own.items():
-        told = [detect_foreign(p, there[method][seed]) for seed, p in each.items()]
-        spread = [[getattr(one, part) for one in told] for part in ("inside", "outside", "auroc")]
+        detected = [detect_foreign(p, there[method][seed]) for seed, p in each.items()]
+        spread = [[getattr(one, part) for one in detected] for part in ("inside", "outside", "auroc")]
         rows.append([method, *(_over(values, 3) for values in spread)])
     lead = [
-        f"A model should be unsure of texts it was not made for. The foreign texts are those of {other[0]}, in the "
-        f"words the runs know: {100 * other[1]:.1f} % of them are unknown. A curve further to the lower right has "
-        "fewer sure predictions: better on foreign texts. AUROC: how well entropy tells the two apart; 0.5 is chance.",
+        f"A model should be uncertain about texts of another dataset. The foreign texts are those of {other[0]}; "
+        f"{100 * other[1]:.1f} % of their words are not in the runs' vocabulary. The further to the lower right a "
+        "curve is, the fewer predictions are confident, which is better on foreign texts. AUROC measures how well "
+        "entropy separates foreign texts from the runs' own; 0.5 is chance.",
     ]
     columns = ["method", "entropy, own", "entropy, foreign", "AUROC"]
     sheet = Sheet("Mean entropy of predictions in nats, and detection of foreign texts by it", columns, rows)
-    return Panel("Familiar and foreign", lead, charts=charts, sheets=[sheet])
+    return Panel("Entropy on foreign texts", lead, charts=charts, sheets=[sheet])
 
 
 def _over(values: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation over seeds; one head has no pairs, and so no number."""
+    """Mean and standard deviation over seeds; a dash without values, as for pairs of a single head."""
     if not values or not all(map(math.isfinite, values)):
         return "–"
     return mean_and_sd(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
 
 def _mean_cosine(entries: Sequence[Diversity]) -> float:
-    """Over pairs, and over layers; nan where there are none."""
+    """Mean cosine over pairs and layers; nan without any."""
     return statistics.fmean(d.mean_cosine for d in entries) if entries else math.nan
 
 
 def _pairs(matrix: Tensor) -> float:
-    """Mean over pairs i < j; nan for one head."""
+    """Mean of a matrix over pairs i < j; nan for one head."""
     return float(matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1))].mean())

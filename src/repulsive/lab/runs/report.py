@@ -1,31 +1,27 @@
-"""`repulsive report`: finished runs become one page, and figures for papers."""
+"""`repulsive report`: write one page, and figures, about finished runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.engine.processes import chosen_device
+from repulsive.lab.engine.reporting import Measured, Progress, ReportOptions
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Task
 from repulsive.lab.runs import panels
 from repulsive.lab.runs.head_counts import head_counts
 from repulsive.lab.runs.load import Method, facts, open_methods, open_rows, part_name
 from repulsive.lab.runs.results import results
-from repulsive.lab.runs.score import load_run
-from repulsive.lab.systems.classification.foreign import open_foreign, unknown_share
-from repulsive.lab.systems.classification.measure import Measured, measure_classifier, measure_model
-from repulsive.lab.systems.classification.readings import examples, spread
-from repulsive.lab.systems.classification.task import ClassificationTask
-from repulsive.lab.systems.registry import from_tables, make_task
-from repulsive.lab.systems.translation.measure import layered_examples, measure_translator
-from repulsive.lab.systems.translation.task import TranslationTask
-from repulsive.lab.text.prepared import Part, Prepared
-from repulsive.pages import Chart, Content, Example, Layered, Panel, write_report
+from repulsive.lab.runs.score import data_folder, load_run, load_trained, open_trained
+from repulsive.lab.systems.classification.foreign import unknown_share
+from repulsive.pages import Chart, Content, Panel, write_report
 from repulsive.pages.charts import learning_curve
 from repulsive.pages.figures.write import check_matplotlib, write_figures
 
@@ -38,22 +34,22 @@ CURVES = {  # name -> kind and key of a line of metrics.jsonl, and the figure's 
     "distance between heads' weights": ("heads", "distance", "distance"),
     "repulsion over drive": ("heads", "ratio", "ratio"),
 }
-LAYER = "distance/"  # begins the name of what is logged of a layer
-SHOWN = 8  # examples on the page
+LAYER = "distance/"  # prefix of quantities that are logged per layer
+NO_CALIBRATION = "Reliability, entropy and the head bootstrap: they are measured on classifiers only."
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a report looks at.
+    """What a report shows.
 
     Args:
         part: "test", "dev" or a further test set.
-        most: items on which heads are taken away.
+        most: number of items to ablate heads on.
         foreign: another prepared folder, for the entropy of predictions on foreign texts.
-        heads: show the error against the number of heads, and nothing that needs the weights.
-        bleu: of translators, take heads away by BLEU of greedy translations, not by the accuracy of pieces.
-        device: "cpu", "cuda" or None for what is there.
+        heads: show the error against the number of heads instead, which does not need the weights.
+        bleu: measure ablations of translators by BLEU of greedy translations instead of token accuracy.
+        device: "cpu", "cuda" or None for the default.
         title: of the page.
     """
 
@@ -74,26 +70,26 @@ class Options:
 def write(
     folders: Sequence[Path], out: Path, figures: Path | None, options: Options, tell: Tell = lambda line: None
 ) -> list[Path]:
-    """Measure finished runs, write their page and, where a folder is given, its figures.
+    """Measure finished runs, and write their page and figures.
 
     Args:
-        folders: of runs, each with one or more seeds; the first is what the others are compared with.
+        folders: of runs, each with one or more seeds; the first is the baseline.
         out: the HTML file.
-        figures: folder for SVG and PDF files; None: none.
-        options: what to look at.
-        tell: told what is going on, a line at a time.
+        figures: folder for SVG and PDF files; None: no figures.
+        options: what to show.
+        tell: called with progress messages.
 
     Returns:
         The page, and the folder of figures.
 
     Raises:
-        RunError: a folder holds no finished run, or runs of other data than the first; or nothing can be written.
-        DataError: the data are not there, or the foreign data do not fit.
-        ConfigError: an option that cannot be, or Matplotlib is missing.
+        RunError: a folder holds no finished run, or runs of other data than the first; or a file cannot be written.
+        DataError: the data are damaged, or the foreign data do not fit.
+        ConfigError: an option does not apply to these runs, or Matplotlib is missing.
     """
     if figures is not None:
-        check_matplotlib()  # before the long part, as is all that can be
-    _check_place(out)
+        check_matplotlib()  # fail before the measurements, which take long
+    _check_writable(out)
     content = head_counts(folders, options.part, options.title) if options.heads else gather(folders, options, tell)
     try:
         write_report(out, content)
@@ -106,95 +102,81 @@ def write(
 
 
 def gather(folders: Sequence[Path], options: Options, tell: Tell = lambda line: None) -> Content:
-    """What the page of some runs shows, as data; arguments and errors as in `write`."""
+    """The content of a page; arguments and errors as in `write`."""
     methods = open_methods(folders)
-    if options.bleu and any(method.tables().get("task") != "translation" for method in methods):
-        raise ConfigError("--bleu: these runs do not translate; leave it out")
-    rows = open_rows(methods, options.part)
     device = chosen_device(options.device)
-    other = None if options.foreign is None else _foreign(methods[0], options.foreign, options.part, device)
+    foreign = _open_foreign(methods[0], options, device)
+    rows = open_rows(methods, options.part)
     task: Task | None = None
     models: dict[str, nn.Module] = {}
-    found: dict[str, dict[int, Measured]] = {}
+    measured: dict[str, dict[int, Measured]] = {}
     for method in methods:
-        found[method.label] = {}
+        measured[method.label] = {}
         for seed, run in method.runs.items():
             tell(f"{run.path}: measuring heads")
-            task, model = load_run(run, device)
-            found[method.label][seed] = _measure(task, model, options, seed, other, _each_tenth(tell))
+            task, model = _load(run, device)
+            wanted = ReportOptions(options.part, options.most, seed, foreign, options.bleu, _every_tenth(tell))
+            measured[method.label][seed] = task.measure_heads(model, wanted)
             if run is method.first:
                 models[method.label] = model.cpu()
-    assert task is not None  # there is a method, and it has a run
-    readings, layered = _examples(task, options.part, models)
-    data = _data_of(task)
+    assert task is not None  # every method has a run
+    examples = task.examples(options.part, models)
     return Content(
-        title=options.title or (f"Heads on {data.task}" if data else "Heads"),
+        title=options.title or (f"Heads on {task.dataset}" if task.dataset else "Heads"),
         lead=_lead(methods, options.part),
-        facts=_facts(methods, task),
+        facts=[*task.facts(), *facts(methods)],
         table=results(rows, _caption(methods, options.part)),
         charts=curves(methods),
-        examples=readings,
-        panels=[*by_layer(methods), *_panels(methods, found, options, other), *_left_out(task)],
-        layered=layered,
+        examples=examples.single,
+        panels=[*by_layer(methods), *_panels(task, methods, measured, options, foreign), *_left_out(task, methods[0])],
+        layered=examples.layered,
     )
 
 
-def _measure(
-    task: Task, model: nn.Module, options: Options, seed: int, other: Part | None, tell: Callable[[int, int], None]
-) -> Measured:
-    if isinstance(task, ClassificationTask):
-        part = task.parts[options.part]
-        return measure_classifier(model, part, most=options.most, seed=seed, foreign=other)
-    if isinstance(task, TranslationTask):
-        return measure_translator(model, task, options.part, most=options.most, bleu=options.bleu, tell=tell)
-    return measure_model(model, getattr(task, "look", None), tell)
-
-
-def _examples(task: Task, part: str, models: Mapping[str, nn.Module]) -> tuple[list[Example], list[Layered]]:
-    """What the attention explorer shows, of one layer or of several."""
-    if isinstance(task, ClassificationTask):
-        return examples(task.data, part, spread(task.data.parts[part], SHOWN), models), []
-    return [], layered_examples(task, part, models, SHOWN) if isinstance(task, TranslationTask) else []
-
-
-def _left_out(task: Task) -> list[Panel]:
-    """What a page on this task does not have."""
-    if isinstance(task, ClassificationTask):
-        return []
-    told = "Reliability, entropy and the head bootstrap: they are measured on classifiers, which choose a class."
-    return [Panel("Not in this report", [told])]
-
-
 def curves(methods: Sequence[Method]) -> list[Chart]:
-    """Learning curves of what the runs logged; a quantity that no run has is left out."""
+    """Learning curves of the logged quantities; those that no run has are left out."""
     charts = []
     for name, (kind, key, file) in CURVES.items():
-        seen = {method.label: points for method in methods if (points := method.curves(kind, key))}
-        if seen:
-            charts.append(learning_curve(name, seen, file))
+        points = {method.label: curve for method in methods if (curve := method.curves(kind, key))}
+        if points:
+            charts.append(learning_curve(name, points, file))
     return charts
 
 
 def by_layer(methods: Sequence[Method]) -> list[Panel]:
-    """How far apart the heads of each layer were in training; nothing for models of one layer."""
+    """Distance between the heads of each layer during training; empty for models with one layer."""
     names = [name for method in methods for run in method.runs.values() for name in run.keys("heads")]
     charts = []
     for name in dict.fromkeys(name for name in names if name.startswith(LAYER)):
         layer = name.removeprefix(LAYER)
-        seen = {method.label: points for method in methods if (points := method.curves("heads", name))}
-        charts.append(learning_curve(layer, seen, f"distance-{layer.replace(' ', '-')}"))
+        points = {method.label: curve for method in methods if (curve := method.curves("heads", name))}
+        charts.append(learning_curve(layer, points, f"distance-{layer.replace(' ', '-')}"))
     lead = ["The mean distance between the weights of two heads, over the projections of a layer."]
     return [Panel("Layers in training", lead, charts=charts)] if charts else []
 
 
-def _foreign(method: Method, folder: Path, part: str, device: torch.device) -> Part:
-    task = make_task(from_tables(method.tables(), str(method.first.path)))
-    if not isinstance(task, ClassificationTask):
-        raise ConfigError(f"--foreign compares how sure classifiers are; {method.folder} is of another task")
-    return open_foreign(folder, task.data, part).to(device)
+def _load(run: RunFolder, device: torch.device) -> tuple[Task, nn.Module]:
+    """A run with its data or, if these are gone, with the assets in its folder."""
+    folder = data_folder(run)
+    if folder is None or folder.exists() or not run.assets():
+        return load_run(run, device)
+    return load_trained(run, device)
 
 
-def _check_place(out: Path) -> None:
+def _open_foreign(method: Method, options: Options, device: torch.device) -> Any:
+    """Foreign data for the measurements; also checks early that the options apply to the runs."""
+    if options.foreign is None and not options.bleu:
+        return None
+    task = open_trained(method.first)
+    if options.bleu and not task.has_bleu:
+        raise ConfigError("--bleu: these runs do not translate; leave it out")
+    if options.foreign is None:
+        return None
+    task.to(device)
+    return task.open_foreign(options.foreign, options.part)
+
+
+def _check_writable(out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -204,57 +186,58 @@ def _check_place(out: Path) -> None:
 
 
 def _panels(
-    methods: Sequence[Method], found: Mapping[str, Mapping[int, Measured]], options: Options, other: Part | None
+    task: Task,
+    methods: Sequence[Method],
+    measured: Mapping[str, Mapping[int, Measured]],
+    options: Options,
+    foreign: Any,
 ) -> list[Panel]:
-    shown = [panels.alike(found)]
-    every = [run for runs in found.values() for run in runs.values()]
-    classifiers = all(run.bootstrap is not None for run in every)
-    if all(run.change is not None for run in every):
-        shown.append(panels.redundancy(found, part_name(options.part)))
-    if all(run.pruned is not None for run in every):
-        shown.append(panels.pruning(found))
-    if not classifiers:
+    shown = [panels.similarity(measured)]
+    runs = [run for seeds in measured.values() for run in seeds.values()]
+    if all(run.change is not None for run in runs):
+        shown.append(panels.redundancy(measured, part_name(options.part)))
+    if all(run.pruned is not None for run in runs):
+        shown.append(panels.pruning(measured))
+    if not task.has_calibration:
         return shown
     answers: dict[str, dict[int, dict[str, Tensor]]] = {
         method.label: {seed: run.items(options.part) for seed, run in method.runs.items()} for method in methods
     }
-    shown.append(panels.calibration(found, answers))
-    foreign = None if options.foreign is None or other is None else (options.foreign.name, unknown_share(other))
-    shown.append(panels.unsure(found, answers, foreign))
+    shown.append(panels.calibration(measured, answers))
+    has_foreign = all(run.foreign is not None for run in runs)
+    other = (options.foreign.name, unknown_share(foreign)) if options.foreign and has_foreign else None
+    shown.append(panels.prediction_entropy(measured, answers, other))
     return shown
 
 
-def _each_tenth(tell: Tell) -> Callable[[int, int], None]:
-    def heads(done: int, of: int) -> None:
-        if done == of or done % max(1, of // 10) == 0:
-            tell(f"took away {done} of {of} heads")
+def _left_out(task: Task, method: Method) -> list[Panel]:
+    """Name what the page does not show, and why."""
+    notes = [] if task.has_calibration else [NO_CALIBRATION]
+    if not task.has_data:
+        notes.append(
+            "What is measured on the data, such as the effect of removing a head: the prepared data are not at "
+            f"{data_folder(method.first)}. Results and curves are those that the runs stored."
+        )
+    return [Panel("Not in this report", notes)] if notes else []
 
-    return heads
+
+def _every_tenth(tell: Tell) -> Progress:
+    def progress(done: int, of: int) -> None:
+        if done == of or done % max(1, of // 10) == 0:
+            tell(f"ablated {done} of {of} heads")
+
+    return progress
 
 
 def _lead(methods: Sequence[Method], part: str) -> str:
     names = ", ".join(method.label for method in methods)
     seeds = sorted({len(method.runs) for method in methods})
-    many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    left = [f"seed {seed} of {method.label}" for method in methods for seed in method.unfinished]
-    missing = f" Not ended, and left out: {', '.join(left)}." if left else ""
-    return f"{names}: {many} seed{'' if many == '1' else 's'} each, on the {part_name(part)}.{missing}"
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    unfinished = [f"seed {seed} of {method.label}" for method in methods for seed in method.unfinished]
+    missing = f" Not finished, and left out: {', '.join(unfinished)}." if unfinished else ""
+    return f"{names}: {count} seed{'' if count == '1' else 's'} each, on the {part_name(part)}.{missing}"
 
 
 def _caption(methods: Sequence[Method], part: str) -> str:
     spread_over = "mean ± standard deviation over seeds" if any(len(m.runs) > 1 for m in methods) else "one seed"
     return f"{part_name(part).capitalize()}, {spread_over}; weights chosen on the development set."
-
-
-def _data_of(task: Task) -> Prepared | None:
-    """What a task was trained on, where it is a prepared folder."""
-    data = getattr(task, "data", None)
-    return data if isinstance(data, Prepared) else None
-
-
-def _facts(methods: Sequence[Method], task: Task) -> list[tuple[str, str]]:
-    own: list[tuple[str, str]] = []
-    if data := _data_of(task):
-        sizes = ", ".join(f"{len(part):,} {name}" for name, part in data.parts.items())
-        own = [("data", f"{data.task}: {sizes}"), ("words known", f"{len(data.vocabulary):,}")]
-    return [*own, *facts(methods)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from repulsive.lab.engine import config
 from repulsive.lab.engine.built_in import read_recipe
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.recipe_tables import apply_changes
-from repulsive.lab.engine.task import Task
+from repulsive.lab.engine.task import Task, as_task
 from repulsive.lab.systems.classification.task import Classification, ClassificationTask
 from repulsive.lab.systems.electra.task import Pretraining, PretrainingTask
 from repulsive.lab.systems.glue.task import Glue, GlueTask
@@ -43,7 +43,7 @@ def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:
-    """A recipe from nested tables, as a run folder keeps them."""
+    """A recipe from nested tables, as a run folder stores them."""
     task = tables.get("task")
     if not isinstance(task, str) or task not in KINDS:
         raise ConfigError(f"{source}: task must be one of {', '.join(KINDS)}, not {task!r}")
@@ -51,10 +51,15 @@ def from_tables(tables: dict[str, Any], source: str) -> Recipe:
 
 
 def make_task(recipe: Recipe) -> Task:
-    """The task of a recipe, its data read.
+    """The task of a recipe, with its data read.
 
     Raises:
-        DataError: the data are not there, or damaged.
+        DataError: the data are missing or damaged.
+        ConfigError: the class of the task lacks required members.
     """
-    task: Task = KINDS[recipe.task][1](recipe)
-    return task
+    return as_task(KINDS[recipe.task][1](recipe))
+
+
+def restore_task(recipe: Recipe, assets: Mapping[str, bytes]) -> Task:
+    """The task of a trained run from the assets in its folder, without its data; see `Task.restore`."""
+    return as_task(KINDS[recipe.task][1].restore(recipe, assets))

@@ -15,9 +15,9 @@ from repulsive.lab.engine.loop import Loop, Stopped, _slice
 from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
+from repulsive.lab.runs.export import export
 from repulsive.lab.runs.score import load_run, score
 from repulsive.lab.systems.electra.blocks import unpack
-from repulsive.lab.systems.electra.export import export
 from repulsive.lab.systems.electra.loss import total
 from repulsive.lab.systems.electra.model import open_electra, open_masked
 from repulsive.lab.systems.registry import make_task, open_recipe
@@ -64,7 +64,7 @@ def test_the_loss_by_hand(packing, objective, data, padded):
     table = task.parts["train"][batch.indices]
     torch.manual_seed(7)
     tokens, types, seen, masked = task._masked(table, 32)
-    logits, corrupted, _ = task._said(model, tokens, types, seen, masked)
+    logits, corrupted, _ = task._predict(model, tokens, types, seen, masked)
     guessed, detected, places, pieces = 0.0, 0.0, 0, 0
     for row, (end, middle) in enumerate(zip(unpack(table, 32)[2].tolist(), unpack(table, 32)[1].tolist(), strict=True)):
         kinds = torch.tensor([[0] * middle + [1] * (end - middle)])
@@ -230,7 +230,7 @@ def test_an_exported_model_says_the_same(trained, tmp_path, capsys):
     capsys.readouterr()
     assert run(["export", str(trained.folder.path), "--out", str(out)]) == 2
     said = capsys.readouterr().err
-    assert "is there already" in said and said.count("\n") == 1
+    assert "exists already" in said and said.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"exported"}
 
 
@@ -307,7 +307,7 @@ def test_mistakes(data, trained, tmp_path):
     tiny.make_data(tmp_path / "reviews")
     with pytest.raises(DataError, match="is dataset 'reviews', not pretrain"):
         make_task(words.recipe(data, f"data.folder={tmp_path / 'reviews'}"))
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         export(tmp_path, tmp_path / "out")
     assert read_manifest(data / "prepared")["task"] == "pretrain"
 
@@ -319,7 +319,7 @@ def test_a_run_of_another_task_or_one_that_has_not_ended_is_not_exported(data, t
         export(other.path, tmp_path / "out")
     with pytest.raises(Stopped):
         words.train(data, tmp_path / "half", watcher=tiny.At(5, tiny.signalled(signal.SIGTERM)))
-    with pytest.raises(RunError, match="has not ended"):
+    with pytest.raises(RunError, match="has not finished"):
         export(tmp_path / "half", tmp_path / "out")
 
 
@@ -374,7 +374,7 @@ def test_compiled_masks_and_losses_are_of_the_same_kind(packing, data, padded):
     assert torch.equal(masked.answers, tokens.gather(1, masked.places)) and bool(counted.any())
     assert not torch.isin(masked.answers[counted], marks).any() and bool((masked.tokens != tokens).any())
     assert (seen is None) == (packing == "full") and types.shape == tokens.shape
-    said = task._said(model, tokens, types, seen, masked)
+    said = task._predict(model, tokens, types, seen, masked)
     numbers = torch.tensor(70.0), torch.tensor(500.0), 50.0
     given = *said, tokens, masked.answers, masked.counts, seen, *numbers
     assert task._total(*given).item() == pytest.approx(total(*given).item(), rel=1e-5)

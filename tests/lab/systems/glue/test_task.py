@@ -13,9 +13,10 @@ from repulsive.lab.engine import methods
 from repulsive.lab.engine.loop import Stopped
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.runs.score import score
+from repulsive.lab.runs.submission import predict
 from repulsive.lab.systems.glue.data import TASKS
 from repulsive.lab.systems.glue.model import FineTuned, fill_encoder, load_encoder, make_encoder
-from repulsive.lab.systems.glue.submission import predict, submission
+from repulsive.lab.systems.glue.submission import submission
 from repulsive.lab.systems.glue.table import as_markdown, system
 from repulsive.lab.systems.glue.task import joined
 from repulsive.lab.systems.registry import make_task, open_recipe
@@ -195,7 +196,7 @@ def test_it_learns(task, metric, epochs, tmp_path):
     result = made.folder.result
     assert made.task.select_by == metric and result["test"][metric] > 0.8
     assert result["best_step"] == result["steps"] and result["averaged"] == 1  # the last weights, nothing picked
-    assert "nothing was picked by it" in result["notes"]["split"]
+    assert "nothing was selected on it" in result["notes"]["split"]
 
 
 def test_what_a_run_leaves(mnli):
@@ -230,10 +231,10 @@ def test_metrics_are_the_benchmarks(data, tmp_path):
 
 def test_picking_by_the_test_set_is_told(data, tmp_path):
     made = toy_glue.train(data, "cola", tmp_path / "run", "training.epochs=2", "training.average=0")
-    assert "the best weights were picked by it" in made.folder.result["notes"]["split"]
+    assert "the best weights were selected on it" in made.folder.result["notes"]["split"]
     held = toy_glue.make_data(tmp_path, "rte", held_out=0.25)
     made = toy_glue.train(held, "rte", tmp_path / "held", "training.epochs=2", "training.average=0")
-    assert "picked by 0.25 of the training rows, held out" in made.folder.result["notes"]["split"]
+    assert "selected on 0.25 of the training rows, held out" in made.folder.result["notes"]["split"]
     assert len(made.folder.items("dev")["nll"]) == 40 and len(made.folder.items("test")["nll"]) == 40
 
 
@@ -366,9 +367,9 @@ def test_starts_that_cannot_be(data, tmp_path):
     assert told.endswith(f"; did you mean {near}?") and "seed-N" not in told
     export(tmp_path / "other")
     (tmp_path / "other" / "vocab.txt").write_text("[PAD]\n")
-    assert "has other pieces than the data" in message(f"model.start={tmp_path / 'other'}")
+    assert "has another vocabulary than the data" in message(f"model.start={tmp_path / 'other'}")
     export(tmp_path / "few", vocabulary=False, vocab_size=20)
-    assert "knows 20 pieces, and the data have 33" in message(f"model.start={tmp_path / 'few'}")
+    assert "has 20 pieces, and the data have 33" in message(f"model.start={tmp_path / 'few'}")
     export(tmp_path / "short", max_position_embeddings=64)
     assert "has 64 positions; prepare with --longest 64" in message(f"model.start={tmp_path / 'short'}")
     transformers.GPT2Model(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=40)).save_pretrained(
@@ -407,7 +408,7 @@ def test_mistakes_in_a_recipe(change, message, data):
 def test_data_of_another_task(data):
     with pytest.raises(ConfigError, match="holds GLUE task 'cola', and the recipe is for GLUE task 'rte'"):
         make_task(toy_glue.recipe(data, "rte", f"data.folder={data / 'cola'}"))
-    with pytest.raises(ConfigError, match="single texts, nothing to exchange"):
+    with pytest.raises(ConfigError, match="single texts, nothing to swap"):
         make_task(toy_glue.recipe(data, "cola", "data.swapped=true"))
 
 
@@ -449,7 +450,7 @@ def test_predictions_of_a_run(mnli, tmp_path, capsys):
             best = mnli.task.answers(mnli.bare, part).argmax(-1).tolist()
         assert lines == [f"{i}\t{TASKS['mnli'].classes[number]}" for i, number in enumerate(best)]
     assert run([*words, "--part", "predict"]) == 2
-    assert "nobody has its labels" in capsys.readouterr().err
+    assert "its labels are not public" in capsys.readouterr().err
     (again,) = score([mnli.folder.path], "mismatched", device="cpu")
     assert again.cells["accuracy"].mean == mnli.folder.result["mismatched"]["accuracy"]
 
@@ -516,5 +517,5 @@ def test_the_table(tmp_path):
     made("rma/again", "cola", 0, 0.5)
     with pytest.raises(RunError, match="is cola, seed 0, and so is"):
         system("RMA", tmp_path / "rma")
-    with pytest.raises(RunError, match="holds no run of GLUE that has ended"):
+    with pytest.raises(RunError, match="holds no finished run of GLUE"):
         system("none", tmp_path / "nothing")

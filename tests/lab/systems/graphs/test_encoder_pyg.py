@@ -8,7 +8,8 @@ import torch
 
 from repulsive.errors import ConfigError
 from repulsive.heads import find_heads
-from repulsive.lab.systems.graphs.encoder import GraphSizes, GraphTransformer, adjacency
+from repulsive.lab.systems.graphs.attention import GraphSizes
+from repulsive.lab.systems.graphs.encoder import GraphTransformer, adjacency
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
 
 NAMED = 3

@@ -10,7 +10,8 @@ from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import find_heads, verify_heads
 from repulsive.lab.layers.beam_search import Ends
-from repulsive.lab.systems.graphs.encoder import GraphSizes, GraphTransformer, adjacency, present
+from repulsive.lab.systems.graphs.attention import GraphSizes
+from repulsive.lab.systems.graphs.encoder import GraphTransformer, adjacency, present
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
 from repulsive.lab.systems.graphs.search import write
 
@@ -321,7 +322,7 @@ def test_mistakes():
         GraphWriterConfig(5, 5, 5, sizes(width=15, heads=3))
     with pytest.raises(ValueError, match="relations=4 must be 3 marks and pairs"):
         GraphWriterConfig(5, 5, 4)
-    with pytest.raises(ValueError, match="none are given"):
+    with pytest.raises(ValueError, match="expected titles, got None"):
         tiny()(None, *inputs()[1:])
     with pytest.raises(ValueError, match="beam=0"):
         write(tiny(), *inputs()[:3], TYPES, ENDS, beam=0)

@@ -16,8 +16,8 @@ from repulsive.lab.systems.graphs.metrics import bleu
 from repulsive.lab.systems.graphs.prepare import plan_graphs
 from repulsive.lab.systems.graphs.prepared import WORD
 from repulsive.lab.systems.registry import make_task, open_recipe
-from repulsive.lab.systems.translation.metrics import bleu_of
 from repulsive.lab.text.pieces import BOS
+from repulsive.metrics.bleu import bleu_of
 from repulsive.regularizers import cosine
 from tests.lab.systems.graphs import toy_graphs
 from tests.lab.systems.graphs.graph_files import write_tsv

@@ -17,7 +17,6 @@ from repulsive.lab.systems.electra.toy import write_corpus, write_vocabulary
 from repulsive.lab.systems.lm.data import numbers
 from repulsive.lab.systems.lm.model import Decoder
 from repulsive.lab.systems.lm.prepare import plan_text, plan_toy
-from repulsive.lab.systems.lm.task import unigram_entropy
 from repulsive.lab.systems.registry import make_task, open_recipe
 from tests.lab.engine import tiny
 from tests.lab.systems import running
@@ -36,6 +35,12 @@ def toy(tmp_path_factory):
 
 def recipe(folder, *more, name="lm/toy-svgd"):
     return open_recipe(name, [f"data.folder={folder}", *SMALL, *more])
+
+
+def unigram_entropy(tokens):
+    """Entropy of the token frequencies, in nats: the best loss of a model that ignores its context."""
+    shares = torch.bincount(numbers(tokens)).double() / len(tokens)  # [V]
+    return -float(sum(p * math.log(p) for p in shares.tolist() if p))
 
 
 class Uniform(torch.nn.Module):

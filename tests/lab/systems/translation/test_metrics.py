@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from repulsive.errors import DataError
-from repulsive.lab.systems.translation.metrics import bleu_of, chrf, compare_bleu, paper_bleu, sacrebleu, statistics
+from repulsive.lab.systems.translation.metrics import chrf, paper_bleu, sacrebleu, statistics
+from repulsive.metrics.bleu import bleu_of
+from repulsive.metrics.compare import compare_totals
 
 pytest.importorskip("sacrebleu")
 REFERENCES = ["The cat sat on the mat .", "It is a dog in the rain , is it not ?", "Two men walk ."]
@@ -54,16 +56,16 @@ def test_case_tokens_and_signatures():
 def test_a_difference_is_found_and_none_is_not():
     lines = [f"w{i} w{i + 1} w{i + 2} w{i + 3} w{i + 4} w{i + 5} w{i + 6}" for i in range(60)]
     good, bad, other = (statistics(noisy(rate, seed, lines), lines) for rate, seed in ((0.1, 1), (0.3, 2), (0.1, 3)))
-    told = compare_bleu(good, bad)
+    told = compare_totals(good, bad, bleu_of)
     difference = float(bleu_of(good.sum(0)) - bleu_of(bad.sum(0)))
     assert told.difference == pytest.approx(difference) and told.low < difference < told.high
     assert told.p_value < 0.01 and told.low > 0
-    back = compare_bleu(bad, good)
+    back = compare_totals(bad, good, bleu_of)
     assert back.difference == -told.difference and back.p_value < 0.01
-    even = compare_bleu(good, other)
+    even = compare_totals(good, other, bleu_of)
     assert even.p_value > 0.05 and even.low < 0 < even.high
-    assert compare_bleu(good, good).p_value == 1
-    assert compare_bleu(good, bad) == told  # the same seed, the same answer
+    assert compare_totals(good, good, bleu_of).p_value == 1
+    assert compare_totals(good, bad, bleu_of) == told  # the same seed, the same answer
 
 
 def test_seeds_and_items_together():
@@ -72,11 +74,11 @@ def test_seeds_and_items_together():
         torch.stack([statistics(noisy(rate, start + s, lines), lines) for s in range(4)])
         for rate, start in ((0.05, 0), (0.3, 10))
     )
-    both = compare_bleu(a, b, "both")
+    both = compare_totals(a, b, bleu_of, "both")
     assert both.p_value == 2 ** (1 - 4) and (both.seeds, both.items) == (4, 40)
     runs = bleu_of(a.sum(1)) - bleu_of(b.sum(1))
     assert both.difference == pytest.approx(float(runs.mean()))
-    only, items = compare_bleu(a, b, "seeds"), compare_bleu(a, b, "items")
+    only, items = compare_totals(a, b, bleu_of, "seeds"), compare_totals(a, b, bleu_of, "items")
     half = 3.182446305284 * float(runs.std()) / 4**0.5  # Student's t, three degrees of freedom
     assert (only.low, only.high) == pytest.approx((only.difference - half, only.difference + half))
     assert both.high - both.difference == pytest.approx(math.hypot(half, items.high - items.difference), rel=0.02)
@@ -85,9 +87,9 @@ def test_seeds_and_items_together():
 
 def test_what_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="both need"):
-        compare_bleu(torch.ones(3, 10), torch.ones(4, 10))
+        compare_totals(torch.ones(3, 10), torch.ones(4, 10), bleu_of)
     with pytest.raises(ValueError, match="at least two"):
-        compare_bleu(torch.ones(1, 3, 10), torch.ones(1, 3, 10), "both")
+        compare_totals(torch.ones(1, 3, 10), torch.ones(1, 3, 10), bleu_of, "both")
     with pytest.raises(DataError, match="2 translations for 3 references"):
         paper_bleu(["a", "b"], REFERENCES)
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)

@@ -81,7 +81,7 @@ def test_a_line_too_long_is_cut_and_told(translate):
         (["--lenpen", "nan"], {}, "lenpen=nan must not be negative, and a finite number"),
         (["--batch", "0"], {}, "'--batch'"),
         (["--device", "tpu"], {}, "choose cpu or cuda"),
-        ([], {"where": "nowhere"}, "is no run folder"),
+        ([], {"where": "nowhere"}, "is not a run folder"),
         ([], {"text": b"eins\n\xff\n"}, "line 2 of the input: byte 0 is not UTF-8"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Texts of another data set in the words of a run's own vocabulary: what a model says of what it was not made for."""
+"""Texts of another dataset, encoded with the vocabulary of a run: out-of-distribution data."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 import torch
 
 from repulsive.errors import DataError
+from repulsive.lab.engine.assets import sentences_per_item
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import PAD, UNK, Vocabulary
 
 
 def reencoded(part: Part, words_of: Vocabulary, into: Vocabulary) -> Part:
-    """The same sentences with the numbers that another vocabulary gives their words.
+    """Encode sentences with another vocabulary.
 
     Args:
-        part: sentences, numbered by `words_of`.
-        words_of: what their numbers mean now.
-        into: what they shall mean; words it does not know become unknown. A word `words_of` did not know stays so,
-            even where `into` knows it: what it was is not kept.
+        part: sentences as token ids of `words_of`.
+        words_of: their vocabulary now.
+        into: the vocabulary to use. Words that it lacks become unknown. A word that is unknown in `words_of` stays
+            unknown, even if `into` has it: the word itself is not stored.
     """
     table = torch.full((len(words_of),), UNK, dtype=torch.int32)  # [V]
     table[PAD] = PAD
@@ -30,21 +31,21 @@ def reencoded(part: Part, words_of: Vocabulary, into: Vocabulary) -> Part:
 
 
 def unknown_share(part: Part) -> float:
-    """Share of the words of a part that are unknown."""
+    """Fraction of the words of a part that are unknown."""
     words = torch.cat([side.values for side in part.sentences])
     return float((words == UNK).double().mean()) if len(words) else 0.0
 
 
 def open_foreign(folder: Path, own: Prepared, part: str) -> Part:
-    """A part of another prepared set in the words of `own`.
+    """Read a part of another prepared dataset with the vocabulary of `own`.
 
     Raises:
-        DataError: there is none, it is the runs' own data, or sentences here are pairs there.
+        DataError: nothing is prepared there, it is the runs' own data, or only one of the two has pairs of sentences.
     """
     other = Prepared.load(folder)
     if other.manifest["files"] == own.manifest["files"]:
         raise DataError(f"{folder}: is what the runs were trained on; --foreign names other data")
-    theirs, ours = len(other.parts[part].sentences), len(own.parts[part].sentences)
+    theirs, ours = len(other.parts[part].sentences), sentences_per_item(own)
     if theirs != ours:
         kinds = {1: "single sentences", 2: "pairs of sentences"}
         raise DataError(f"{folder}: has {kinds[theirs]}, the runs read {kinds[ours]}; choose a set of the same kind")

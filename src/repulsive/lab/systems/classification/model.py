@@ -5,7 +5,7 @@
     logits, attention, sentences = model(tokens, collect=True)      # [B, C], [B, M, T], [B, M, 2u]
 
 `age`, `yelp` and `snli` are the published sizes, `tiny` is for tests. `PairClassifier` is the model for SNLI.
-Padding stands at the end of a sentence and never changes a result.
+Sentences are padded at the end; padding does not change a result.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class SelfAttentiveConfig:
         classes: number of classes.
         embedding: size of a word vector.
         units: LSTM units in each direction, u.
-        hidden: size of the attention's inner layer, d_a.
+        hidden: hidden units of the attention, d_a.
         heads: attention heads, r in the source.
-        own_hidden: give every head an inner layer of its own; as published all heads share one.
+        own_hidden: a hidden layer for each head; as published, all heads share one.
         mlp: units of the ReLU layer before the classes.
         dropout: before and after the ReLU layer.
         gate: output size of the row-wise products of a `PairClassifier`.
@@ -55,7 +55,7 @@ class SelfAttentiveConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.padding < self.vocabulary:
-            raise ValueError(f"padding={self.padding} is no word of a vocabulary of {self.vocabulary}")
+            raise ValueError(f"padding={self.padding} must be a token id below vocabulary={self.vocabulary}")
 
     @classmethod
     def age(cls, vocabulary: int, **changes: Any) -> Self:
@@ -67,7 +67,7 @@ class SelfAttentiveConfig:
 
     @classmethod
     def snli(cls, vocabulary: int, **changes: Any) -> Self:
-        """Dropout 0.5 is the released code's; the text says none was used."""
+        """Dropout 0.5 as in the released code; the paper says that none was used."""
         return replace(cls(vocabulary, classes=3, hidden=150, mlp=4000), **changes)
 
     @classmethod
@@ -79,8 +79,8 @@ class SelfAttentiveConfig:
 class AdditiveAttention(nn.Module):
     r"""$A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top))$ over words, $M = A H$, without biases.
 
-    All heads share W1, `hidden`; head i is row i of W2, `score`. With `own_hidden` head i has a W1 of its own, and
-    row i of `score`, [heads, d_a (2u + 1)], holds all of head i: each inner unit's row of W1 and its entry of W2.
+    All heads share W1, `hidden`; head i is row i of W2, `score`. With `own_hidden` each head has its own W1, and row i
+    of `score`, [heads, d_a (2u + 1)], holds all of head i: the row of W1 and the entry of W2 of each hidden unit.
     """
 
     def __init__(self, width: int, hidden: int, heads: int, own_hidden: bool = False) -> None:
@@ -101,7 +101,7 @@ class AdditiveAttention(nn.Module):
             nn.init.uniform_(self.score.weight, -second, second)
 
     def forward(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """States [B, T, 2u] and which are real words [B, T] -> attention [B, M, T] and sentences [B, M, 2u]."""
+        """States [B, T, 2u] and padding mask [B, T] -> attention [B, M, T] and sentences [B, M, 2u]."""
         scores = self._scores(states).transpose(1, 2)  # [B, M, T]
         attention = scores.masked_fill(~real.unsqueeze(1), -math.inf).softmax(-1)  # [B, M, T]
         return attention, attention @ states
@@ -133,7 +133,7 @@ class SentenceEncoder(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Tokens [B, T], padded at the end -> attention [B, M, T] and sentences [B, M, 2u]."""
         lengths = self._lengths(tokens) if lengths is None else lengths.to(tokens.device, non_blocking=True)
-        lengths = lengths.clamp(min=1)  # an empty sentence is read as one padding word: no softmax over nothing
+        lengths = lengths.clamp(min=1)  # an empty sentence has one padding word: a softmax over nothing is nan
         states = two_way(self.embedding(tokens), lengths, self.forwards, self.backwards)  # [B, T, 2u]
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)  # [B, T]
         return self.attention(states, real)
@@ -149,19 +149,19 @@ class SentenceEncoder(nn.Module):
 
     def _start_from(self, vectors: Tensor) -> None:
         if vectors.shape != self.embedding.weight.shape:
-            wanted = list(self.embedding.weight.shape)
-            raise ValueError(f"vectors are {list(vectors.shape)}; this vocabulary and embedding size need {wanted}")
+            shape = list(self.embedding.weight.shape)
+            raise ValueError(f"expected vectors of shape {shape}, [vocabulary, embedding], got {list(vectors.shape)}")
         with torch.no_grad():
             self.embedding.weight.copy_(vectors)
             self.embedding.weight[self.config.padding].zero_()
 
 
 class SentenceClassifier(nn.Module):
-    """One sentence in, one class out.
+    """Classifier of single sentences.
 
     Args:
         config: sizes.
-        vectors: word vectors to start from, [vocabulary, embedding]; they are trained on.
+        vectors: initial word vectors, [vocabulary, embedding]; they are trained.
     """
 
     def __init__(self, config: SelfAttentiveConfig, vectors: Tensor | None = None) -> None:
@@ -174,8 +174,8 @@ class SentenceClassifier(nn.Module):
 
         Args:
             tokens: word ids, padded at the end.
-            lengths: real words of each sentence [B]; counted where None, for which a GPU is waited for.
-            collect: also give the attention [B, M, T] and each head's representation [B, M, 2u].
+            lengths: number of words of each sentence, [B]; None: count them, which synchronises with a GPU.
+            collect: also return the attention [B, M, T] and each head's representation [B, M, 2u].
         """
         attention, sentences = self.encoder(tokens, lengths)
         logits = self.classify(sentences.flatten(1))  # [B, C]
@@ -183,11 +183,11 @@ class SentenceClassifier(nn.Module):
 
 
 class PairClassifier(nn.Module):
-    r"""Two sentences in, one class out: row by row $F_i = (M^p_i W^p_i) \odot (M^h_i W^h_i)$, one encoder for both.
+    r"""Classifier of pairs of sentences with one encoder for both: row i is $(M^p_i W^p_i) \odot (M^h_i W^h_i)$.
 
     Args:
         config: sizes.
-        vectors: word vectors to start from, [vocabulary, embedding]; they are trained on.
+        vectors: initial word vectors, [vocabulary, embedding]; they are trained.
     """
 
     def __init__(self, config: SelfAttentiveConfig, vectors: Tensor | None = None) -> None:
@@ -207,12 +207,12 @@ class PairClassifier(nn.Module):
         collect: bool = False,
     ) -> Any:
         """Logits, [B, S], [B, T] -> [B, C]; with `collect` also (premise, hypothesis) attention and representations."""
-        seen_p, of_p = self.encoder(premise, premise_lengths)  # [B, M, S], [B, M, 2u]
-        seen_h, of_h = self.encoder(hypothesis, hypothesis_lengths)  # [B, M, T], [B, M, 2u]
-        left = torch.einsum("bmu,muk->bmk", of_p, self.premise_gate)  # [B, M, k]
-        right = torch.einsum("bmu,muk->bmk", of_h, self.hypothesis_gate)  # [B, M, k]
+        attention_p, states_p = self.encoder(premise, premise_lengths)  # [B, M, S], [B, M, 2u]
+        attention_h, states_h = self.encoder(hypothesis, hypothesis_lengths)  # [B, M, T], [B, M, 2u]
+        left = torch.einsum("bmu,muk->bmk", states_p, self.premise_gate)  # [B, M, k]
+        right = torch.einsum("bmu,muk->bmk", states_h, self.hypothesis_gate)  # [B, M, k]
         logits = self.classify((left * right).flatten(1))  # [B, C]
-        return (logits, (seen_p, seen_h), (of_p, of_h)) if collect else logits
+        return (logits, (attention_p, attention_h), (states_p, states_h)) if collect else logits
 
 
 def _classifier(config: SelfAttentiveConfig, width: int) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""Sentences of a data set as trained models read them: what the attention explorer of a page shows."""
+"""Attention of trained classifiers on a few sentences, for the attention explorer of a page."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.lab.systems.classification.generated import ASPECTS
+from repulsive.lab.systems.classification.inputs import model_inputs
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.pages import Example, Reading
 
-BETWEEN = "‖"  # stands between the two sentences of a pair
+SEPARATOR = "‖"  # between the two sentences of a pair
 
 
-def examples(data: Prepared, part: str, indices: Tensor, models: Mapping[str, nn.Module]) -> list[Example]:
-    """Some items of a part, and what each model makes of them.
+def read_examples(data: Prepared, part: Part, indices: Tensor, models: Mapping[str, nn.Module]) -> list[Example]:
+    """Some items of a part, with the prediction and the attention of each model.
 
     Args:
-        data: the models' data set.
-        part: "test", say.
-        indices: of the items.
+        data: vocabulary and class names.
+        part: the items, on the CPU.
+        indices: which of them, int64 [K].
         models: method -> classifier in evaluation mode, on the CPU.
     """
-    chosen = data.parts[part]
-    read = {method: _read(model, chosen, indices, data.classes) for method, model in models.items()}
-    found = []
+    read = {method: _read(model, part, indices, data.classes) for method, model in models.items()}
+    examples = []
     for place, index in enumerate(indices.tolist()):
-        sides = [[data.vocabulary.words[i] for i in side[index].tolist()] for side in chosen.sentences]
-        words = [word for side in sides for word in [BETWEEN, *side]][1:]
-        readings = [dataclasses.replace(seen[place], method=method) for method, seen in read.items()]
-        truth = class_name(data.classes[int(chosen.labels[index])])
-        found.append(Example(words, truth, readings, _evidence(chosen, index, len(words))))
-    return found
+        sides = [[data.vocabulary.words[i] for i in side[index].tolist()] for side in part.sentences]
+        words = [word for side in sides for word in [SEPARATOR, *side]][1:]
+        readings = [dataclasses.replace(each[place], method=method) for method, each in read.items()]
+        truth = class_name(data.classes[int(part.labels[index])])
+        examples.append(Example(words, truth, readings, _evidence(part, index, len(words))))
+    return examples
 
 
 def spread(part: Part, count: int) -> Tensor:
-    """Items of as many classes as there are, of middling length, so that a page shows them well."""
+    """Indices of items of median length, spread over the classes: at most `count`, int64."""
     lengths = part.lengths
     near = (lengths - lengths.float().median()).abs().argsort(stable=True)  # [N]
     chosen: list[int] = []
@@ -48,23 +48,24 @@ def spread(part: Part, count: int) -> Tensor:
 
 
 def class_name(name: str) -> str:
-    """A class in words: numbers are stars."""
+    """Display name of a class: numbers are star ratings."""
     return name if not name.isdigit() else f"{name} star{'' if name == '1' else 's'}"
 
 
 @torch.inference_mode()
 def _read(model: nn.Module, part: Part, indices: Tensor, classes: Sequence[str]) -> list[Reading]:
-    tables = [side.padded(indices) for side in part.sentences]
-    answers, attention, _ = model(*(ids for ids, _ in tables), *(lengths for _, lengths in tables), collect=True)
+    arguments = model_inputs(part, indices)
+    logits, attention, _ = model(*arguments, collect=True)
     views = attention if isinstance(attention, tuple) else (attention,)  # [B, M, T] each
-    sure, guess = answers.softmax(-1).max(-1)  # [B]
-    found = []
+    confidence, predicted = logits.softmax(-1).max(-1)  # [B]
+    readings = []
     for i in range(len(indices)):
-        parts = [view[i, :, : int(lengths[i])] for view, (_, lengths) in zip(views, tables, strict=True)]
-        gap = parts[0].new_zeros(len(parts[0]), 1)
+        lengths = [int(each[i]) for each in arguments[len(views) :]]
+        parts = [view[i, :, :length] for view, length in zip(views, lengths, strict=True)]
+        gap = parts[0].new_zeros(len(parts[0]), 1)  # [M, 1], under the separator
         weights = torch.cat([column for part in parts for column in (gap, part)][1:], 1) / len(parts)  # [M, T]
-        found.append(Reading("", class_name(classes[int(guess[i])]), float(sure[i]), weights))
-    return found
+        readings.append(Reading("", class_name(classes[int(predicted[i])]), float(confidence[i]), weights))
+    return readings
 
 
 def _evidence(part: Part, index: int, length: int) -> Mapping[str, Sequence[int]]:

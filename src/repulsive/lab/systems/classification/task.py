@@ -3,56 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError, DataError
+from repulsive.lab.engine import assets as run_assets
+from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.reporting import EXAMPLES, Examples, Measured, ReportOptions
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.systems.classification.foreign import open_foreign
+from repulsive.lab.systems.classification.inputs import model_inputs
+from repulsive.lab.systems.classification.measure import measure_classifier, predictions
 from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
+from repulsive.lab.systems.classification.readings import read_examples, spread
 from repulsive.lab.text.batches import Batch, Buckets
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.metrics import classification as metrics
 from repulsive.regularizers import frobenius
 
-_EVALUATED_AT_ONCE = 256
-
-
-@dataclass(frozen=True)
-class Data:
-    """What to train on.
-
-    Args:
-        folder: what `repulsive prepare` wrote.
-        share: of the training items, from the first on; for a quick look.
-    """
-
-    folder: Path
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie between 0 and 1")
+_EVALUATION_BATCH = 256
+_DEFAULT_EMBEDDING = 300
 
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of the model; vocabulary and classes come from the data.
+    """Sizes of the model; the vocabulary and the classes come from the data.
 
     Args:
-        embedding: size of a word vector; 0: as the prepared vectors have it, or 300.
+        embedding: size of a word vector; 0: that of the prepared vectors, or 300 without them.
         units: LSTM units in each direction.
-        hidden: inner units of the attention, d_a.
+        hidden: hidden units of the attention, d_a.
         heads: attention heads, M.
-        own_hidden: an inner layer for every head.
+        own_hidden: a hidden layer for each head.
         mlp: units of the ReLU layer.
-        dropout: around it.
-        gate: of pairs.
+        dropout: before and after the ReLU layer.
+        gate: size of the gated encoder for pairs.
     """
 
     embedding: int = 0
@@ -76,10 +67,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Recipe):
-    """A recipe for classification.
+    """Recipe for classification.
 
     Args:
-        data: what to train on.
+        data: prepared data.
         model: sizes.
     """
 
@@ -92,46 +83,58 @@ class Classification(Recipe):
             raise ValueError("training.compile=true: batches of classification have many shapes; leave it out")
 
 
-class ClassificationTask:
-    """Sentences, or pairs of them, and their classes."""
+class ClassificationTask(Task):
+    """Sentences, or pairs of sentences, and their classes.
+
+    Args:
+        recipe: what to train.
+        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
+        examples: a few items of each part, where `data` has none.
+    """
 
     select_by = "accuracy"
     shown = ("accuracy", "nll", "relative_dist", "overlap")
+    has_calibration = True
 
-    def __init__(self, recipe: Classification) -> None:
+    def __init__(
+        self, recipe: Classification, data: Prepared | None = None, examples: Mapping[str, Part] | None = None
+    ) -> None:
         self.recipe = recipe
-        self.data = Prepared.load(recipe.data.folder)
-        if len(self.data.classes) < 2 or len(self.data.parts["train"].labels.unique()) < 2:
-            told = "all training texts are of one class; a classifier needs at least two"
-            raise DataError(f"{recipe.data.folder}: {told}")
-        width, vectors = recipe.model.embedding, self.data.vectors
-        if vectors is not None and width not in (0, vectors.shape[1]):
-            raise ConfigError(
-                f"model.embedding={width}: the vectors in {recipe.data.folder} have {vectors.shape[1]} numbers each; "
-                "leave it out, or prepare the data without vectors"
-            )
+        self.data = Prepared.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.dataset = self.data.task
+        self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts: dict[str, Part] = dict(self.data.parts)
-        train = self.parts["train"]
-        self.num_data = max(1, round(len(train) * recipe.data.share))
-        self._buckets = Buckets(train.lengths[: self.num_data], recipe.training.batch, recipe.seed)
+        self._examples = examples or {}
         self._device = torch.device("cpu")
+        width, vectors = recipe.model.embedding, run_assets.vector_size(self.data)
+        if width and vectors and width != vectors:
+            raise ConfigError(
+                f"model.embedding={width}: the vectors in {recipe.data.folder} have {vectors} numbers each; leave it "
+                "out, or prepare the data without vectors"
+            )
+        if self.has_data:
+            self._plan_batches()
 
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files."""
-        found: Mapping[str, str] = self.data.manifest["files"]
-        return found
+    def _plan_batches(self) -> None:
+        train = self.parts["train"]
+        if len(self.data.classes) < 2 or len(train.labels.unique()) < 2:
+            folder = self.recipe.data.folder
+            raise DataError(f"{folder}: all training texts are of one class; a classifier needs at least two")
+        self.num_data = max(1, round(len(train) * self.recipe.data.share))
+        self._buckets = Buckets(train.lengths[: self.num_data], self.recipe.training.batch, self.recipe.seed)
 
     @property
     def is_pairs(self) -> bool:
-        return len(self.parts["train"].sentences) == 2
+        """Whether an item is a pair of sentences."""
+        return run_assets.sentences_per_item(self.data) == 2
 
     def model(self) -> nn.Module:
-        sizes, vectors = self.recipe.model, self.data.vectors
+        sizes = self.recipe.model
         config = SelfAttentiveConfig(
             vocabulary=len(self.data.vocabulary),
             classes=len(self.data.classes),
-            embedding=sizes.embedding or (300 if vectors is None else vectors.shape[1]),
+            embedding=sizes.embedding or run_assets.vector_size(self.data) or _DEFAULT_EMBEDDING,
             units=sizes.units,
             hidden=sizes.hidden,
             heads=sizes.heads,
@@ -140,10 +143,10 @@ class ClassificationTask:
             dropout=sizes.dropout,
             gate=sizes.gate,
         )
-        return (PairClassifier if self.is_pairs else SentenceClassifier)(config, vectors)
+        return (PairClassifier if self.is_pairs else SentenceClassifier)(config, self.data.vectors)
 
     def to(self, device: torch.device) -> None:
-        """All sentences fit on the device, so a batch travels as its indices."""
+        """All sentences fit on the device, so only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -156,18 +159,17 @@ class ClassificationTask:
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
         part, indices = self.parts["train"], inputs["indices"]
         penalty = self.recipe.method.penalty
-        logits, *seen = _as_tuple(model(*model_inputs(part, indices, length), collect=penalty > 0))
+        logits, *collected = _as_tuple(model(*model_inputs(part, indices, length), collect=penalty > 0))
         loss = F.cross_entropy(logits.float(), part.labels[indices])
         if penalty > 0:
-            attention = seen[0] if isinstance(seen[0], tuple) else (seen[0],)
-            loss = loss + penalty * torch.stack([frobenius(a.float()) for a in attention]).mean()
+            loss = loss + penalty * torch.stack([frobenius(a.float()) for a in _as_tuple(collected[0])]).mean()
         return loss
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         chosen = self.parts[part]
         logits = torch.empty(len(chosen), len(self.data.classes), device=self._device)
         heads: dict[str, float] = {}
-        for batch in Buckets(chosen.lengths.cpu(), _EVALUATED_AT_ONCE).in_order():
+        for batch in Buckets(chosen.lengths.cpu(), _EVALUATION_BATCH).in_order():
             indices = batch.indices.to(self._device)
             answers, attention, sentences = model(*model_inputs(chosen, indices, batch.length), collect=True)
             logits[indices] = answers.float()
@@ -175,40 +177,66 @@ class ClassificationTask:
                 heads[name] = heads.get(name, 0.0) + value * len(batch) / len(chosen)
         labels = chosen.labels.cpu()
         logits = logits.cpu()
-        found = metrics.scores(logits, labels)
         items = {
             "logits": logits,
             "labels": labels,
             "correct": logits.argmax(-1) == labels,
             "nll": F.cross_entropy(logits.double(), labels, reduction="none"),
         }
-        return Evaluation(found | heads, items)
+        return Evaluation(metrics.scores(logits, labels) | heads, items)
 
+    def assets(self) -> dict[str, bytes]:
+        chosen = {name: self.data.parts[name] for name in self.scored_parts}
+        examples = {name: run_assets.select(part, spread(part, EXAMPLES)) for name, part in chosen.items()}
+        return run_assets.save_prepared(self.data, examples)
 
-def model_inputs(part: Part, indices: Tensor, length: int) -> list[Tensor]:
-    """What the model's forward takes: tables of words, then their lengths."""
-    tables = [sentences.padded(indices, length) for sentences in part.sentences]
-    return [table for table, _ in tables] + [lengths for _, lengths in tables]
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        return cls(recipe, *run_assets.restore_prepared(assets, recipe.data.folder))
+
+    def facts(self) -> list[tuple[str, str]]:
+        return run_assets.data_facts(self.data)
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        if not self.has_data:
+            foreign = None if options.foreign is None else predictions(model, options.foreign)
+            return replace(super().measure_heads(model, options), foreign=foreign)
+        part = self.parts[options.part]
+        return measure_classifier(model, part, most=options.most, seed=options.seed, foreign=options.foreign)
+
+    def examples(self, part: str, models: Mapping[str, nn.Module]) -> Examples:
+        if self.has_data:
+            chosen = self.data.parts[part]
+            indices = spread(chosen, EXAMPLES)
+        elif part in self._examples:
+            chosen = self._examples[part]
+            indices = torch.arange(len(chosen))
+        else:
+            return Examples()
+        return Examples(single=read_examples(self.data, chosen, indices, models))
+
+    def open_foreign(self, folder: Path, part: str) -> Part:
+        return open_foreign(folder, self.data, part).to(self._device)
 
 
 def _diversity(part: Part, indices: Tensor, attention: Any, sentences: Any) -> dict[str, float]:
-    """How different the heads are on some items; of pairs, the mean over both sentences."""
+    """Differences between the heads on some items; of pairs, the mean over both sentences."""
     views = list(zip(_as_tuple(attention), _as_tuple(sentences), strict=True))
     found: dict[str, float] = {}
     if views[0][0].shape[1] > 1:
-        for seen, rows in views:
+        for weights, rows in views:  # [B, M, T], [B, M, D]
             values = {
                 "dist": metrics.dist(rows),
                 "relative_dist": metrics.relative_dist(rows),
-                "overlap": metrics.overlap(seen),
-                "overlap_cosine": metrics.overlap(seen, "cosine"),
+                "overlap": metrics.overlap(weights),
+                "overlap_cosine": metrics.overlap(weights, "cosine"),
             }
             for name, value in values.items():
                 found[name] = found.get(name, 0.0) + float(value) / len(views)
     if part.evidence is not None:
-        seen = views[0][0]
-        evidence = part.evidence_mask(indices.cpu(), seen.shape[-1]).to(seen.device)  # [B, K, T]
-        found["coverage"] = float(metrics.evidence_coverage(seen, evidence))
+        weights = views[0][0]
+        evidence = part.evidence_mask(indices.cpu(), weights.shape[-1]).to(weights.device)  # [B, K, T]
+        found["coverage"] = float(metrics.evidence_coverage(weights, evidence))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What ELECTRA and BERT are shown of blocks, and what their answers cost."""
+"""Inputs and losses of ELECTRA and of BERT's objective."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drawn(
     kept: float,
     draw: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
-    """What a model is shown of rows of a part; of what is to be guessed the fields."""
+    """Tokens, segment ids, padding mask, and the fields of `Masked`, of some rows of a part."""
     tokens, first, ends = unpack(rows, length)
     along = torch.arange(length, device=rows.device)
     types = ((along >= first.unsqueeze(1)) & (along < ends.unsqueeze(1))).long()  # [B, T]
@@ -42,32 +42,32 @@ def total(
     pieces: Tensor | int,
     weight: float,
 ) -> Tensor:
-    """The loss of a batch: sums / numbers of places and of pieces."""
-    guessed, detected = losses(logits, corrupted, replaced, tokens, answers)
-    wrong = (guessed * counts).sum() / places
+    """Loss of a batch: sums divided by the numbers of masked positions and of pieces."""
+    predicted, detected = losses(logits, corrupted, replaced, tokens, answers)
+    generator = (predicted * counts).sum() / places
     if detected is None:
-        return wrong
+        return generator
     real = detected if seen is None else detected * seen.flatten(1)  # [B, T]
-    return wrong + weight * real.sum() / pieces
+    return generator + weight * real.sum() / pieces
 
 
 def losses(
     logits: Tensor, corrupted: Tensor | None, replaced: Tensor | None, tokens: Tensor, answers: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """NLL of what is to be guessed [B, N], and of which tokens were replaced [B, T], in float32."""
-    guessed = F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), reduction="none").view_as(answers)
+    """NLL of the masked tokens, [B, N], and of the detection of replaced tokens, [B, T], in float32."""
+    predicted = F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), reduction="none").view_as(answers)
     if corrupted is None or replaced is None:
-        return guessed, None
-    changed = (corrupted != tokens).float()  # a sample that is right by chance is no replacement
-    return guessed, F.binary_cross_entropy_with_logits(replaced.float(), changed, reduction="none")
+        return predicted, None
+    changed = (corrupted != tokens).float()  # a sample equal to the original is not a replacement
+    return predicted, F.binary_cross_entropy_with_logits(replaced.float(), changed, reduction="none")
 
 
 def means_of(totals: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over everything / what was counted."""
-    found = {}
-    for who in ("", "generator_"):
-        if f"{who}count" in totals:
-            count = totals[f"{who}count"].sum()
-            found[f"{who}nll"] = float(totals[f"{who}nll"].sum() / count)
-            found[f"{who}accuracy"] = float(totals[f"{who}correct"].sum() / count)
-    return found
+    """NLL and accuracy, means over all counted tokens, from sums over blocks."""
+    means = {}
+    for prefix in ("", "generator_"):
+        if f"{prefix}count" in totals:
+            count = totals[f"{prefix}count"].sum()
+            means[f"{prefix}nll"] = float(totals[f"{prefix}nll"].sum() / count)
+            means[f"{prefix}accuracy"] = float(totals[f"{prefix}correct"].sum() / count)
+    return means

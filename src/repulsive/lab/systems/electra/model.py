@@ -1,7 +1,7 @@
-"""ELECTRA (Clark et al., 2020) out of transformers' own modules, and BERT's objective on the same sizes.
+"""ELECTRA (Clark et al., 2020) from modules of the package transformers, and BERT's objective at the same sizes.
 
-The generator fills masked places, the discriminator says of every token whether it was replaced. They share all of
-their embeddings, LayerNorm included, and the generator's output is tied to them, as in google-research/electra.
+The generator predicts masked tokens, and the discriminator detects which tokens were replaced. They share all
+embeddings, LayerNorm included, and the generator's output is tied to them, as in google-research/electra.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from torch.nn import functional as F
 from repulsive.errors import ConfigError, DataError
 from repulsive.safety.model_folders import offline, read_config
 
-GENERATOR = "generator"  # folder beside a discriminator's files
+GENERATOR = "generator"  # subfolder of a discriminator's folder
 _POSITIONS = 512
-_STRETCH = 128  # classes that are summed up before one of them is drawn
-_BELOW_ONE = 1 - 2.0**-20  # times a uniform number: rounding does not bring it to 1
+_STRETCH = 128  # classes per group of the two-stage sampler
+_BELOW_ONE = 1 - 2.0**-20  # factor of uniform numbers, so that rounding never gives 1
 
 
 @dataclass(frozen=True)
 class ElectraSizes:
-    """Sizes of a discriminator, and of the generator beside it. The defaults are ELECTRA-small's.
+    """Sizes of a discriminator and its generator. The defaults are ELECTRA-small's.
 
     Args:
-        vocabulary: pieces.
-        layers: of both.
-        width: of a token's state in the discriminator.
-        heads: in each of its layers.
-        feed_forward: inner units.
-        embedding: size of what both share.
-        generator: width, heads and inner units of the generator over the discriminator's.
+        vocabulary: number of pieces.
+        layers: of both networks.
+        width: size of a token's state in the discriminator.
+        heads: in each layer of the discriminator.
+        feed_forward: hidden units of its feed-forward blocks.
+        embedding: size of the shared embeddings.
+        generator: width, heads and hidden units of the generator, as a fraction of the discriminator's.
         dropout: on states and on attention weights.
-        padding: number of the piece that fills blocks.
+        padding: id of the padding token.
     """
 
     vocabulary: int
@@ -53,7 +53,7 @@ class ElectraSizes:
     padding: int = 0
 
     def config(self, share: float = 1.0) -> Any:
-        """transformers' own config of a model whose width is a share of the discriminator's."""
+        """Config for transformers of a model whose width is a fraction of the discriminator's."""
         heads = max(1, int(self.heads * share))
         return _transformers().ElectraConfig(
             vocab_size=self.vocabulary,
@@ -71,10 +71,10 @@ class ElectraSizes:
 
 
 class MaskedModel(nn.Module):
-    """A masked language model, of ELECTRA's or of BERT's family: it says what stood at masked places.
+    """A masked language model of the ELECTRA or BERT family.
 
     Args:
-        network: transformers' model with its head.
+        network: a model of transformers, with its head.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -82,23 +82,23 @@ class MaskedModel(nn.Module):
         self.network = network
 
     def forward(self, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Logits [B, N, V] of the pieces at some places.
+        """Logits [B, N, V] of the pieces at some positions.
 
         Args:
-            tokens: int64 [B, T], some of them masked.
-            types: which segment, int64 [B, T].
-            places: int64 [B, N].
-            seen: bool [B, 1, 1, T], False for padding; None where there is none.
+            tokens: token ids, some of them masked, int64 [B, T].
+            types: segment ids, int64 [B, T].
+            places: positions, int64 [B, N].
+            seen: padding mask, False at padding, bool [B, 1, 1, T]; None without padding.
         """
         return logits_at(self.network, tokens, types, places, seen)
 
 
 class Electra(nn.Module):
-    """A generator and a discriminator that learn together.
+    """A generator and a discriminator that are trained together.
 
     Args:
         generator: `ElectraForMaskedLM`.
-        discriminator: `ElectraForPreTraining`; the generator gets its embeddings.
+        discriminator: `ElectraForPreTraining`; the generator shares its embeddings.
     """
 
     def __init__(self, generator: Any, discriminator: Any) -> None:
@@ -120,21 +120,20 @@ class Electra(nn.Module):
         seen: Tensor | None = None,
         draw: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What both say of a batch.
+        """Predict masked tokens, replace them by samples, and detect the replaced ones.
 
         Args:
-            tokens: as the text has them, int64 [B, T].
+            tokens: original token ids, int64 [B, T].
             masked: the same with masks, int64 [B, T].
-            types: which segment, int64 [B, T].
-            places: what is to be filled, int64 [B, N]; [CLS], at place 0, is never replaced.
-            first: where `places` names a place for the first time, int64 [B, N]: a place that was drawn twice is
-                replaced once.
-            seen: bool [B, 1, 1, T], False for padding; None where there is none.
-            draw: of the samples; torch's own by default.
+            types: segment ids, int64 [B, T].
+            places: masked positions, int64 [B, N]; [CLS], at position 0, is never replaced.
+            first: index of the first occurrence of each entry of `places`, int64 [B, N]: a position that was drawn
+                twice is replaced once.
+            seen: padding mask, False at padding, bool [B, 1, 1, T]; None without padding.
+            draw: generator of the samples; None: torch's global one.
 
         Returns:
-            Logits of the generator [B, N, V]; the tokens with its samples in place, int64 [B, T]; logits of "replaced"
-            [B, T].
+            Logits of the generator, [B, N, V]; tokens with its samples, int64 [B, T]; logits of "replaced", [B, T].
         """
         logits = logits_at(self.generator, masked, types, places, seen)  # [B, N, V]
         samples = self.sampler(logits.detach(), draw).gather(1, first)  # [B, N]
@@ -144,31 +143,31 @@ class Electra(nn.Module):
 
 
 def keep_narrow(model: nn.Module) -> None:
-    """Let norms give what they were given: autocast has them give float32, and twice the bytes move between blocks."""
+    """Make LayerNorm return the dtype of its input: under autocast it returns float32, which doubles memory traffic."""
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            module.register_forward_hook(_as_given)
+            module.register_forward_hook(_to_input_dtype)
 
 
-def _as_given(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+def _to_input_dtype(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     return output.to(inputs[0].dtype)
 
 
 def states_of(network: Any, tokens: Tensor, types: Tensor, seen: Tensor | None) -> Tensor:
-    """What transformers' ELECTRA or BERT makes of tokens, [B, T, D], with the mask as it is.
+    """Last hidden states of ELECTRA or BERT, [B, T, D], with the mask as given.
 
-    Its `forward` makes a mask of its own while a CUDA graph is captured, even where there is nothing to hide, and
-    attention with a mask is slow.
+    The `forward` of transformers creates a mask while a CUDA graph is captured, even without padding, and attention
+    with a mask is slow.
     """
     states = _narrow(network.embeddings(input_ids=tokens, token_type_ids=types))
     if hasattr(network, "embeddings_project"):
         states = network.embeddings_project(states)
-    found: Tensor = network.encoder(states, attention_mask=seen)[0]
-    return found
+    hidden: Tensor = network.encoder(states, attention_mask=seen)[0]
+    return hidden
 
 
 def _narrow(states: Tensor) -> Tensor:
-    """In autocast's type, where it is on."""
+    """Convert to the dtype of autocast, if it is enabled."""
     kind = states.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return states
@@ -176,23 +175,22 @@ def _narrow(states: Tensor) -> Tensor:
 
 
 def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
-    """Logits [B, N, V] of a masked language model at some places; arguments as in `MaskedModel.forward`."""
+    """Logits [B, N, V] of a masked language model at some positions; arguments as in `MaskedModel.forward`."""
     states = states_of(network.base_model, tokens, types, seen)
     states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))  # [B, N, D]
     if hasattr(network, "generator_lm_head"):
-        made = network.generator_predictions(states)
+        states = network.generator_predictions(states)
         head = network.generator_lm_head
-        found: Tensor = padded_linear(head, made, _STRETCH) if made.is_cuda else head(made)
+        logits: Tensor = padded_linear(head, states, _STRETCH) if states.is_cuda else head(states)
     else:
-        found = network.cls(states)
-    return found
+        logits = network.cls(states)
+    return logits
 
 
 def padded_linear(linear: nn.Linear, x: Tensor, multiple: int = 8) -> Tensor:
-    """A linear map, which has a bias, with as many more outputs, all -inf, as make their number a multiple.
+    """A linear map with bias, its outputs padded with -inf to a multiple; a softmax ignores them.
 
-    A softmax does not see them. Matrix units want rows that begin at multiples of 16 bytes, which those of 30,522 words
-    in half precision do not.
+    Matrix units need rows that start at multiples of 16 bytes, which rows of 30,522 numbers in half precision do not.
     """
     extra = -linear.out_features % multiple
     if not extra:
@@ -202,20 +200,20 @@ def padded_linear(linear: nn.Linear, x: Tensor, multiple: int = 8) -> Tensor:
 
 
 class Sampler(nn.Module):
-    """`sample` as a module, so that it can be compiled: several passes over all words become one."""
+    """`sample` as a module, so that it can be compiled into a single pass over the logits."""
 
     def forward(self, logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
         return sample(logits, draw)
 
 
 def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
-    """A class from each softmax: first a stretch of classes, then one within it.
+    """Sample a class from each softmax in two stages: a group of classes, then a class of the group.
 
-    Two uniform numbers do, where Gumbel's trick wants noise for every class.
+    It needs two uniform numbers, where the Gumbel trick needs noise for every class.
 
     Args:
         logits: [..., V].
-        draw: of the numbers; torch's own by default.
+        draw: generator of the numbers; None: torch's global one.
 
     Returns:
         int64 [...].
@@ -231,44 +229,44 @@ def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
 
 
 def _reached(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Where the sum of weights [..., C] so far exceeds a share of all, int64 [..., 1]."""
+    """Index at which the cumulative sum of weights, [..., C], exceeds a fraction of the total, int64 [..., 1]."""
     ends = weights.cumsum(-1)
     return (ends <= uniform * ends[..., -1:]).sum(-1, keepdim=True)
 
 
 def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """A copy of tokens with values at some places; place 0 keeps its token.
+    """Copy tokens and replace those at some positions; position 0 keeps its token.
 
     Args:
         tokens: int64 [B, T].
-        places: int64 [B, N].
-        values: int64 [B, N]; those of a place that occurs twice must be equal.
+        places: positions, int64 [B, N].
+        values: int64 [B, N]; equal for positions that occur twice.
     """
     changed = tokens.scatter(1, places, values)
     return torch.cat([tokens[:, :1], changed[:, 1:]], 1)
 
 
 def make_electra(sizes: ElectraSizes) -> Electra:
-    """A fresh ELECTRA."""
+    """An ELECTRA with random weights."""
     package = _transformers()
     discriminator = package.ElectraForPreTraining(sizes.config())
     return Electra(package.ElectraForMaskedLM(sizes.config(sizes.generator)), discriminator)
 
 
 def make_masked(sizes: ElectraSizes) -> MaskedModel:
-    """A fresh masked language model of the discriminator's size."""
+    """A masked language model of the discriminator's size, with random weights."""
     return MaskedModel(_transformers().ElectraForMaskedLM(sizes.config()))
 
 
 def open_electra(folder: Path, share: float = 0.25) -> Electra:
-    """An ELECTRA from a folder of a discriminator, and of a generator in `generator` below it.
+    """Load an ELECTRA from a folder with a discriminator and, in the subfolder `generator`, a generator.
 
     Args:
-        folder: as `save_pretrained` writes it; it is never fetched from anywhere.
-        share: width of a fresh generator where there is none.
+        folder: as `save_pretrained` writes it; nothing is downloaded.
+        share: width of a generator with random weights, as a fraction, if the folder has none.
 
     Raises:
-        DataError: there is no such folder, or it holds no ELECTRA.
+        DataError: the folder does not exist, or holds another kind of model.
     """
     package = _transformers()
     discriminator = _opened(package.ElectraForPreTraining, folder)
@@ -292,14 +290,14 @@ def open_electra(folder: Path, share: float = 0.25) -> Electra:
 
 
 def open_masked(folder: Path) -> MaskedModel:
-    """A masked language model from a folder: BERT, or an ELECTRA generator.
+    """Load a masked language model from a folder: BERT, or an ELECTRA generator.
 
     Raises:
-        DataError: there is no such folder, or it holds another kind of model.
+        DataError: the folder does not exist, or holds another kind of model.
     """
     network = _opened(_transformers().AutoModelForMaskedLM, folder)
     if not hasattr(network, "generator_lm_head") and not hasattr(network, "cls"):
-        raise DataError(f"{folder}: is a {type(network).__name__}; only BERT and ELECTRA can be trained on")
+        raise DataError(f"{folder}: is a {type(network).__name__}; only BERT and ELECTRA are supported")
     return MaskedModel(network)
 
 
@@ -307,7 +305,7 @@ def _opened(kind: Any, folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder}: no config.json; name a folder that save_pretrained or `repulsive export` wrote")
     try:
-        read_config(folder)  # refuses names of code to download, and sizes beyond the limit
+        read_config(folder)  # refuses code to download, and sizes beyond the limit
         local = {"local_files_only": True, "trust_remote_code": False}
         with quietly(), offline():
             return kind.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32, **local)
@@ -320,7 +318,7 @@ def _opened(kind: Any, folder: Path) -> Any:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """No progress bars of transformers within a block."""
+    """Disable the progress bars of transformers within a block."""
     logging = importlib.import_module("transformers.utils.logging")
     before = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

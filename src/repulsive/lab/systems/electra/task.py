@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from repulsive.errors import ConfigError
+from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.electra.batches import BlockBatch, BlockBatches
 from repulsive.lab.systems.electra.blocks import Blocks, marks_of
 from repulsive.lab.systems.electra.loss import drawn, losses, means_of, total
@@ -29,28 +30,30 @@ from repulsive.lab.systems.electra.model import (
     open_masked,
 )
 from repulsive.lab.text.folders import digest
+from repulsive.lab.text.wordpiece import FILE as VOCABULARY
+from repulsive.lab.text.wordpiece import WordPieces
 from repulsive.metrics.auc import auc
 
-_COMPILED = (  # modules that are, on request
+_COMPILED = (  # modules to compile, if training.compile
     "ElectraLayer",
     "BertLayer",
     "ElectraGeneratorPredictions",
     "ElectraDiscriminatorPredictions",
     "Sampler",
 )
-_EVALUATED_AT_ONCE = 128
-_EVALUATED_WITH = 20_200_323  # the seed of masks and samples in evaluations: the same for all runs
-_ON_DEVICE = 8 << 30  # bytes of blocks that live on the device; larger sets stay in the memory map
+_EVALUATION_BATCH = 128
+_EVALUATION_SEED = 20_200_323  # of masks and samples, the same for all runs
+_ON_DEVICE = 8 << 30  # most bytes of blocks to move to the device; larger sets stay memory-mapped
 
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on.
+    """Prepared data to train on.
 
     Args:
         folder: what `repulsive prepare pretrain` wrote.
-        share: of the training blocks, from the first on; for a quick look.
-        steps: batches that are called an epoch, however many passes over the data they are; 0: one pass.
+        share: fraction of the training blocks to use, from the first on; for quick trials.
+        steps: batches per epoch; 0: one pass over the data.
     """
 
     folder: Path
@@ -70,13 +73,14 @@ class Model:
 
     Args:
         layers: of generator and discriminator.
-        width: of a token's state in the discriminator.
-        heads: in each of its layers.
-        feed_forward: inner units of its feed-forward blocks.
-        embedding: size of the embeddings, which both share.
-        generator: width, heads and inner units of the generator over the discriminator's.
+        width: size of a token's state in the discriminator.
+        heads: in each layer of the discriminator.
+        feed_forward: hidden units of its feed-forward blocks.
+        embedding: size of the shared embeddings.
+        generator: width, heads and hidden units of the generator, as a fraction of the discriminator's.
         dropout: on states and on attention weights.
-        start: a folder that `save_pretrained` or `repulsive export` wrote, to go on from; its sizes count, not these.
+        start: folder with initial weights, written by `save_pretrained` or `repulsive export`; its sizes override
+            these.
     """
 
     layers: int = 12
@@ -101,12 +105,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised: the generator's NLL + `discriminator` times the discriminator's.
+    """The loss: NLL of the generator + `discriminator` times that of the discriminator.
 
     Args:
-        discriminator: weight of its loss.
-        masked: share of the pieces that are to be guessed.
-        kept: share of these that stay as they are; the others become masks.
+        discriminator: weight of the discriminator's loss.
+        masked: fraction of the pieces to predict.
+        kept: fraction of these that are left unchanged; the others are masked.
     """
 
     discriminator: float = 50.0
@@ -120,13 +124,13 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(Recipe):
-    """A recipe for pre-training.
+    """Recipe for pre-training.
 
     Args:
-        data: what to train on.
+        data: prepared data.
         objective: "electra", or "bert": masked language modelling with the discriminator's network.
         model: sizes.
-        loss: what is minimised.
+        loss: settings of the loss.
     """
 
     data: Data
@@ -140,108 +144,117 @@ class Pretraining(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: pre-training has no regulariser; leave it out")
 
 
-class PretrainingTask:
-    """Blocks of word pieces, some of which are to be guessed, and some of whose guesses are to be found."""
+class PretrainingTask(Task):
+    """Blocks of word pieces: the generator predicts masked pieces, the discriminator detects replaced ones.
+
+    Args:
+        recipe: what to train.
+        data: blocks without parts, as `restore` makes them; None: read the recipe's folder.
+    """
 
     select_by = "log_likelihood"
 
-    def __init__(self, recipe: Pretraining) -> None:
+    def __init__(self, recipe: Pretraining, data: Blocks | None = None) -> None:
         self.recipe = recipe
-        self.data = Blocks.load(recipe.data.folder)
+        self.data = Blocks.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
         self.shown = ("accuracy", "auc", "generator_nll") if recipe.objective == "electra" else ("accuracy", "nll")
         self.marks = marks_of(self.data.pieces)
         self.parts: dict[str, Tensor] = dict(self.data.parts)
-        train, batch = self.parts["train"], recipe.training.batch
+        self._device = torch.device("cpu")
+        if self.has_data:
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train, batch = self.recipe, self.parts["train"], self.recipe.training.batch
         self.blocks = max(1, round(len(train) * recipe.data.share))
         if self.blocks < batch:
             raise ConfigError(f"training.batch={batch}: {recipe.data.folder} has {self.blocks} blocks to train on")
-        self._in_memory = train[: self.blocks].numel() * 2 <= _ON_DEVICE
+        self._on_device = train[: self.blocks].numel() * 2 <= _ON_DEVICE
         ends = train[: self.blocks, -1].clone() if self.data.padded else None  # int16 [N]
         self._batches = BlockBatches(
             self.blocks, self.data.length, batch, recipe.seed, ends, recipe.loss.masked, recipe.data.steps
         )
-        # The loss is a mean over pieces: they are what it has N of.
+        # Counted in pieces, because the loss is a mean over them.
         self.num_data = self.blocks * self.data.length if ends is None else int(ends.sum())
-        self._device = torch.device("cpu")
-        self._sums = dict(self.data.manifest["files"])
+        checksums = dict(self.data.manifest["files"])
         if start := recipe.model.start:
             paths = sorted(path for path in Path(start).rglob("*") if path.is_file())
-            self._sums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
-        compiled = recipe.training.compile  # dozens of small kernels become a few
+            checksums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
+        self.checksums = checksums
+        compiled = recipe.training.compile  # fuses dozens of small operations
         self._drawn: Any = torch.compile(drawn, dynamic=False) if compiled else drawn
         self._total: Any = torch.compile(total, dynamic=False) if compiled else total
 
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files, and of what the training starts from."""
-        return self._sums
-
     def model(self) -> Electra | MaskedModel:
-        made = self.plain_model()
-        keep_narrow(made)
+        model = self.plain_model()
+        keep_narrow(model)
         if self.recipe.training.compile:
-            for module in made.modules():
+            for module in model.modules():
                 if type(module).__name__ in _COMPILED:
                     module.compile(dynamic=False)
-        return made
+        return model
 
     def plain_model(self) -> Electra | MaskedModel:
-        """transformers' modules as they are."""
-        made = self._model()
-        first = made.discriminator if isinstance(made, Electra) else made.network
+        """The model with unmodified modules of transformers."""
+        model = self._model()
+        first = model.discriminator if isinstance(model, Electra) else model.network
         known, here = first.config, len(self.data.pieces.pieces)  # type: ignore[union-attr]
         if known.vocab_size != here:  # type: ignore[union-attr]
             raise ConfigError(f"model.start: has {known.vocab_size} pieces, and {self.data.folder} {here}")  # type: ignore[union-attr]
         if known.max_position_embeddings < self.data.length:  # type: ignore[union-attr, operator]
             raise ConfigError(f"model.start: has {known.max_position_embeddings} positions; prepare shorter blocks")  # type: ignore[union-attr]
-        return made
+        return model
 
     def _model(self) -> Electra | MaskedModel:
-        asked, electra = self.recipe.model, self.recipe.objective == "electra"
-        if asked.start:
-            return open_electra(Path(asked.start), asked.generator) if electra else open_masked(Path(asked.start))
+        settings, electra = self.recipe.model, self.recipe.objective == "electra"
+        if start := settings.start:
+            return open_electra(Path(start), settings.generator) if electra else open_masked(Path(start))
         sizes = ElectraSizes(
             len(self.data.pieces.pieces),
-            asked.layers,
-            asked.width,
-            asked.heads,
-            asked.feed_forward,
-            asked.embedding,
-            asked.generator,
-            asked.dropout,
+            settings.layers,
+            settings.width,
+            settings.heads,
+            settings.feed_forward,
+            settings.embedding,
+            settings.generator,
+            settings.dropout,
             self.marks["PAD"],
         )
         return make_electra(sizes) if electra else make_masked(sizes)
 
     def repelled(self, model: nn.Module) -> nn.Module:
-        """The discriminator's heads are what stays; the generator is thrown away."""
+        """The discriminator: the generator is discarded after pre-training."""
         return model.discriminator if isinstance(model, Electra) else model
 
     def to(self, device: torch.device) -> None:
-        """Blocks live on the device where they fit, so that a batch travels as its indices."""
+        """Blocks are moved to the device if they fit; then only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: x if name == "train" else x.to(device) for name, x in self.parts.items()}
-        if self._in_memory:
+        if self.has_data and self._on_device:
             self.parts["train"] = self.parts["train"][: self.blocks].to(device)
 
-    def order(self, epoch: int) -> Sequence[BlockBatch]:  # type: ignore[override]
+    def order(self, epoch: int) -> Sequence[BlockBatch]:
         return self._batches.epoch(epoch)
 
     def fetch(self, batch: BlockBatch) -> Inputs:
         found = {"means": batch.means} if batch.means is not None else {}
-        if self._in_memory:
+        if self._on_device:
             return {"indices": batch.indices, **found}
         rows = self.parts["train"][batch.indices]
         return {"rows": rows.pin_memory() if self._device.type == "cuda" else rows, **found}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sums over the batch / its pieces and its places, as the mean over blocks of sum / mean number of them."""
+        """Sums over the batch / its numbers of pieces and of masked positions.
+
+        Written as a mean over blocks of sum / mean number, so that means over ranks can be weighted by blocks.
+        """
         rows = inputs["rows"] if "rows" in inputs else self.parts["train"][inputs["indices"]]
         tokens, types, seen, masked = self._masked(rows, length)
-        said = self._said(model, tokens, types, seen, masked)
+        predictions = self._predict(model, tokens, types, seen, masked)
         pieces, places = self._means(inputs, length)
         loss: Tensor = self._total(
-            *said,
+            *predictions,
             tokens,
             masked.answers,
             masked.counts,
@@ -260,36 +273,47 @@ class PretrainingTask:
     def _masked(
         self, rows: Tensor, length: int, draw: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, Masked]:
-        """Pieces, their segments, what is no padding (None: all), and what is to be guessed."""
-        asked, eager = self.recipe.loss, draw is not None
-        made = drawn if eager else self._drawn  # a generator of one's own is not for compilers
-        tokens, types, seen, masked = made(rows, length, self.data.padded, self.marks, asked.masked, asked.kept, draw)
+        """Tokens, segment ids, padding mask (None: no padding), and what is masked."""
+        loss = self.recipe.loss
+        make = self._drawn if draw is None else drawn  # a compiled function cannot take a generator
+        tokens, types, seen, masked = make(rows, length, self.data.padded, self.marks, loss.masked, loss.kept, draw)
         return tokens, types, seen, Masked(*masked)
 
-    def _said(
+    def _predict(
         self, model: Forward, tokens: Tensor, types: Tensor, seen: Tensor | None, masked: Masked, draw: Any = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Logits of the generator; what it made of the tokens, and logits of "replaced", where there are any."""
+        """Logits of the generator, the tokens with its samples, and logits of "replaced"; the last two may be None."""
         if self.recipe.objective == "bert":
             return model(masked.tokens, types, masked.places, seen), None, None
         logits, corrupted, replaced = model(tokens, masked.tokens, types, masked.places, masked.first, seen, draw)
         return logits, corrupted, replaced
 
+    def assets(self) -> dict[str, bytes]:
+        described = data_json(self.data.manifest, length=self.data.length, padding=self.data.manifest["padding"])
+        return {DATA: described, VOCABULARY: self.data.pieces.as_bytes()}
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        facts = read_data_json(assets)
+        words = assets[VOCABULARY].decode().removesuffix("\n").split("\n")
+        pieces = WordPieces(tuple(words), bool(facts["settings"]["lowercase"]))
+        return cls(recipe, Blocks(recipe.data.folder, int(facts["length"]), pieces, {}, facts))
+
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        """The same masks for all models; samples are their own."""
-        # The last batch has a shape of its own, which is not worth compiling.
+        """Evaluate with the same masks for all models; the generator's samples differ."""
+        # The last batch is smaller, and not worth compiling for.
         with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
             return self._evaluate(model, part)
 
     def _evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        draw = torch.Generator(self._device).manual_seed(_EVALUATED_WITH)
+        draw = torch.Generator(self._device).manual_seed(_EVALUATION_SEED)
         blocks, length = self.parts[part], self.data.length
         sums: dict[str, list[Tensor]] = {}
         scores, labels = [], []
-        for start in range(0, len(blocks), _EVALUATED_AT_ONCE):
-            rows = blocks[start : start + _EVALUATED_AT_ONCE].to(self._device)
+        for start in range(0, len(blocks), _EVALUATION_BATCH):
+            rows = blocks[start : start + _EVALUATION_BATCH].to(self._device)
             tokens, types, seen, masked = self._masked(rows, length, draw)
-            logits, corrupted, replaced = self._said(model, tokens, types, seen, masked, draw)
+            logits, corrupted, replaced = self._predict(model, tokens, types, seen, masked, draw)
             nll, detection = losses(logits, corrupted, replaced, tokens, masked.answers)
             right = (logits.argmax(-1) == masked.answers) * masked.counts
             found = {"nll": nll * masked.counts, "correct": right, "count": masked.counts}
@@ -306,11 +330,11 @@ class PretrainingTask:
         metrics = means_of(totals)
         metrics["loss"] = metrics["nll"]
         if scores:
-            said, changed = torch.cat(scores), torch.cat(labels)
+            logits, changed = torch.cat(scores), torch.cat(labels)
             metrics["loss"] = metrics["generator_nll"] + self.recipe.loss.discriminator * metrics["nll"]
-            metrics["auc"] = auc(said, changed)
+            metrics["auc"] = auc(logits, changed)
             metrics["replaced"] = float(changed.double().mean())
-            metrics["found"] = float((said[changed] > 0).double().mean())
+            metrics["found"] = float((logits[changed] > 0).double().mean())
         metrics["log_likelihood"] = -metrics["loss"]
         mean = totals["count"].mean()
         items = {name: totals[name] / mean for name in ("nll", "correct")} | {"labels": totals["count"].long()}

@@ -1,10 +1,10 @@
-"""A pre-trained encoder with a small head on its first token, as ELECTRA is fine-tuned.
+"""A pre-trained encoder with a classification head on its first token, as in the fine-tuning of ELECTRA.
 
     encoder = load_encoder("models/electra-small", dropout=0.1)
     model = FineTuned(encoder, outputs=2)
     logits = model(ids, segments, real)     # [B, T] three times -> [B, 2]
 
-Weights are read from folders on this machine; nothing is fetched.
+Weights are read from local folders; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from repulsive.safety.model_folders import check_size, read_config, with_attenti
 Head = Literal["linear", "dense"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FAMILIES = ("electra", "bert")
-_FAR = -1e9  # added to what a softmax must not see; finite in every precision, whatever its range
+_HIDDEN = -1e9  # added to the scores of padding; finite in every precision
 _SIZES = {
     "tiny": {"layers": 2, "width": 32, "heads": 4, "inner": 64, "embedding": 16},
     "small": {"layers": 12, "width": 256, "heads": 4, "inner": 1024, "embedding": 128},
@@ -35,13 +35,13 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 
 class FineTuned(nn.Module):
-    """An encoder and its head.
+    """An encoder and its classification head.
 
     Args:
-        encoder: of the package transformers, called with ids, segments and an additive mask.
-        outputs: classes, or 1 for a number.
-        head: "linear" is the official ELECTRA code's: dropout, then a linear layer. "dense" has a layer with GELU and
-            another dropout before it, as the package transformers does.
+        encoder: of the package transformers.
+        outputs: number of classes, or 1 for regression.
+        head: "linear", as in the official ELECTRA code, is dropout and a linear layer. "dense", as in transformers, has
+            another dropout and a layer with GELU before it.
         dropout: of the head.
     """
 
@@ -58,19 +58,19 @@ class FineTuned(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, ids: Tensor, segments: Tensor, real: Tensor) -> Tensor:
-        """Answers.
+        """Logits, or predicted numbers.
 
         Args:
-            ids: numbers of the pieces, int64 [B, T].
+            ids: token ids, int64 [B, T].
             segments: 0 for the first text, 1 for the second, int64 [B, T].
-            real: false where there is padding, bool [B, T].
+            real: padding mask, False at padding, bool [B, T].
 
         Returns:
             [B, outputs].
         """
-        # A table [B, T] would be asked whether it hides anything (`.all()`), and a GPU be waited for, which no captured
-        # graph can. Four dimensions are taken as they are; a number to add suits every kind of attention.
-        mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, _FAR)[:, None, None, :]  # [B, 1, 1, T]
+        # For a mask [B, T] transformers checks whether it hides anything (`.all()`), which synchronises with the GPU
+        # and cannot be captured. A mask with four dimensions is used as it is; every attention takes an additive one.
+        mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, _HIDDEN)[:, None, None, :]  # [B, 1, 1, T]
         states = self.encoder(input_ids=ids, token_type_ids=segments, attention_mask=mask).last_hidden_state
         first = self.dropout(states[:, 0])  # [B, width]
         if self.dense is not None:
@@ -80,7 +80,7 @@ class FineTuned(nn.Module):
 
 
 def depth_of(name: str, layers: int) -> int:
-    """How deep a parameter of a `FineTuned` lies: 0 embeddings, 1 to `layers`, and one more for the head."""
+    """Depth of a parameter of a `FineTuned`: 0 for embeddings, 1 to `layers`, and `layers` + 1 for the head."""
     if name.startswith("encoder.encoder.layer."):
         return int(name.split(".")[3]) + 1
     return 0 if name.startswith("encoder.") else layers + 1
@@ -90,9 +90,9 @@ def make_encoder(size: str, vocabulary: int, dropout: float = 0.1) -> nn.Module:
     """ELECTRA's encoder with random weights.
 
     Args:
-        size: "small" and "base" are the published ones, "tiny" is for tests.
+        size: "small" and "base" are the published sizes, "tiny" is for tests.
         vocabulary: number of pieces.
-        dropout: of states and of attention.
+        dropout: on states and attention weights.
     """
     sizes = _SIZES[size]
     config = _transformers().ElectraConfig(
@@ -107,16 +107,16 @@ def make_encoder(size: str, vocabulary: int, dropout: float = 0.1) -> nn.Module:
 
 
 def load_encoder(folder: str | Path, dropout: float = 0.1) -> nn.Module:
-    """The encoder in a folder as the package transformers writes it; heads of whatever it was trained for are left out.
+    """Load an encoder from a folder that transformers wrote, without its task-specific head.
 
     Raises:
-        ConfigError: the folder is of another kind, damaged, or lacks a weight.
+        ConfigError: the folder holds another kind of model, is damaged, or lacks a weight.
     """
     folder = Path(folder)
     try:
         family = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"{folder}: has no config.json that can be read; it is no folder of a model") from None
+        raise ConfigError(f"{folder}: has no readable config.json; name the folder of a model") from None
     if family not in FAMILIES:
         raise ConfigError(f"{folder}: holds a model of type {family!r}; known are {', '.join(FAMILIES)}")
     _transformers()
@@ -126,63 +126,63 @@ def load_encoder(folder: str | Path, dropout: float = 0.1) -> nn.Module:
         model = _made(config, dropout)
     except ConfigError:
         raise
-    except Exception as error:  # whatever transformers makes of sizes that cannot be
+    except Exception as error:  # transformers raises many types for impossible sizes
         raise ConfigError(f"{folder}: its config.json makes no model ({_brief(error)})") from None
     fill_encoder(model, _weights(folder), str(folder))
     return model
 
 
 def fill_encoder(encoder: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Give an encoder its weights; what stands before a name, such as "electra." or "encoder.", is found.
+    """Load weights into an encoder; a prefix of their names, such as "electra." or "encoder.", is detected.
 
     Raises:
-        ConfigError: one is missing, or has another shape.
+        ConfigError: a weight is missing, or has another shape.
     """
-    known = {_renamed(name): value for name, value in weights.items()}
-    wanted = encoder.state_dict()
+    given = {_renamed(name): value for name, value in weights.items()}
+    expected = encoder.state_dict()
     anchor = "embeddings.word_embeddings.weight"
-    places = sorted((name.removesuffix(anchor) for name in known if name.endswith(anchor)), key=_preferred)
-    if not places:
+    prefixes = sorted((name.removesuffix(anchor) for name in given if name.endswith(anchor)), key=_preferred)
+    if not prefixes:
         raise ConfigError(f"{source}: has no {anchor}; these are not the weights of an encoder")
-    found = {name: known.get(places[0] + name) for name in wanted}
-    for name, value in found.items():
+    values = {name: given.get(prefixes[0] + name) for name in expected}
+    for name, value in values.items():
         if value is None and name.rpartition(".")[2] not in ("position_ids", "token_type_ids"):
             raise ConfigError(f"{source}: has no weights for {name}")
-        if value is not None and value.shape != wanted[name].shape:
-            shapes = f"{list(value.shape)}, not {list(wanted[name].shape)}"
+        if value is not None and value.shape != expected[name].shape:
+            shapes = f"{list(value.shape)}, not {list(expected[name].shape)}"
             raise ConfigError(f"{source}: {name} has the shape {shapes}")
-    encoder.load_state_dict({name: wanted[name] if value is None else value for name, value in found.items()})
+    encoder.load_state_dict({name: expected[name] if value is None else value for name, value in values.items()})
 
 
 def weights_file(folder: Path) -> Path:
-    """The file of a model's weights.
+    """The file with the weights of a model.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder has none.
     """
-    found = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
-    if found is None:
+    file = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
+    if file is None:
         raise ConfigError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
-    return found
+    return file
 
 
-def _preferred(place: str) -> tuple[bool, int]:
-    """The discriminator of two, else the outermost."""
-    return "generator" in place, len(place)
+def _preferred(prefix: str) -> tuple[bool, int]:
+    """Sort key: the discriminator before the generator, then the shortest prefix."""
+    return "generator" in prefix, len(prefix)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     file = weights_file(folder)
     try:
         if file.suffix == ".bin":
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            weights = torch.load(file, map_location="cpu", weights_only=True)
         else:
-            found = importlib.import_module("safetensors.torch").load_file(str(file))
-    except Exception as error:  # torch and safetensors have one for every way in which a file can be damaged
-        raise ConfigError(f"{file}: cannot be read ({_brief(error)}); fetch it again") from None
-    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise ConfigError(f"{file}: holds something else than weights by name; fetch it again")
-    return found
+            weights = importlib.import_module("safetensors.torch").load_file(str(file))
+    except Exception as error:  # torch and safetensors raise many types for damaged files
+        raise ConfigError(f"{file}: cannot be read ({_brief(error)}); download it again") from None
+    if not isinstance(weights, dict) or not all(isinstance(x, Tensor) for x in weights.values()):
+        raise ConfigError(f"{file}: expected a table of weights by name, got something else; download it again")
+    return weights
 
 
 def _brief(error: Exception) -> str:

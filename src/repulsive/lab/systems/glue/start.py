@@ -1,4 +1,4 @@
-"""Where fine-tuning starts: a folder of the package transformers, a finished run of fine-tuning, or random weights."""
+"""Initial weights of fine-tuning: a folder of transformers, a finished run of fine-tuning, or random weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from repulsive.lab.systems.glue.model import Head, fill_encoder, load_encoder, m
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
 CONFIG = "config.json"
-EXPORT = "export"  # what pre-training leaves in its run's folder
+EXPORT = "export"  # subfolder of a run of pre-training
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Model:
     """The encoder to start from, and the head.
 
     Args:
-        start: a folder with `config.json` and weights, as the package transformers writes it, or a finished run: of
-            fine-tuning, for intermediate training, or of pre-training, which has such a folder, `export`, inside.
-            "{seed}" in it stands for the recipe's seed. None: random weights.
-        size: of random weights.
-        head: "linear" is the official ELECTRA code's, "dense" that of the package transformers.
-        dropout: everywhere.
+        start: a folder with `config.json` and weights, as transformers writes it, or a finished run: of fine-tuning,
+            for intermediate training, or of pre-training with a subfolder `export`. "{seed}" in it is replaced by the
+            recipe's seed. None: random weights.
+        size: of an encoder with random weights.
+        head: "linear" as in the official ELECTRA code, "dense" as in transformers.
+        dropout: of encoder and head.
     """
 
     start: Path | None = None
@@ -44,64 +44,64 @@ class Model:
 
 
 def at_seed(model: Model, seed: int) -> Model:
-    """The table with the seed where `start` has "{seed}"."""
+    """Replace "{seed}" in `start`."""
     if model.start is None:
         return model
     return replace(model, start=Path(str(model.start).replace("{seed}", str(seed))))
 
 
 def encoder_of(model: Model, vocabulary: int) -> nn.Module:
-    """The encoder a recipe starts from.
+    """Make the encoder with its initial weights.
 
     Args:
         model: the recipe's table.
-        vocabulary: pieces in the data.
+        vocabulary: number of pieces in the data.
 
     Raises:
-        ConfigError: there is nothing to start from where it says, or it does not fit.
+        ConfigError: `start` holds no weights, or they do not fit.
     """
     if model.start is None:
         return make_encoder(model.size, vocabulary, model.dropout)
-    folder, run = _found(model.start)
+    folder, run = _locate(model.start)
     if run is None:
         encoder = load_encoder(folder, model.dropout)
     else:
         encoder = encoder_of(_model_of(run, model.dropout), _pieces_of(run))
         fill_encoder(encoder, _best(run), str(folder))
-    has = int(encoder.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    if has < vocabulary:
-        raise ConfigError(f"model.start={model.start}: knows {has:,} pieces, and the data have {vocabulary:,}")
+    size = int(encoder.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    if size < vocabulary:
+        raise ConfigError(f"model.start={model.start}: has {size:,} pieces, and the data have {vocabulary:,}")
     return encoder
 
 
 def checksums_of(model: Model, vocabulary: bytes) -> dict[str, str]:
-    """SHA-256 of what a recipe starts from; the pieces must be those of the data where it says which it has.
+    """SHA-256 of the initial weights; also checks that their vocabulary, if it is there, is that of the data.
 
     Args:
         model: the recipe's table.
-        vocabulary: the file of the data's pieces.
+        vocabulary: content of the data's vocabulary file.
 
     Raises:
-        ConfigError: there is nothing to start from where it says, or its pieces are others.
+        ConfigError: `start` holds no weights, or has another vocabulary.
     """
     if model.start is None:
         return {}
     own = hashlib.sha256(vocabulary).hexdigest()
-    folder, run = _found(model.start)
+    folder, run = _locate(model.start)
     if run is None:
         files = [folder / CONFIG, weights_file(folder)]
         theirs = _pieces_digest(folder / VOCABULARY) if (folder / VOCABULARY).is_file() else own
     else:
         _best(run)
         files = [path for path in sorted((folder / "best").rglob("*")) if path.suffix == ".safetensors"]
-        theirs = _facts(run).get(VOCABULARY, own)
+        theirs = _checksums(run).get(VOCABULARY, own)
     if theirs != own:
-        raise ConfigError(f"model.start={model.start}: has other pieces than the data; prepare with its vocabulary")
+        raise ConfigError(f"model.start={model.start}: has another vocabulary than the data; prepare them with its own")
     return {f"start/{path.relative_to(folder).as_posix()}": _digest(path) for path in files}
 
 
-def _found(start: Path) -> tuple[Path, RunFolder | None]:
-    """The folder, and the run it is, if it is one of fine-tuning."""
+def _locate(start: Path) -> tuple[Path, RunFolder | None]:
+    """The folder with the weights, and its run if it is one of fine-tuning."""
     for folder in (start, start / EXPORT):
         if (folder / CONFIG).is_file():
             return folder, None
@@ -110,11 +110,11 @@ def _found(start: Path) -> tuple[Path, RunFolder | None]:
         if run.recipe.get("task") == "glue":
             return start, run
         raise ConfigError(f"model.start={start}: is a run of {run.recipe.get('task')!r} without {EXPORT}/{CONFIG}")
-    told = "" if start.name.startswith("seed-") else "; a run's folder ends with seed-N"
+    hint = "" if start.name.startswith("seed-") else "; a run's folder ends with seed-N"
     others = sorted(start.parent.parent.glob(f"{glob.escape(start.parent.name)}+*/{glob.escape(start.name)}/{RECIPE}"))
     if others:  # settings given with --set are part of a folder's name
-        told = f"; did you mean {others[0].parent}?"
-    raise ConfigError(f"model.start={start}: holds neither {CONFIG} of a model nor {RECIPE} of a run{told}")
+        hint = f"; did you mean {others[0].parent}?"
+    raise ConfigError(f"model.start={start}: holds neither {CONFIG} of a model nor {RECIPE} of a run{hint}")
 
 
 def _model_of(run: RunFolder, dropout: float) -> Model:
@@ -129,20 +129,20 @@ def _pieces_of(run: RunFolder) -> int:
 
 
 def _best(run: RunFolder) -> Mapping[str, Any]:
-    found = run.best.latest()
-    if found is None:
-        raise ConfigError(f"model.start={run.path}: the run has not ended; train it to its end first")
-    weights: Mapping[str, Any] = found[1]["model"]
+    latest = run.best.latest()
+    if latest is None:
+        raise ConfigError(f"model.start={run.path}: the run has not finished; train it to the end first")
+    weights: Mapping[str, Any] = latest[1]["model"]
     return weights
 
 
-def _facts(run: RunFolder) -> Mapping[str, str]:
-    found: Mapping[str, str] = run.facts.get("data", {})
-    return found
+def _checksums(run: RunFolder) -> Mapping[str, str]:
+    checksums: Mapping[str, str] = run.facts.get("data", {})
+    return checksums
 
 
 def _pieces_digest(path: Path) -> str:
-    """Of a vocabulary as prepared folders have it, whatever ends its lines."""
+    """SHA-256 of a vocabulary with the line ends of prepared folders."""
     lines = path.read_bytes().replace(b"\r\n", b"\n").removesuffix(b"\n")
     return hashlib.sha256(lines + b"\n").hexdigest()
 

@@ -1,4 +1,4 @@
-"""The paper's table of GLUE from run folders: a row for each system, a column for each task, and their mean."""
+"""The GLUE table of the paper from run folders: a row per system, a column per task, and their mean."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COLUMNS = (*TASKS, FROM_RUN)
 
 @dataclass(frozen=True)
 class System:
-    """One system's results.
+    """Results of one system.
 
     Args:
-        name: what the table calls it.
+        name: in the table.
         cells: column -> mean and deviation over seeds of the task's own metric, times 100.
-        seeds: column -> how many.
+        seeds: column -> number of seeds.
     """
 
     name: str
@@ -33,10 +33,10 @@ class System:
     seeds: dict[str, int]
 
     def average(self, intermediate: bool = False) -> float | None:
-        """Mean over the eight tasks; None where one is missing.
+        """Mean over the eight tasks; None if one is missing.
 
         Args:
-            intermediate: with RTE after training on another task.
+            intermediate: use RTE after training on another task.
         """
         wanted = [FROM_RUN if name == "rte" and intermediate else name for name in TASKS]
         if any(name not in self.cells for name in wanted):
@@ -45,46 +45,46 @@ class System:
 
 
 def system(name: str, folder: Path, part: str = "test") -> System:
-    """All finished GLUE runs below a folder.
+    """Collect all finished GLUE runs below a folder.
 
     Args:
-        name: what the table calls it.
+        name: in the table.
         folder: such as `--out` of `repulsive train`.
-        part: what they were evaluated on.
+        part: of the data that they were evaluated on.
 
     Raises:
-        RunError: there is none, or there are two of the same task and seed.
+        RunError: there are none, or two of the same task and seed.
     """
-    found = system_of(name, sorted(path.parent for path in folder.rglob(RECIPE)), part)
-    if not found.cells:
-        raise RunError(f"{folder}: holds no run of GLUE that has ended; `repulsive ls` lists runs")
-    return found
+    collected = system_of(name, sorted(path.parent for path in folder.rglob(RECIPE)), part)
+    if not collected.cells:
+        raise RunError(f"{folder}: holds no finished run of GLUE; `repulsive ls` lists runs")
+    return collected
 
 
 def system_of(name: str, paths: Iterable[Path], part: str = "test") -> System:
-    """Those of some folders that are finished GLUE runs; as `system`, but there may be none."""
-    found: dict[str, dict[int, tuple[Path, float]]] = {}
+    """Collect the finished GLUE runs among some folders; as `system`, but there may be none."""
+    columns: dict[str, dict[int, tuple[Path, float]]] = {}
     for path in paths:
         run = RunFolder(path)
         if run.recipe.get("task") != "glue" or run.result is None:
             continue
         column, seed = _column(run), int(run.recipe["seed"])
-        seen = found.setdefault(column, {})
-        if seed in seen:
-            other = seen[seed][0]
+        seeds = columns.setdefault(column, {})
+        if seed in seeds:
+            other = seeds[seed][0]
             raise RunError(f"{path}: is {column}, seed {seed}, and so is {other}; give each system its own --out")
         metric = task_named(run.recipe["data"]["task"]).metric
-        seen[seed] = path, 100 * run.metrics(part)[metric]
-    cells = {column: cell([value for _, value in seen.values()]) for column, seen in found.items()}
-    return System(name, cells, {column: len(seen) for column, seen in found.items()})
+        seeds[seed] = path, 100 * run.metrics(part)[metric]
+    cells = {column: cell([value for _, value in seeds.values()]) for column, seeds in columns.items()}
+    return System(name, cells, {column: len(seeds) for column, seeds in columns.items()})
 
 
 def as_markdown(systems: Sequence[System], counted: str = "seeds") -> str:
-    """The table; a mean is over all eight tasks or not there.
+    """Format the table; a mean is shown only if all eight tasks are there.
 
     Args:
         systems: the rows.
-        counted: title of the last column, how many of what there are.
+        counted: title of the last column, which has the number of runs.
     """
     shown = [column for column in COLUMNS if any(column in each.cells for each in systems)]
     means: Mapping[str, bool] = {"mean": False} | ({"mean, RTE from MNLI": True} if FROM_RUN in shown else {})
@@ -108,7 +108,7 @@ def _column(run: RunFolder) -> str:
 
 
 def title(column: str) -> str:
-    """What a table calls a column."""
+    """Title of a column."""
     return "RTE from MNLI" if column == FROM_RUN else TASKS[column].folder
 
 

@@ -1,20 +1,20 @@
-"""GLUE: a pre-trained encoder, ELECTRA above all, fine-tuned on one task, the paper's third system."""
+"""Fine-tuning of a pre-trained encoder, such as ELECTRA, on a GLUE task, the paper's third system."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError, DataError
+from repulsive.lab.engine import assets as run_assets
+from repulsive.lab.engine.data import Data as PreparedData
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
-from repulsive.lab.systems.classification.task import Data as AnyData
-from repulsive.lab.systems.glue import metrics as correlations
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.glue.data import MOST, PREDICT, task_named
 from repulsive.lab.systems.glue.model import FineTuned, depth_of
 from repulsive.lab.systems.glue.start import Model, at_seed, checksums_of, encoder_of
@@ -23,22 +23,23 @@ from repulsive.lab.text.folders import understood
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.wordpiece import CLS, FILE, SEP
 from repulsive.metrics import classification as metrics
+from repulsive.metrics import correlation
 
-_EVALUATED_AT_ONCE = 256
+_EVALUATION_BATCH = 256
 _SHOWN = {"matthews": ("matthews", "accuracy", "nll"), "spearman": ("spearman", "pearson", "mse")}
-_OF_TWO_CLASSES = {"matthews": correlations.matthews, "f1": correlations.f1}
+_OF_TWO_CLASSES = {"matthews": correlation.matthews, "f1": correlation.f1}
 _NO_PENALTY = "there is no regulariser for a pre-trained encoder; leave it out"
 
 
 @dataclass(frozen=True)
-class Data(AnyData):
-    """What to train on.
+class Data(PreparedData):
+    """Prepared data to train on.
 
     Args:
         folder: what `repulsive prepare glue` wrote.
-        share: of the training rows, from the first on; for a quick look.
-        task: its name, such as "cola".
-        swapped: train on every pair twice, the second time with its texts exchanged.
+        share: fraction of the training rows to use, from the first on; for quick trials.
+        task: name of the GLUE task, such as "cola".
+        swapped: train on every pair twice, the second time with its texts swapped.
     """
 
     task: str = ""
@@ -58,8 +59,8 @@ class Rates:
 
     Args:
         layer_decay: $\gamma$; 1 for one rate everywhere.
-        counted: "paper": $e = n + 1 - l$; "released": $e = n + 2 - l$, as the official code has it by an oversight its
-            published numbers were made with. The head's factor is 1 in both.
+        counted: "paper": $e = n + 1 - l$; "released": $e = n + 2 - l$, a mistake of the official code, with which its
+            published numbers were made. The head's factor is 1 in both.
     """
 
     layer_decay: float = 0.8
@@ -72,11 +73,11 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Glue(Recipe):
-    """A recipe for fine-tuning.
+    """Recipe for fine-tuning.
 
     Args:
-        data: what to train on.
-        model: what to start from.
+        data: prepared data.
+        model: initial weights and head.
         rates: learning rates by depth.
     """
 
@@ -92,50 +93,56 @@ class Glue(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: {_NO_PENALTY}")
 
 
-class GlueTask:
-    """Texts, or pairs of them, and their classes or points.
+class GlueTask(Task):
+    """Texts, or pairs of texts, and their classes or scores.
 
-    The part "test" is the benchmark's development set, for that of its test set nobody has labels. With
-    `training.average = 1`, the default, the last weights are evaluated, and nothing is picked by looking at it.
+    The part "test" is the benchmark's development set, because the labels of its test set are not public. With
+    `training.average = 1`, the default, the last weights are evaluated: nothing is selected on that set.
+
+    Args:
+        recipe: what to train.
+        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
     """
 
-    def __init__(self, recipe: Glue) -> None:
+    def __init__(self, recipe: Glue, data: Prepared | None = None) -> None:
         self.recipe = recipe
         self.task = task_named(recipe.data.task)
-        self.data = Prepared.load(recipe.data.folder)
+        self.data = Prepared.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.dataset = self.data.task
         self._check_data()
         self.select_by = self.task.metric
         self.shown = _SHOWN.get(self.task.metric, ("accuracy", "nll"))
         self.parts: dict[str, Part] = dict(self.data.parts)
-        self.scored = ("dev", "test", *(name for name in self.parts if name == "mismatched"))
+        self.scored_parts = ("dev", "test", *(name for name in self.parts if name == "mismatched"))
         pieces = self.data.extra[FILE].decode().split("\n")
         self._marks = pieces.index(CLS), pieces.index(SEP)
         with understood(self.data.folder):
             self._longest = int(self.data.manifest["settings"]["longest"])
-        train = self.parts["train"]
+        self._model = at_seed(recipe.model, recipe.seed)
+        self._device = torch.device("cpu")
+        if self.has_data:
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train = self.recipe, self.parts["train"]
         self._kept = max(1, round(len(train) * recipe.data.share))
         lengths = joined_lengths(train)[: self._kept]
         if recipe.data.swapped:
             lengths = lengths.repeat(2)
         self.num_data = len(lengths)
         self._buckets = Buckets(lengths, recipe.training.batch, recipe.seed, self._longest)
-        self._model = at_seed(recipe.model, recipe.seed)
-        self._sums = dict(self.data.manifest["files"]) | checksums_of(self._model, self.data.extra[FILE])
-        self._device = torch.device("cpu")
+        start = checksums_of(self._model, self.data.extra[FILE])
+        self.checksums = dict(self.data.manifest["files"]) | start
 
     def _check_data(self) -> None:
         folder, data = self.recipe.data.folder, self.data
-        known = data.manifest.get("settings", {}).get("glue_task")
-        if known != self.task.name:
-            told = f"GLUE task {known!r}" if known else f"task {data.task!r}"
-            raise ConfigError(f"{folder}: holds {told}, and the recipe is for GLUE task {self.task.name!r}")
+        name = data.manifest.get("settings", {}).get("glue_task")
+        if name != self.task.name:
+            held = f"GLUE task {name!r}" if name else f"task {data.task!r}"
+            raise ConfigError(f"{folder}: holds {held}, and the recipe is for GLUE task {self.task.name!r}")
         if self.recipe.data.swapped and len(self.task.texts) == 1:
-            raise ConfigError(f"data.swapped=true: GLUE task {self.task.name!r} has single texts, nothing to exchange")
-
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files, and of what the training starts from."""
-        return self._sums
+            raise ConfigError(f"data.swapped=true: GLUE task {self.task.name!r} has single texts, nothing to swap")
 
     def model(self) -> FineTuned:
         settings = self._model
@@ -146,7 +153,7 @@ class GlueTask:
         return FineTuned(encoder, max(1, len(self.task.classes)), settings.head, settings.dropout)
 
     def rate_factors(self, model: nn.Module) -> dict[str, float]:
-        """What each parameter's learning rate is multiplied by; see `Rates`."""
+        """Factor of each parameter's learning rate; see `Rates`."""
         rates = self.recipe.rates
         names = [name for name, _ in model.named_parameters()]
         layers = max(depth_of(name, 0) for name in names if name.startswith("encoder."))
@@ -158,7 +165,7 @@ class GlueTask:
         }
 
     def to(self, device: torch.device) -> None:
-        """All texts fit on the device, so a batch travels as its indices."""
+        """All texts fit on the device, so only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -176,72 +183,85 @@ class GlueTask:
             return F.cross_entropy(logits, labels)
         return F.mse_loss(logits.squeeze(-1), labels / MOST)
 
+    def assets(self) -> dict[str, bytes]:
+        return run_assets.save_prepared(self.data, extra=(FILE,))
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        data, _ = run_assets.restore_prepared(assets, recipe.data.folder)
+        return cls(recipe, data)
+
+    def facts(self) -> list[tuple[str, str]]:
+        return run_assets.data_facts(self.data)
+
     def answers(self, model: nn.Module, part: str) -> Tensor:
-        """What a model in evaluation mode says on a part, on the CPU: logits [N, C], or points [N]."""
+        """Predictions of a model in evaluation mode, on the CPU: logits [N, C], or scores [N]."""
         chosen = self.parts[part]
-        found = torch.empty(len(chosen), max(1, len(self.task.classes)), device=self._device)
-        for batch in Buckets(joined_lengths(chosen).cpu(), _EVALUATED_AT_ONCE, most=self._longest).in_order():
+        outputs = torch.empty(len(chosen), max(1, len(self.task.classes)), device=self._device)
+        for batch in Buckets(joined_lengths(chosen).cpu(), _EVALUATION_BATCH, most=self._longest).in_order():
             rows = batch.indices.to(self._device)
-            found[rows] = model(*joined(chosen, rows, batch.length, self._marks)).float()
-        return found.cpu() if self.task.classes else found[:, 0].cpu() * MOST
+            outputs[rows] = model(*joined(chosen, rows, batch.length, self._marks)).float()
+        return outputs.cpu() if self.task.classes else outputs[:, 0].cpu() * MOST
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         if part.startswith(PREDICT):
-            raise ConfigError(f"part {part!r}: nobody has its labels; `evaluate RUN --predict FOLDER` writes answers")
-        found, labels = self.answers(model, part), self.parts[part].labels.cpu()
+            raise ConfigError(
+                f"part {part!r}: its labels are not public; `evaluate RUN --predict FOLDER` writes answers"
+            )
+        answers, labels = self.answers(model, part), self.parts[part].labels.cpu()
         notes = {"split": self._split()} if part == "test" else {}
         if not self.task.classes:
-            error = (found.double() - labels).square()
+            error = (answers.double() - labels).square()
             values = {
-                "spearman": correlations.spearman(found, labels),
-                "pearson": correlations.pearson(found, labels),
+                "spearman": correlation.spearman(answers, labels),
+                "pearson": correlation.pearson(answers, labels),
                 "mse": error.mean(),
             }
-            items = {"predictions": found, "labels": labels, "squared_error": error}
-            items["moments"] = correlations.moments(found, labels)
+            items = {"predictions": answers, "labels": labels, "squared_error": error}
+            items["moments"] = correlation.moments(answers, labels)
             return Evaluation({name: float(value) for name, value in values.items()}, items, notes)
-        guesses = found.argmax(-1)
-        scores = metrics.scores(found, labels)
+        predicted = answers.argmax(-1)
+        scores = metrics.scores(answers, labels)
         items = {
-            "logits": found,
+            "logits": answers,
             "labels": labels,
-            "correct": guesses == labels,
-            "nll": F.cross_entropy(found.double(), labels, reduction="none"),
+            "correct": predicted == labels,
+            "nll": F.cross_entropy(answers.double(), labels, reduction="none"),
         }
         for name in {self.task.metric, *self.task.also} & _OF_TWO_CLASSES.keys():
-            scores[name] = float(_OF_TWO_CLASSES[name](guesses, labels))
-            items["counts"] = correlations.counts(guesses, labels)
+            scores[name] = float(_OF_TWO_CLASSES[name](predicted, labels))
+            items["counts"] = correlation.counts(predicted, labels)
         return Evaluation(scores, items, notes)
 
     def _split(self) -> str:
-        """What "test" is, and how the weights were chosen."""
-        known = "test is the benchmark's development set"
+        """Note on what "test" is, and how the weights were selected."""
+        split = "test is the benchmark's development set"
         if self.recipe.training.average:
-            return f"{known}; nothing was picked by it"
+            return f"{split}; nothing was selected on it"
         held = self.data.manifest["settings"]["held_out"]
-        by = f"{held:g} of the training rows, held out" if held else "it, as good as training on it"
-        return f"{known}; the best weights were picked by {by}"
+        by = f"{held:g} of the training rows, held out" if held else "it, so this score is optimistic"
+        return f"{split}; the best weights were selected on {by}"
 
 
 def joined_lengths(part: Part) -> Tensor:
-    """Pieces of each row with [CLS] and [SEP], int64 [N]."""
+    """Number of pieces of each row, with [CLS] and [SEP], int64 [N]."""
     return torch.stack([side.lengths for side in part.sentences]).sum(0) + 1 + len(part.sentences)
 
 
 def joined(
     part: Part, rows: Tensor, length: int, marks: tuple[int, int], swapped: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows as the model takes them: [CLS] text [SEP], or [CLS] first [SEP] second [SEP].
+    """Inputs of the model: [CLS] text [SEP], or [CLS] first [SEP] second [SEP].
 
     Args:
-        part: where they are.
-        rows: which, int64 [B].
-        length: to pad them to, T.
-        marks: numbers of [CLS] and [SEP].
-        swapped: rows whose texts are exchanged, bool [B].
+        part: the texts.
+        rows: which of them, int64 [B].
+        length: padded length, T.
+        marks: ids of [CLS] and [SEP].
+        swapped: rows whose texts are swapped, bool [B].
 
     Returns:
-        Ids and segments, int64 [B, T], and which are real, bool [B, T].
+        Token ids and segment ids, int64 [B, T], and the padding mask, bool [B, T].
     """
     cls, sep = marks
     tables = [side.padded(rows, length) for side in part.sentences]  # ([B, T], [B]) each

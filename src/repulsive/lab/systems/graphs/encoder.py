@@ -1,4 +1,4 @@
-"""The graph Transformer of GraphWriter (Koncel-Kedziorski et al., 2019): all graphs of a batch at once.
+"""The graph Transformer of GraphWriter (Koncel-Kedziorski et al., 2019), over all graphs of a batch at once.
 
     mask = adjacency(real, relations)                    # [B, E], [B, R, 3] -> [B, N, N], N = 1 + E + 2 R
     nodes = GraphTransformer(GraphSizes())(nodes, mask)  # [B, N, width] -> same
@@ -10,92 +10,14 @@ other.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class GraphSizes:
-    """Sizes and choices of the attention.
-
-    Args:
-        width: size of a node.
-        heads: attention heads in every layer.
-        layers: one after the other.
-        dropout: on attention weights and on what feed-forward blocks add; never at test, where the released code keeps
-            that of the weights.
-        detached: no gradient through keys and values to the layers below, as in the released code.
-        full_scale: divide scores by the root of the width, as in the released code, not by that of a head's.
-        attention: "own" is dense; "pyg" lets PyTorch Geometric attend, see `graph_pyg`: slower, the same numbers.
-    """
-
-    width: int = 500
-    heads: int = 4
-    layers: int = 6
-    dropout: float = 0.1
-    detached: bool = False
-    full_scale: bool = False
-    attention: str = "own"
-
-    def __post_init__(self) -> None:
-        if min(self.width, self.heads, self.layers) < 1:
-            raise ValueError("width, heads and layers must be at least 1")
-        if self.width % self.heads:
-            raise ValueError(f"width={self.width} does not divide into heads={self.heads}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
-        if self.attention not in ("own", "pyg"):
-            raise ValueError(f"attention={self.attention!r}: choose own or pyg")
-
-
-class SideBySide(nn.Identity):
-    """Where an output projection would be: whoever measures heads, or takes them away, finds them here."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.in_features = width
-
-
-class GraphAttention(nn.Module):
-    """Multi-head attention without biases and without an output projection: heads side by side are the result."""
-
-    def __init__(self, sizes: GraphSizes) -> None:
-        super().__init__()
-        self.num_heads, self.dropout = sizes.heads, sizes.dropout
-        self.scale = 1 / math.sqrt(sizes.width if sizes.full_scale else sizes.width // sizes.heads)
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(sizes.width, sizes.width, bias=False) for _ in range(3))
-        self.out = SideBySide(sizes.width)
-
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """[B, Q, width], [B, N, width], bool [B, Q or 1, N] -> [B, Q, width]; every query sees a node at least."""
-        return self.attend(x, *self.keys_and_values(memory), mask)
-
-    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, N, width] -> twice [B, M, N, d]."""
-        return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
-
-    def attend(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, of keys and values that are known.
-
-        Written out: a head of 125 numbers fits no fused kernel, and torch's own fallback scales keys, converts the mask
-        and looks for rows that see nothing, all over again at every word.
-        """
-        scores = (self._split(self.q_proj(x)) * self.scale) @ k.mT  # [B, M, Q, N]
-        weights = torch.where(mask.unsqueeze(1), scores, -torch.inf).softmax(-1)
-        heads = F.dropout(weights, self.dropout, self.training) @ v  # [B, M, Q, d]
-        found: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # [B, Q, width]
-        return found
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, M, N, d]
+from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
 
 class GraphLayer(nn.Module):
-    r"""$t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code has one norm in both places."""
+    r"""$t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code uses one norm for both."""
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__()
@@ -110,9 +32,9 @@ class GraphLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         memory = x.detach() if self.detached else x
         t = self.norms[0](x + self.attention(x, memory, mask))  # [B, N, width]
-        changed = self.feed_forward(t.flatten(0, 1)).view_as(t)  # PReLU takes its parameters along axis 1
-        found: Tensor = self.norms[1](t + changed)
-        return found
+        change = self.feed_forward(t.flatten(0, 1)).view_as(t)  # PReLU has its parameters along axis 1
+        output: Tensor = self.norms[1](t + change)
+        return output
 
 
 def _attention(sizes: GraphSizes) -> GraphAttention:
@@ -124,7 +46,7 @@ def _attention(sizes: GraphSizes) -> GraphAttention:
 
 
 class GraphTransformer(nn.Module):
-    """Layers one after the other."""
+    """A stack of graph attention layers."""
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__()
@@ -137,22 +59,22 @@ class GraphTransformer(nn.Module):
         return nodes
 
     def weights(self) -> Tensor:
-        """Weights of q, k and v of every layer, head by head, [layers, 3, M, D]."""
-        found = []
+        """Weights of q, k and v of every layer and head, [layers, 3, M, D]."""
+        layers = []
         for attention in (layer.attention for layer in self.layers):
             assert isinstance(attention, GraphAttention)
-            some = (attention.q_proj, attention.k_proj, attention.v_proj)
-            found.append(torch.stack([x.weight.unflatten(0, (attention.num_heads, -1)).flatten(1) for x in some]))
-        return torch.stack(found)
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+            layers.append(torch.stack([x.weight.unflatten(0, (attention.num_heads, -1)).flatten(1) for x in parts]))
+        return torch.stack(layers)
 
 
 def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
-    """Who attends to whom, bool [B, N, N]; padding attends to itself alone, and nobody to it.
+    """Attention mask between nodes, bool [B, N, N]; padding attends to itself alone, and no node to padding.
 
     Args:
-        real: which entities there are, bool [B, E].
+        real: mask of the entities that exist, bool [B, E].
         relations: head, relation, tail, [B, R, 3]; entities count from 0.
-        padding: number of the relation that is none.
+        padding: id of the padding relation.
     """
     batch, entities, among = *real.shape, relations.shape[1]
     there = (relations[..., 1] != padding).unsqueeze(2)  # [B, R, 1]
@@ -170,6 +92,6 @@ def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
 
 
 def present(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
-    """Which nodes there are, bool [B, N]; arguments as those of `adjacency`."""
+    """Mask of the nodes that exist, bool [B, N]; arguments as in `adjacency`."""
     there = relations[..., 1] != padding  # [B, R]
     return torch.cat([torch.ones_like(real[:, :1]), real, there, there], dim=1)

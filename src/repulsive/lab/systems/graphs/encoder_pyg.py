@@ -1,8 +1,8 @@
-"""Graph attention computed by PyTorch Geometric's `TransformerConv`, edge by edge: the same numbers, another library.
+"""Graph attention with `TransformerConv` of PyTorch Geometric, edge by edge, as an independent implementation.
 
     GraphTransformer(GraphSizes(attention="pyg"))
 
-Parameters have the names that they have without it, so that checkpoints fit both.
+Parameter names are those of `GraphAttention`, so checkpoints fit both.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import ConfigError
-from repulsive.lab.systems.graphs.encoder import GraphAttention, GraphSizes
+from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
 
 class PygAttention(GraphAttention):
-    """`GraphAttention` whose `forward` lets `TransformerConv` attend along the edges of a mask.
+    """`GraphAttention` whose `forward` uses `TransformerConv` along the edges of a mask.
 
     Raises:
         ConfigError: torch-geometric is not installed.
@@ -26,8 +26,8 @@ class PygAttention(GraphAttention):
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__(sizes)
-        self._own_scale = sqrt(sizes.width // sizes.heads)  # what TransformerConv divides scores by
-        with torch.random.fork_rng(devices=[]):  # weights that are replaced below draw nothing
+        self._own_scale = sqrt(sizes.width // sizes.heads)  # TransformerConv divides scores by it
+        with torch.random.fork_rng(devices=[]):  # its initial weights are replaced below
             conv = _transformer_conv()(
                 sizes.width,
                 sizes.width // sizes.heads,
@@ -37,19 +37,19 @@ class PygAttention(GraphAttention):
                 root_weight=False,
             )
         conv.lin_query, conv.lin_key, conv.lin_value = self.q_proj, self.k_proj, self.v_proj
-        self._conv = (conv,)  # in a tuple no module of its own: parameters have one name each
+        self._conv = (conv,)  # in a tuple it is not registered, so that each parameter has one name
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """As `GraphAttention.forward`; how many edges there are has to be known, so that the device is awaited."""
+        """As `GraphAttention.forward`; counting the edges synchronises with the device."""
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise ConfigError('model.attention="pyg" counts edges and cannot be captured: set training.capture=false')
         batch, queries, nodes = mask.expand(-1, x.shape[1], -1).nonzero(as_tuple=True)  # an edge each
         edges = torch.stack([batch * memory.shape[1] + nodes, batch * x.shape[1] + queries])
         (conv,) = self._conv
-        asked = x.flatten(0, 1) * (self.scale * self._own_scale)
-        heads = conv.train(self.training)((memory.flatten(0, 1), asked), edges)  # [B Q, width]
-        found: Tensor = self.out(heads.view_as(x))
-        return found
+        scaled = x.flatten(0, 1) * (self.scale * self._own_scale)
+        heads = conv.train(self.training)((memory.flatten(0, 1), scaled), edges)  # [B Q, width]
+        output: Tensor = self.out(heads.view_as(x))
+        return output
 
 
 def _transformer_conv() -> Any:

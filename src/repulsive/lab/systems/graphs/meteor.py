@@ -1,4 +1,4 @@
-"""METEOR: the official 1.5 where Java and the package pycocoevalcap are, else NLTK's with WordNet, else none."""
+"""METEOR: the official version 1.5 if Java and pycocoevalcap are installed, else NLTK's with WordNet, else none."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from repulsive.errors import DataError
 
 OFFICIAL, NLTK = "METEOR 1.5", "METEOR (NLTK)"
-_EMPTY = "…"  # of an empty text: the program takes none, and no reference has it
+_EMPTY = "…"  # replaces an empty text, which the program does not accept
 
 
 @dataclass(frozen=True)
 class Meteor:
-    """A score of a whole set.
+    """A corpus score.
 
     Args:
         value: from 0 to 100.
-        name: `OFFICIAL` or `NLTK`; their numbers do not compare, as one may be nearly twice the other.
+        name: `OFFICIAL` or `NLTK`, which are not comparable: one may be nearly twice the other.
     """
 
     value: float
@@ -32,15 +32,15 @@ class Meteor:
 
 
 def meteor(texts: Sequence[str], references: Sequence[Sequence[str]], which: str | None = None) -> Meteor | None:
-    """METEOR of texts, lower-cased; None where neither program is there.
+    """METEOR of lower-cased texts; None if neither program is installed.
 
     Args:
         texts: words separated by spaces.
         references: one or more for each.
-        which: `OFFICIAL` or `NLTK`; None: the first that is there.
+        which: `OFFICIAL` or `NLTK`; None: the first that is installed.
 
     Raises:
-        DataError: the one that is asked for is not there, or it fails.
+        DataError: the requested program is not installed, or fails.
     """
     if which not in (None, OFFICIAL, NLTK):
         raise DataError(f"METEOR {which!r} is unknown; choose {OFFICIAL!r} or {NLTK!r}")
@@ -59,7 +59,7 @@ def meteor(texts: Sequence[str], references: Sequence[Sequence[str]], which: str
 
 
 def official_program() -> list[str] | None:
-    """The command that runs METEOR 1.5, None where Java or the package that carries it is missing."""
+    """The command that runs METEOR 1.5; None if Java or pycocoevalcap is not installed."""
     java = shutil.which("java")
     found = importlib.util.find_spec("pycocoevalcap")
     if java is None or found is None:
@@ -72,7 +72,7 @@ def official_program() -> list[str] | None:
 
 
 def _official(program: list[str], texts: list[str], references: list[list[str]]) -> float:
-    """One line asked, one answered: statistics of each text, then the score of each and of all."""
+    """Ask the program for statistics of each text, then for the score of each text and of all together."""
     with tempfile.TemporaryFile() as errors:
         run = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
@@ -90,7 +90,7 @@ def _official(program: list[str], texts: list[str], references: list[list[str]])
             raise DataError(f"{OFFICIAL} failed: {said[-1] if said else 'it said nothing'}") from None
         finally:
             run.kill()
-            with suppress(OSError):  # what it did not read is lost, as it should be
+            with suppress(OSError):  # unread input is dropped
                 run.communicate()
 
 
@@ -109,7 +109,9 @@ def _plain(text: str) -> str:
 
 def _nltk(texts: list[str], references: list[list[str]]) -> float | None:
     try:
-        importlib.import_module("nltk.corpus").wordnet.ensure_loaded()  # or words alike would score without it
+        importlib.import_module(
+            "nltk.corpus"
+        ).wordnet.ensure_loaded()  # without WordNet, synonyms would silently not match
         score = importlib.import_module("nltk.translate.meteor_score").meteor_score
         found = [
             float(score([text.split() for text in some], text.split()))

@@ -1,10 +1,10 @@
-"""How good generated texts are: BLEU-1 to 4, METEOR, ROUGE, which entities they mention, and what they say twice.
+"""Quality of generated texts: BLEU-1 to 4, METEOR, ROUGE, entity coverage and repeated clauses.
 
     scores = score_texts(texts, references, entities)       # one list of references, and of entities, for each text
     scores["BLEU-4"], scores["entity coverage"]
 
-Texts are lower-cased and split at spaces, so give words with spaces between them. ROUGE-1, 2 and L split as the package
-rouge-score does, at all but letters a-z and digits.
+Texts are lower-cased and split at spaces, so give words separated by spaces. ROUGE-1, 2 and L split as the package
+rouge-score does, at all characters other than a-z and digits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ENDS = frozenset((*",;:.!?", "and", "or", "but", "nor", "yet", "so", "while", "w
 
 @dataclass(frozen=True)
 class Rouge:
-    """Means over texts, from 0 to 100; of more references each text takes the one with the best `f`.
+    """Means over texts, from 0 to 100; each text is compared with the reference of the best `f`.
 
     Args:
-        precision: share of what the text has that the reference has.
-        recall: share of what the reference has that the text has.
+        precision: fraction of the text that the reference has.
+        recall: fraction of the reference that the text has.
         f: their harmonic mean.
     """
 
@@ -43,9 +43,9 @@ class Rouge:
 def score_texts(
     texts: Sequence[str], references: References, entities: Sequence[Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """All scores, from 0 to 100, by name; METEOR only where it can be had, and its name says which one it is.
+    """All scores, from 0 to 100, by name; METEOR if it is installed, under the name of its version.
 
-    A METEOR that is there and fails is left out with a warning: what was trained for hours is scored all the same.
+    If METEOR fails it is left out with a warning, so that a long training still gets its other scores.
 
     Args:
         texts: one for each graph, words separated by spaces.
@@ -58,7 +58,7 @@ def score_texts(
     found = {f"BLEU-{n}": score for n, score in enumerate(bleu(texts, references), 1)}
     try:
         judged = meteor(texts, references)
-    except DataError as error:  # the arguments are right, or BLEU had said so
+    except DataError as error:  # wrong arguments were reported by BLEU above
         warnings.warn(f"{error}; it is left out", stacklevel=2)
     else:
         found |= {judged.name: judged.value} if judged is not None else {}
@@ -90,7 +90,7 @@ def bleu(texts: Sequence[str], references: References) -> list[float]:
 
 
 def bleu_statistics(texts: Sequence[str], references: References) -> list[list[int]]:
-    """What `bleu` needs of each text, so that any selection of texts can be scored: h, r, c_1 to c_4, t_1 to t_4.
+    """Counts of each text, h, r, c_1 to c_4, t_1 to t_4, from which `bleu` of any subset can be computed.
 
     Args:
         texts: words separated by spaces.
@@ -114,7 +114,7 @@ def bleu_statistics(texts: Sequence[str], references: References) -> list[list[i
 
 
 def rouge(texts: Sequence[str], references: References, name: str = "L") -> Rouge:
-    """ROUGE-1 and 2 (n-grams in common) or L (longest common subsequence), as rouge-score has them without stemming.
+    """ROUGE-1 and 2 (shared n-grams) or L (longest common subsequence), as in rouge-score without stemming.
 
     Args:
         texts: the texts.
@@ -132,7 +132,7 @@ def rouge(texts: Sequence[str], references: References, name: str = "L") -> Roug
 
 
 def caption_rouge(texts: Sequence[str], references: References) -> float:
-    r"""ROUGE-L as the captioning scores have it: $(1 + β^2) P R / (R + β^2 P)$, β = 1.2, the mean over texts.
+    r"""ROUGE-L as in image captioning: $(1 + β^2) P R / (R + β^2 P)$, β = 1.2, the mean over texts.
 
     P and R are each the best over the references; words are split at spaces.
 
@@ -150,7 +150,7 @@ def caption_rouge(texts: Sequence[str], references: References) -> float:
 
 
 def entity_coverage(texts: Sequence[str], entities: Sequence[Sequence[str]]) -> float:
-    """Share of all graphs' entities, each once a graph, whose words the text has next to each other.
+    """Percentage of the entities of all graphs, each counted once per graph, that occur in the text as a phrase.
 
     Args:
         texts: words separated by spaces.
@@ -171,9 +171,9 @@ def entity_coverage(texts: Sequence[str], entities: Sequence[Sequence[str]]) -> 
 
 
 def repeated_clauses(texts: Sequence[str], shortest: int = 1) -> float:
-    """Share of all clauses that occurred before in the same text.
+    """Percentage of clauses that occurred before in the same text.
 
-    A clause is what stands between two of `ENDS` (commas and other marks, conjunctions) or the ends of the text.
+    A clause is the text between two of `ENDS` (punctuation and conjunctions), or the ends of the text.
 
     Args:
         texts: words separated by spaces.

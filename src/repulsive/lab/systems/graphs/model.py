@@ -1,12 +1,12 @@
-"""GraphWriter (Koncel-Kedziorski et al., 2019): a title and a knowledge graph in, a text with copied entities out.
+"""GraphWriter (Koncel-Kedziorski et al., 2019): from a title and a knowledge graph to a text with copied entities.
 
     model = GraphWriter(GraphWriterConfig(words=9_000, entity_words=5_000, relations=17))
     logs = model(titles, entities, relations, before)    # [B, S], [B, E, W], [B, R, 3], [B, T] -> [B, T, V + E]
     memory = model.start(titles, entities, relations)    # encoded once; then word by word
     logs, state = model.step(before, state, memory)      # [B, K] -> [B, K, V + E], K hypotheses of each graph
 
-Log-probabilities are those of all words, then of a copy of each entity: one distribution. What follows a copy is told
-the word of the entity's type. 0 is padding everywhere.
+The distribution is over all words, followed by a copy of each entity. After a copy the decoder reads the word of the
+entity's type. 0 is padding everywhere.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.lab.layers.lstm import two_way
-from repulsive.lab.systems.graphs.encoder import GraphAttention, GraphSizes, GraphTransformer, adjacency, present
+from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
+from repulsive.lab.systems.graphs.encoder import GraphTransformer, adjacency, present
 
 PADDING = 0
-UNKNOWN, ROOT, MARKS = 1, 2, 3  # relations: numbers of the unknown one and of the root's, and how many have no name
+UNKNOWN, ROOT, MARKS = 1, 2, 3  # ids of the unknown relation and of the root, and number of reserved ids
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class GraphWriterConfig:
     """Sizes and choices of a GraphWriter.
 
     Args:
-        words: in the vocabulary of titles and texts.
-        entity_words: in that of entities.
-        relations: numbers of relations: three marks, the names, and each name's inverse.
-        graph: sizes of the graph Transformer; its width, heads and dropout are the decoder's too.
+        words: size of the vocabulary of titles and texts.
+        entity_words: size of the vocabulary of entities.
+        relations: number of relation ids: three reserved ones, the names, and the inverse of each name.
+        graph: sizes of the graph Transformer; the decoder has the same width, heads and dropout.
         lstm_layers: of the encoders of titles and entities.
-        titles: whether graphs have one.
+        titles: whether graphs have titles.
     """
 
     words: int
@@ -47,7 +48,7 @@ class GraphWriterConfig:
 
     def __post_init__(self) -> None:
         if self.graph.width % 2:
-            raise ValueError(f"width={self.graph.width} must be even: half of it reads each way")
+            raise ValueError(f"width={self.graph.width} must be even: half of it is for each direction of the LSTM")
         if self.lstm_layers < 1:
             raise ValueError(f"lstm_layers={self.lstm_layers} must be at least 1")
         if self.relations < MARKS or (self.relations - MARKS) % 2:
@@ -55,14 +56,14 @@ class GraphWriterConfig:
 
 
 class Memory(NamedTuple):
-    """What the decoder looks at; keys and values are [B, M, N, d].
+    """Encoded graphs and titles; keys and values are [B, M, N, d].
 
     Args:
         root: state of the root node, [B, width].
         entities: vectors before the graph Transformer, [B, E, width].
-        real: which entities there are, bool [B, E].
-        graph: keys, values, and which nodes there are, bool [B, 1, N].
-        title: the same of the title's words; None: there are no titles.
+        real: mask of the entities that exist, bool [B, E].
+        graph: keys, values, and mask of the nodes that exist, bool [B, 1, N].
+        title: the same for the words of the title; None without titles.
     """
 
     root: Tensor
@@ -72,7 +73,7 @@ class Memory(NamedTuple):
     title: tuple[Tensor, Tensor, Tensor] | None
 
     def take(self, rows: Tensor) -> Memory:
-        """That of some graphs, [A]."""
+        """Select some graphs, [A]."""
         root, entities, real = (x[rows] for x in self[:3])
         graph = self.graph[0][rows], self.graph[1][rows], self.graph[2][rows]
         title = (self.title[0][rows], self.title[1][rows], self.title[2][rows]) if self.title is not None else None
@@ -80,12 +81,12 @@ class Memory(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where K hypotheses of each graph are, [B, K, ...] each.
+    """Decoder states of K hypotheses of each graph, [B, K, ...] each.
 
     Args:
         hidden: of the LSTM.
         cell: of the LSTM.
-        context: what was last attended to, of graph and title.
+        context: output of the attention to graph and title.
     """
 
     hidden: Tensor
@@ -93,16 +94,16 @@ class State(NamedTuple):
     context: Tensor
 
     def keep(self, origin: Tensor) -> State:
-        """Those that hypotheses came from, [B, K]."""
+        """Select the hypotheses that new ones extend, [B, K]."""
         return State(*(x.gather(1, origin.unsqueeze(2).expand(-1, -1, x.shape[2])) for x in self))
 
     def take(self, rows: Tensor) -> State:
-        """Those of some graphs, [A]."""
+        """Select some graphs, [A]."""
         return State(*(x[rows] for x in self))
 
 
 class WordEncoder(nn.Module):
-    """A bidirectional LSTM over words, half of the width each way."""
+    """A bidirectional LSTM over words, with half of the width for each direction."""
 
     def __init__(self, words: int, width: int, layers: int) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class WordEncoder(nn.Module):
         )
 
     def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T] -> states [B, T, width], and where each direction ends [B, width]; padding is never read before."""
+        """[B, T] -> states [B, T, width], and the last state of each direction, [B, width]."""
         lengths = (words != PADDING).sum(1)  # [B]
         states = self.embedding(words)
         for ahead, back in zip(self.forwards, self.backwards, strict=True):
@@ -125,7 +126,7 @@ class WordEncoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """An LSTM that attends to graph and title, and words or copies from what it sees."""
+    """An LSTM that attends to graph and title, and generates words or copies entities."""
 
     def __init__(self, config: GraphWriterConfig) -> None:
         super().__init__()
@@ -138,19 +139,19 @@ class Decoder(nn.Module):
         self.copies = nn.Linear((seen + 1) * width, width)
         self.switch = nn.Linear((seen + 1) * width, 1)
 
-    def look(self, hidden: Tensor, memory: Memory) -> Tensor:
-        """The state and what it attends to, of the graph and of the title: [B, K, width] -> [B, K, width or twice]."""
-        found = [hidden + self.graph_cross_attention.attend(hidden, *memory.graph)]
+    def attend(self, hidden: Tensor, memory: Memory) -> Tensor:
+        """State + attention to the graph, and to the title: [B, K, width] -> [B, K, width or 2 width]."""
+        contexts = [hidden + self.graph_cross_attention.attend(hidden, *memory.graph)]
         if self.title_cross_attention is not None and memory.title is not None:
-            found.append(hidden + self.title_cross_attention.attend(hidden, *memory.title))
-        return torch.cat(found, dim=-1)
+            contexts.append(hidden + self.title_cross_attention.attend(hidden, *memory.title))
+        return torch.cat(contexts, dim=-1)
 
     def step(self, vectors: Tensor, state: State, memory: Memory) -> State:
         """One more word of every hypothesis, [B, K, width]."""
         given = torch.cat([state.context, vectors], dim=-1).flatten(0, 1)  # [B K, ...]
         hidden, cell = self.lstm(given, (state.hidden.flatten(0, 1), state.cell.flatten(0, 1)))
         hidden = hidden.view_as(state.hidden)
-        return State(hidden, cell.view_as(state.cell), self.look(hidden, memory))
+        return State(hidden, cell.view_as(state.cell), self.attend(hidden, memory))
 
     def distribution(self, seen: Tensor, memory: Memory) -> Tensor:
         r"""$\log s \, softmax(V o)$ of words, then $\log (1 - s) \, softmax(e^T W o)$ of copies: [B, T, V + E]."""
@@ -182,10 +183,10 @@ class GraphWriter(nn.Module):
         """Log-probabilities of what follows each word.
 
         Args:
-            titles: words, [B, S]; None, or unread, where the model has no titles.
-            entities: words of each entity, [B, E, W]; one without words is padding.
+            titles: words, [B, S]; ignored if the model has no titles.
+            entities: words of each entity, [B, E, W]; an entity without words is padding.
             relations: head, relation, tail, [B, R, 3]; relation 0 is padding.
-            before: the word before each that is to be foreseen, [B, T]; of a copy the entity's type.
+            before: the word before each word to predict, [B, T]; of a copied entity, its type.
             weights: also return the weights of the encoder's heads.
 
         Returns:
@@ -200,7 +201,7 @@ class GraphWriter(nn.Module):
         return (logs, self.encoder.weights()) if weights else logs
 
     def start(self, titles: Tensor | None, entities: Tensor, relations: Tensor) -> Memory:
-        """Encode; arguments as those of `forward`."""
+        """Encode graphs and titles; arguments as in `forward`."""
         real = entities[..., 0] != PADDING  # [B, E]
         _, ends = self.entity_words(entities.flatten(0, 1))  # [B E, width]
         vectors = ends.unflatten(0, real.shape)
@@ -215,9 +216,9 @@ class GraphWriter(nn.Module):
         return Memory(graph[:, 0], vectors, real, keys, self._title(titles))
 
     def begin(self, memory: Memory) -> State:
-        """Before the first word, one hypothesis of each graph: the root's state, and what it attends to."""
+        """State before the first word, with one hypothesis of each graph: the root's state, and its context."""
         hidden = memory.root.unsqueeze(1)  # [B, 1, width]
-        return State(hidden, hidden.detach(), self.decoder.look(hidden, memory))
+        return State(hidden, hidden.detach(), self.decoder.attend(hidden, memory))
 
     def step(self, before: Tensor, state: State, memory: Memory) -> tuple[Tensor, State]:
         """One more word of K hypotheses: [B, K] -> log-probabilities [B, K, V + E], and the state after it."""
@@ -228,12 +229,12 @@ class GraphWriter(nn.Module):
         if self.title_words is None:
             return None
         if titles is None:
-            raise ValueError("the model reads titles, and none are given; config.titles=False makes one without")
+            raise ValueError("expected titles, got None; config.titles=False makes a model without titles")
         states, _ = self.title_words(titles)
         attention = self.decoder.title_cross_attention
         assert attention is not None
         there = titles != PADDING  # [B, S]
-        there[:, 0] = True  # of no title the first padding is seen: a softmax needs something
+        there[:, 0] = True  # an empty title attends to its first padding token: a softmax over nothing is nan
         return *attention.keys_and_values(states), there.unsqueeze(1)
 
 

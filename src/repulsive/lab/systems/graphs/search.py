@@ -1,8 +1,8 @@
-"""Beam search for GraphWriter: many graphs at a time. It waits for its device every fourth step, to see who is done.
+"""Beam search for GraphWriter, many graphs at a time. It synchronises with the device every fourth step.
 
     texts = write(model, titles, entities, relations, types, Ends(bos=2, eos=3), beam=4)
 
-A text's tokens are words, or the size of the vocabulary + the number of the entity that is copied.
+Tokens of a text are words, or the size of the vocabulary + the index of a copied entity.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from repulsive.lab.layers.beam_search import _GONE, _NEVER, Ends, Hypothesis, _Trail
+from repulsive.lab.layers.beam_search import FINISHED_SHARE, NEVER, Ends, Hypothesis, Trail
 from repulsive.lab.systems.graphs.model import GraphWriter
 
-_LOOK = 4  # steps between two looks at who is done: those that are stay as they are meanwhile
+_CHECK_EVERY = 4  # steps between two checks for finished graphs
 
 
 @torch.inference_mode()
@@ -32,74 +32,74 @@ def write(
     longest: int = 200,
     forbidden: Sequence[int] = (),
 ) -> list[Hypothesis]:
-    r"""The text with the best $\log p(y) / |y|^\alpha$ that a beam finds of each graph, the end counted.
+    r"""Find the text of each graph with the best $\log p(y) / |y|^\alpha$ in a beam; the length includes the end.
 
-    As `decoding.beam_search`: of each step's 2 x beam best continuations, those that end and are among the first `beam`
-    are finished; the best `beam` that do not end go on. A graph is done when so many are finished. At its longest a
-    text ends.
+    As in `layers.beam_search`, each step considers the 2 x beam best continuations: those that end and are among the
+    first `beam` are finished, and the best `beam` of the others stay open. A graph is done when `beam` texts are
+    finished. At `longest` words a text is forced to end.
 
     Args:
         model: in evaluation mode.
-        titles: as the model takes them.
-        entities: as the model takes them.
-        relations: as the model takes them.
-        types: the word each entity's type is, [B, E]: what follows a copy is told it.
+        titles: as in `GraphWriter.forward`.
+        entities: as in `GraphWriter.forward`.
+        relations: as in `GraphWriter.forward`.
+        types: word of each entity's type, [B, E], the decoder's input after a copy.
         ends: the words at the two ends of a text.
-        beam: hypotheses that are followed.
+        beam: number of open hypotheses.
         alpha: length penalty; 0: none, 1: mean log-probability of a word.
         longest: most words of a text, its end included.
-        forbidden: words that no text has, beside padding and the beginning.
+        forbidden: words that are never generated, besides padding and the first word.
 
     Raises:
-        ValueError: a setting cannot be.
+        ValueError: a setting is out of range.
     """
     if beam < 1 or alpha < 0 or longest < 1:
         raise ValueError(f"beam={beam}, alpha={alpha}, longest={longest}: needs beam and longest >= 1 and alpha >= 0")
     device, words = entities.device, model.config.words
     size = words + entities.shape[1]
-    never_written = torch.tensor(sorted({0, ends.bos, *forbidden} - {ends.eos}), device=device)
-    spoken = torch.cat([torch.arange(words, device=device).expand(len(types), -1), types], dim=1)  # [A, V + E]
+    excluded = torch.tensor(sorted({0, ends.bos, *forbidden} - {ends.eos}), device=device)
+    next_input = torch.cat([torch.arange(words, device=device).expand(len(types), -1), types], dim=1)  # [A, V + E]
     memory = model.start(titles, entities, relations)
     state = model.begin(memory)  # [A, 1, ...]
-    rows = torch.arange(len(entities), device=device)  # [A]: graphs still at work
-    trail = _Trail(len(entities), beam, longest)
+    rows = torch.arange(len(entities), device=device)  # [A]: unfinished graphs
+    trail = Trail(len(entities), beam, longest)
     last = torch.full((len(entities), 1), ends.bos, device=device)  # [A, K], K = 1 at first
     open_ = torch.zeros(len(entities), 1, dtype=memory.root.dtype, device=device)  # [A, K]: log-probabilities
     finished = torch.zeros(len(entities), dtype=torch.int64, device=device)  # [A]
     for length in range(1, longest + 1):
         logs, state = model.step(last, state, memory)  # [A, K, V + E]
-        logs.index_fill_(-1, never_written, _NEVER)
+        logs.index_fill_(-1, excluded, NEVER)
         if length == longest:
             end = logs[..., ends.eos].clone()
-            logs.fill_(_NEVER)
+            logs.fill_(NEVER)
             logs[..., ends.eos] = end
         totals = (logs + open_.unsqueeze(2)).flatten(1)  # [A, K (V + E)]
         values, places = totals.topk(min(2 * beam, totals.shape[1]))  # place = origin (V + E) + word
-        values, places = (_wide(x, 2 * beam, empty) for x, empty in ((values, _NEVER), (places, 0)))
+        values, places = (_wide(x, 2 * beam, empty) for x, empty in ((values, NEVER), (places, 0)))
         ended = places % size == ends.eos
-        done = values.masked_fill(~ended, _NEVER)[:, :beam]
-        open_, chosen = values.masked_fill(ended, _NEVER).topk(beam)  # [A, K]
+        done = values.masked_fill(~ended, NEVER)[:, :beam]
+        open_, chosen = values.masked_fill(ended, NEVER).topk(beam)  # [A, K]
         kept = places.gather(1, chosen)
         trail.add(done, places[:, :beam], kept)
-        finished = finished + (done > _NEVER).sum(1)
-        go_on = (finished < beam) & (open_[:, 0] > _NEVER)
-        open_ = open_.masked_fill(~go_on.unsqueeze(1), _NEVER)
-        state, last = state.keep(kept // size), spoken.gather(1, kept % size)
-        if length % _LOOK and length < longest:
+        finished = finished + (done > NEVER).sum(1)
+        unfinished = (finished < beam) & (open_[:, 0] > NEVER)
+        open_ = open_.masked_fill(~unfinished.unsqueeze(1), NEVER)
+        state, last = state.keep(kept // size), next_input.gather(1, kept % size)
+        if length % _CHECK_EVERY and length < longest:
             continue
-        left = int(go_on.sum())
-        if left > (1 - _GONE) * len(rows):
+        left = int(unfinished.sum())
+        if left > (1 - FINISHED_SHARE) * len(rows):
             continue
         trail.write(rows)
         if not left:
             break
-        (stay,) = go_on.nonzero(as_tuple=True)
+        (stay,) = unfinished.nonzero(as_tuple=True)
         rows, memory, state = rows[stay], memory.take(stay), state.take(stay)
-        last, open_, finished, spoken = last[stay], open_[stay], finished[stay], spoken[stay]
+        last, open_, finished, next_input = last[stay], open_[stay], finished[stay], next_input[stay]
     return [best[0] for best in trail.hypotheses(1, alpha, size)]
 
 
 def _wide(x: Tensor, columns: int, empty: float) -> Tensor:
-    """The same with more columns, where a small vocabulary gives too few."""
+    """Pad to a number of columns, which a small vocabulary may not fill."""
     missing = columns - x.shape[1]
     return torch.cat([x, x.new_full((len(x), missing), empty)], dim=1) if missing > 0 else x

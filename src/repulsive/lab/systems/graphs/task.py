@@ -1,26 +1,28 @@
-"""Texts from knowledge graphs with GraphWriter (Koncel-Kedziorski et al., 2019), the paper's fourth system."""
+"""Text generation from graphs with GraphWriter (Koncel-Kedziorski et al., 2019), the paper's fourth system."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import DataError
+from repulsive.lab.engine.assets import DATA, data_json, read_data_json
+from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.layers.beam_search import Ends, check_search
-from repulsive.lab.systems.classification.task import Data
+from repulsive.lab.systems.graphs.attention import GraphSizes
 from repulsive.lab.systems.graphs.batches import GraphBatch, GraphBuckets, GraphTables, Shape, in_batches
-from repulsive.lab.systems.graphs.encoder import GraphSizes
 from repulsive.lab.systems.graphs.metrics import bleu_statistics, score_texts
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
-from repulsive.lab.systems.graphs.prepared import WORD, PreparedGraphs
+from repulsive.lab.systems.graphs.prepared import WORD, GraphVocabularies, PreparedGraphs
 from repulsive.lab.systems.graphs.search import write
 from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.pieces import BOS, EOS, MARKS
@@ -28,6 +30,7 @@ from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import cosine
 
 ENDS = Ends(BOS, EOS)
+VOCABULARIES = "vocabularies.json"
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,14 @@ class Model:
     """Sizes of GraphWriter; vocabularies come from the data. The defaults are those of the released code.
 
     Args:
-        width: of a node, of a word and of the decoder's state.
+        width: size of a node, of a word and of the decoder's state.
         heads: in every attention.
         layers: of the graph Transformer.
         lstm_layers: of the encoders of titles and entities.
         dropout: on attention weights and in feed-forward blocks.
-        titles: read them; false where the data have none.
-        detached: see `GraphSizes`; the released code's.
-        full_scale: see `GraphSizes`; the released code's.
+        titles: read titles; false if the data have none.
+        detached: see `GraphSizes`; true in the released code.
+        full_scale: see `GraphSizes`; true in the released code.
         attention: of the graph Transformer; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
     """
 
@@ -60,7 +63,7 @@ class Model:
         self.config(4, 2, 3)
 
     def config(self, words: int, entity_words: int, relations: int) -> GraphWriterConfig:
-        """With the sizes of the vocabularies."""
+        """Configuration of the model, with the sizes of the vocabularies."""
         sizes = GraphSizes(
             self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale, self.attention
         )
@@ -69,11 +72,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised beside the negative log-likelihood.
+    """Terms of the loss besides the negative log-likelihood.
 
     Args:
-        coverage: weight of the mean over entities of (1 - the largest probability that any place gives to a copy of
-            it)^2: each at least once, as the released code has it, which leaves it out unless asked.
+        coverage: weight of the mean over entities of (1 - largest probability of copying the entity at any position)^2,
+            an optional term of the released code.
     """
 
     coverage: float = 0.0
@@ -85,13 +88,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class Search:
-    """How texts are searched for.
+    """Beam search settings.
 
     Args:
-        beam: hypotheses that are followed; 1 is greedy.
+        beam: number of open hypotheses; 1 is greedy search.
         lenpen: alpha of log-probability / length^alpha.
         longest: most words of a text, its end included.
-        at_once: graphs that are written about together.
+        at_once: graphs in a batch.
     """
 
     beam: int = 4
@@ -105,13 +108,13 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWriting(Recipe):
-    """A recipe for texts from graphs.
+    """Recipe for text generation from graphs.
 
     Args:
-        data: what to train on.
+        data: prepared data.
         model: sizes.
-        loss: what is minimised.
-        search: how texts are searched for.
+        loss: terms of the loss.
+        search: beam search settings.
     """
 
     data: Data
@@ -120,42 +123,47 @@ class GraphWriting(Recipe):
     search: Search = field(default_factory=Search)
 
 
-class GraphWritingTask:
-    """Graphs and the texts that tell them. An item of training is a text; one of an evaluation is a graph."""
+class GraphWritingTask(Task):
+    """Graphs and texts about them. A training item is a text; an item of an evaluation is a graph.
+
+    Args:
+        recipe: what to train.
+        data: graphs without parts, as `restore` makes them; None: read the recipe's folder.
+    """
 
     select_by = "log_likelihood"  # minus the NLL of a word: higher is better
     shown = ("bleu", "entity coverage", "nll", "accuracy")
 
-    def __init__(self, recipe: GraphWriting) -> None:
+    def __init__(self, recipe: GraphWriting, data: PreparedGraphs | None = None) -> None:
         self.recipe = recipe
-        self.data = PreparedGraphs.load(recipe.data.folder)
+        self.data = PreparedGraphs.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts = {name: GraphTables.of(part) for name, part in self.data.parts.items()}
         self._sizes = {name: tables.sizes() for name, tables in self.parts.items()}
-        self._graphs = {name: tables.graphs for name, tables in self.parts.items()}  # these stay on the CPU
-        train = self.parts["train"]
+        self._graphs = {name: tables.graphs for name, tables in self.parts.items()}  # stay on the CPU
+        self._lengths = {name: tables.targets.lengths for name, tables in self.parts.items()}
+        self._device = torch.device("cpu")
+        if self.has_data:
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train = self.recipe, self.parts["train"]
         if recipe.model.titles and not len(train.titles.values):
             raise DataError(f"{self.data.folder}: its graphs have no titles; set model.titles=false")
         kept = max(1, round(len(train.targets) * recipe.data.share))
         lengths = train.targets.lengths[:kept]
-        self.num_data = int(lengths.sum())  # the loss is a mean over words: they are what it has N of
+        self.num_data = int(lengths.sum())  # in words, because the loss is a mean over them
         sizes = self._sizes["train"][train.graphs[:kept]]
         self._batches = GraphBuckets(lengths, sizes, recipe.training.batch, recipe.seed)
         self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
-        self._lengths = {name: tables.targets.lengths for name, tables in self.parts.items()}
-        self._device = torch.device("cpu")
-
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files."""
-        found: Mapping[str, str] = self.data.manifest["files"]
-        return found
 
     def model(self) -> GraphWriter:
         known = self.data.vocabularies
         return GraphWriter(self.recipe.model.config(len(known.words), len(known.entities), len(known.relations)))
 
     def to(self, device: torch.device) -> None:
-        """All graphs fit on the device, so a batch travels as its indices."""
+        """All graphs fit on the device, so only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -166,11 +174,11 @@ class GraphWritingTask:
         return {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sum over words / their number, as the mean over texts of sum / mean number of words."""
+        """Sum over words / number of words, written as a mean over texts of sum / mean number of words."""
         return self.loss_at(model, inputs, *self._batches.shapes[length])
 
     def loss_at(self, model: Forward, inputs: Inputs, longest: int, shape: Shape) -> Tensor:
-        """`loss` with tables of another size, as long as the texts and graphs fit."""
+        """`loss` with tables of another size, into which the texts and graphs must fit."""
         train, indices = self.parts["train"], inputs["indices"]
         penalty, coverage = self.recipe.method.penalty, self.recipe.loss.coverage
         given, target, words = self._tables(train, indices, longest, shape)
@@ -184,19 +192,19 @@ class GraphWritingTask:
             mean = mean + penalty * cosine(weights)
         return mean
 
-    def look(self, model: nn.Module) -> Evaluation:
-        """The likelihood of the development set, without writing about it."""
+    def validate(self, model: nn.Module) -> Evaluation:
+        """Likelihood of the development set, without generating texts."""
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         found = self._likelihood(model, part)
-        if part == "train":  # it is large, and nobody asks
+        if part == "train":  # too large to generate texts for
             return found
         assert isinstance(model, GraphWriter)
         tokens = self.write(model, part)
         texts, known = self.texts(part, tokens), self.data.parts[part]
         scores = score_texts(texts, known.reference_words, known.names)
-        scores["bleu"] = scores["BLEU-4"]  # what tables know it as
+        scores["bleu"] = scores["BLEU-4"]  # the name that tables and comparisons use
         rows = [torch.tensor(row, dtype=torch.int32) for row in tokens]
         items = {
             "bleu_statistics": torch.tensor(bleu_statistics(texts, known.reference_words), dtype=torch.int32),
@@ -204,11 +212,26 @@ class GraphWritingTask:
         }
         return Evaluation(scores | found.metrics, found.items | items)
 
+    def assets(self) -> dict[str, bytes]:
+        return {DATA: data_json(self.data.manifest), VOCABULARIES: self.data.vocabularies.as_bytes()}
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        vocabularies = GraphVocabularies.from_bytes(assets[VOCABULARIES])
+        return cls(recipe, PreparedGraphs(recipe.data.folder, vocabularies, {}, read_data_json(assets)))
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        if not self.has_data:
+            return super().measure_heads(model, options)
+        return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
+
     def write(self, model: GraphWriter, part: str) -> list[Sequence[int]]:
-        """What a model writes about each graph of a part: words, or vocabulary + the number of a copied entity."""
+        """Tokens that a model generates for each graph of a part: words, or vocabulary size + index of an entity."""
         search, tables = self.recipe.search, self.parts[part]
         found: list[Sequence[int]] = [()] * len(self.data.parts[part])
-        forbidden = range(len(MARKS) + len(self.data.vocabularies.types))  # types are words only where they are copied
+        forbidden = range(
+            len(MARKS) + len(self.data.vocabularies.types)
+        )  # types are inputs after a copy, never outputs
         for indices, shape in in_batches(self._sizes[part], search.at_once):
             titles, entities, relations, types = tables.inputs(indices.to(self._device), shape)
             texts = write(
@@ -228,7 +251,7 @@ class GraphWritingTask:
         return found
 
     def texts(self, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of what was written about the graphs of a part."""
+        """Texts of generated tokens; see `texts_of`."""
         return texts_of(self.data, part, tokens)
 
     @property
@@ -238,14 +261,14 @@ class GraphWritingTask:
     def _tables(
         self, tables: GraphTables, texts: Tensor, length: int, shape: Shape
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """What the model is given, and, [B, T] each, what it is to foresee and the words of it."""
+        """Inputs of the model, and, [B, T] each, its targets and their words."""
         titles, entities, relations, _ = tables.inputs(tables.graphs[texts], shape)
         words, copies = tables.texts(texts, length)
         before = F.pad(words[:, :-1], (1, 0), value=BOS)
         return (titles, entities, relations, before), torch.where(copies == WORD, words, self._words + copies), words
 
     def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
-        """NLL and accuracy of each word, those before it given; graphs are weighted for means to be over words."""
+        """NLL and accuracy of each word given those before it; items are scaled so that means are over words."""
         tables, lengths, graphs = self.parts[part], self._lengths[part], self._graphs[part]
         nll = torch.empty(len(lengths), dtype=torch.float64, device=self._device)
         correct = torch.empty_like(nll)
@@ -267,13 +290,13 @@ class GraphWritingTask:
 
 
 def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """The texts of what a model wrote about the graphs of a part.
+    """Texts of the tokens that a model generated for the graphs of a part.
 
     Args:
         data: the graphs.
-        part: which of them.
-        tokens: for each graph words, or vocabulary + the number of a copied entity, as `GraphWritingTask.write` gives
-            them and a run keeps them.
+        part: name of the part.
+        tokens: for each graph words, or vocabulary size + index of a copied entity, as `GraphWritingTask.write` returns
+            them and a run stores them.
     """
     words, found = len(data.vocabularies.words), []
     for row, names in zip(tokens, data.parts[part].names, strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 EPS = 1e-6  # of all norms
-BASE = 10_000.0  # of rotary positions: the slowest pair turns by almost 1 / BASE radians a token
+BASE = 10_000.0  # of rotary positions: the slowest pair rotates by almost 1 / BASE radians per token
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DecoderConfig:
         if self.width % self.heads:
             raise ValueError(f"width={self.width} does not divide into heads={self.heads}")
         if self.head_width % 2:
-            raise ValueError(f"width / heads = {self.head_width} must be even: rotary positions turn pairs")
+            raise ValueError(f"width / heads = {self.head_width} must be even: rotary positions rotate pairs")
         if self.heads % self.num_kv_heads:
             raise ValueError(f"heads={self.heads} does not divide into kv_heads={self.kv_heads}")
         if not 0 <= self.drop_heads < 1:
@@ -119,7 +119,7 @@ class SwiGLU(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward block, each normalised first and added to what it read."""
+    """Attention and a feed-forward block, each pre-normalised and added to its input."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model: tokens to logits of the tokens after them."""
+    """Language model: token ids to logits of the next tokens."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Decoder(nn.Module):
             layer.compile(dynamic=False)
 
     def _initialise(self) -> None:
-        """Normal weights; what layers add is smaller the more of them there are."""
+        """Draw normal weights; output projections are scaled down with the number of layers."""
         std = 0.02 * math.sqrt(512 / self.config.width)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
@@ -170,15 +170,15 @@ class Decoder(nn.Module):
 
 
 def rotary_angles(length: int, width: int) -> Tensor:
-    """Angle by which each pair of features is turned at each position, [length, width / 2]."""
+    """Rotation angle of each pair of features at each position, [length, width / 2]."""
     rates = BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)  # [width / 2]
     return (torch.arange(length)[:, None] * rates).float()
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn pairs of features (i, i + d/2) by their angles: [B, M, T, d], [T, d/2] -> [B, M, T, d].
+    """Rotate pairs of features (i, i + d/2) by their angles: [B, M, T, d], [T, d/2] -> [B, M, T, d].
 
-    Inner products of turned vectors depend on the distance between their positions alone.
+    Inner products of rotated vectors depend only on the distance between their positions.
     """
     first, second = x.chunk(2, -1)  # [B, M, T, d/2]
     cos, sin = angles.cos(), angles.sin()  # [T, d/2]

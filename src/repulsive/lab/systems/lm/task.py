@@ -1,37 +1,40 @@
-"""Language modelling with a decoder-only Transformer: guess the next byte, or the next word piece."""
+"""Language modelling with a decoder-only Transformer: predict the next byte or word piece."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError
+from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.lm.data import Text, numbers
 from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
 from repulsive.lab.text.batches import Batch, shuffler
+from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
-_EVALUATED_AT_ONCE = 64  # windows
-_IGNORED = -100  # cross_entropy's mark of a position that does not count
+_EVALUATION_BATCH = 64  # windows
+_IGNORED = -100  # ignore_index of cross_entropy
 
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on.
+    """Prepared data to train on.
 
     Args:
         folder: what `repulsive prepare lm` wrote.
         length: tokens of a sequence.
-        steps: batches that are called an epoch.
-        share: of the training text, from its beginning on; for a quick look.
+        steps: batches per epoch.
+        share: fraction of the training text to use, from its beginning; for quick trials.
     """
 
     folder: Path
@@ -56,7 +59,7 @@ class Model:
         heads: query heads of a layer.
         kv_heads: key-value heads of a layer; 0: as many as query heads.
         qk_norm: normalise queries and keys head by head.
-        drop_heads: probability that a head is left out of a sequence in training.
+        drop_heads: probability that a head is dropped for a sequence in training.
     """
 
     layers: int = 8
@@ -67,10 +70,10 @@ class Model:
     drop_heads: float = 0.0
 
     def __post_init__(self) -> None:
-        self.decoder(vocabulary=1, length=1)  # do the sizes fit together?
+        self.decoder(vocabulary=1, length=1)  # raises if the sizes do not fit together
 
     def decoder(self, vocabulary: int, length: int) -> DecoderConfig:
-        """The same sizes as the model takes them."""
+        """The configuration of the model."""
         return DecoderConfig(
             vocabulary, self.layers, self.width, self.heads, self.kv_heads, length, self.qk_norm, self.drop_heads
         )
@@ -78,10 +81,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Recipe):
-    """A recipe for language modelling.
+    """Recipe for language modelling.
 
     Args:
-        data: what to train on.
+        data: prepared data.
         model: sizes.
     """
 
@@ -94,32 +97,38 @@ class LanguageModel(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: language models have no regulariser; leave it out")
 
 
-class LanguageModelTask:
-    """Windows of a text, in which every token but the first is to be guessed from those before it."""
+class LanguageModelTask(Task):
+    """Windows of a text, in which every token but the first is predicted from those before it.
+
+    Args:
+        recipe: what to train.
+        data: text without parts, as `restore` makes it; None: read the recipe's folder.
+    """
 
     select_by = "log_likelihood"  # minus nats per byte: higher is better
     shown = ("nats_per_byte", "accuracy")
 
-    def __init__(self, recipe: LanguageModel) -> None:
+    def __init__(self, recipe: LanguageModel, data: Text | None = None) -> None:
         self.recipe = recipe
-        self.data = Text.load(recipe.data.folder)
+        self.data = Text.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts: dict[str, Tensor] = dict(self.data.parts)
-        kept = max(1, round(len(self.parts["train"]) * recipe.data.share))
-        self.parts["train"] = self.parts["train"][:kept]
-        self.num_data = kept  # the loss is a mean over tokens: they are what it has N of
-        self._windows = kept - recipe.data.length  # that can be drawn
-        if self._windows < 1:
-            what = f"{recipe.data.folder} has {kept:,} tokens to train on"
-            raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
         self._device = torch.device("cpu")
         compiled = recipe.training.compile
         self._cross_entropy = torch.compile(_cross_entropy, dynamic=False) if compiled else _cross_entropy
+        if self.has_data:
+            self._plan_windows()
 
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files."""
-        found: Mapping[str, str] = self.data.manifest["files"]
-        return found
+    def _plan_windows(self) -> None:
+        recipe = self.recipe
+        kept = max(1, round(len(self.parts["train"]) * recipe.data.share))
+        self.parts["train"] = self.parts["train"][:kept]
+        self.num_data = kept  # in tokens, because the loss is a mean over them
+        self._windows = kept - recipe.data.length  # number of possible starts
+        if self._windows < 1:
+            what = f"{recipe.data.folder} has {kept:,} tokens to train on"
+            raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
 
     def model(self) -> Decoder:
         model = Decoder(self.recipe.model.decoder(self.data.vocabulary, self.recipe.data.length))
@@ -128,7 +137,7 @@ class LanguageModelTask:
         return model
 
     def to(self, device: torch.device) -> None:
-        """The text lives on the device, so that a batch travels as the starts of its windows."""
+        """The text fits on the device, so only the starts of the windows are copied to it."""
         self._device = device
         self.parts = {name: tokens.to(device) for name, tokens in self.parts.items()}
 
@@ -137,7 +146,7 @@ class LanguageModelTask:
         return [self._batch(step) for step in range(epoch * steps, (epoch + 1) * steps)]
 
     def _batch(self, step: int) -> Batch:
-        """Starts of windows, drawn anew for every step: a function of the seed and the step alone."""
+        """Random starts of windows, a function of the seed and the step alone."""
         draw = shuffler(self.recipe.seed, step)
         starts = torch.randint(self._windows, (self.recipe.training.batch,), generator=draw)  # [B]
         return Batch(starts, self.recipe.data.length)
@@ -146,19 +155,30 @@ class LanguageModelTask:
         return {"starts": batch.indices}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Nats per token, the mean over all of them."""
+        """Mean NLL of a token, in nats."""
         places = inputs["starts"][:, None] + torch.arange(length + 1, device=inputs["starts"].device)  # [B, T + 1]
         window = numbers(self.parts["train"][places])
         losses: Tensor = self._cross_entropy(model(window[:, :-1]), window[:, 1:])  # [B, T]
         return losses.mean()
 
-    def look(self, model: nn.Module) -> Evaluation:
-        """The development set, while training."""
-        return self.evaluate(model, "dev")
+    def assets(self) -> dict[str, bytes]:
+        pieces = self.data.pieces
+        files = {DATA: data_json(self.data.manifest, vocabulary=self.data.vocabulary)}
+        return files if pieces is None else files | {VOCABULARY: pieces.as_bytes()}
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        facts = read_data_json(assets)
+        return cls(recipe, Text(recipe.data.folder, int(facts["vocabulary"]), {}, {}, facts))
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        if not self.has_data:
+            return super().measure_heads(model, options)
+        return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        """All tokens of a part but the first, in windows that follow each other; an item is a window."""
-        # The last batch has a shape of its own, which is not worth compiling.
+        """Evaluate all tokens of a part but the first, in consecutive windows; an item is a window."""
+        # The last batch is smaller, and not worth compiling for.
         with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
             nll, correct, counts = self._sums(model, self.parts[part], self.recipe.data.length)
         mean = counts.double().mean()
@@ -169,27 +189,21 @@ class LanguageModelTask:
         return Evaluation(metrics | {"log_likelihood": -per_byte}, items)
 
     def _sums(self, model: nn.Module, tokens: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Nats, right guesses and guesses of each window, [N] each."""
-        found: list[Tensor] = []
+        """NLL, correct tokens and tokens of each window, [N] each."""
+        batches: list[Tensor] = []
         last = len(tokens) - 1
-        for starts in torch.arange(0, last, length, device=self._device).split(_EVALUATED_AT_ONCE):
+        for starts in torch.arange(0, last, length, device=self._device).split(_EVALUATION_BATCH):
             places = starts[:, None] + torch.arange(length + 1, device=self._device)  # [B, T + 1]
             window = numbers(tokens[places.clamp(max=last)])
             target = window[:, 1:].masked_fill(places[:, 1:] > last, _IGNORED)  # [B, T]
             logits = model(window[:, :-1]).float()  # [B, T, V]
             sums = _cross_entropy(logits, target), logits.argmax(-1) == target, target != _IGNORED
-            found.append(torch.stack([x.double().sum(1) for x in sums]).cpu())  # [3, B]
-        nll, correct, counts = torch.cat(found, 1)
+            batches.append(torch.stack([x.double().sum(1) for x in sums]).cpu())  # [3, B]
+        nll, correct, counts = torch.cat(batches, 1)
         return nll, correct, counts.long()
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Nats of every token, 0 where it does not count: [B, T, V], [B, T] -> [B, T]."""
+    """NLL of every token, 0 for ignored ones: [B, T, V], [B, T] -> [B, T]."""
     flat = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=_IGNORED, reduction="none")
     return flat.view_as(target)
-
-
-def unigram_entropy(tokens: Tensor) -> float:
-    """Nats per token of guessing by frequency alone, [N]: what a model that ignores its context can reach at best."""
-    shares = torch.bincount(numbers(tokens)).double() / len(tokens)  # [V]
-    return -float(sum(p * math.log(p) for p in shares.tolist() if p))

@@ -3,8 +3,8 @@
     model = Transformer(TransformerConfig.small(vocabulary=10_000))
     logits = model(source, target)                       # [B, S], [B, T] -> [B, T, V]
     logits, seen = model(source, target, collect="outputs")
-    logits = model(source, target, packed=(a, b))        # [N], [N'] -> [N', V]: sentences end to end, see `packed`
-    cache = model.start(source)                          # encoded once; then word by word, the same logits
+    logits = model(source, target, packed=(a, b))        # [N], [N'] -> [N', V]: packed sentences, see `packed`
+    cache = model.start(source)                          # encode once, then decode token by token: the same logits
     logits = model.step(tokens, cache)                   # [B, K] -> [B, K, V], K hypotheses of each sentence
 
 `small` is the paper's IWSLT14 setting, `base` and `big` its WMT14 ones, `tiny` is for CPUs.
@@ -25,7 +25,7 @@ from repulsive.lab.layers.cache import Cache
 from repulsive.lab.layers.packed import Packed, attend, attend_to
 
 COLLECT = ("outputs", "values", "weights")
-LONGEST = 1024  # tokens that have a position
+LONGEST = 1024  # most tokens of a sentence
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class TransformerConfig:
     """Sizes and choices of a Transformer.
 
     Args:
-        vocabulary: number of word types, shared by source, target and output.
+        vocabulary: number of token ids, shared by source, target and output.
         width: size of a token's state.
         heads: attention heads in every attention.
         layers: (encoder, decoder) layers.
-        feed_forward: inner size of the feed-forward blocks.
-        dropout: on embeddings and on what every block adds.
+        feed_forward: hidden units of the feed-forward blocks.
+        dropout: on embeddings and on the output of every block.
         pre_norm: normalise before a block; False is post-norm, as in the paper.
         padding: id of the padding token.
     """
@@ -74,17 +74,17 @@ class TransformerConfig:
         return replace(cls(vocabulary, width=1024, heads=16, feed_forward=4096), **changes)
 
 
-class Sight(NamedTuple):
-    """Who looks where.
+class Mask(NamedTuple):
+    """Keys that each query may attend to.
 
     Args:
-        mask: padded: keys that may be looked at, bool [B, 1, 1, S]; None: all.
-        causal: a query sees keys up to its own place.
-        packed: sentences end to end: where those of the queries lie, and those of the keys.
-        seeds: of a layer's dropout, int64 [blocks], where kernels draw it.
+        real: of padded sentences: False at padding, bool [B, 1, 1, S]; None: no padding.
+        causal: a query attends to keys up to its own position.
+        packed: of packed sentences: positions of the queries' sentences, and of the keys'.
+        seeds: of a layer's dropout, int64 [blocks], if Triton kernels draw it.
     """
 
-    mask: Tensor | None = None
+    real: Tensor | None = None
     causal: bool = False
     packed: tuple[Packed, Packed] | None = None
     seeds: Tensor | None = None
@@ -98,31 +98,31 @@ class Attention(nn.Module):
         self.num_heads = config.heads
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(config.width, config.width) for _ in range(4))
         for projection in (self.q_proj, self.k_proj, self.v_proj):
-            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))  # as if q, k, v were one packed matrix
+            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))  # as if q, k and v were one matrix
             nn.init.zeros_(projection.bias)
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, x: Tensor, memory: Tensor, sight: Sight, seen: list[Tensor] | None, what: str | None) -> Tensor:
-        if sight.packed is not None:
-            return self._packed(x, memory, sight, seen, what)
+    def forward(self, x: Tensor, memory: Tensor, mask: Mask, seen: list[Tensor] | None, what: str | None) -> Tensor:
+        if mask.packed is not None:
+            return self._packed(x, memory, mask, seen, what)
         q, k, v = self._split(self.q_proj(x)), self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
         if what == "weights":
-            weights = self._weights(q, k, sight)  # [B, M, T, S]
+            weights = self._weights(q, k, mask)  # [B, M, T, S]
             heads = weights @ v  # [B, M, T, d]
         else:
-            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal)
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.real, is_causal=mask.causal)
         if seen is not None:
             seen.append(weights if what == "weights" else v if what == "values" else heads)
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
 
-    def _packed(self, x: Tensor, memory: Tensor, sight: Sight, seen: list[Tensor] | None, what: str | None) -> Tensor:
-        """[N, width], [N', width] -> [N, width]; what is collected has all sentences as one, [1, M, N, d]."""
-        assert sight.packed is not None
-        queries, keys = sight.packed
+    def _packed(self, x: Tensor, memory: Tensor, mask: Mask, seen: list[Tensor] | None, what: str | None) -> Tensor:
+        """[N, width], [N', width] -> [N, width]; collected tensors have all sentences as one, [1, M, N, d]."""
+        assert mask.packed is not None
+        queries, keys = mask.packed
         if x is memory:
             qkv = self._joint(x, self.q_proj, self.k_proj, self.v_proj)  # [N, 3, M, d]
-            v, heads = qkv[:, 2], attend(qkv, queries, sight.causal)  # [N, M, d]
+            v, heads = qkv[:, 2], attend(qkv, queries, mask.causal)  # [N, M, d]
         else:
             q, kv = self._joint(x, self.q_proj)[:, 0], self._joint(memory, self.k_proj, self.v_proj)
             v, heads = kv[:, 1], attend_to(q, kv, queries, keys)
@@ -141,9 +141,9 @@ class Attention(nn.Module):
         return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
 
     def step(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """One more token of K hypotheses that share keys and values: [B, K, width], [B, M, S, d] -> [B, K, width].
+        """One more token of K hypotheses with the same keys and values: [B, K, width], [B, M, S, d] -> [B, K, width].
 
-        The mask, added to scores, [B, 1, 1 or K, S], says who sees which of them.
+        The additive mask, [B, 1, 1 or K, S], hides the keys of other hypotheses.
         """
         heads = F.scaled_dot_product_attention(self._split(self.q_proj(x)), k, v, attn_mask=mask)  # [B, M, K, d]
         return self.out_proj(heads.transpose(1, 2).flatten(2))
@@ -151,18 +151,18 @@ class Attention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, M, T, d]
 
-    def _weights(self, q: Tensor, k: Tensor, sight: Sight) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         scores = q @ k.mT / math.sqrt(q.shape[-1])  # [B, M, T, S]
-        if sight.causal:
+        if mask.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(later, -math.inf)
-        if sight.mask is not None:
-            scores = scores.masked_fill(~sight.mask, -math.inf)
+        if mask.real is not None:
+            scores = scores.masked_fill(~mask.real, -math.inf)
         return scores.softmax(-1)
 
 
 class FeedForward(nn.Sequential):
-    """Two linear maps with a ReLU between."""
+    """Two linear maps with a ReLU in between."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(
@@ -171,7 +171,7 @@ class FeedForward(nn.Sequential):
 
 
 class Layer(nn.Module):
-    """Self-attention, in decoders attention to the encoder, and a feed-forward block, each with residual and norm."""
+    """Self-attention, in decoders cross-attention, and a feed-forward block, each with residual and norm."""
 
     def __init__(self, config: TransformerConfig, cross: bool) -> None:
         super().__init__()
@@ -185,22 +185,22 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        sight: Sight,
+        mask: Mask,
         memory: Tensor | None,
-        to_memory: Sight,
+        to_memory: Mask,
         seen: list[Tensor] | None,
         what: str | None,
     ) -> Tensor:
-        start, seeds = self._before(0, x), sight.seeds
-        x = self._after(0, x, self.self_attention(start, start, sight, seen, what), seeds)
+        start, seeds = self._before(0, x), mask.seeds
+        x = self._after(0, x, self.self_attention(start, start, mask, seen, what), seeds)
         if self.cross_attention is not None and memory is not None:
             x = self._after(1, x, self.cross_attention(self._before(1, x), memory, to_memory, seen, what), seeds)
         last = len(self.norms) - 1
         return self._after(last, x, self.feed_forward(self._before(last, x)), seeds)
 
     def step(self, x: Tensor, cache: Cache, number: int) -> Tensor:
-        """A decoder layer, the `number`-th, for one more token, which the cache has room for: [B, K, width] -> same."""
-        assert self.cross_attention is not None, "encoders see all their tokens at once"
+        """One more token through decoder layer `number`, after `cache.grow`: [B, K, width] -> [B, K, width]."""
+        assert self.cross_attention is not None, "only decoder layers step"
         start = self._before(0, x)
         k, v = cache.add(number, *self.self_attention.keys_and_values(start))  # [B, M, N, d]
         x = self._after(0, x, self.self_attention.step(start, k, v, cache.own))
@@ -216,48 +216,50 @@ class Layer(nn.Module):
         if seeds is not None and isinstance(norm, nn.LayerNorm):
             return residual.add_norm(x, change, norm, self.dropout.p if self.training else 0.0, seeds[block])
         x = x + self.dropout(change)
-        return x if self.pre_norm else norm(x).to(change.dtype)  # autocast leaves norms in float32
+        return x if self.pre_norm else norm(x).to(change.dtype)  # under autocast norms return float32
 
 
 class Stack(nn.Module):
-    """Layers one after the other."""
+    """A stack of encoder or decoder layers."""
 
     def __init__(self, config: TransformerConfig, layers: int, cross: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(config, cross) for _ in range(layers))
         self.norm = nn.LayerNorm(config.width) if config.pre_norm else nn.Identity()
         self.pre_norm = config.pre_norm
-        self.run = _run  # how a layer is called on packed sentences
+        self.run = _run  # calls a layer on packed sentences; may be compiled
 
     def forward(
         self,
         x: Tensor,
-        sight: Sight,
+        mask: Mask,
         memory: Tensor | None = None,
-        to_memory: Sight = Sight(),  # noqa: B008
+        to_memory: Mask = Mask(),  # noqa: B008
         seen: list[Tensor] | None = None,
         what: str | None = None,
     ) -> Tensor:
-        run, seeds = (_run, None) if sight.packed is None else (self.run, self._seeds(x, sight.packed))
+        run, seeds = (_run, None) if mask.packed is None else (self.run, self._seeds(x, mask.packed))
         for number, layer in enumerate(self.layers):
-            own = sight if seeds is None else sight._replace(seeds=seeds[number])
+            own = mask if seeds is None else mask._replace(seeds=seeds[number])
             x = run(layer, x, own, memory, to_memory, seen, what)
         return self.norm(x)
 
     def _seeds(self, x: Tensor, packed: tuple[Packed, Packed]) -> Tensor | None:
-        """Of every block's dropout, int64 [layers, 3], where kernels draw it."""
-        if self.pre_norm or not packed[0].kernels or not residual.takes(x):
+        """Dropout seeds of every block, int64 [layers, 3]; None if torch draws the dropout."""
+        if self.pre_norm or not packed[0].kernels or not residual.supported(x):
             return None
         return torch.randint(2**62, (len(self.layers), 3), device=x.device)
 
 
-def _run(layer: nn.Module, *given: Any) -> Tensor:
-    found: Tensor = layer(*given)
-    return found
+def _run(layer: nn.Module, *arguments: Any) -> Tensor:
+    output: Tensor = layer(*arguments)
+    return output
 
 
 class Transformer(nn.Module):
     """Encoder and decoder with shared embeddings and sinusoidal positions."""
+
+    longest = LONGEST
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -279,25 +281,25 @@ class Transformer(nn.Module):
 
         Args:
             source: source tokens.
-            target: target tokens so far, beginning of sentence first.
-            collect: also give, for every attention (encoder first, then self and cross of each decoder layer),
-                "outputs" [B, M, T, d], "values" [B, M, S, d] or "weights" [B, M, T, S].
-            packed: sentences lie end to end instead, [N] and [N'], the source's and the target's as given here; logits
-                are [N', V]. What is collected has all sentences as one, and no "weights".
+            target: target tokens so far, starting with the beginning of sentence.
+            collect: also return, for every attention (encoder first, then self- and cross-attention of each decoder
+                layer), "outputs" [B, M, T, d], "values" [B, M, S, d] or "weights" [B, M, T, S].
+            packed: positions of packed sentences: source [N] and target [N'] have them end to end, and logits are
+                [N', V]. Collected tensors have all sentences as one; "weights" cannot be collected.
         """
         known = COLLECT if packed is None else COLLECT[:2]
         if collect is not None and collect not in known:
             raise ValueError(f"collect={collect!r}: choose one of {known}")
         seen: list[Tensor] | None = None if collect is None else []
         if packed is None:
-            to_source, among_target = Sight(self._real(source)), Sight(causal=True)
+            to_source, among_target = Mask(self._real(source)), Mask(causal=True)
             among_source, x, y = to_source, self.embed(source), self.embed(target)
         else:
             a, b = packed
             among_source, among_target, to_source = (
-                Sight(packed=(a, a)),
-                Sight(None, True, (b, b)),
-                Sight(packed=(b, a)),
+                Mask(packed=(a, a)),
+                Mask(None, True, (b, b)),
+                Mask(packed=(b, a)),
             )
             x, y = (
                 self._with_places(tokens, self.positions[side.places]) for tokens, side in ((source, a), (target, b))
@@ -308,14 +310,14 @@ class Transformer(nn.Module):
         return logits if seen is None else (logits, seen)
 
     def start(self, source: Tensor) -> Cache:
-        """What `step` needs of some sentences, [B, S]; the model should be in evaluation mode."""
+        """Encode sentences [B, S] for `step`; the model should be in evaluation mode."""
         real = self._real(source)
-        memory = self.encoder(self.embed(source), Sight(real))
+        memory = self.encoder(self.embed(source), Mask(real))
         attentions: list[Any] = [layer.cross_attention for layer in self.decoder.layers]
         return Cache(real, [attention.keys_and_values(memory) for attention in attentions])
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Logits after one more token of each hypothesis, which the cache then holds: [B, K] -> [B, K, V]."""
+        """Logits after one more token of each hypothesis, which is added to the cache: [B, K] -> [B, K, V]."""
         x = self.embed(tokens.reshape(-1, 1), cache.length).view(*tokens.shape, -1)  # [B, K, width]
         cache.grow(tokens.shape[1])
         layers: Any = self.decoder.layers
@@ -324,14 +326,14 @@ class Transformer(nn.Module):
         return F.linear(self.decoder.norm(x), self.embedding.weight)
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Tokens that begin at a place: [B, T] -> [B, T, width]."""
+        """Embeddings of tokens whose positions begin at `start`: [B, T] -> [B, T, width]."""
         end = start + tokens.shape[1]
         if end > LONGEST:
-            raise ValueError(f"a sentence of {end} tokens: positions end at {LONGEST}; cut it, or split it")
+            raise ValueError(f"a sentence of {end} tokens: expected at most {LONGEST}; cut it, or split it")
         return self._with_places(tokens, self.positions[start:end])
 
     def compile_layers(self) -> None:
-        """Let torch's compiler make one function of a layer, for packed sentences of one size: fewer launches."""
+        """Compile the layers, for packed sentences of one size: fewer kernel launches."""
         self.encoder.run = self.decoder.run = torch.compile(_run, dynamic=False)
 
     def _with_places(self, tokens: Tensor, places: Tensor) -> Tensor:
@@ -343,7 +345,7 @@ class Transformer(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Positions as sines and cosines of falling frequency, [length, width]."""
+    """Sinusoidal positions, sines and cosines of falling frequency, [length, width]."""
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))  # [width / 2]
     angles = torch.arange(length)[:, None] * rates  # [length, width / 2]
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]

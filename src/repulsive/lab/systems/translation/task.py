@@ -1,4 +1,4 @@
-"""Translation with the Transformer (Vaswani et al., 2017), the paper's second system."""
+"""Machine translation with the Transformer (Vaswani et al., 2017), the paper's second system."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import DataError
+from repulsive.lab.engine import assets as run_assets
+from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs
+from repulsive.lab.engine.reporting import EXAMPLES, Examples, Measured, ReportOptions
+from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.layers.packed import Packed
-from repulsive.lab.systems.classification.task import Data
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
+from repulsive.lab.systems.translation.measure import bleu_of, layered_examples, measure_translator
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.systems.translation.translate import Search, translate
 from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.folders import understood
 from repulsive.lab.text.pieces import BOS, Pieces
+from repulsive.lab.text.pieces import FILE as PIECES
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import on_outputs, on_positions, on_subspaces
@@ -34,7 +38,7 @@ _PENALTIES: dict[str, Any] = {
     "outputs": ("outputs", on_outputs),
     "subspaces": ("values", on_subspaces),
     "positions": ("weights", on_positions),
-}  # what the model is asked for, and what is made of it
+}  # what the model collects, and the penalty on it
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,12 @@ class Model:
     """Sizes of the Transformer; the vocabulary comes from the data. The defaults are the paper's for IWSLT14.
 
     Args:
-        width: of a token's state.
+        width: size of a token's state.
         heads: in every attention.
         depth: layers of the encoder and of the decoder.
-        feed_forward: inner units of the feed-forward blocks.
-        dropout: on embeddings and on what every block adds.
-        pre_norm: normalise before a block; false is the paper's.
+        feed_forward: hidden units of the feed-forward blocks.
+        dropout: on embeddings and on the output of every block.
+        pre_norm: normalise before a block; false, as in the paper, after it.
     """
 
     width: int = 512
@@ -62,17 +66,17 @@ class Model:
             raise ValueError("width, heads, feed_forward and depth must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
-        TransformerConfig(4, self.width, self.heads)  # do heads divide the width?
+        TransformerConfig(4, self.width, self.heads)  # raises if the heads do not divide the width
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised.
+    """Settings of the loss.
 
     Args:
-        label_smoothing: share of the target's probability that all pieces share.
-        penalty_on: what `method.penalty` makes different in heads: their outputs (the paper's "+ R"), the subspaces of
-            their values, or the positions they look at; the mean over all attentions.
+        label_smoothing: probability that is spread over all pieces.
+        penalty_on: what `method.penalty` pushes apart: outputs of heads (the paper's "+ R"), subspaces of their values,
+            or positions they attend to; the mean over all attentions.
     """
 
     label_smoothing: float = 0.1
@@ -85,15 +89,15 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(Recipe):
-    """A recipe for translation.
+    """Recipe for translation.
 
     Args:
-        data: what to train on.
-        packed: lay the sentences of a batch end to end instead of padding them: `training.batch` is then the rows of
-            either side, nearly all of them tokens. For GPUs; others pad inside.
+        data: prepared data.
+        packed: pack the sentences of a batch end to end instead of padding them; `training.batch` is then the number of
+            rows of either side. For GPUs; other devices pad internally.
         model: sizes.
-        loss: what is minimised.
-        search: how test sentences are translated.
+        loss: settings of the loss.
+        search: beam search settings.
     """
 
     data: Data
@@ -105,31 +109,50 @@ class Translation(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.packed and self.method.penalty > 0 and self.loss.penalty_on == "positions":
-            raise ValueError("packed=true: there are no positions to penalise; set packed=false")
+            raise ValueError("packed=true: packed sentences have no positions to penalise; set packed=false")
         if self.training.compile and not self.packed:
             raise ValueError("training.compile=true: only packed sentences have one shape; set packed=true")
 
 
-class TranslationTask:
-    """Sentences and their translations."""
+class TranslationTask(Task):
+    """Sentences and their translations.
+
+    Args:
+        recipe: what to train.
+        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
+        examples: a few sentence pairs of each part, where `data` has none.
+    """
 
     select_by = "log_likelihood"  # minus the NLL of a token: higher is better
     shown = ("bleu", "nll", "accuracy")
+    has_bleu = True
 
-    def __init__(self, recipe: Translation) -> None:
+    def __init__(
+        self, recipe: Translation, data: Prepared | None = None, examples: Mapping[str, Part] | None = None
+    ) -> None:
         self.recipe = recipe
-        self.data = Prepared.load(recipe.data.folder)
+        self.data = Prepared.load(recipe.data.folder) if data is None else data
+        self.has_data = data is None
+        self.dataset = self.data.task
+        self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.pieces = Pieces.of(self.data)
-        metrics.check()  # BLEU comes at the end; what it needs should be missed at the beginning
-        self._whole_texts = self._has_tokenizer()
-        with understood(self.data.folder):
-            self.references: dict[str, dict[str, list[str]]] = json.loads(self.data.extra[REFERENCES])
-        self.scored = tuple(self.references)  # dev, test and the further test sets
         self.parts: dict[str, Part] = dict(self.data.parts)
-        train = self.parts["train"]
+        self.references: dict[str, dict[str, list[str]]] = {}
+        self._examples = examples or {}
+        self._device = torch.device("cpu")
+        if self.has_data:
+            metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
+            self._can_detokenize = self._has_tokenizer()
+            with understood(self.data.folder):
+                self.references = json.loads(self.data.extra[REFERENCES])
+            self.scored_parts = tuple(self.references)  # dev, test and the further test sets
+            self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        recipe, train = self.recipe, self.parts["train"]
         kept = max(1, round(len(train) * recipe.data.share))
         source, target = (side.lengths[:kept] for side in train.sentences)
-        self.num_data = int(target.sum())  # the loss is a mean over tokens: they are what it has N of
+        self.num_data = int(target.sum())  # in target tokens, because the loss is a mean over them
         make = TokenPacks if recipe.packed else TokenBuckets
         self._batches = make(source, target, recipe.training.batch, recipe.seed)
         self._longest = int(torch.maximum(source, target).max())
@@ -137,13 +160,6 @@ class TranslationTask:
         self._cross_entropy = (
             torch.compile(_cross_entropy, dynamic=False) if recipe.training.compile else _cross_entropy
         )
-        self._device = torch.device("cpu")
-
-    @property
-    def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the prepared files."""
-        found: Mapping[str, str] = self.data.manifest["files"]
-        return found
 
     def model(self) -> Transformer:
         sizes = self.recipe.model
@@ -163,7 +179,7 @@ class TranslationTask:
         return model
 
     def to(self, device: torch.device) -> None:
-        """All sentences fit on the device, so a batch travels as its indices."""
+        """All sentences fit on the device, so only the indices of a batch are copied to it."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -171,14 +187,14 @@ class TranslationTask:
         return self._ahead(epoch)
 
     def fetch(self, batch: TokenBatch) -> Inputs:
-        found = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
-        if isinstance(batch, Pack):  # as many indices as any pack has
-            found["indices"] = F.pad(batch.indices, (0, batch.most - len(batch)))
-            found["count"] = torch.tensor(len(batch))
-        return found
+        inputs = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
+        if isinstance(batch, Pack):  # padded, so that all packs have one shape
+            inputs["indices"] = F.pad(batch.indices, (0, batch.most - len(batch)))
+            inputs["count"] = torch.tensor(len(batch))
+        return inputs
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sum over the target's tokens / their number, as the mean over pairs of sum / mean number of tokens."""
+        """Sum over target tokens / their number, written as a mean over pairs of sum / mean number of tokens."""
         train, indices = self.parts["train"], inputs["indices"]
         count = inputs.get("count", len(indices))
         packed: tuple[Packed, Packed] | None = None
@@ -187,51 +203,85 @@ class TranslationTask:
         else:
             source, before, target = _tables(train, indices, length)
         loss, penalty = self.recipe.loss, self.recipe.method.penalty
-        what, penalise = _PENALTIES[loss.penalty_on]
-        found = model(source, before, collect=what if penalty > 0 else None, packed=packed)
-        logits, seen = found if penalty > 0 else (found, [])
+        collect, penalise = _PENALTIES[loss.penalty_on]
+        output = model(source, before, collect=collect if penalty > 0 else None, packed=packed)
+        logits, collected = output if penalty > 0 else (output, [])
         total = self._cross_entropy(logits.flatten(0, -2), target.flatten(), loss.label_smoothing)
         mean = total / (count * inputs["tokens"])
         if penalty > 0:
             masks = source != PAD, target != PAD
-            if packed is not None:  # all sentences as one
+            if packed is not None:  # collected as one sentence
                 masks = masks[0].unsqueeze(0), masks[1].unsqueeze(0)
-            real = _where(loss.penalty_on, self.recipe.model.depth, *masks)
-            terms = [penalise(x.float(), mask) for x, mask in zip(seen, real, strict=True)]
+            real = _masks(loss.penalty_on, self.recipe.model.depth, *masks)
+            terms = [penalise(x.float(), mask) for x, mask in zip(collected, real, strict=True)]
             mean = mean + penalty * torch.stack(terms).mean()
         return mean
 
-    def look(self, model: nn.Module) -> Evaluation:
-        """The likelihood of the development set, without translating it."""
+    def validate(self, model: nn.Module) -> Evaluation:
+        """Likelihood of the development set, without translating it."""
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        found = self._likelihood(model, part)
-        if part not in self.references:  # train has none: it is large, and nobody asks
-            return found
+        likelihood = self._likelihood(model, part)
+        if part not in self.references:  # the training set: too large to translate
+            return likelihood
         assert isinstance(model, Transformer)
         best = [nbest[0] for nbest in translate(model, self.parts[part].sentences[0], self.recipe.search)]
         words = [self.pieces.words(hypothesis.tokens) for hypothesis in best]
-        known, scores = self.references[part], {}
-        scores["bleu"] = metrics.paper_bleu(words, known["words"])
-        if self.pieces.tokenizer == "none":  # nobody knows how the texts were written
-            scores["chrf"] = metrics.chrf(words, known["words"], lowercase=self.pieces.lowercase)
-        elif self._whole_texts:
+        references, scores = self.references[part], {}
+        scores["bleu"] = metrics.paper_bleu(words, references["words"])
+        if self.pieces.tokenizer == "none":  # the data were tokenised elsewhere: there are no plain texts
+            scores["chrf"] = metrics.chrf(words, references["words"], lowercase=self.pieces.lowercase)
+        elif self._can_detokenize:
             texts = [self.pieces.text(line) for line in words]
             for name, score in (("sacrebleu", metrics.sacrebleu), ("chrf", metrics.chrf)):
-                scores[name] = score(texts, known["text"], lowercase=self.pieces.lowercase)
+                scores[name] = score(texts, references["text"], lowercase=self.pieces.lowercase)
         items = {
-            "bleu_statistics": metrics.statistics(words, known["words"]),
+            "bleu_statistics": metrics.statistics(words, references["words"]),
             "hypotheses": nn.utils.rnn.pad_sequence(
                 [torch.tensor(hypothesis.tokens, dtype=torch.int32) for hypothesis in best], True, PAD
             ),
         }
         values = {name: score.value for name, score in scores.items()}
         notes = {name: score.signature for name, score in scores.items()}
-        return Evaluation(values | found.metrics, found.items | items, notes)
+        return Evaluation(values | likelihood.metrics, likelihood.items | items, notes)
+
+    def assets(self) -> dict[str, bytes]:
+        chosen = {name: self.data.parts[name] for name in self.scored_parts}
+        examples = {
+            name: run_assets.select(part, run_assets.middle_length(part, EXAMPLES)) for name, part in chosen.items()
+        }
+        return run_assets.save_prepared(self.data, examples, extra=(PIECES,))
+
+    @classmethod
+    def restore(cls, recipe: Any, assets: Mapping[str, bytes]) -> Self:
+        return cls(recipe, *run_assets.restore_prepared(assets, recipe.data.folder))
+
+    def facts(self) -> list[tuple[str, str]]:
+        return run_assets.data_facts(self.data)
+
+    def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
+        if not self.has_data:
+            return super().measure_heads(model, options)
+        part, bleu = self.parts[options.part], None
+        if options.bleu:
+            references = self.references[options.part]["words"][: options.most]
+            bleu = bleu_of(part.sentences[0], references, self.pieces, self.recipe.search)
+        return measure_translator(model, part, most=options.most, bleu=bleu, progress=options.progress)
+
+    def examples(self, part: str, models: Mapping[str, nn.Module]) -> Examples:
+        if self.has_data:
+            chosen = self.data.parts[part]
+            indices = run_assets.middle_length(chosen, EXAMPLES)
+        elif part in self._examples:
+            chosen = self._examples[part]
+            indices = torch.arange(len(chosen))
+        else:
+            return Examples()
+        return Examples(layered=layered_examples(chosen, self.data.vocabulary.words, indices, models))
 
     def _has_tokenizer(self) -> bool:
-        """Whether words can be made a text again; better to know before the training."""
+        """Whether words can be detokenised; warns before training if not."""
         try:
             self.pieces.split("target")
         except DataError as error:
@@ -240,7 +290,7 @@ class TranslationTask:
         return True
 
     def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
-        """NLL and accuracy of each piece, those before it given; items are weighted for means to be over pieces."""
+        """NLL and accuracy of each piece given those before it; items are scaled so that means are over pieces."""
         chosen = self.parts[part]
         source, target = (side.lengths.cpu() for side in chosen.sentences)
         nll = torch.empty(len(chosen), dtype=torch.float64, device=self._device)
@@ -255,12 +305,12 @@ class TranslationTask:
         tokens = target.double().mean()
         items = {"nll": nll.cpu() / tokens, "correct": correct.cpu() / tokens, "labels": target}
         mean = float(items["nll"].mean())
-        found = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
-        return Evaluation(found | {"perplexity": math.exp(min(mean, 700.0))}, items)
+        values = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
+        return Evaluation(values | {"perplexity": math.exp(min(mean, 700.0))}, items)
 
 
 def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, target so far and target of some pairs, int64 [B, length] each."""
+    """Source, target shifted right, and target of some pairs, int64 [B, length] each."""
     source, target = (side.padded(indices, length)[0].long() for side in part.sentences)
     return source, F.pad(target[:, :-1], (1, 0), value=BOS), target
 
@@ -268,7 +318,7 @@ def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, T
 def _packs(
     part: Part, indices: Tensor, count: Tensor, rows: int, longest: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Packed, Packed]]:
-    """Source, target so far and target of the first `count` pairs, int64 [rows] each, and where they lie."""
+    """Source, target shifted right, and target of the first `count` pairs, int64 [rows] each, and their positions."""
     flat, sides = [], []
     there = torch.arange(len(indices), device=indices.device) < count  # [B]
     for side in part.sentences:
@@ -280,16 +330,16 @@ def _packs(
         flat.append(torch.where(real, side.values[places].long(), PAD))
         sides.append(where)
     source, target = flat
-    before = torch.where(sides[1].places == 0, BOS, target.roll(1))  # behind the last pair it does not matter
+    before = torch.where(sides[1].places == 0, BOS, target.roll(1))  # rows after the last pair are ignored
     return source, before, target, (sides[0], sides[1])
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
-    """Sum over tokens, [N, V], [N] -> []."""
+    """Cross-entropy, summed over tokens: [N, V], [N] -> []."""
     return F.cross_entropy(logits.float(), target, ignore_index=PAD, label_smoothing=label_smoothing, reduction="sum")
 
 
-def _where(kind: str, layers: tuple[int, int], source: Tensor, target: Tensor) -> list[Tensor]:
-    """Positions that count in what the model collects: of queries, or, for subspaces, of keys and values."""
+def _masks(kind: str, layers: tuple[int, int], source: Tensor, target: Tensor) -> list[Tensor]:
+    """Padding mask of each collected tensor: of its queries or, for subspaces, of its keys and values."""
     cross = source if kind == "subspaces" else target
     return [source] * layers[0] + [target, cross] * layers[1]

@@ -5,8 +5,9 @@ import importlib
 import pytest
 import torch
 
-from repulsive.lab.systems.glue.metrics import counts as counts_of
-from repulsive.lab.systems.glue.metrics import (
+from repulsive.metrics.compare import compare, compare_totals
+from repulsive.metrics.correlation import counts as counts_of
+from repulsive.metrics.correlation import (
     f1,
     f1_of,
     matthews,
@@ -16,7 +17,6 @@ from repulsive.lab.systems.glue.metrics import (
     pearson_of,
     spearman,
 )
-from repulsive.metrics.compare import compare, compare_totals
 from repulsive.metrics.ranks import ranks
 
 
