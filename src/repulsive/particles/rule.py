@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -51,10 +52,49 @@ class Coefficients:
     measure: Measure | None
 
 
+@dataclass(frozen=True)
+class RadialForm:
+    r"""The settings of one update that follows SVGD with a radial kernel, for backends with that formula built in.
+
+    $A = \epsilon\,((s K + (1 - s) I) / M + w I)$ and $B = p A - (\epsilon\,\alpha / M) R$, with K and R as in
+    `particles.kernels.Radial`.
+
+    Args:
+        kernel: "rbf" or "imq".
+        bandwidth: "paper", "released", or h itself.
+        on_sphere: heads are compared as unit vectors.
+        stepsize: epsilon.
+        alpha: repulsive weight at this step.
+        own_drive: w, the weight of a head's own gradient beside the smoothed ones.
+        smoothing: s.
+        precision: p, of the prior.
+        has_schedule: alpha may differ at the next step.
+    """
+
+    kernel: Literal["rbf", "imq"]
+    bandwidth: Literal["paper", "released"] | float
+    on_sphere: bool
+    stepsize: float
+    alpha: float
+    own_drive: float
+    smoothing: float
+    precision: float
+    has_schedule: bool
+
+
 class Rule(ABC):
-    """One way to turn loss gradients of a group's heads into what the optimiser descends."""
+    """One way to turn loss gradients of a group's heads into what the optimizer descends.
+
+    A subclass has to define `coefficients`. The properties tell the rest of the package what the rule needs; their
+    defaults suit a rule without noise that reads weights and gradients only.
+    """
 
     stepsize: float
+
+    @property
+    def has_interaction(self) -> bool:
+        """Whether heads of a group act on each other, so that a group with one head has nothing to gain."""
+        return False
 
     @property
     def has_matrix_form(self) -> bool:
@@ -64,6 +104,16 @@ class Rule(ABC):
     @property
     def reads_tokens(self) -> bool:
         """Whether particles are functions of a layer's tokens, so that weights and gradients alone are not enough."""
+        return False
+
+    @property
+    def moves_values(self) -> bool:
+        """Whether a rule that reads tokens changes v and the output projection as well as q and k."""
+        return False
+
+    @property
+    def holds_ratio(self) -> bool:
+        """Whether the repulsive weight is set at every step to keep |repulsion| / |drive| at a target."""
         return False
 
     @property
@@ -81,9 +131,30 @@ class Rule(ABC):
             step: optimiser steps taken so far, for schedules.
         """
 
+    def drive_scale(self, heads: int) -> float | None:
+        """The factor on a head's own gradient where heads do not share gradients; None if the rule does not know it.
+
+        Args:
+            heads: M, heads of the group.
+        """
+        return None
+
+    def radial_form(self, step: int) -> RadialForm | None:
+        """The settings of SVGD's formula with a radial kernel, if `coefficients` computes exactly that; else None.
+
+        Args:
+            step: optimizer steps taken so far, for schedules.
+        """
+        return None
+
     def noise_scale(self, lr: float) -> float:
-        """sigma: what a standard normal number is multiplied with inside the gradient. Zero: no noise."""
+        """sigma: the factor on standard normal numbers that are added to the gradient; zero for no noise."""
         return 0.0
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the rule adds noise at any positive learning rate."""
+        return self.noise_scale(1.0) != 0
 
     @property
     def scales_noise(self) -> bool:

@@ -58,5 +58,8 @@ class SGLD(Rule):
         precision = priors.resolve(self.prior).precision  # nothing interacts: no Gram matrix is needed
         return self.stepsize * (grad + precision * theta if precision else grad)
 
+    def drive_scale(self, heads: int) -> float:
+        return self.stepsize
+
     def noise_scale(self, lr: float) -> float:
         return -self.stepsize * math.sqrt(2 * self.temperature / (self.stepsize * lr)) if lr > 0 else 0.0

@@ -16,7 +16,7 @@ from repulsive.particles.gram import Gram
 from repulsive.particles.kernels import AnyKernel, Differentiable, Hinge, Interaction, Space
 from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
-from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
+from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, check_number, mean_distance
 
 TOKENS, EVERY = 1024, "auto"  # with space="logits"
 CircuitsName = Literal["qk", "qk+ov"]
@@ -31,6 +31,7 @@ class Unset(float):
 
 
 RATIO = Unset(0.1)  # of alpha="auto"
+_FORMULA = ("coefficients", "drive", "interact", "weight_of")  # the methods that `radial_form` stands for
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,24 @@ class SVGD(Rule):
         return self.space == "logits"
 
     @property
+    def has_interaction(self) -> bool:
+        return True
+
+    @property
+    def moves_values(self) -> bool:
+        return self.circuits == "qk+ov"
+
+    @property
+    def holds_ratio(self) -> bool:
+        return self.alpha == "auto"
+
+    @property
     def has_matrix_form(self) -> bool:
         return not isinstance(kernels.resolve(self.kernel), Differentiable)
 
     @property
     def needs_gradient_products(self) -> bool:
-        return self.alpha == "auto"
+        return self.holds_ratio
 
     @property
     def own_drive(self) -> float:
@@ -179,9 +192,28 @@ class SVGD(Rule):
         assert not isinstance(kernel, Differentiable)
         return kernel.interact(theta, self.bandwidth, "sphere" if self.reads_tokens else self.space)
 
-    def own_share(self, heads: int) -> float:
-        """What a head's own gradient is multiplied with where heads do not share gradients."""
+    def drive_scale(self, heads: int) -> float:
         return float(self.drive(torch.eye(heads, dtype=torch.float64))[0, 0])
+
+    def radial_form(self, step: int) -> RadialForm | None:
+        kernel, bandwidth = kernels.resolve(self.kernel), self.bandwidth
+        if kernel not in (kernels.RBF, kernels.IMQ) or isinstance(self.alpha, str) or self.reads_tokens:
+            return None
+        if bandwidth == "released-lower" or callable(bandwidth):
+            return None
+        if any(getattr(type(self), name) is not getattr(SVGD, name) for name in _FORMULA):
+            return None  # a subclass with a formula of its own
+        return RadialForm(
+            kernel="rbf" if kernel is kernels.RBF else "imq",
+            bandwidth=bandwidth,
+            on_sphere=self.space == "sphere",
+            stepsize=self.stepsize,
+            alpha=self.alpha(step) if callable(self.alpha) else self.alpha,
+            own_drive=self.own_drive,
+            smoothing=self.smoothing,
+            precision=priors.resolve(self.prior).precision,
+            has_schedule=callable(self.alpha),
+        )
 
     def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
         kernel = kernels.resolve(self.kernel)

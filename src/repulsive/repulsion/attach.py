@@ -6,7 +6,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import torch
 from torch import nn
@@ -140,8 +140,8 @@ def repel(
     for warning in shrinking.warnings_about(chosen, trained, inner):
         warnings.warn(warning, stacklevel=2)
     logits = None
-    if isinstance(chosen, SVGD) and chosen.reads_tokens:
-        logits = LogitRepulsion(model, groups, chosen, settings.seed)
+    if chosen is not None and chosen.reads_tokens:
+        logits = LogitRepulsion(model, groups, cast(SVGD, chosen), settings.seed)
     handle = Handle(trained, inner, chosen, settings, logits, others)
     handle.attach()
     if verbose is not False and _is_first_rank():

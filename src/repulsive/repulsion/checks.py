@@ -84,8 +84,11 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
         raise RuleError(f"order={order!r}: {did_you_mean(order, ORDERS)}choose one of {ORDERS}")
     if noise_in not in NOISE_PLACES:
         raise RuleError(f"noise_in={noise_in!r}: {did_you_mean(noise_in, NOISE_PLACES)}choose one of {NOISE_PLACES}")
-    if noise_in == "parameter" and isinstance(rule, SPOS) and rule.noise == "released":
-        raise RuleError("noise_in='parameter' and noise='released' exclude each other: the latter scales by gradients")
+    if noise_in == "parameter" and rule is not None and rule.scales_noise:
+        raise RuleError(
+            "noise_in='parameter' does not work with noise that is scaled by gradients, such as noise='released'; "
+            "leave noise_in out"
+        )
     if max_norm is not None and not max_norm > 0:
         raise RuleError(f"max_norm={max_norm!r}: must be positive, or None")
     if max_norm is None and order == "repel-clip":
@@ -152,7 +155,7 @@ def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) ->
     if not alone:
         return None
     text = f"{len(alone)} of {len(groups)} groups have one head, which has nothing to be repelled from"
-    if len(alone) == len(groups) and isinstance(rule, SVGD) and not given:
+    if len(alone) == len(groups) and rule is not None and rule.has_interaction and not given:
         raise SelectionError(
             f"{text}: {', '.join(alone[:6])}. Use a model with more heads, or rule=None to train without repulsion; "
             "where one head is meant, pass groups=find_heads(model)"
@@ -172,7 +175,7 @@ def logit_groups(
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
     if particle != "projection" or layout != "heads":
         raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
-    if isinstance(rule, SVGD) and rule.circuits == "qk+ov":
+    if rule.moves_values:
         if "v" not in parts:
             raise RuleError(f"parts={parts!r}: circuits='qk+ov' moves v, too; leave parts out")
         return [*groups, *output_groups(model, groups)]

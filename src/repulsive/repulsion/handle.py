@@ -219,7 +219,7 @@ class Handle:
 
     def _rates(self) -> dict[int, float]:
         """Learning rate by id of parameter; only noise asks for it."""
-        if self.rule is None or not self.rule.noise_scale(1.0):
+        if self.rule is None or not self.rule.has_noise:
             return {}
         if any(entry.get("lr") is None for entry in self.optimizer.param_groups):
             raise OptimizerError(

@@ -12,7 +12,6 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import CollapsedHeads
 from repulsive.particles.rule import Measure, Rule
-from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.live import is_captured
 from repulsive.repulsion.strength import IN_A_ROW, Strength
@@ -122,8 +121,10 @@ class Measurements:
     def _warn_of_strength(self, measured: dict[str, Measured], step: int) -> None:
         batches = {id(one.measure): one.measure for one in measured.values()}
         if (ratio := self._strength.saw(step, batches.values())) is not None:
-            auto = isinstance(self._rule, SVGD) and self._rule.alpha == "auto"
-            remedy = "a smaller ratio" if auto else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
+            holds_ratio = self._rule is not None and self._rule.holds_ratio
+            remedy = (
+                "a smaller ratio" if holds_ratio else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
+            )
             warnings.warn(
                 f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive| was above 1 in most groups "
                 f"in {IN_A_ROW} measurements in a row (median now {ratio:.3g}). Choose {remedy}",
@@ -132,7 +133,7 @@ class Measurements:
 
     def _warn_of_equal_heads(self, measured: dict[str, Measured]) -> None:
         """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""
-        if not isinstance(self._rule, SVGD) or self._rule.noise_scale(1.0):
+        if self._rule is None or not self._rule.has_interaction or self._rule.has_noise:
             return
         away = {name: one for name, one in measured.items() if one.measure.distance.device.type != "cpu"}
         equal = [name for name, one in away.items() if float(one.measure.distance[one.row]) == 0]

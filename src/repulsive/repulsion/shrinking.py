@@ -15,8 +15,6 @@ from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
-from repulsive.particles.sgld import SGLD
-from repulsive.particles.svgd import SVGD
 
 _SMALL_EPS = 1e-4  # an eps above this share of the gradient's factor is no longer small beside most gradients
 _MUCH = 0.5  # heads that keep less than this of their gradient are warned about
@@ -41,10 +39,10 @@ def warnings_about(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Op
         groups: the heads that it acts on.
         optimizer: the torch optimizer itself.
     """
-    if not isinstance(rule, SVGD | SGLD):
-        return
     heads = max(group.num_heads for group in groups)
-    share = float(rule.drive(torch.eye(heads))[0, 0]) if isinstance(rule, SVGD) else rule.stepsize
+    share = None if rule is None else rule.drive_scale(heads)
+    if rule is None or share is None:
+        return
     whole = rule.stepsize / share  # the stepsize that leaves gradients as large as they are
     owned = {id(parameter) for group in groups for parameter in group.parameters()}
     entries = [entry for entry in optimizer.param_groups if any(id(p) in owned for p in entry["params"])]
@@ -55,7 +53,7 @@ def warnings_about(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Op
             f"{eps / share:.2g} and slows them down; choose a larger stepsize ({whole:.3g} gives them all of it), or a "
             "smaller eps"
         )
-    if not isinstance(rule, SVGD) or share >= _MUCH:  # SGLD's noise is made for the step that SGD takes
+    if not rule.has_interaction or share >= _MUCH:  # SGLD's noise is made for the step that SGD takes
         return
     name, rate = type(optimizer).__name__, _largest(entries, "lr")
     if isinstance(optimizer, torch.optim.SGD):

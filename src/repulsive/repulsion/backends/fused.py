@@ -10,18 +10,16 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup
-from repulsive.particles import bandwidths, kernels, priors
-from repulsive.particles.bandwidths import Bandwidth
+from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
-from repulsive.particles.rule import Coefficients, Measure, Rule
-from repulsive.particles.svgd import SVGD
+from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule
 from repulsive.repulsion.backends.addresses import COLUMNS, KINDS, SliceTable, send
 
 SPLITS = 16  # programs a slice, at least: a power of two
@@ -85,22 +83,6 @@ def _has_triton() -> bool:
 def supports(rule: Rule | None) -> bool:
     """Rules of two matrices; others go through the reference."""
     return rule is not None and rule.has_matrix_form
-
-
-def _solves(rule: Rule) -> TypeGuard[SVGD]:
-    """Radial kernels, a named or fixed bandwidth, a given alpha: then the coefficients are one launch as well."""
-    return (
-        isinstance(rule, SVGD)
-        and type(rule).drive is SVGD.drive
-        and kernels.resolve(rule.kernel) in (kernels.RBF, kernels.IMQ)
-        and _solves_bandwidth(rule.bandwidth)
-        and rule.alpha != "auto"
-    )
-
-
-def _solves_bandwidth(bandwidth: Bandwidth) -> bool:
-    """A number, or one of the medians that `solve_kernel` computes."""
-    return bandwidth in ("paper", "released") if isinstance(bandwidth, str) else not callable(bandwidth)
 
 
 def _splits(slices: int, dim: int) -> int:
@@ -174,34 +156,32 @@ class Plan:
         if scale is not None:
             self.scale.copy_(scale)
         scaled = scale is not None
-        if measure or not _solves(rule):
+        form = None if measure else rule.radial_form(step)
+        if form is None:
             found = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
             self._combine(rule, noisy=noisy, scaled=scaled)
             return found.measure
         if rule is not self._rule:
             self._rule, self._graph = rule, _Replay()
-            self._numbers.set(self._settings(rule, step))
-        elif callable(rule.alpha):
-            self._numbers.set(self._settings(rule, step))
+        self._numbers.set(self._settings(form))
 
         def launch() -> None:
             self._gram("THETA")
-            self._solve(rule)
+            self._solve(form)
             self._combine(rule, noisy=noisy, scaled=scaled)
 
         place = self.table.place
         self._graph.run(launch, (noisy, scaled, place.number, place.aligned), self.table.device)
-        if not noisy and not scaled and not callable(rule.alpha):
+        if not noisy and not scaled and not form.has_schedule:
             self._last = noisy, scaled
         return None
 
-    def _settings(self, rule: SVGD, step: int) -> list[float]:
-        """What `solve_kernel` reads, in its order."""
-        alpha = rule.alpha(step) if callable(rule.alpha) else float(rule.alpha)
-        fixed = 0.0 if isinstance(rule.bandwidth, str) or callable(rule.bandwidth) else float(rule.bandwidth)
-        log = math.log(self.heads + (rule.bandwidth == "released")) if self.heads > 1 else 1.0
-        precision = priors.resolve(rule.prior).precision
-        return [rule.stepsize, alpha, rule.own_drive, rule.smoothing, precision, fixed, bandwidths.FLOOR**2, log]
+    def _settings(self, form: RadialForm) -> list[float]:
+        """The numbers that `solve_kernel` reads, in its order."""
+        fixed = 0.0 if isinstance(form.bandwidth, str) else form.bandwidth
+        log = math.log(self.heads + (form.bandwidth == "released")) if self.heads > 1 else 1.0
+        weights = [form.stepsize, form.alpha, form.own_drive, form.smoothing, form.precision]
+        return [*weights, fixed, bandwidths.FLOOR**2, log]
 
     @property
     def _shape(self) -> dict[str, Any]:
@@ -231,7 +211,7 @@ class Plan:
             **self._access,
         )
 
-    def _solve(self, rule: SVGD) -> None:
+    def _solve(self, form: RadialForm) -> None:
         """A, B and the row sums of B, in one launch."""
         from repulsive.repulsion.backends import triton_kernels as fused
 
@@ -246,9 +226,9 @@ class Plan:
             self.drive,
             self.force,
             self.row_sums,
-            BANDWIDTH={"paper": fused.PAPER, "released": fused.RELEASED}.get(str(rule.bandwidth), fused.FIXED),
-            PROFILE=fused.RBF if kernels.resolve(rule.kernel) is kernels.RBF else fused.IMQ,
-            SPHERE=rule.space == "sphere",
+            BANDWIDTH={"paper": fused.PAPER, "released": fused.RELEASED}.get(str(form.bandwidth), fused.FIXED),
+            PROFILE=fused.RBF if form.kernel == "rbf" else fused.IMQ,
+            SPHERE=form.on_sphere,
             CHUNK=chunk,
             num_warps=cut["num_warps"],
             **self._shape,

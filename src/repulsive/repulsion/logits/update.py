@@ -122,7 +122,7 @@ class LogitRepulsion:
         """What the gradients of a layer's heads are multiplied with."""
         heads = layer.num_heads
         if heads not in self._shares:
-            self._shares[heads] = self.rule.own_share(heads)
+            self._shares[heads] = self.rule.drive_scale(heads)
         return self._shares[heads]
 
     def _warn_of_no_tokens(self) -> None:
@@ -193,7 +193,7 @@ class LogitUpdate:
         draw_noise: bool = True,
     ) -> dict[str, Measured]:
         """Replace the gradients of all groups; see `Update.run`."""
-        assert isinstance(rule, SVGD)
+        assert rule is not None
         source = self.source
         with torch.no_grad():
             if source.is_due(step):
