@@ -49,7 +49,7 @@ class DataError(RepulsiveError, ValueError):
 
 
 class ConfigError(RepulsiveError, ValueError):
-    """A recipe has an unknown key, a wrong type or a value that cannot be."""
+    """A recipe or an environment variable has an unknown key, a wrong type or a value out of range."""
 
 
 class CheckpointError(RepulsiveError, RuntimeError):

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from repulsive import SGLD, SPOS, SVGD, CosineLadder, RuleError, repel  # noqa: E402
+from repulsive import SGLD, SPOS, SVGD, CosineLadder, repel  # noqa: E402
 from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
 from repulsive.repulsion.backends import fused as plan  # noqa: E402
 from repulsive.repulsion.backends.choose import Update  # noqa: E402
@@ -273,18 +273,6 @@ def test_weights_and_gradients_move_between_steps(monkeypatch):
         monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
         assert error(found, [p.grad for p in model.parameters()]) < 3e-6
     assert fused == [True, True, False, False, True]
-
-
-def test_choosing_kernels(monkeypatch):
-    monkeypatch.setenv("REPULSIVE_KERNELS", "tritno")
-    with pytest.raises(RuleError, match="eager or triton"):
-        plan.wanted(torch.device("cpu"))
-    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(RuleError, match="CUDA"):
-        plan.wanted(torch.device("cpu"))
-    monkeypatch.delenv("REPULSIVE_KERNELS")
-    assert not plan.wanted(torch.device("cpu"))
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ from repulsive.repulsion.backends import fused as plan
 from repulsive.repulsion.backends.addresses import fits
 from repulsive.repulsion.backends.eager import Measured, Reference
 from repulsive.repulsion.backends.fused import Plan
+from repulsive.triton_setting import use_triton
 
 
 class Update:
@@ -83,7 +84,7 @@ class Update:
 
     def _ready(self) -> list[Plan] | None:
         """Plans that point at today's weights and gradients, or None where the reference has to do."""
-        if not plan.wanted(self.groups[0].slices[0].parameter().device):
+        if not use_triton(self.groups[0].slices[0].parameter().device.type):
             return None
         if self._plans is None:
             self._plans = self._lay_out()

@@ -6,16 +6,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
@@ -53,31 +49,6 @@ COMBINE: dict[int, dict[str, int]] = {
     32: {"BLOCK": 64, "num_warps": 4, "num_stages": 3},
     64: {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
 }
-
-
-def wanted(device: torch.device) -> bool:
-    """Whether updates on `device` go through Triton.
-
-    Raises:
-        RuleError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton where there is none.
-    """
-    choice = os.environ.get("REPULSIVE_KERNELS", "")
-    if choice not in ("", "eager", "triton"):
-        raise RuleError(f"REPULSIVE_KERNELS={choice!r}: choose eager or triton")
-    if choice == "eager" or (choice == "" and device.type != "cuda"):
-        return False
-    if not _has_triton():
-        if choice == "triton":
-            raise RuleError("REPULSIVE_KERNELS=triton, but the package triton is not installed")
-        return False
-    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
-        return True
-    raise RuleError("REPULSIVE_KERNELS=triton needs CUDA weights, or TRITON_INTERPRET=1 for Triton's interpreter")
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def supports(rule: Rule | None) -> bool:
