@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from repulsive import UnsupportedWeights, repel
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.repulsion import head_placement
-from repulsive.repulsion.backends import eager as blocks
+from repulsive.repulsion.backends import eager
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_cases import WORLDS, Separate, attach, groups_of, make, optimizer_of, together, train
 
@@ -207,11 +207,11 @@ def checkpoint(world, folder, resume):
 
 def in_bunches(case, world):
     """A run that may hold hardly anything from other ranks at a time."""
-    held, blocks.HELD = blocks.HELD, 1
+    held, eager.MAX_MOVED = eager.MAX_MOVED, 1
     try:
         return together(case, world) | {"wire": wire(case, world)}
     finally:
-        blocks.HELD = held
+        eager.MAX_MOVED = held
 
 
 def guarded(function, *args):

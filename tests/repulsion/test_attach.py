@@ -140,7 +140,7 @@ def test_frozen_groups_are_left_out_with_a_warning(make_model, backward):
 def test_parameters_outside_the_optimiser_are_left_out_with_a_warning(make_model):
     model = make_model()
     optimizer = torch.optim.SGD(model.stack.layers[1].parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="not in the optimiser"):
+    with pytest.warns(UserWarning, match="not in the optimizer"):
         handle = repel(model, optimizer, verbose=False)
     assert {group.layer for group in handle.groups} == {1}
 
@@ -405,7 +405,7 @@ def test_attention_that_is_left_out_is_named(capsys):
     """Beside heads that are known; neither what holds those nor layers that were not selected count."""
     model = nn.ModuleDict({"known": nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2), "odd": OddAttention()})
     repel(model, torch.optim.SGD(model.parameters(), lr=0.1), layers="first")
-    told = "left out, as their heads are not known: odd (OddAttention); example_inputs may help"
+    told = "left out, as their head layout is unknown: odd (OddAttention); example_inputs may help"
     assert told in capsys.readouterr().err
     known = model["known"]
     repel(known, torch.optim.SGD(known.parameters(), lr=0.1), layers="first", particle="head")
@@ -450,7 +450,7 @@ def test_layers_that_come_and_go_do_not_fill_the_memory():
             if number >> index & 1:
                 layer(torch.randn(2, 3, 16)).square().sum().backward()
         optimizer.step()
-    assert handle.steps == 63 and len(handle._live) <= 16
+    assert handle.steps == 63 and len(handle._updates) <= 16
 
 
 @pytest.mark.parametrize("seed", [None, 1.5, "1"])

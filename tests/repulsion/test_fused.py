@@ -12,14 +12,14 @@ DEVICE = "cuda" if GPU else "cpu"
 
 from repulsive import SGLD, SPOS, SVGD, CosineLadder, repel  # noqa: E402
 from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
-from repulsive.repulsion.backends import fused as plan  # noqa: E402
+from repulsive.repulsion.backends import fused  # noqa: E402
 from repulsive.repulsion.backends.choose import Update  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
     if not GPU:
-        monkeypatch.setattr(plan, "SPLITS", 2)  # the interpreter runs programs one after the other
+        monkeypatch.setattr(fused, "SPLITS", 2)  # the interpreter runs programs one after the other
 
 
 class Weights(nn.Module):
@@ -63,8 +63,8 @@ def run(model, groups, rule, monkeypatch, choice, *, scale=None, step=3, measure
     update = Update(groups, seed=7)
     rates = {id(p): 0.05 for p in model.parameters()}
     found = update.run(rule, rates, step=step, scale=scale, measure=measure)
-    assert (update._plans is not None) == (choice == "triton"), "the wrong path ran"
-    assert update._rest is None
+    assert (update._fused is not None) == (choice == "triton"), "the wrong path ran"
+    assert update._eager_rest is None
     return [parameter.grad.float() for parameter in model.parameters()], found
 
 
@@ -250,7 +250,7 @@ def test_weights_and_gradients_move_between_steps(monkeypatch):
     model = Weights(4, 4, 24, torch.float32)
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     update = Update(model.groups, seed=7)
-    fused = []
+    was_fused = []
     for step in range(5):
         gradients(model, seed=step)
         if step == 1:
@@ -260,7 +260,7 @@ def test_weights_and_gradients_move_between_steps(monkeypatch):
             model.packed.grad = model.packed.grad.T.contiguous().T  # the same numbers, column by column
         if step == 3:
             model.strided.grad = None
-        fused.append(update._ready() is not None)
+        was_fused.append(update._current_fused() is not None)
         if step == 3:
             continue  # `repel` asks for an update of the other groups then
         start = [p.grad.clone() for p in model.parameters()]
@@ -272,7 +272,7 @@ def test_weights_and_gradients_move_between_steps(monkeypatch):
         Update(model.groups, seed=7).run(SVGD(alpha=1.0), {}, step=step)
         monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
         assert error(found, [p.grad for p in model.parameters()]) < 3e-6
-    assert fused == [True, True, False, False, True]
+    assert was_fused == [True, True, False, False, True]
 
 
 @pytest.mark.gpu
@@ -401,17 +401,17 @@ def test_extra_memory_is_small(monkeypatch):
 
 
 def test_few_long_slices_are_split_further(monkeypatch):
-    monkeypatch.setattr(plan, "SPLITS", 16)
-    assert plan._splits(54, 65_536) == 16  # as many programs as a GPU can use
-    assert plan._splits(1, 150) == 16  # too short to be worth it
-    assert plan._splits(6, 2_097_152) == 128
+    monkeypatch.setattr(fused, "SPLITS", 16)
+    assert fused._splits(54, 65_536) == 16  # as many programs as a GPU can use
+    assert fused._splits(1, 150) == 16  # too short to be worth it
+    assert fused._splits(6, 2_097_152) == 128
     if not GPU:
-        monkeypatch.setattr(plan, "SPLITS", 2)
-    monkeypatch.setattr(plan, "LEAST", 1)
-    monkeypatch.setattr(plan, "BUSY", 24 * plan.SPLITS)
+        monkeypatch.setattr(fused, "SPLITS", 2)
+    monkeypatch.setattr(fused, "LEAST", 1)
+    monkeypatch.setattr(fused, "BUSY", 24 * fused.SPLITS)
     torch.manual_seed(0)
     model = Weights(3, 2, 40, torch.float32)
-    assert plan._splits(len(model.groups), 80) > plan.SPLITS
+    assert fused._splits(len(model.groups), 80) > fused.SPLITS
     for rule in (SVGD(alpha=1.0), SVGD(alpha="auto", ratio=0.3)):
         expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
         found, _ = run(model, model.groups, rule, monkeypatch, "triton")

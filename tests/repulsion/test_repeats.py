@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from repulsive import SPOS, SVGD, repel
-from repulsive.repulsion.backends import fused as plan
+from repulsive.repulsion.backends import fused
 from repulsive.repulsion.backends.choose import Update
 
 GPU = torch.cuda.is_available()
@@ -22,13 +22,13 @@ def kernels(monkeypatch):
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     if GPU:
         return
-    monkeypatch.setattr(plan, "SPLITS", 2)
+    monkeypatch.setattr(fused, "SPLITS", 2)
 
     def run(self, launch, key, device):
         self._graphs[key] = SimpleNamespace(replay=launch)
         launch()
 
-    monkeypatch.setattr(plan._Replay, "run", run)
+    monkeypatch.setattr(fused._GraphCache, "run", run)
 
 
 @pytest.fixture

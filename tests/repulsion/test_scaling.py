@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from repulsive import SVGD, repel
 from repulsive.heads import heads_by_hand
-from repulsive.repulsion.backends import eager as blocks
+from repulsive.repulsion.backends import eager
 from tests.scripts import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def test_the_document_holds_the_table_of_the_script(scaling):
 
 
 def test_the_constants_are_those_of_the_code(scaling):
-    assert scaling.HELD == blocks.HELD
+    assert scaling.HELD == eager.MAX_MOVED
     assert f"{scaling.PLAIN} times over the weights" in " ".join((ROOT / "docs" / "scaling.md").read_text().split())
 
 

@@ -16,7 +16,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.attach import check_arguments
 from repulsive.repulsion.checks import SELECTION, resolve_rule
-from repulsive.repulsion.collapse import Collapse
+from repulsive.repulsion.model_collapse import CollapseDetector
 
 
 class Deferred:
@@ -37,7 +37,7 @@ class Deferred:
         self.settings = dict(settings)
         self.handles: list[Handle] = []
         self._steps_before: list[int] = []
-        self._collapse = Collapse()
+        self._collapse = CollapseDetector()
 
     @property
     def handle(self) -> Handle | None:
@@ -75,7 +75,7 @@ class Deferred:
             StateError: the checkpoint is of another number of optimisers, or of other heads.
         """
         self.abandon()  # a run that broke off never came to its end
-        self.handles, self._collapse = [], Collapse()
+        self.handles, self._collapse = [], CollapseDetector()
         if resumed and saved is None:
             warnings.warn(
                 "this checkpoint was made without repulsion: its steps, and any schedule, count from 0", stacklevel=3
@@ -125,7 +125,7 @@ class Deferred:
         means = {name: sum(values) / len(values) for name, values in known.items() if values}
         if means:
             means["repulsion_step"] = float(max(report.step for report in reports))
-        if told := self._collapse.saw(step, loss, means.pop("drive", math.nan)):
+        if told := self._collapse.observe(step, loss, means.pop("drive", math.nan)):
             warnings.warn(told, stacklevel=3)
         return means
 

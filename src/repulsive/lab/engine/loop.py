@@ -29,7 +29,7 @@ from repulsive.lab.engine.task import Evaluation, Inputs, Task
 from repulsive.lab.engine.trees import check_moments, check_weights, random_state, restore_random_state, seed_everything
 from repulsive.lab.engine.watch import Watcher
 from repulsive.repulsion.attach import unwrap_optimizer
-from repulsive.repulsion.collapse import Collapse
+from repulsive.repulsion.model_collapse import CollapseDetector
 
 _GO_ON = "the same command goes on from there"
 PARTS = ("dev", "test")  # what the end is evaluated on, unless a task has more
@@ -57,7 +57,7 @@ class Loop:
         self.seconds = 0.0
         self._rate = 0.0  # of the last step
         self._saved_step = -1
-        self._collapse = Collapse()
+        self._collapse = CollapseDetector()
         self._request = Request()
         # Elsewhere a look at the loss means to wait for it: there it is checked when it is logged, and before a save.
         self._check_every_step = self.device.type == "cpu" and self.processes.alone
@@ -220,7 +220,7 @@ class Loop:
             self._watch_for_collapse(values["loss"], heads.get("drive", float("nan")))
 
     def _watch_for_collapse(self, loss: float, drive: float) -> None:
-        told = self._collapse.saw(self.step, loss, drive)
+        told = self._collapse.observe(self.step, loss, drive)
         if not self.recipe.training.stop_collapsed:
             if told and self.processes.main:
                 warnings.warn(told, stacklevel=3)
@@ -335,7 +335,7 @@ class Loop:
                 told = f"its checkpoint is of another training ({why})"
                 raise CheckpointError(f"{self.folder.path}: {told}; remove checkpoints/ to start anew") from error
         self.processes.together(lambda: self.folder.rewind(self.step if found is not None else -1))
-        self._collapse.read(self.folder.lines())
+        self._collapse.read_log(self.folder.lines())
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])

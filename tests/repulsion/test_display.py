@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from repulsive import SGLD, SPOS, SVGD, repel
-from repulsive.repulsion.show import short_rule
+from repulsive.repulsion.display import short_rule
 
 
 def adam(model):
