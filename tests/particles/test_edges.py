@@ -57,7 +57,7 @@ def test_a_callable_bandwidth_is_asked_group_by_group():
     assert asked == [(5, 5)] * 3
     for group in range(3):
         assert close(found[group], rule.gradient(theta[group], grad[group]))
-    with pytest.raises(RuleError, match=r"gave \[5, 5\] numbers for one group"):
+    with pytest.raises(RuleError, match=r"returned shape \[5, 5\] for one group"):
         SVGD(bandwidth=lambda d2: d2).gradient(theta, grad)
 
 

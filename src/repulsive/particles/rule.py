@@ -1,9 +1,9 @@
-r"""What every rule is: two small matrices, one noise scale.
+r"""The base class of rules: two small matrices and a noise scale.
 
-$$\text{what the optimiser descends} = -\epsilon\,\phi = A\,\nabla U + B\,\theta + \sigma\,\xi$$
+$$\text{what the optimizer descends} = -\epsilon\,\phi = A\,\nabla U + B\,\theta + \sigma\,\xi$$
 
-with A and B [M, M] per group. A rule says what A, B and sigma are; reading particles and writing gradients is done
-elsewhere, once for all rules.
+with A and B [M, M] per group. A rule computes A, B and sigma. Reading particles and writing gradients is the same for
+all rules, and done in `repulsion`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_pre
 
 @dataclass(frozen=True)
 class Measure:
-    """The numbers a user can steer by, one per group, all [...].
+    """Measured quantities, one number per group: each is a tensor [...].
 
     Args:
         drive: |A grad|, the norm of the part that follows the loss.
         repulsion: norm of the repulsive part, in the same units.
-        bandwidth: h of the kernel, NaN where it has none.
+        bandwidth: h of the kernel; NaN for a kernel without one.
         distance: mean distance between two heads.
-        alpha: repulsive weight in force.
+        alpha: repulsive weight.
         similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
         largest: the largest such cosine.
     """
@@ -45,7 +45,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The matrices of one update, [..., M, M] each; `force` is None where theta does not enter."""
+    """The matrices of one update, [..., M, M] each: `drive` is A; `force` is B, or None if it is zero."""
 
     drive: Tensor
     force: Tensor | None
@@ -98,7 +98,7 @@ class Rule(ABC):
 
     @property
     def has_matrix_form(self) -> bool:
-        """Whether `coefficients` exist; without them only `gradient` works, on the particles themselves."""
+        """Whether `coefficients` is available. If not, only `gradient` and `direction` are; they read the particles."""
         return True
 
     @property
@@ -118,17 +118,17 @@ class Rule(ABC):
 
     @property
     def needs_gradient_products(self) -> bool:
-        """Whether A or B depend on the gradients' own Gram matrix."""
+        """Whether A or B depend on the Gram matrix of the gradients."""
         return False
 
     @abstractmethod
     def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
-        """A and B of one update.
+        """Compute A and B of one update.
 
         Args:
             theta: inner products of the particles.
             grad: inner products of the gradients; needed for `needs_gradient_products` and for a `measure`.
-            step: optimiser steps taken so far, for schedules.
+            step: optimizer steps taken so far, for schedules.
         """
 
     def drive_scale(self, heads: int) -> float | None:
@@ -158,26 +158,26 @@ class Rule(ABC):
 
     @property
     def scales_noise(self) -> bool:
-        """Whether the noise is also multiplied with a number that depends on the gradients, `noise_factor`."""
+        """Whether noise is multiplied by `noise_factor`, which depends on the gradients."""
         return False
 
     def noise_factor(self, grad: Tensor) -> Tensor:
-        """That number of every group, [..., M, D] -> [...]."""
+        """The factor on the noise of each group, from its gradients: [..., M, D] -> [...]."""
         return grad.new_ones(grad.shape[:-2])
 
     def gradient(
         self, theta: Tensor, grad: Tensor, generator: torch.Generator | None = None, *, lr: float = 1.0, step: int = 0
     ) -> Tensor:
-        """What the optimiser descends, given particles and their loss gradients.
+        """Compute what the optimizer descends, from particles and their loss gradients.
 
-        NaN or infinity in a particle or its gradient comes out as NaN in its group; nothing is zeroed.
+        NaN or infinity in a particle or its gradient gives NaN in its group.
 
         Args:
             theta: particles [..., M, D].
             grad: loss gradients [..., M, D].
-            generator: source of noise for SPOS and SGLD; None is torch's default one.
-            lr: learning rate the result will be multiplied with; the noise depends on it.
-            step: optimiser steps taken so far, for schedules.
+            generator: random generator for the noise of SPOS and SGLD; None for torch's default one.
+            lr: learning rate that the result will be multiplied by; the noise depends on it.
+            step: optimizer steps taken so far, for schedules.
 
         Returns:
             [..., M, D] in the dtype of `grad`.
@@ -186,7 +186,7 @@ class Rule(ABC):
         if self.reads_tokens:
             raise RuleError(
                 f"{type(self).__name__}(space='logits') compares heads by their logits on the tokens of a layer, which "
-                "weights alone do not give; use repel(model, optimizer, rule), or space='sphere' for plain tensors"
+                "plain tensors do not have; use repel(model, optimizer, rule), or space='sphere' for plain tensors"
             )
         dtype = compute_dtype(theta)
         with torch.no_grad(), full_precision(theta.device):
@@ -201,15 +201,15 @@ class Rule(ABC):
             return result.to(grad.dtype)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
-        """`gradient` without its checks, casts and noise: A grad + B theta, [..., M, D]."""
+        """Compute A grad + B theta, [..., M, D]: `gradient` without checks, casts and noise."""
         grad_gram = gram(grad) if self.needs_gradient_products else None
-        found = self.coefficients(gram(theta), grad_gram, step=step)
-        result = found.drive.to(grad.dtype) @ grad
-        return result if found.force is None else result + apply_matrix(found.force, theta)
+        coefficients = self.coefficients(gram(theta), grad_gram, step=step)
+        result = coefficients.drive.to(grad.dtype) @ grad
+        return result if coefficients.force is None else result + apply_matrix(coefficients.force, theta)
 
 
 def check_number(rule: object, name: str, *, above: float | None = None, least: float | None = None) -> None:
-    """Raise `RuleError` unless the rule's attribute is a finite number in range."""
+    """Raise `RuleError` unless an attribute of the rule is a finite number in range."""
     value = getattr(rule, name)
     bound = f"> {above:g}" if above is not None else f">= {least:g}"
     fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -218,7 +218,7 @@ def check_number(rule: object, name: str, *, above: float | None = None, least: 
 
 
 def mean_distance(d2: Tensor) -> Tensor:
-    """Mean of the distances i < j: [..., M, M] -> [...]; NaN for one particle."""
+    """Compute the mean of the distances i < j: [..., M, M] -> [...]; NaN for one particle."""
     heads = d2.shape[-1]
     return d2.sqrt().sum((-2, -1)) / (heads * (heads - 1)) if heads > 1 else torch.full_like(d2[..., 0, 0], torch.nan)
 

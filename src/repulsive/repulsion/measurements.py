@@ -139,7 +139,7 @@ class Measurements:
         on_gpu = {name: one for name, one in measured.items() if one.measure.distance.device.type != "cpu"}
         equal = [name for name, one in on_gpu.items() if float(one.measure.distance[one.row]) == 0]
         if equal:
-            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL}", CollapsedHeads, stacklevel=8)
+            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL_HEADS}", CollapsedHeads, stacklevel=8)
 
 
 def _report(group: HeadGroup, all_measured: Mapping[str, Measured], skipped: Mapping[str, int]) -> GroupReport:
