@@ -1,4 +1,4 @@
-"""Parameters are looked up by name at every step, wherever their module keeps them."""
+"""Look up parameters by name at every step, also replaced and computed ones."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def lookup(layers):
     return ParameterLookup([*parts, HeadSlice(layers["other"], "weight", "other.weight", torch.arange(2).view(2, 1))])
 
 
-def test_one_owner_per_parameter(layers, lookup):
+def test_one_entry_per_parameter(layers, lookup):
     assert [part.parameter_name for part in lookup.parts] == ["packed.weight", "other.weight"]
     parameters, gradients = lookup.current()
     assert parameters[0] is layers["packed"].weight and parameters[1] is layers["other"].weight
@@ -37,12 +37,12 @@ def test_replaced_parameters_are_followed(layers, lookup):
     parameters, gradients = lookup.current()
     assert parameters[0] is layers["packed"].weight and gradients[0] is layers["packed"].weight.grad
     other = nn.Linear(4, 2, bias=False)
-    layers["other"]._parameters = other._parameters  # the whole table of a module, too
+    layers["other"]._parameters = other._parameters  # also all parameters of a module at once
     assert lookup.current()[0][1] is other.weight
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_a_weight_that_is_computed(layers, lookup):
+def test_a_parametrized_weight(layers, lookup):
     class Twice(nn.Module):
         def forward(self, weight):
             return 2 * weight
@@ -55,7 +55,7 @@ def test_a_weight_that_is_computed(layers, lookup):
 @pytest.mark.parametrize(
     "remove", [lambda layer: delattr(layer, "weight"), lambda layer: setattr(layer, "weight", None)]
 )
-def test_a_weight_that_is_gone(layers, lookup, remove):
+def test_a_deleted_weight(layers, lookup, remove):
     remove(layers["other"])
     with pytest.raises(UnsupportedWeights, match=r"other\.weight: no tensor of that name"):
         lookup.current()
