@@ -80,6 +80,24 @@ def test_version(repulsive):
     assert (outcome.code, outcome.out) == (0, f"repulsive {__version__}\n")
 
 
+def test_help_and_version_do_not_load_torch():
+    code = (
+        "import sys\n"
+        "from repulsive.cli import main\n"
+        "from repulsive.cli.app import verbs\n"
+        "for words in (['--version'], ['--help'], *([verb, '--help'] for verb in verbs())):\n"
+        "    try:\n"
+        "        main(words)\n"
+        "    except SystemExit as left:\n"
+        "        assert left.code == 0, words\n"
+        "    assert 'torch' not in sys.modules, words\n"
+        "    assert 'numpy' not in sys.modules, words\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert finished.stdout.count("Usage: repulsive") > 10
+
+
 def test_no_verb_prints_help(repulsive):
     outcome = repulsive()
     assert outcome.code == 0

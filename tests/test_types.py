@@ -1,5 +1,7 @@
-"""Words are checked by types: mypy finds a misspelt one before anything runs."""
+"""The public names: types that catch misspelt settings, exports, and lazy imports."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,7 @@ WRONG = {
     'repel(model, optimizer, order="clip")': "order",
     'repel(model, optimizer, noise_in="air")': "noise_in",
     "repel(model, optimizer, alpha=0.1)": "alpha",
+    "from repulsive import rebel": "rebel",
     'find_heads(model, where="encodr")': "where",
 }
 
@@ -61,3 +64,16 @@ def test_what_signatures_name_is_exported():
 
     assert {"Rule", "HeadReport", "HeadSlice", "CollapsedHeads", "UnknownSetting"} <= set(repulsive.__all__)
     assert all(hasattr(repulsive, name) for name in repulsive.__all__)
+    assert set(repulsive.__all__) <= set(dir(repulsive))
+    assert not hasattr(repulsive, "rebel")
+
+
+def test_importing_the_package_does_not_load_torch():
+    code = (
+        "import sys, repulsive\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert repulsive.RuleError and 'torch' not in sys.modules\n"
+        "from repulsive import SVGD, repel\n"
+        "assert repulsive.particles.SVGD is SVGD and repulsive.repel is repel\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

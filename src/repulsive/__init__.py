@@ -1,24 +1,31 @@
-"""Multi-head attention whose heads do not collapse.
+"""Multi-head attention whose heads do not become alike.
 
 `repel(model, optimizer)` turns the training of any attention model into particle-optimisation sampling over its heads.
+
+Public names are imported when they are first used, so that `import repulsive` does not load torch.
 """
 
-from repulsive import safety as _safety  # noqa: F401  first, so that Ctrl-C is answered while torch is imported
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from repulsive import safety as _safety  # noqa: F401  first: it handles Ctrl-C while torch is being imported
 from repulsive._version import __version__
-from repulsive.errors import (
-    HeadLayoutError,
-    NoHeadsFound,
-    OptimizerError,
-    RepulsiveError,
-    RuleError,
-    SelectionError,
-    StateError,
-    UnknownSetting,
-    UnsupportedWeights,
-)
-from repulsive.heads import HeadGroup, HeadReport, HeadSlice, describe, find_heads, heads_by_hand, verify_heads
-from repulsive.particles import SGLD, SPOS, SVGD, CollapsedHeads, CosineLadder, Gaussian, Rule, Uniform
-from repulsive.repulsion import GroupReport, Handle, repel
+
+if TYPE_CHECKING:
+    from repulsive.errors import (
+        HeadLayoutError,
+        NoHeadsFound,
+        OptimizerError,
+        RepulsiveError,
+        RuleError,
+        SelectionError,
+        StateError,
+        UnknownSetting,
+        UnsupportedWeights,
+    )
+    from repulsive.heads import HeadGroup, HeadReport, HeadSlice, describe, find_heads, heads_by_hand, verify_heads
+    from repulsive.particles import SGLD, SPOS, SVGD, CollapsedHeads, CosineLadder, Gaussian, Rule, Uniform
+    from repulsive.repulsion import GroupReport, Handle, repel
 
 __all__ = [
     "SGLD",
@@ -50,3 +57,47 @@ __all__ = [
     "repel",
     "verify_heads",
 ]
+
+# The package that defines each public name; the TYPE_CHECKING block says the same to type checkers and editors.
+_NAMES = {
+    "errors": (
+        "HeadLayoutError",
+        "NoHeadsFound",
+        "OptimizerError",
+        "RepulsiveError",
+        "RuleError",
+        "SelectionError",
+        "StateError",
+        "UnknownSetting",
+        "UnsupportedWeights",
+    ),
+    "heads": (
+        "HeadGroup",
+        "HeadReport",
+        "HeadSlice",
+        "describe",
+        "find_heads",
+        "heads_by_hand",
+        "verify_heads",
+    ),
+    "particles": ("SGLD", "SPOS", "SVGD", "CollapsedHeads", "CosineLadder", "Gaussian", "Rule", "Uniform"),
+    "repulsion": ("GroupReport", "Handle", "repel"),
+}
+_PACKAGE_OF = {name: package for package, names in _NAMES.items() for name in names}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_NAMES})
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name of a module with `__getattr__`
+
+    def __getattr__(name: str) -> object:
+        """Import a public name, or one of the packages that define them, on first use."""
+        if name in _NAMES:
+            return import_module(f"repulsive.{name}")
+        if name not in _PACKAGE_OF:
+            raise AttributeError(f"module 'repulsive' has no attribute {name!r}")
+        value = getattr(import_module(f"repulsive.{_PACKAGE_OF[name]}"), name)
+        globals()[name] = value
+        return value

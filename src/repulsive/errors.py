@@ -1,43 +1,43 @@
-"""Errors a user can meet. Each message names what was wrong, where, and what to do next."""
+"""Errors that users can meet. Each message says what was wrong, where, and what to do next."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class RepulsiveError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of the errors of this package."""
 
 
 class RuleError(RepulsiveError, ValueError):
-    """A rule, kernel, bandwidth, prior or schedule was given a value it cannot take."""
+    """A rule, kernel, bandwidth, prior or schedule got an invalid value."""
 
 
 class UnknownSetting(RuleError, TypeError):
-    """`repel` or a callback was given an argument that it does not have."""
+    """`repel` or a callback got an unknown argument."""
 
 
 class SelectionError(RepulsiveError, ValueError):
-    """`layers`, `parts`, `where`, `particle` or a name pattern selects nothing or is misspelt."""
+    """`layers`, `parts`, `where`, `particle` or a name pattern is misspelt or selects nothing."""
 
 
 class NoHeadsFound(RepulsiveError, LookupError):
-    """The model has no attention heads that are known or could be inferred."""
+    """No attention heads of the model are known or could be inferred."""
 
 
 class HeadLayoutError(RepulsiveError, ValueError):
-    """A slice is not the head it claims to be, or a weight does not divide into the heads claimed."""
+    """A slice is not the head that it is meant to be, or a weight does not divide into the stated number of heads."""
 
 
 class UnsupportedWeights(RepulsiveError, TypeError):
-    """Quantised, sparse, sharded or otherwise unreadable weights or gradients."""
+    """Weights or gradients are quantised, sparse, or sharded in an unsupported way."""
 
 
 class NoTwin(RepulsiveError, TypeError):
-    """A model cannot be built again with fresh weights."""
+    """A second model of the same architecture, with new weights, cannot be built."""
 
 
 class OptimizerError(RepulsiveError, ValueError):
-    """The optimiser owns none of the heads, has no step hook, or is repulsive already."""
+    """The optimizer trains none of the heads, has no step hooks, or repels them already."""
 
 
 class StateError(RepulsiveError, ValueError):
@@ -45,27 +45,27 @@ class StateError(RepulsiveError, ValueError):
 
 
 class DataError(RepulsiveError, ValueError):
-    """A data file is damaged, empty, not in the format claimed, or does not fit what it is used with."""
+    """A data file is damaged, empty, in another format, or does not fit the files it is used with."""
 
 
 class ConfigError(RepulsiveError, ValueError):
-    """A recipe has an unknown key, a wrong type or a value that cannot be."""
+    """A recipe or an environment variable has an unknown key, a wrong type or a value out of range."""
 
 
 class CheckpointError(RepulsiveError, RuntimeError):
-    """A checkpoint could not be written, or none that is whole could be read."""
+    """A checkpoint could not be written, or no complete one could be read."""
 
 
 class RunError(RepulsiveError, RuntimeError):
-    """A run folder belongs to another recipe or process, is unfinished, or is none."""
+    """A folder belongs to another recipe or process, holds an unfinished run, or is not a run folder."""
 
 
 class DivergedError(RepulsiveError, ArithmeticError):
-    """The loss stopped being a number."""
+    """The loss, weights or activations are NaN or infinite, or the model has collapsed."""
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """The part of an error message that suggests the nearest known word; empty where none is near.
+    """Return a suggestion for an error message: the most similar known word; empty if none is similar.
 
     Example:
         >>> did_you_mean("shpere", ("weights", "sphere"))

@@ -1,4 +1,4 @@
-"""The formulas again, as double loops in float64 with autograd of the kernel: slow, plain, and nothing shared."""
+"""Independent reference of the formulas: double loops in float64 with autograd of the kernel."""
 
 import math
 
@@ -33,7 +33,7 @@ def released_lower_bandwidth(points: Tensor) -> float:
     if m == 1:
         return 1.0
     squares = sorted(float((points[i] - points[j]).square().sum()) for i in range(m) for j in range(m))
-    floor = 1e-8 * float(points.square().sum(-1).mean())  # of two heads the lower median is zero
+    floor = 1e-8 * float(points.square().sum(-1).mean())  # the lower median of two heads is zero
     return max(squares[(m * m - 1) // 2] / math.log(m + 1), floor)
 
 

@@ -1,4 +1,4 @@
-"""Heads that are zero, and settings that are callables, other libraries' numbers, or wrong."""
+"""Zero heads, and settings that are callables, numpy or torch numbers, or invalid."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.particles.oracle import close, particles
 
 
 def test_a_callable_kernel_takes_heads_that_are_zero():
-    """A direction they have not: on the sphere they stay where they are, as with the kernels that have names."""
+    """They have no direction, so on the sphere they do not move, as with the named kernels."""
     torch.manual_seed(0)
     theta, grad = torch.randn(4, 6).double(), torch.randn(4, 6).double()
     theta[1] = 0
@@ -24,8 +24,8 @@ def test_a_callable_kernel_takes_heads_that_are_zero():
 @pytest.mark.parametrize(
     ("kernel", "space"), [("rbf", "sphere"), ("imq", "sphere"), ("cosine", "sphere"), ("cosine", "weights")]
 )
-def test_a_head_that_is_zero_neither_pushes_nor_is_pushed(kernel, space, dtype, length):
-    """The others go as if it were not there. In sums of products its norm is some 1e-17 of either sign, not 0."""
+def test_a_zero_head_exerts_and_receives_no_force(kernel, space, dtype, length):
+    """The other heads move as without it. Its computed squared norm is about +-1e-17 instead of 0."""
     for seed in range(10):
         theta, grad = particles(5, 30, (), seed)
         theta[1] *= length
@@ -48,7 +48,7 @@ def test_the_recommended_rule_holds_its_ratio_beside_a_zero_head():
     assert float(pushed.norm() / plain.norm()) == pytest.approx(0.03) and not pushed[2].any()
 
 
-def test_a_callable_bandwidth_is_asked_group_by_group():
+def test_a_callable_bandwidth_is_called_for_each_group():
     theta, grad = particles(5, 6, (3,), 2)
     theta[1] *= 20
     asked = []
@@ -57,11 +57,11 @@ def test_a_callable_bandwidth_is_asked_group_by_group():
     assert asked == [(5, 5)] * 3
     for group in range(3):
         assert close(found[group], rule.gradient(theta[group], grad[group]))
-    with pytest.raises(RuleError, match=r"gave \[5, 5\] numbers for one group"):
+    with pytest.raises(RuleError, match=r"returned shape \[5, 5\] for one group"):
         SVGD(bandwidth=lambda d2: d2).gradient(theta, grad)
 
 
-def test_the_prior_is_no_part_of_what_a_ratio_is_of():
+def test_the_prior_is_excluded_from_the_ratio():
     theta, grad = particles(5, 7, (), 4)
     twin = lambda x, y: torch.exp(-(x - y).square().sum(-1) / 2.5)  # noqa: E731
     settings = {"alpha": "auto", "ratio": 0.5, "prior": "gaussian"}
@@ -72,12 +72,12 @@ def test_the_prior_is_no_part_of_what_a_ratio_is_of():
 @pytest.mark.parametrize(
     "wrong", [{"prior": None}, {"prior": Gaussian}, {"bandwidth": [1.0, 2.0]}, {"bandwidth": None}], ids=str
 )
-def test_what_is_no_prior_or_bandwidth_is_refused_at_once(wrong):
+def test_an_invalid_prior_or_bandwidth_is_refused_at_once(wrong):
     with pytest.raises(RuleError, match=next(iter(wrong))):
         SVGD(**wrong)
 
 
-def test_numbers_of_other_libraries_are_numbers():
+def test_numpy_and_torch_numbers_are_accepted():
     theta, grad = particles(5, 7, (), 4)
     known = SVGD(bandwidth=2.0).gradient(theta, grad)
     for two in (torch.tensor(2.0), torch.tensor([2]), 2):

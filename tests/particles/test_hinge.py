@@ -1,4 +1,4 @@
-"""The hinge kernel: near-duplicates part, and heads that are not alike are left alone to the last bit."""
+"""The hinge kernel: it separates near-duplicates, and does not change other heads by a single bit."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ RULE = SVGD(1.0, 1.0, kernel="hinge", space="sphere", smoothing=0)
 
 
 def crowd(m: int, d: int, seed: int, spread: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Heads around a common direction, with norms of their own."""
+    """Heads around a common direction, with different norms."""
     theta, grad = particles(m, d, (), seed)
     return (theta[:1] + spread * theta) * torch.linspace(0.5, 2.0, m, dtype=theta.dtype)[:, None], grad
 
@@ -25,14 +25,14 @@ def cosines(theta: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("spread", [0.1, 0.7, 1.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 2.0])
-def test_it_matches_the_double_loop(spread, alpha):
+def test_hinge_matches_the_double_loop(spread, alpha):
     theta, grad = crowd(6, 5, 3, spread)
     found = SVGD(0.1, alpha, kernel="hinge", space="sphere", smoothing=0).gradient(theta, grad)
     truth = -0.1 * oracle.phi(theta, grad, alpha=alpha, kernel="hinge", space="sphere", smoothing=0.0)
     assert close(found, truth)
 
 
-def test_the_double_loop_has_seen_pairs_on_both_sides():
+def test_the_double_loop_covers_pairs_on_both_sides_of_the_threshold():
     alike = cosines(crowd(6, 5, 3, 1.0)[0]) > 0.5
     assert alike.any() and not alike.all()
 
@@ -44,12 +44,12 @@ def test_orthogonal_heads_are_left_alone_exactly():
     without = SVGD(1.0, 0.0, kernel="hinge", space="sphere", smoothing=0)
     assert torch.equal(RULE.gradient(theta, grad), without.gradient(theta, grad))
     assert torch.equal(RULE.gradient(theta, grad), grad / 4)
-    cosine = SVGD(1.0, 1.0, kernel="rbf", space="sphere", smoothing=0)  # others are not as careful
+    cosine = SVGD(1.0, 1.0, kernel="rbf", space="sphere", smoothing=0)  # another kernel does move them
     assert not torch.equal(cosine.gradient(theta, grad), grad / 4)
 
 
 def separate(rule: SVGD) -> torch.Tensor:
-    """Cosines after two hundred steps of plain descent without a loss: a pair of duplicates and a head apart."""
+    """Cosines of a pair of duplicates and a distant head after 200 steps of gradient descent without a loss."""
     torch.manual_seed(0)
     base = torch.randn(2, 16, dtype=torch.float64)
     theta = torch.stack([base[0], base[0] + 0.05 * torch.randn(16, dtype=torch.float64), base[1]])
@@ -62,7 +62,7 @@ def separate(rule: SVGD) -> torch.Tensor:
 def test_near_duplicates_part_and_stop_at_the_threshold():
     assert separate(RULE).max() == pytest.approx(0.5, abs=0.1)
     without = separate(SVGD(1.0, 0.0, kernel="hinge", space="sphere", smoothing=0))
-    assert without.max() > 0.99  # nothing else parts them
+    assert without.max() > 0.99  # they stay together without repulsion
 
 
 def test_only_the_duplicates_move():
@@ -74,7 +74,7 @@ def test_only_the_duplicates_move():
     assert (force * theta).sum(-1).abs().max() < 1e-12  # along the sphere
 
 
-def test_zero_heads_and_damaged_heads():
+def test_zero_heads_and_nan_heads():
     theta, grad = crowd(4, 5, 1, 0.1)
     theta[2] = 0
     assert RULE.gradient(theta, grad).isfinite().all()

@@ -1,4 +1,4 @@
-"""The appendix's ladder: each rung against its formula, and by what it does to the similarity of heads."""
+"""The ladder of appendix C.6: each rung against its formula, and its effect on the similarity of heads."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def mean_cosine(theta):
 def test_the_regulariser_is_the_gradient_of_the_mean_similarity():
     theta, grad = heads()
     moving = theta.clone().requires_grad_()
-    # each head's own derivative: the others are held, so every pair counts once
+    # the derivative by one head, with the others fixed, so every pair counts once
     similarity = torch.cosine_similarity(moving[:, None], theta[None], dim=-1).sum() / len(theta)
     (slope,) = torch.autograd.grad(similarity, moving)
     found = CosineLadder(1.0, alpha=0.3).gradient(theta, grad)
@@ -40,14 +40,14 @@ def test_the_last_rung_is_svgd_with_the_cosine_kernel():
 
 
 @pytest.mark.parametrize("rung", ["regulariser", "derivative", "smoothing"])
-def test_every_rung_makes_heads_less_alike(rung):
+def test_every_rung_makes_heads_less_similar(rung):
     theta, grad = heads()
     step = CosineLadder(1.0, 1.0, rung=rung).gradient(theta, torch.zeros_like(grad))
     assert mean_cosine(theta - 0.05 * step) < mean_cosine(theta) - 1e-4
 
 
 def test_the_printed_sign_would_attract():
-    """The appendix adds the gradient of the similarity with respect to the own head: heads become more alike."""
+    """The appendix adds the gradient of the similarity by the head itself, which makes heads more similar."""
     theta, grad = heads()
     printed = -CosineLadder(1.0, 1.0).gradient(theta, torch.zeros_like(grad))
     assert mean_cosine(theta - 0.05 * printed) > mean_cosine(theta)

@@ -1,4 +1,4 @@
-"""Inner products of heads as functions: against every pair of tokens, and under the symmetries that logits have."""
+"""Inner products of heads as functions: against all pairs of tokens, and under the symmetries of logits."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def logits(q: torch.Tensor, k: torch.Tensor, reads: tuple[int, ...]) -> torch.Tensor:
-    """Every head's logit of every pair of tokens, [M, N, N']."""
+    """Logits of all heads for all pairs of tokens, [M, N, N']."""
     return torch.stack([torch.stack([k[:, kv] @ x[i] for x in q]) for i, kv in enumerate(reads)])
 
 
@@ -57,13 +57,13 @@ def test_permuting_heads_permutes_products_and_force():
         torch.testing.assert_close(found, before[:, order], rtol=1e-9, atol=1e-12)
 
 
-def test_larger_logits_have_the_same_similarity_and_no_part_of_the_force():
+def test_similarity_and_force_ignore_the_size_of_logits():
     q, k = drawn(20, 4, 3), drawn(20, 4, 3, seed=1)
     scales = torch.tensor([0.1, 1.0, 3.0, 10.0], dtype=torch.float64).view(1, 4, 1)
     torch.testing.assert_close(cosines(Circuits(q * scales, k).products()), cosines(Circuits(q, k).products()))
     circuits = Circuits(q, k)
     force_q, _ = circuits.pull_back(SVGD(space="logits").interact(function_gram(circuits.products())).repulsion)
-    along = (force_q * q).sum((0, 2))  # moving along it would only change the size of a head's logits
+    along = (force_q * q).sum((0, 2))  # the direction that only changes the size of a head's logits
     assert float(along.abs().max()) < 1e-10 * float(force_q.norm() * q.norm())
 
 
@@ -76,7 +76,7 @@ def test_keys_are_centred_within_their_sequence():
     torch.testing.assert_close(found[1], centre_keys(keys)[1])
 
 
-def test_the_largest_pair_shows_what_a_mean_hides():
+def test_the_largest_cosine_shows_duplicates_that_the_mean_hides():
     q, k = drawn(20, 1, 3), drawn(20, 1, 3, seed=1)
     signs = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64).view(1, 4, 1)
     mean, largest = mean_and_largest(cosines(Circuits(q * signs, k.expand(-1, 4, -1)).products()))
@@ -84,15 +84,15 @@ def test_the_largest_pair_shows_what_a_mean_hides():
     assert float(largest) == pytest.approx(1)
 
 
-def test_a_head_whose_logits_are_zero_is_alike_to_none():
+def test_a_head_with_zero_logits_has_cosine_zero_with_all_others():
     q, k = drawn(20, 3, 4), drawn(20, 3, 4, seed=1)
     q[:, 0] = 0
     similarity = cosines(Circuits(q, k).products())
     assert float(similarity[0].abs().max()) == 0 and bool(similarity.isfinite().all())
 
 
-def test_factors_that_do_not_meet_are_refused():
-    with pytest.raises(RuleError, match="no dot product"):
+def test_factors_that_do_not_fit_are_refused():
+    with pytest.raises(RuleError, match="must be equal"):
         Circuits(drawn(5, 4, 3), drawn(5, 4, 2))
-    with pytest.raises(RuleError, match="which keys each head reads"):
+    with pytest.raises(RuleError, match="give left_of or right_of"):
         Circuits(drawn(5, 4, 3), drawn(5, 2, 3))

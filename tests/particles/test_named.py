@@ -40,7 +40,7 @@ def test_a_ratio_without_auto_is_an_error(kind, options, ratio):
     assert kind(alpha="auto", ratio=ratio).ratio == ratio
 
 
-def test_the_default_ratio_reads_as_before():
+def test_the_default_ratio_prints_as_a_number():
     for rule in (SVGD(), SVGD(alpha="auto"), SPOS(), CosineLadder()):
         assert rule.ratio == 0.1 and "ratio=0.1" in repr(rule)
     assert SVGD(alpha="auto") == SVGD(alpha="auto", ratio=0.1)
@@ -59,12 +59,12 @@ def test_the_lower_median_is_that_of_torch(heads):
     d2 = torch.cdist(theta, theta).square()
     lower = torch.stack([torch.median(one) for one in d2]) / math.log(heads + 1)
     assert torch.equal(released_lower(d2), lower)
-    even = heads % 2 == 0  # an even number of entries has two middle ones
+    even = heads % 2 == 0  # an even number of entries has two middle values
     assert bool((released_lower(d2) < released(d2)).all()) == even
 
 
 def test_two_heads_have_no_lower_median():
-    """Two of the four squared distances are zero, and so is the lower middle one: the floor of h acts."""
+    """Two of the four squared distances are zero, so the lower median is zero and the lower bound of h applies."""
     theta = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     assert released_lower(torch.cdist(theta, theta).square()) == 0
     assert SVGD(bandwidth="released-lower").gradient(theta, torch.ones(2, 2)).isfinite().all()

@@ -1,4 +1,4 @@
-"""Noise by counter: normal, independent, and the same wherever it is asked for."""
+"""Counter-based noise: normal, independent, and equal on every rank."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Every rule and kernel against the double loop, and what must hold whatever the numbers are."""
+"""Every rule and kernel against the double loop of `oracle`, and under invariances."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_svgd_and_spos_match_the_double_loop(shape, seed, kernel, bandwidth, spa
 
 
 def softmax_kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A kernel nobody tabulated: not radial, not symmetric in scale."""
+    """A kernel without a matrix form: not radial, not symmetric in scale."""
     return torch.tanh((x * y).sum(-1)) * torch.exp(-(x - y).abs().sum(-1))
 
 
@@ -60,7 +60,7 @@ def test_any_callable_kernel(space, monkeypatch):
     theta, grad = particles(4, 5, (2,), 3)
     found = SVGD(0.1, 0.5, kernel=softmax_kernel, space=space).gradient(theta, grad)
     truth = expected(theta, grad, 0.1, alpha=0.5, kernel="own", space=space)
-    own = torch.zeros_like(truth)  # autograd also sees the (here non-zero) slope of a head at itself
+    own = torch.zeros_like(truth)  # autograd includes the slope of a head's kernel with itself, here not zero
     for b in range(2):
         for i in range(4):
             x = theta[b, i].clone().requires_grad_()
@@ -149,7 +149,7 @@ def test_equal_heads_stay_finite_and_warn(value, kernel, space):
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e18])
 def test_scales(scale):
-    """Scaling the particles by c scales the repulsion by 1 / c and leaves the drive."""
+    """Scaling the particles by c scales the repulsion by 1 / c and does not change the drive."""
     theta, grad = particles(5, 6, (), 9)
     one = SVGD(0.1, 1.0).gradient(theta, torch.zeros_like(grad))
     assert close(SVGD(0.1, scale).gradient(scale * theta, torch.zeros_like(grad)), one, 1e-9)
@@ -158,8 +158,8 @@ def test_scales(scale):
     assert close(single.double(), one, 1e-4)
 
 
-def test_near_collapse_in_single_precision():
-    """65,536 numbers a head, heads 0.1 % apart: float32 must still agree with float64."""
+def test_nearly_equal_heads_in_single_precision():
+    """65,536 numbers per head, heads 0.1 % apart: float32 must still agree with float64."""
     source = torch.Generator().manual_seed(0)
     base = torch.randn(1, 65_536, generator=source)
     theta = base + 1e-3 * torch.randn(4, 65_536, generator=source)
@@ -177,7 +177,7 @@ def test_repulsion_of_almost_equal_heads_is_bounded():
         for gap in (1e-2, 1e-4, 1e-6, 1e-7)
     ]
     assert push[1] > 5 * push[0]  # grows as heads come closer ...
-    assert push[2] < push[1] and push[3] < push[2]  # ... and fades where they differ by rounding alone
+    assert push[2] < push[1] and push[3] < push[2]  # ... and fades where they differ only by rounding
 
 
 @pytest.mark.parametrize("where", ["theta", "grad"])
@@ -224,9 +224,9 @@ def test_auto_alpha_holds_the_ratio(ratio, space):
 
 @pytest.mark.parametrize("kernel", ["rbf", "imq", "cosine"])
 def test_the_sphere_leaves_norms_alone(kernel):
-    """One small step changes norms to second order only, while cosines fall; in weight space norms grow."""
+    """One small step changes norms only to second order, while cosines fall; in weight space norms grow."""
     theta, _ = particles(4, 20, (), 8)
-    theta = theta + 2  # alike, so that there is something to repel
+    theta = theta + 2  # similar heads, so that repulsion acts
     zero = torch.zeros_like(theta)
     steps = {}
     for space in ("weights", "sphere"):

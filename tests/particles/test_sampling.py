@@ -1,4 +1,4 @@
-"""Do the particles become the distribution? Mean *and* spread, and the same check fails without repulsion."""
+"""Particles sample the target distribution: mean *and* spread. Without repulsion the same check fails."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from repulsive.particles import SGLD, SPOS, SVGD
 
 
 def train(rule, start, potential, optimizer, steps, lr, seed=0):
-    """Run a torch optimiser on particles [..., M, D] whose potential energy is `potential` [..., M, D] -> [..., M]."""
+    """Run a torch optimizer on particles [..., M, D] whose potential energy is `potential` [..., M, D] -> [..., M]."""
     theta = start.clone().requires_grad_()
     stepper = optimizer([theta], lr=lr)
     source = torch.Generator().manual_seed(seed)
@@ -65,7 +65,7 @@ def test_sgld_has_the_right_variance_at_any_learning_rate(stepsize, lr, temperat
 
 
 def test_sgld_with_the_stepsize_alone_under_the_root_would_be_wrong():
-    """The trap: at learning rate 0.1 the variance would be 0.1."""
+    """At learning rate 0.1 the variance would be 0.1."""
     start = torch.randn(1, 20_000, 1, generator=torch.Generator().manual_seed(3))
 
     class Trap(SGLD):
@@ -78,7 +78,7 @@ def test_sgld_with_the_stepsize_alone_under_the_root_would_be_wrong():
 
 @pytest.mark.parametrize(("beta", "lr"), [(1.0, 0.3), (4.0, 0.5)])
 def test_spos_has_the_right_variance(beta, lr):
-    """32 and more particles, fixed bandwidth, plain SGD: both parts of SPOS have the same target."""
+    """At least 32 particles, fixed bandwidth, plain SGD: both parts of SPOS have the same target."""
     start = torch.randn(48, 40, 1, generator=torch.Generator().manual_seed(4))
     rule = SPOS(0.1, 1.0, beta, bandwidth=1.0)
     found = train(rule, start, gaussian(0.0, 1.0), torch.optim.SGD, 600, lr)

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Encoder(nn.Module):
-    """Two attention layers and a head; float64, so that comparisons can be exact."""
+    """Two attention layers and an output layer, in float64 so that comparisons can be exact."""
 
     def __init__(self, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def make_model() -> Callable[..., Encoder]:
 
 @pytest.fixture
 def backward() -> Callable[..., torch.Tensor]:
-    """One loss and its gradients on a batch that depends on `index` alone."""
+    """Compute a loss and its gradients on a batch that depends only on `index`."""
 
     def run(model: nn.Module, index: int = 0, scale: float = 1.0, zero: bool = True) -> torch.Tensor:
         source = torch.Generator().manual_seed(100 + index)

@@ -1,4 +1,4 @@
-"""Small attention models, every way to shard them, and one training run of each. `test_sharded` compares."""
+"""Small attention models, ways to shard them, and one training run of each, for `test_sharded`."""
 
 import warnings
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ RULES = {
 
 
 class Attention(nn.Module):
-    """Separate projections; the number of heads follows from the weights here, so that they may be split over ranks."""
+    """Separate projections. The number of heads follows from the local weights, so heads can be split over ranks."""
 
     def __init__(self, width: int, head: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def split_heads(model, mesh):
 
 @dataclass(frozen=True)
 class Case:
-    """One way to shard one model: `tensor` ranks split heads, `replicas` hold copies, the others are FSDP's."""
+    """One way to shard one model: `tensor` ranks split heads, `replicas` hold copies, FSDP uses the others."""
 
     build: object = Separate
     columns: bool = False
@@ -160,7 +160,7 @@ def attach(case, model, optimizer, **options):
     options = {"groups": groups, "seed": 4, "measure_every": 7, "verbose": False, **dict(case.options), **options}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as groups that are left out
-        warnings.filterwarnings("ignore", "heads get about")  # SGD is meant: it shows errors that Adam would hide
+        warnings.filterwarnings("ignore", "heads get about")  # SGD on purpose: it shows errors that Adam would hide
         return repel(model, optimizer, RULES[case.rule], **options)
 
 
@@ -193,7 +193,7 @@ def found(model, handle):
 
 
 def alone(case):
-    """The run in one process."""
+    """Train in one process."""
     model, x, y = make(case)
     optimizer = optimizer_of(case, model)
     handle = attach(case, model, optimizer)
@@ -202,10 +202,10 @@ def alone(case):
 
 
 def together(case, world, dtype=torch.float64):
-    """The same run on all ranks, each with its part of the batch."""
+    """Train on all ranks, each with its part of the batch."""
     model, x, y = make(case, dtype)
     rank, size = case.place(model, world)
-    torch.manual_seed(rank)  # ranks differ in everything random; only the counters keep noise right
+    torch.manual_seed(rank)  # torch's random state differs between ranks; counter-based noise must not
     optimizer = optimizer_of(case, model)
     handle = attach(case, model, optimizer)
     train(case, model, optimizer, x.chunk(size)[rank], y.chunk(size)[rank], first_rank=dist.get_rank() == 0)

@@ -1,4 +1,4 @@
-"""What every rank of a real process group does for `test_sharded`: all runs of its world size, and closer looks."""
+"""The code that each rank runs for `test_sharded`: training runs of its world size, and detailed checks."""
 
 import os
 import traceback
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from repulsive import UnsupportedWeights, repel
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.repulsion import head_placement
-from repulsive.repulsion.backends import eager as blocks
+from repulsive.repulsion.backends import eager
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_cases import WORLDS, Separate, attach, groups_of, make, optimizer_of, together, train
 
@@ -22,7 +22,7 @@ SAVED = sharded_cases.CASES["columns, spos"]
 
 
 class Wire(TorchDispatchMode):
-    """Every collective that is called, with the bytes it was given."""
+    """Record every collective call with the number of bytes it was given."""
 
     KINDS = ("allreduce", "all_reduce", "gather", "scatter", "alltoall", "all_to_all", "broadcast", "send", "recv")
 
@@ -39,7 +39,7 @@ class Wire(TorchDispatchMode):
 
 
 def wire(case, world):
-    """What the second `apply` sends: at the first one torch is asked where things lie."""
+    """Collectives of the second `apply`; the first one also looks up placements."""
     model, x, y = make(case)
     case.place(model, world)
     handle = attach(case, model, optimizer_of(case, model), measure_every=50)
@@ -52,7 +52,7 @@ def wire(case, world):
 
 
 def placements(world):
-    """(weight, gradient) placements beyond what `fully_shard` makes, by name."""
+    """Placements of (weight, gradient) that `fully_shard` does not create, by name."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if world == 2:
@@ -71,7 +71,7 @@ def placements(world):
 
 
 def one_step(lies, grad_lies, world, axis):
-    """Largest difference to the same step on plain tensors, after noise and a measurement; also the two ratios."""
+    """The largest difference to the same step on plain tensors, with noise and a measurement, and the two ratios."""
     from torch.distributed.tensor import distribute_tensor, init_device_mesh
 
     mesh = init_device_mesh("cpu", (2,) if world == 2 else (2, 2))
@@ -95,7 +95,7 @@ def one_step(lies, grad_lies, world, axis):
 
 
 def distributed(grad, mesh, lies):
-    """`grad` under any placements; partial sums are made of unequal parts."""
+    """Distribute `grad` with any placements; partial sums have unequal parts."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
     spread = distribute_tensor(grad, mesh, [Replicate() if p.is_partial() else p for p in lies])
@@ -107,7 +107,7 @@ def distributed(grad, mesh, lies):
 
 
 def mixed(world):
-    """One group of a sharded and a plain weight: the products of the plain one count once."""
+    """One group of a sharded and a plain weight: products of the plain one must be counted once."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
     mesh = init_device_mesh("cpu", (world,))
@@ -132,7 +132,7 @@ def mixed(world):
 
 
 def refusals(world):
-    """Text of each error that sharding can raise, by name."""
+    """The message of each error that sharding can raise, by name."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor import DTensor, Partial, init_device_mesh
 
@@ -162,7 +162,7 @@ def refusals(world):
         repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
 
     def flattened_in_place():
-        """Each weight stays a parameter, of one dimension: its pieces must not pass for heads."""
+        """Each weight stays a parameter with one dimension: its pieces must not be taken for heads."""
         whole = FullyShardedDataParallel(sharded_cases.packed(), use_orig_params=True, device_id=torch.device("cpu"))
         repel(whole, torch.optim.SGD(whole.parameters(), lr=0.1), verbose=False)
 
@@ -185,7 +185,7 @@ def refusals(world):
 
 
 def checkpoint(world, folder, resume):
-    """Four steps, a checkpoint, four more; or the last four alone, from the checkpoint."""
+    """Train four steps, save a checkpoint, train four more; or resume from it and train the last four."""
     import torch.distributed.checkpoint as dcp
 
     model, x, y = make(SAVED)
@@ -206,16 +206,16 @@ def checkpoint(world, folder, resume):
 
 
 def in_bunches(case, world):
-    """A run that may hold hardly anything from other ranks at a time."""
-    held, blocks.HELD = blocks.HELD, 1
+    """A run that moves as little as possible from other ranks at a time."""
+    held, eager.MAX_MOVED = eager.MAX_MOVED, 1
     try:
         return together(case, world) | {"wire": wire(case, world)}
     finally:
-        blocks.HELD = held
+        eager.MAX_MOVED = held
 
 
 def guarded(function, *args):
-    """What a function returns, or the text of its error: one failing case must not hide the others."""
+    """The result of a function, or its traceback: one failing case must not hide the others."""
     try:
         return function(*args)
     except Exception:
@@ -229,7 +229,7 @@ def join(rank, world, port):
 
 
 def leave():
-    """End this process without the interpreter's own end, which aborted a few of many of them (cause unknown)."""
+    """Exit without the interpreter's shutdown, which aborted in some runs (cause unknown)."""
     dist.destroy_process_group()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What one step does to the weights, for every way a model can be made and selected; and what is refused."""
+"""The effect of one step on the weights, for all layouts and selections; and arguments that are refused."""
 
 import copy
 import gc
@@ -26,7 +26,7 @@ def weights(model):
 
 
 def expect_one_sgd_step(model, groups, rule, lr):
-    """What the weights must be after one step of plain SGD, from `rule.gradient` on each group's own numbers."""
+    """The expected weights after one step of plain SGD, from `rule.gradient` on each group."""
     expected = {name: p.detach() - lr * p.grad for name, p in model.named_parameters()}
     names = {id(p): name for name, p in model.named_parameters()}
     for group in groups:
@@ -40,7 +40,7 @@ def expect_one_sgd_step(model, groups, rule, lr):
 
 @pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
 @pytest.mark.parametrize("particle", ["projection", "head"])
-def test_one_step_is_the_rule_on_each_group_and_nothing_else(rule, particle, make_model, backward):
+def test_one_step_applies_the_rule_to_each_group_and_nothing_else(rule, particle, make_model, backward):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     repel(model, optimizer, rule, particle=particle, verbose=False)
@@ -91,7 +91,7 @@ def test_packed_transposed_interleaved_and_grouped_layouts(kind, particle):
         assert torch.allclose(found, expected[name], rtol=1e-11, atol=1e-13), name
 
 
-def test_selection_reaches_only_what_was_selected(make_model, backward):
+def test_only_selected_groups_change(make_model, backward):
     model, plain = make_model(), make_model()
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
     repel(model, optimizers[0], SVGD(), layers="first", parts="v", verbose=False)
@@ -106,7 +106,7 @@ def test_selection_reaches_only_what_was_selected(make_model, backward):
             assert torch.equal(a, b), name
 
 
-def test_plain_has_to_be_written_out_and_changes_nothing(make_model, backward):
+def test_rule_none_changes_nothing(make_model, backward):
     model, plain = make_model(), make_model()
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, plain)]
     handle = repel(model, optimizers[0], rule=None, verbose=False)
@@ -140,7 +140,7 @@ def test_frozen_groups_are_left_out_with_a_warning(make_model, backward):
 def test_parameters_outside_the_optimiser_are_left_out_with_a_warning(make_model):
     model = make_model()
     optimizer = torch.optim.SGD(model.stack.layers[1].parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="not in the optimiser"):
+    with pytest.warns(UserWarning, match="not in the optimizer"):
         handle = repel(model, optimizer, verbose=False)
     assert {group.layer for group in handle.groups} == {1}
 
@@ -165,7 +165,7 @@ def test_lora_heads_are_in_the_trained_part():
     model = peft.get_peft_model(model, config)
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # k is frozen, and named
+        warnings.simplefilter("ignore")  # about k, which is frozen
         handle = repel(model, optimizer, SVGD(alpha=0.5), verbose=False)
     assert {group.part for group in handle.groups} == {"q", "v"}
     assert all("lora_B" in s.parameter_name for group in handle.groups for s in group.slices)
@@ -233,12 +233,12 @@ def test_no_attention_is_an_error():
         repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
 
 
-def test_something_that_is_no_optimiser(make_model):
+def test_an_object_that_is_not_an_optimizer_is_refused(make_model):
     with pytest.raises(OptimizerError, match="not a torch optimizer"):
         repel(make_model(), object(), verbose=False)
 
 
-def test_two_calls_on_the_same_heads_are_refused_and_apart_they_work(make_model, backward):
+def test_two_handles_need_different_heads(make_model, backward):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = repel(model, optimizer, layers=[0], verbose=False)
@@ -262,7 +262,7 @@ def test_remove_and_with_leave_no_trace(make_model, backward):
         backward(model)
         optimizers[0].step()
     assert untouched(optimizers[0]) and not handle.attached
-    handle.remove()  # again: nothing to do
+    handle.remove()  # a second call does nothing
     model.load_state_dict(plain.state_dict())
     optimizers[0].state.clear()
     for m, optimizer in zip((model, plain), optimizers, strict=True):
@@ -280,7 +280,7 @@ def test_a_handle_that_never_fired_warns(make_model):
 
 def test_wrapped_optimisers_and_models(make_model, backward):
     class Wrapper(torch.optim.Optimizer):
-        """As Accelerate's: a subclass that never called its parent's constructor."""
+        """Like Accelerate's: a subclass that does not call its parent's constructor."""
 
         def __init__(self, optimizer):
             self.optimizer = optimizer
@@ -290,7 +290,7 @@ def test_wrapped_optimisers_and_models(make_model, backward):
 
     model = make_model()
     wrapped = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
-    compiled = torch.compile(model)  # compiled lazily: never run here
+    compiled = torch.compile(model)  # compiled lazily, never run here
     handle = repel(compiled, wrapped, verbose=False)
     assert handle.groups[0].name == "stack.layers.0.self_attn.q"
     backward(model)
@@ -324,7 +324,7 @@ def test_two_rules_for_the_parts_of_a_packed_projection(make_model, backward):
 
 
 def test_a_replaced_parameter_is_followed(make_model, backward):
-    """Wrappers put new parameters in place of old ones: they are looked up by name at every step."""
+    """Wrappers replace parameters, so these are looked up by name at every step."""
     model = make_model()
     attention = model.stack.layers[0].self_attn
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -339,7 +339,7 @@ def test_a_replaced_parameter_is_followed(make_model, backward):
     assert torch.allclose(fresh, expected["stack.layers.0.self_attn.in_proj_weight"], rtol=1e-12)
 
 
-def test_the_released_layout_and_bandwidth_can_be_asked_for(make_model, backward):
+def test_the_released_layout_and_bandwidth(make_model, backward):
     model = make_model()
     rule = SVGD(0.01, 0.1, bandwidth="released")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -355,7 +355,7 @@ def test_the_released_layout_and_bandwidth_can_be_asked_for(make_model, backward
 def test_nothing_keeps_a_finished_optimiser_alive(make_model, backward):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    repel(model, optimizer, verbose=False)  # the handle itself is dropped: the hooks hold it
+    repel(model, optimizer, verbose=False)  # only the hooks keep the handle alive
     backward(model)
     optimizer.step()
     watched = weakref.ref(optimizer)
@@ -371,8 +371,8 @@ def test_a_copied_model_is_another_model(make_model):
         repel(copy.deepcopy(model), optimizer, verbose=False)
 
 
-def test_a_step_that_is_compiled_whole_is_the_same_step():
-    """Graphs break at the hooks; what is around them is compiled."""
+def test_a_compiled_training_step_gives_the_same_weights():
+    """The compiled graph breaks at the hooks."""
     found = []
     for wrap in (lambda step: step, lambda step: torch.compile(step, backend="eager")):
         torch.manual_seed(0)
@@ -394,7 +394,7 @@ def test_a_step_that_is_compiled_whole_is_the_same_step():
 
 
 class OddAttention(nn.Module):
-    """Of no family: its projections have names of their own."""
+    """Attention of an unknown class with unusual names of projections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -402,10 +402,10 @@ class OddAttention(nn.Module):
 
 
 def test_attention_that_is_left_out_is_named(capsys):
-    """Beside heads that are known; neither what holds those nor layers that were not selected count."""
+    """Known attention, modules that contain it, and layers that were not selected are not named."""
     model = nn.ModuleDict({"known": nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2), "odd": OddAttention()})
     repel(model, torch.optim.SGD(model.parameters(), lr=0.1), layers="first")
-    told = "left out, as their heads are not known: odd (OddAttention); example_inputs may help"
+    told = "left out, as their head layout is unknown: odd (OddAttention); example_inputs may help"
     assert told in capsys.readouterr().err
     known = model["known"]
     repel(known, torch.optim.SGD(known.parameters(), lr=0.1), layers="first", particle="head")
@@ -440,7 +440,7 @@ def test_two_handles_do_not_clip_the_same_gradients(first, second):
     repel(model, optimizer, layers=[1], max_norm=second, verbose=False)
 
 
-def test_layers_that_come_and_go_do_not_fill_the_memory():
+def test_the_number_of_cached_updates_is_limited():
     model = _encoder(6)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     handle = repel(model, optimizer, verbose=False)
@@ -450,7 +450,7 @@ def test_layers_that_come_and_go_do_not_fill_the_memory():
             if number >> index & 1:
                 layer(torch.randn(2, 3, 16)).square().sum().backward()
         optimizer.step()
-    assert handle.steps == 63 and len(handle._live) <= 16
+    assert handle.steps == 63 and len(handle._updates) <= 16
 
 
 @pytest.mark.parametrize("seed", [None, 1.5, "1"])

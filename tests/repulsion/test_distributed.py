@@ -1,4 +1,4 @@
-"""Data-parallel ranks draw equal noise and stay equal. Real process groups; `test_sharded` has the shards."""
+"""Data-parallel ranks draw equal noise and keep equal weights, in real process groups. See also `test_sharded`."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def worker(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     model, x, y = model_and_data()
-    torch.manual_seed(rank)  # ranks differ in everything random; only the counters keep noise equal
+    torch.manual_seed(rank)  # torch's random state differs between ranks; counter-based noise must not
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     repel(wrapped, optimizer, SPOS(0.1, 0.5, 100.0), seed=4, verbose=False)

@@ -1,4 +1,4 @@
-"""The Triton kernels against the eager reference: on a GPU where there is one, else under Triton's interpreter."""
+"""The Triton kernels against the eager reference: on a GPU if there is one, otherwise in Triton's interpreter."""
 
 import math
 
@@ -10,16 +10,16 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from repulsive import SGLD, SPOS, SVGD, CosineLadder, RuleError, repel  # noqa: E402
+from repulsive import SGLD, SPOS, SVGD, CosineLadder, repel  # noqa: E402
 from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
-from repulsive.repulsion.backends import fused as plan  # noqa: E402
+from repulsive.repulsion.backends import fused  # noqa: E402
 from repulsive.repulsion.backends.choose import Update  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
     if not GPU:
-        monkeypatch.setattr(plan, "SPLITS", 2)  # the interpreter runs programs one after the other
+        monkeypatch.setattr(fused, "SPLITS", 2)  # the interpreter runs programs one by one
 
 
 class Weights(nn.Module):
@@ -63,8 +63,8 @@ def run(model, groups, rule, monkeypatch, choice, *, scale=None, step=3, measure
     update = Update(groups, seed=7)
     rates = {id(p): 0.05 for p in model.parameters()}
     found = update.run(rule, rates, step=step, scale=scale, measure=measure)
-    assert (update._plans is not None) == (choice == "triton"), "the wrong path ran"
-    assert update._rest is None
+    assert (update._fused is not None) == (choice == "triton"), "the wrong path ran"
+    assert update._eager_rest is None
     return [parameter.grad.float() for parameter in model.parameters()], found
 
 
@@ -93,7 +93,7 @@ RULES = [
 
 @pytest.mark.parametrize("rule", [*RULES[:6], SVGD(alpha="auto", space="sphere"), *RULES[7:9]])
 @pytest.mark.parametrize(("length", "tolerance"), [(0.0, 3e-6), (1e-3, 3e-6), (5e-3, 5e-3)])
-def test_heads_that_are_next_to_nothing(rule, length, tolerance, monkeypatch):
+def test_heads_that_are_nearly_zero(rule, length, tolerance, monkeypatch):
     torch.manual_seed(0)
     model = Weights(5, 4, 24, torch.float32)
     with torch.no_grad():
@@ -161,8 +161,8 @@ def test_measurements_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("heads", [4, 16, 64])
-def test_near_collapse(heads, monkeypatch):
-    """Heads 0.1 % apart: the mean is taken out before products are formed, and those are not rounded to TF32."""
+def test_nearly_equal_heads(heads, monkeypatch):
+    """Heads 0.1 % apart: the mean is subtracted before products are formed, and these are not rounded to TF32."""
     torch.manual_seed(0)
     model = Weights(heads, 8, 512 if GPU else 64, torch.float32)
     with torch.no_grad():
@@ -189,13 +189,13 @@ def test_equal_heads_and_nan(value, monkeypatch):
         model.packed[3, 5] = math.nan
     found, _ = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "triton")
     packed = model.packed.grad.view(3, -1)
-    assert packed[0].isnan().all(), "its own group knows nothing any more"
+    assert packed[0].isnan().all(), "the group of the NaN must be NaN"
     assert packed[1:].isfinite().all() and model.transposed.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("noise", ["langevin", "released"])
 def test_a_step_counts_noise_like_the_reference(noise, monkeypatch):
-    """Several steps with other gradients, one of them after a jump as by load_state_dict."""
+    """Several steps with different gradients, one of them after a jump as by load_state_dict."""
     torch.manual_seed(0)
     model, rule = Weights(4, 4, 24, torch.float32), SPOS(0.1, 1.0, 10.0, noise=noise)
     update, rates = Update(model.groups, seed=7), {id(p): 0.05 for p in model.parameters()}
@@ -212,7 +212,7 @@ def test_a_step_counts_noise_like_the_reference(noise, monkeypatch):
 
 @pytest.mark.parametrize("choice", ["eager", "triton"])
 def test_noise_times_the_median_of_a_group(choice, monkeypatch):
-    """All slices of a group together, as `rule.gradient` has it."""
+    """The median is over all slices of a group, as in `rule.gradient`."""
     torch.manual_seed(0)
     model = Weights(4, 4, 24, torch.float32)
     gradients(model)
@@ -245,12 +245,12 @@ def test_training_through_the_handle(monkeypatch):
 
 
 def test_weights_and_gradients_move_between_steps(monkeypatch):
-    """A parameter replaced by another, gradients elsewhere, one that lies otherwise, one missing, and back again."""
+    """A replaced parameter, moved gradients, one with other strides, one missing, and back again."""
     torch.manual_seed(0)
     model = Weights(4, 4, 24, torch.float32)
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     update = Update(model.groups, seed=7)
-    fused = []
+    was_fused = []
     for step in range(5):
         gradients(model, seed=step)
         if step == 1:
@@ -260,9 +260,9 @@ def test_weights_and_gradients_move_between_steps(monkeypatch):
             model.packed.grad = model.packed.grad.T.contiguous().T  # the same numbers, column by column
         if step == 3:
             model.strided.grad = None
-        fused.append(update._ready() is not None)
+        was_fused.append(update._current_fused() is not None)
         if step == 3:
-            continue  # `repel` asks for an update of the other groups then
+            continue  # `repel` uses an update of the other groups then
         start = [p.grad.clone() for p in model.parameters()]
         update.run(SVGD(alpha=1.0), {}, step=step)
         found = [p.grad.clone() for p in model.parameters()]
@@ -272,19 +272,7 @@ def test_weights_and_gradients_move_between_steps(monkeypatch):
         Update(model.groups, seed=7).run(SVGD(alpha=1.0), {}, step=step)
         monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
         assert error(found, [p.grad for p in model.parameters()]) < 3e-6
-    assert fused == [True, True, False, False, True]
-
-
-def test_choosing_kernels(monkeypatch):
-    monkeypatch.setenv("REPULSIVE_KERNELS", "tritno")
-    with pytest.raises(RuleError, match="eager or triton"):
-        plan.wanted(torch.device("cpu"))
-    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(RuleError, match="CUDA"):
-        plan.wanted(torch.device("cpu"))
-    monkeypatch.delenv("REPULSIVE_KERNELS")
-    assert not plan.wanted(torch.device("cpu"))
+    assert was_fused == [True, True, False, False, True]
 
 
 @pytest.mark.gpu
@@ -336,14 +324,14 @@ def test_inside_a_captured_graph(monkeypatch):
 
 @pytest.mark.gpu
 def test_replays_follow_moving_gradients(monkeypatch):
-    """From the third call on the launches are one graph; weights and gradients may lie elsewhere at every call."""
+    """From the third call on, the launches are one graph; weights and gradients may move at every call."""
     torch.manual_seed(0)
     model = Weights(4, 16, 64, torch.float32)
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     update, kept = Update(model.groups, seed=7), []
     for step in range(1, 6):
         gradients(model, seed=step)
-        kept.append([p.grad for p in model.parameters()])  # held, so that the next ones get other addresses
+        kept.append([p.grad for p in model.parameters()])  # kept, so that the next ones get other addresses
         start = [g.clone() for g in kept[-1]]
         update.run(RAMP, {}, step=step)
         found = [p.grad.clone() for p in model.parameters()]
@@ -413,17 +401,17 @@ def test_extra_memory_is_small(monkeypatch):
 
 
 def test_few_long_slices_are_split_further(monkeypatch):
-    monkeypatch.setattr(plan, "SPLITS", 16)
-    assert plan._splits(54, 65_536) == 16  # as many programs as a GPU can use
-    assert plan._splits(1, 150) == 16  # too short to be worth it
-    assert plan._splits(6, 2_097_152) == 128
+    monkeypatch.setattr(fused, "SPLITS", 16)
+    assert fused._splits(54, 65_536) == 16  # as many programs as a GPU can use
+    assert fused._splits(1, 150) == 16  # too short to be worth it
+    assert fused._splits(6, 2_097_152) == 128
     if not GPU:
-        monkeypatch.setattr(plan, "SPLITS", 2)
-    monkeypatch.setattr(plan, "LEAST", 1)
-    monkeypatch.setattr(plan, "BUSY", 24 * plan.SPLITS)
+        monkeypatch.setattr(fused, "SPLITS", 2)
+    monkeypatch.setattr(fused, "LEAST", 1)
+    monkeypatch.setattr(fused, "BUSY", 24 * fused.SPLITS)
     torch.manual_seed(0)
     model = Weights(3, 2, 40, torch.float32)
-    assert plan._splits(len(model.groups), 80) > plan.SPLITS
+    assert fused._splits(len(model.groups), 80) > fused.SPLITS
     for rule in (SVGD(alpha=1.0), SVGD(alpha="auto", ratio=0.3)):
         expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
         found, _ = run(model, model.groups, rule, monkeypatch, "triton")

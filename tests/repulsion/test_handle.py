@@ -1,4 +1,4 @@
-"""What the handle measures, saves and schedules."""
+"""Measurements, state and schedules of a handle."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from repulsive.repulsion import Constant, Cosine, Linear, WarmUp
 
 @pytest.mark.parametrize("rule", [SVGD(alpha=0.5), SVGD(alpha=0.5, space="sphere"), SPOS(0.1, 0.5, 10.0)])
 @pytest.mark.parametrize("particle", ["projection", "head"])
-def test_report_is_what_a_double_check_finds(rule, particle, make_model, backward):
+def test_report_matches_an_independent_computation(rule, particle, make_model, backward):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = repel(model, optimizer, rule, particle=particle, verbose=False)
@@ -134,7 +134,7 @@ def test_noise_in_gradient_and_in_parameter_agree_under_plain_sgd(make_model, ba
 
 
 def test_noise_in_parameters_has_its_size_under_adam(make_model, backward):
-    """Adam would rescale noise inside gradients; in parameters it is sqrt(2 T eps lr) whatever the optimiser."""
+    """Adam would rescale noise in gradients; in parameters it is sqrt(2 T eps lr) with any optimizer."""
     ends = []
     for temperature in (0.0, 0.5):
         model = make_model()
@@ -160,7 +160,7 @@ def test_each_parameter_group_has_its_own_learning_rate(make_model, backward):
     assert math.isclose(spread[1] / spread[0], 10.0, rel_tol=0.1)
 
 
-def test_states_that_do_not_fit(make_model):
+def test_a_state_of_other_groups_or_another_rule(make_model):
     model = make_model()
     handle = repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
     state = handle.state_dict()

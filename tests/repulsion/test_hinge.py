@@ -1,4 +1,4 @@
-"""The hinge kernel in training: duplicates part, in weights or logits, and heads that differ train as without it."""
+"""The hinge kernel in training: it separates duplicate heads, and does not affect heads that differ."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def duplicate(model, noise: float) -> None:
 
 
 def largest_after(make_model, backward, space: str, alpha: float) -> list[float]:
-    """Largest cosine of each group that is made of duplicates, after sixty steps."""
+    """The largest cosine of each group of duplicates after 60 steps."""
     model = make_model()
     duplicate(model, 0.02)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -32,7 +32,7 @@ def largest_after(make_model, backward, space: str, alpha: float) -> list[float]
 
 
 @pytest.mark.parametrize("space", ["sphere", "logits"])
-def test_duplicates_part_only_with_repulsion(space, make_model, backward):
+def test_duplicates_separate_only_with_repulsion(space, make_model, backward):
     assert max(largest_after(make_model, backward, space, alpha=10.0)) < 0.85
     assert min(largest_after(make_model, backward, space, alpha=0.0)) > 0.9
 

@@ -1,4 +1,4 @@
-"""Half-precision weights with float32 masters, and every flavour of Adam: the rule sees what the optimiser sees."""
+"""Half-precision weights with float32 master weights, and all implementations of Adam."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ HALVES = [torch.bfloat16, torch.float16]
 
 
 class Masters(torch.optim.Optimizer):
-    """SGD with momentum on float32 copies of half-precision weights, as mixed-precision trainers keep them."""
+    """SGD with momentum on float32 copies of half-precision weights, as in mixed-precision training."""
 
     def __init__(self, params, lr, momentum=0.9):
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -28,7 +28,7 @@ class Masters(torch.optim.Optimizer):
 
 
 def repel_by_hand(model, rule):
-    """The rule on whole groups, in float32, rounded once: what `repel` promises for half-precision weights."""
+    """The rule on whole groups in float32, rounded once, as `repel` computes it for half-precision weights."""
     for group in find_heads(model):
         (part,) = group.slices
         grad = part.parameter().grad
@@ -37,7 +37,7 @@ def repel_by_hand(model, rule):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_float32_masters_of_half_precision_weights(dtype, make_model, backward):
-    """Steps equal those written out by hand, number for number."""
+    """Steps are equal to those computed by hand."""
     one, two = make_model(dtype=dtype), make_model(dtype=dtype)
     by_repel, by_hand = Masters(one.parameters(), lr=0.05), Masters(two.parameters(), lr=0.05)
     handle = repel(one, by_repel, RULE, verbose=False)
@@ -57,7 +57,7 @@ def test_float32_masters_of_half_precision_weights(dtype, make_model, backward):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_noise_in_parameters_reaches_the_weights_but_not_the_masters(dtype, make_model, backward):
-    """Masters overwrite weights at every step: such noise lasts for one forward pass, and belongs in the gradient."""
+    """Master weights overwrite weights at every step, so this noise lasts for one forward pass only."""
     model = make_model(dtype=dtype)
     optimizer = Masters(model.parameters(), lr=0.05)
     repel(model, optimizer, SPOS(0.1, 0.5, 1.0), noise_in="parameter", verbose=False)
@@ -70,7 +70,7 @@ def test_noise_in_parameters_reaches_the_weights_but_not_the_masters(dtype, make
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("how", ["fused", "foreach"])
 @pytest.mark.parametrize("rule", [RULE, SPOS(0.1, 0.5, 100.0)], ids=["svgd", "spos"])
-def test_fused_and_foreach_step_as_the_loop_does(kind, how, rule, make_model, backward):
+def test_fused_and_foreach_optimizers_equal_the_loop(kind, how, rule, make_model, backward):
     models = []
     for options in ({"fused": False, "foreach": False}, {how: True}):
         model = make_model()

@@ -1,4 +1,4 @@
-"""Steps like the one before are replays: the same training, whatever moves or changes in between."""
+"""Steps like the one before are replayed: training stays the same when weights, gradients or rules change."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from repulsive import SPOS, SVGD, repel
-from repulsive.repulsion.backends import fused as plan
+from repulsive.repulsion.backends import fused
 from repulsive.repulsion.backends.choose import Update
 
 GPU = torch.cuda.is_available()
@@ -18,22 +18,22 @@ DEVICE = "cuda" if GPU else "cpu"
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
-    """Where there is no GPU, a graph that calls what a GPU would replay."""
+    """Without a GPU, use a graph that calls what a GPU would replay."""
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     if GPU:
         return
-    monkeypatch.setattr(plan, "SPLITS", 2)
+    monkeypatch.setattr(fused, "SPLITS", 2)
 
     def run(self, launch, key, device):
         self._graphs[key] = SimpleNamespace(replay=launch)
         launch()
 
-    monkeypatch.setattr(plan._Replay, "run", run)
+    monkeypatch.setattr(fused._GraphCache, "run", run)
 
 
 @pytest.fixture
 def whole(monkeypatch):
-    """Steps that were not repeats."""
+    """Record the steps that were not replayed."""
     steps = []
     run = Update.run
     monkeypatch.setattr(Update, "run", lambda self, *a, step, **k: steps.append(step) or run(self, *a, step=step, **k))
@@ -48,7 +48,7 @@ def train(rule, change=lambda step, model, optimizer, handle: None, steps=9, sti
     x, held = torch.randn(2, 3, 16).to(DEVICE), []
     for step in range(steps):
         if not still:
-            held.append([p.grad for p in model.parameters()])  # so that the next ones do not lie where they lay
+            held.append([p.grad for p in model.parameters()])  # so that the next ones get other addresses
         optimizer.zero_grad(set_to_none=not still)
         model(x).square().mean().backward()
         change(step, model, optimizer, handle)
@@ -66,7 +66,7 @@ def eagerly(monkeypatch, *given, **settings):
         return train(*given, **settings)[0]
 
 
-def test_most_steps_are_repeats(monkeypatch, whole):
+def test_most_steps_are_replayed(monkeypatch, whole):
     found, handle = train(SVGD(alpha=1.0), still=True, steps=14)
     assert handle.steps == 14
     assert whole == [0, 1, *([2] if GPU else []), 6, 7, 12, 13]  # measured at 0, 6 and 12; captured at 2
@@ -82,7 +82,7 @@ def test_most_steps_are_repeats(monkeypatch, whole):
     ],
     ids=["schedule", "noise", "clipping"],
 )
-def test_what_differs_from_step_to_step_is_no_repeat(rule, settings, monkeypatch, whole):
+def test_steps_that_differ_are_not_replayed(rule, settings, monkeypatch, whole):
     found, _ = train(rule, **settings)
     assert whole == list(range(9))
     assert same(found, eagerly(monkeypatch, rule, **settings))
@@ -99,7 +99,7 @@ def no_gradient(step, model, optimizer, handle):
 
 
 def another_weight(step, model, optimizer, handle):
-    """The layer's weight is replaced, in the optimiser too; the old one keeps its gradient."""
+    """Replace a weight in the layer and in the optimizer; the old one keeps its gradient."""
     if step == 4:
         old = model.self_attn.in_proj_weight
         model.self_attn.in_proj_weight = new = nn.Parameter(old.detach() * 0.5)
@@ -114,7 +114,7 @@ def moved_weight(step, model, optimizer, handle):
 
 
 def frozen_weight(step, model, optimizer, handle):
-    """Its gradient is kept as zeros; repulsion is not to fill it."""
+    """Its gradient is kept as zeros, and repulsion must not change it."""
     weight = model.self_attn.in_proj_weight.requires_grad_(step != 4)
     if step == 4:
         weight.grad.zero_()
@@ -122,6 +122,6 @@ def frozen_weight(step, model, optimizer, handle):
 
 @pytest.mark.parametrize("change", [another_rule, no_gradient, another_weight, moved_weight, frozen_weight])
 @pytest.mark.parametrize("still", [False, True])
-def test_changes_are_seen(change, still, monkeypatch):
+def test_changes_take_effect(change, still, monkeypatch):
     found, _ = train(SVGD(alpha=1.0), change, still=still)
     assert same(found, eagerly(monkeypatch, SVGD(alpha=1.0), change, still=still))

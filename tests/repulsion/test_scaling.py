@@ -1,4 +1,4 @@
-"""The costs that docs/scaling.md states are those of its script, and the script's counts are those of the code."""
+"""The costs in docs/scaling.md match its script, and the counts of the script match the code."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from repulsive import SVGD, repel
 from repulsive.heads import heads_by_hand
-from repulsive.repulsion.backends import eager as blocks
+from repulsive.repulsion.backends import eager
 from tests.scripts import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,12 +27,12 @@ def test_the_document_holds_the_table_of_the_script(scaling):
 
 
 def test_the_constants_are_those_of_the_code(scaling):
-    assert scaling.HELD == blocks.HELD
+    assert scaling.HELD == eager.MAX_MOVED
     assert f"{scaling.PLAIN} times over the weights" in " ".join((ROOT / "docs" / "scaling.md").read_text().split())
 
 
 def test_known_costs(scaling):
-    """By hand: 96 groups of 33 x 33 float64 products; 512 GPUs send nearly twice that on a ring."""
+    """Computed by hand: 96 groups of 33 x 33 float64 products; 512 GPUs on a ring send nearly twice that."""
     model = scaling.MODELS[0]
     assert model.numbers == 3 * 32 * 4096**2
     assert model.products == 96 * 33 * 33 * 8
@@ -42,7 +42,7 @@ def test_known_costs(scaling):
 
 
 class Touched(TorchDispatchMode):
-    """Bytes that operators read and write; views touch nothing, `copy_` does not read what it overwrites."""
+    """Count bytes that operators read and write. Views count as zero; `copy_` does not read its target."""
 
     def __init__(self):
         super().__init__()

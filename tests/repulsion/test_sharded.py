@@ -32,7 +32,7 @@ PRODUCTS = GROUPS * (HEADS + 1) ** 2 * 8  # bytes
 
 
 class Ranks:
-    """What the ranks found, by world size; each world is started once, also where pytest itself has several workers."""
+    """Results of the ranks by world size. Each world is started once, also with several pytest workers."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -67,7 +67,7 @@ def ranks(tmp_path_factory):
 
 
 def sound(found):
-    """What a rank found, or the error it met."""
+    """The result of a rank; raises its error."""
     if isinstance(found, dict) and "failed" in found:
         pytest.fail(found["failed"])
     return found
@@ -101,7 +101,7 @@ def test_shards_train_as_one_process_does(world, name, ranks):
 def test_measures_are_equal_on_all_ranks(world, ranks):
     for name, case in WORLDS[world].items():
         first, *others = [[str(line) for line in sound(rank[name])["report"]] for rank in ranks.of(world)]
-        measured = {"callable": -1, "auto": 19}.get(case.rule, 14)  # every 7 steps; "auto" knows its ratio at every one
+        measured = {"callable": -1, "auto": 19}.get(case.rule, 14)  # every 7 steps; "auto" measures at every step
         assert f"'step': {measured}," in first[0]
         assert all(other == first for other in others)
 
@@ -114,7 +114,7 @@ def test_columns_send_the_products_and_nothing_else(world, ranks):
 
 @pytest.mark.parametrize("world", SIZES)
 def test_rows_send_their_own_share_three_times(world, ranks):
-    """Weights and gradients there in one call, gradients back in another; on a CPU torch gathers instead."""
+    """One call moves weights and gradients, another moves gradients back; on a CPU torch gathers instead."""
     share = GROUPS * 16 * 16 * 8 // world
     products = PRODUCTS // 3  # of q, k and v joined: two groups
     for rank in ranks.of(world):
@@ -122,8 +122,8 @@ def test_rows_send_their_own_share_three_times(world, ranks):
         assert sizes == [2 * share, products, share]
 
 
-def test_what_is_held_at_a_time_changes_nothing(ranks):
-    """One group after the other: twice as many calls for two groups, the same weights."""
+def test_moving_groups_one_by_one_gives_the_same_weights(ranks):
+    """Two groups need twice as many calls."""
     expected = alone(WORLDS[2]["rows, spos"])
     for rank in ranks.of(2):
         found = sound(rank["bunches"])
@@ -134,7 +134,7 @@ def test_what_is_held_at_a_time_changes_nothing(ranks):
 @pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("name", HALF)
 def test_half_precision_shards(world, name, ranks):
-    """bf16: ranks agree on every number, and are near the float64 run."""
+    """bf16: ranks have equal weights, close to the float64 run."""
     expected = alone(WORLDS[world][name])["weights"]
     first, *others = [sound(rank["half"][name]) for rank in ranks.of(world)]
     assert all(value.dtype == torch.bfloat16 for value in first["weights"].values())
@@ -144,7 +144,7 @@ def test_half_precision_shards(world, name, ranks):
 
 @pytest.mark.parametrize("world", SIZES)
 def test_placements_of_weight_and_gradient(world, ranks):
-    """Partial sums, gradients that lie elsewhere, two shards of one dimension, 7 columns on 2 ranks; both axes."""
+    """Partial sums, gradients with other placements, two shards of one dimension, 7 columns on 2 ranks; both axes."""
     for rank in ranks.of(world):
         for key, found in rank["placed"].items():
             assert sound(found)["error"] <= 1e-12, key
@@ -152,7 +152,7 @@ def test_placements_of_weight_and_gradient(world, ranks):
         assert sound(rank["mixed"]) <= 1e-12
 
 
-def test_what_cannot_work_is_refused_by_name(ranks):
+def test_unsupported_sharding_is_refused_by_name(ranks):
     for rank in ranks.of(2):
         texts = sound(rank["refusals"])
         assert all(word in texts["partial_weight"] for word in ("layers.0.q.weight", "Partial", "head_placement"))
@@ -174,7 +174,7 @@ def test_a_distributed_checkpoint_resumes_to_the_same_numbers(ranks):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("columns", [True, False])
 def test_a_process_group_of_one(device, columns):
-    """The smallest mesh; on a GPU slices of one shape are stacked, which no other test here does."""
+    """The smallest mesh. On a GPU, slices of one shape are stacked, which no other test here covers."""
     from torch.distributed.tensor import init_device_mesh
 
     case = Case(rule="spos")

@@ -1,4 +1,4 @@
-"""Between backward and step, exactly once per real step: every trap of that place."""
+"""The rule runs exactly once per optimizer step: closures, accumulation, clipping, scalers, skipped steps."""
 
 import copy
 import io
@@ -78,7 +78,7 @@ def test_accumulation_repels_the_sum_once(make_model, backward, plain_step):
 
 
 def test_clip_order(make_model, backward):
-    """Own clipping comes before the rule; the handle's clipping sits where `order` says."""
+    """Clipping in the loop comes before the rule; the handle clips before or after it, as `order` says."""
 
     def by_hand(order):
         def step(model, optimizer, index):
@@ -132,13 +132,13 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("unscale_first", [True, False])
 @pytest.mark.parametrize("rule", [SVGD(alpha=0.5), SVGD(alpha="auto"), SPOS(0.1, 0.5, 100.0)])
 def test_gradient_scaler_changes_nothing(name, unscale_first, rule, make_model, backward, plain_step):
-    """A fused optimiser's hook sees gradients times the scale; the rule must not."""
+    """The hook of a fused optimizer gets scaled gradients; the rule must use unscaled ones."""
     scaler = grad_scaler()
 
     def scaled(model, optimizer, index):
         optimizer.zero_grad()
         backward(model, index, scale=scaler.get_scale(), zero=False)
-        scaler.scale(torch.zeros(()))  # as a loop would have done with its loss
+        scaler.scale(torch.zeros(()))  # as a training loop does with its loss
         if unscale_first:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
@@ -202,7 +202,7 @@ def test_a_sparse_gradient_is_refused_by_name(make_model, backward):
 
 @pytest.mark.parametrize("how", ["deepcopy", "torch.save"])
 def test_hooks_lost_by_copying_come_back_with_the_state(how, make_model, backward, plain_step):
-    """A copied optimiser has no hooks: repel it anew and load the handle's state; noise goes on as if uninterrupted."""
+    """A copied optimizer has no hooks: call repel again and load the state; the noise continues unchanged."""
     rule = SPOS(0.1, 0.5, 100.0)
     whole, _ = run(make_model, 6, rule=rule, step=plain_step, seed=5)
     model, handle = run(make_model, 3, rule=rule, step=plain_step, seed=5)
@@ -268,7 +268,7 @@ def test_inside_autocast(make_model, backward):
 
 
 def test_schedulers_and_learning_rate_zero(make_model, backward):
-    """Warm-up starts at 0: the noise term must not become infinite."""
+    """A warm-up starts at learning rate 0, where the noise must not become infinite."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, n / 2))
@@ -282,7 +282,7 @@ def test_schedulers_and_learning_rate_zero(make_model, backward):
 
 
 class Quantised(torch.optim.Optimizer):
-    """An optimiser of someone else's that only looks at `.grad`."""
+    """A custom optimizer that only reads `.grad`."""
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
@@ -295,7 +295,7 @@ class Quantised(torch.optim.Optimizer):
                     p.sub_(group["lr"] * p.grad)
 
 
-def test_an_optimiser_of_ones_own(make_model, plain_step):
+def test_a_custom_optimizer(make_model, plain_step):
     one, _ = run(make_model, 2, lambda p: torch.optim.SGD(p, lr=0.2), step=plain_step)
     two, handle = run(make_model, 2, lambda p: Quantised(p, lr=0.2), step=plain_step)
     assert handle.steps == 2
@@ -330,7 +330,7 @@ def test_modules_with_buffers_only_next_to_heads(make_model):
 
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_apply_knows_of_scaled_gradients(unscaled, make_model, backward):
-    """fp16 multiplies the loss by 65,536: repulsion would be that much too small."""
+    """A gradient scaler multiplies the loss by 65,536; without care repulsion would be that much too small."""
     scaler = torch.amp.GradScaler("cpu")
 
     def by_scaler(model, optimizer, index):
@@ -371,7 +371,7 @@ def test_max_norm_also_clips_where_no_head_has_a_gradient(make_model, backward):
     assert norms and torch.stack(norms).norm() <= 1.0001e-3
 
 
-def test_a_head_alone_is_told_of():
+def test_a_single_head_is_warned_about():
     model = nn.TransformerEncoderLayer(8, 1, batch_first=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="3 of 3 groups have one head, which has nothing to be repelled from"):

@@ -1,4 +1,4 @@
-"""Which optimiser is hooked where one holds another."""
+"""Find the optimizer to hook inside wrappers."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from repulsive import OptimizerError, repel
 
 
 def wrapped_by_sam(parameters):
-    """Two calls a step, of which `step` is neither."""
+    """Like SAM: two calls per step, neither of which is `step`."""
 
     class SAM(torch.optim.Optimizer):
         def __init__(self):
@@ -22,7 +22,7 @@ def wrapped_by_sam(parameters):
 
 
 def wrapped_by_name(parameters):
-    """As schedule-free wrappers: a subclass that never called its parent's constructor, and knows another name."""
+    """Like schedule-free wrappers: does not call its parent's constructor, and stores the optimizer elsewhere."""
 
     class Wrapper(torch.optim.Optimizer):
         def __init__(self):
@@ -37,7 +37,7 @@ def wrapped_by_name(parameters):
 
 
 @pytest.mark.parametrize("wrapped", [wrapped_by_sam, wrapped_by_name])
-def test_the_optimiser_that_changes_weights_is_found_inside_others(wrapped, make_model, backward):
+def test_the_innermost_optimizer_is_found(wrapped, make_model, backward):
     model = make_model()
     optimizer = wrapped(list(model.parameters()))
     handle = repel(model, optimizer, verbose=False)
@@ -46,8 +46,8 @@ def test_the_optimiser_that_changes_weights_is_found_inside_others(wrapped, make
     assert handle.steps == 1
 
 
-def test_an_optimiser_that_holds_another_for_some_parameters_stays_the_one(make_model):
-    """As ZeroRedundancyOptimizer, whose inner one has this rank's share."""
+def test_an_inner_optimizer_of_some_parameters_is_not_unwrapped(make_model):
+    """Like ZeroRedundancyOptimizer, whose inner optimizer has this rank's share."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.optim = torch.optim.SGD(model.out.parameters(), lr=0.1)

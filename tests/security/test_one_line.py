@@ -110,7 +110,7 @@ sys.meta_path.insert(0, Interrupting())
 """
 
 
-@pytest.mark.parametrize("words", [["-m", "repulsive", "ls"], [str(Path(sys.executable).with_name("repulsive"))]])
+@pytest.mark.parametrize("words", [["-m", "repulsive", "ls"], [str(Path(sys.executable).with_name("repulsive")), "ls"]])
 def test_ctrl_c_while_torch_is_imported(tmp_path, words):
     if not words[0].startswith("-") and not os.path.exists(words[0]):
         pytest.skip("the command is not installed")

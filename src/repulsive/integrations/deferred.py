@@ -16,7 +16,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.attach import check_arguments
 from repulsive.repulsion.checks import SELECTION, resolve_rule
-from repulsive.repulsion.collapse import Collapse
+from repulsive.repulsion.model_collapse import CollapseDetector
 
 
 class Deferred:
@@ -37,7 +37,7 @@ class Deferred:
         self.settings = dict(settings)
         self.handles: list[Handle] = []
         self._steps_before: list[int] = []
-        self._collapse = Collapse()
+        self._collapse = CollapseDetector()
 
     @property
     def handle(self) -> Handle | None:
@@ -78,7 +78,7 @@ class Deferred:
             StateError: the checkpoint has another number of optimizers, or other heads.
         """
         self.detach()  # handles of a previous run that failed before `end`
-        self.handles, self._collapse = [], Collapse()
+        self.handles, self._collapse = [], CollapseDetector()
         if resumed and saved is None:
             warnings.warn(
                 "this checkpoint was made without repulsion: steps of repulsion and schedules start from 0",
@@ -133,7 +133,7 @@ class Deferred:
         means = {name: sum(values) / len(values) for name, values in finite.items() if values}
         if means:
             means["repulsion_step"] = float(max(report.step for report in reports))
-        if message := self._collapse.saw(step, loss, means.pop("drive", math.nan)):
+        if message := self._collapse.observe(step, loss, means.pop("drive", math.nan)):
             warnings.warn(message, stacklevel=3)
         return means
 

@@ -1,4 +1,4 @@
-"""Particles [..., M, D] in, what the optimiser descends out. Imports nothing of ours but the errors."""
+"""Rules: from particles [..., M, D] and their gradients to what the optimizer descends. Pure mathematics."""
 
 from repulsive.particles.bandwidths import CollapsedHeads
 from repulsive.particles.kernels import IMQ, RBF, Cosine, Hinge, Kernel

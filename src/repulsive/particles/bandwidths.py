@@ -1,4 +1,4 @@
-"""The h of exp(-d2 / h). Conventions differ between libraries by up to 3.2 times at M = 2, so each one has a name."""
+"""Bandwidths: the h of exp(-d2 / h). Conventions differ by a factor of up to 3.2 at M = 2, so each one has a name."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Bandwidth = BandwidthName | float | Callable[[Tensor], Tensor]
 FLOOR = 1e-4
 
 
-EQUAL = (
-    "all heads of a group are equal, so repulsion is zero there, and smoothing keeps them equal; initialise them apart "
-    "(LoRA starts at zero), add noise (SPOS), or let each follow its own gradient (smoothing=0)"
+EQUAL_HEADS = (
+    "all heads of a group are equal, so repulsion is zero there, and smoothing keeps them equal; initialise them with "
+    "different values (LoRA starts at zero), add noise (SPOS), or let each follow its own gradient (smoothing=0)"
 )
 
 
 class CollapsedHeads(UserWarning):
-    """All heads of a group are equal: nothing tells them which way to go apart."""
+    """All heads of a group are equal, so no direction leads them apart."""
 
 
 def paper(d2: Tensor) -> Tensor:
-    r"""$h = \mathrm{med}^2 / \log M$, med the median of the distances i < j (appendix B of the paper).
+    r"""$h = \mathrm{med}^2 / \log M$, where med is the median of the distances i < j (appendix B of the paper).
 
     An even count averages the two middle distances, before squaring.
 
@@ -64,7 +64,7 @@ def released(d2: Tensor) -> Tensor:
 def released_lower(d2: Tensor) -> Tensor:
     r"""$h = \mathrm{med}(d^2) / \log(M + 1)$ with torch's lower median (the authors' early PyTorch code).
 
-    `torch.median` takes the lower of the two middle values of an even count; else this is `released`.
+    For an even count `torch.median` takes the lower of the two middle values. Otherwise this equals `released`.
 
     Args:
         d2: squared distances [..., M, M].
@@ -82,11 +82,11 @@ NAMED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def checked(bandwidth: Bandwidth) -> Bandwidth:
-    """A name or a callable as it is, a number as a float.
+def check(bandwidth: Bandwidth) -> Bandwidth:
+    """Check a bandwidth; return a name or a callable unchanged, and a number as a float.
 
     Raises:
-        RuleError: it is none of these, or not positive.
+        RuleError: it is neither a known name, a callable nor a positive number.
     """
     if callable(bandwidth):
         return bandwidth
@@ -96,7 +96,7 @@ def checked(bandwidth: Bandwidth) -> Bandwidth:
             raise RuleError(f"bandwidth={bandwidth!r} is unknown; {hint}choose {sorted(NAMED)}, a number or a callable")
         return bandwidth
     try:
-        number = float(bandwidth)  # numpy's and torch's too
+        number = float(bandwidth)  # also of numpy and torch
     except (TypeError, ValueError, RuntimeError):
         raise RuleError(f"bandwidth={bandwidth!r}: choose one of {sorted(NAMED)}, a number or a callable") from None
     if not (number > 0 and math.isfinite(number)):
@@ -105,12 +105,12 @@ def checked(bandwidth: Bandwidth) -> Bandwidth:
 
 
 def resolve(bandwidth: Bandwidth, d2: Tensor, scale2: Tensor) -> Tensor:
-    """The bandwidth of each group.
+    """Compute the bandwidth of each group.
 
     Args:
-        bandwidth: a name, a number or a callable from the squared distances of one group, [M, M], to its h.
+        bandwidth: a name, a number, or a callable from the squared distances of one group, [M, M], to its h.
         d2: squared distances [..., M, M].
-        scale2: mean squared norm of the particles [...], for the floor of the median bandwidths.
+        scale2: mean squared norm of the particles [...], for the lower bound of median bandwidths.
 
     Returns:
         h [...]; zero only where all particles are zero.
@@ -120,33 +120,33 @@ def resolve(bandwidth: Bandwidth, d2: Tensor, scale2: Tensor) -> Tensor:
     if d2.shape[-1] == 1:
         return torch.ones_like(scale2)  # one particle has no distance; any h gives the same update
     if callable(bandwidth):
-        return _asked(bandwidth, d2)
+        return _call_per_group(bandwidth, d2)
     h = NAMED[bandwidth](d2)
-    _warn_if_collapsed(d2)
+    _warn_if_equal(d2)
     return torch.maximum(h, FLOOR**2 * scale2)
 
 
-def _asked(bandwidth: Callable[[Tensor], Tensor | float], d2: Tensor) -> Tensor:
-    """h of each group, which a callable is asked for one by one: many groups are updated together, unknown to it."""
-    found = []
+def _call_per_group(bandwidth: Callable[[Tensor], Tensor | float], d2: Tensor) -> Tensor:
+    """Call a user's function for one group after the other: it expects a single group, and `d2` holds many."""
+    values = []
     for group in d2.reshape(-1, *d2.shape[-2:]):
         h = torch.as_tensor(bandwidth(group), dtype=d2.dtype, device=d2.device)
         if h.numel() != 1:
-            raise RuleError(f"bandwidth gave {list(h.shape)} numbers for one group; it has to give one, its h")
-        found.append(h.reshape(()))
-    return torch.stack(found).reshape(d2.shape[:-2])
+            raise RuleError(f"bandwidth returned shape {list(h.shape)} for one group; it has to return one number, h")
+        values.append(h.reshape(()))
+    return torch.stack(values).reshape(d2.shape[:-2])
 
 
 def _middle(values: Tensor) -> Tensor:
-    """The median over the last axis; an even count averages the two middle values."""
+    """Median over the last axis; an even count averages the two middle values."""
     ordered = values.sort(dim=-1).values
     count = ordered.shape[-1]
     return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
 
 
-def _warn_if_collapsed(d2: Tensor) -> None:
-    # Looking costs a wait for the device, so only where the numbers are on the host already.
+def _warn_if_equal(d2: Tensor) -> None:
+    # On a GPU this would need a synchronisation; there the handle warns, once.
     if d2.device.type != "cpu" or torch.compiler.is_compiling():
         return
     if bool((d2.flatten(-2).amax(-1) == 0).any()):
-        warnings.warn(EQUAL, CollapsedHeads, stacklevel=2)
+        warnings.warn(EQUAL_HEADS, CollapsedHeads, stacklevel=2)

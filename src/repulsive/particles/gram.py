@@ -1,12 +1,12 @@
-r"""One pass over the particles gives every number the kernels need.
+r"""Gram matrices of particles: one pass over the particles gives every number that kernels need.
 
 With c_i = theta_i - mu and mu the mean particle, the rows x = [c_1, ..., c_M, mu] have the Gram matrix
 
 $$G = x x^\top, \qquad |\theta_i - \theta_j|^2 = G_{ii} + G_{jj} - 2 G_{ij}, \qquad
   \theta_i \cdot \theta_j = G_{ij} + G_{i\mu} + G_{j\mu} + G_{\mu\mu}.$$
 
-The mean is taken out and products are summed in float64: near collapse the plain float32 form loses every digit of
-the distances (65,536 numbers a head, heads 0.1 % apart: relative error above 1).
+The mean is subtracted and products are summed in float64. For nearly equal heads the plain float32 form loses every
+digit of the distances (65,536 numbers per head, heads 0.1 % apart: relative error above 1).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch import Tensor
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """Half-precision particles are computed in float32."""
+    """The dtype of computation: float64 for float64 particles, float32 for all others."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of M x M matrices: float64 where the device has it."""
+    """The dtype of M x M matrices: float64 if the device supports it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast and no TF32: either would round distances to three digits."""
+    """Turn autocast and TF32 off: either would round distances to three digits."""
     with torch.autocast(device.type, enabled=False):
         if device.type != "cuda":
             yield
@@ -48,7 +48,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Gram:
-    """Inner products of M particles, of their mean, and what follows from them.
+    """Inner products of M particles and of their mean.
 
     Args:
         products: [..., M + 1, M + 1], the matrix G above; the last row and column belong to the mean.
@@ -62,7 +62,7 @@ class Gram:
 
     @property
     def squared_distances(self) -> Tensor:
-        """[..., M, M], zero on the diagonal, never negative."""
+        """Squared distances [..., M, M]: zero on the diagonal, never negative."""
         centred = self.products[..., :-1, :-1]  # [..., M, M]
         own = centred.diagonal(dim1=-2, dim2=-1)  # [..., M]
         d2 = own.unsqueeze(-1) + own.unsqueeze(-2) - 2 * centred
@@ -71,37 +71,37 @@ class Gram:
 
     @property
     def squared_norms(self) -> Tensor:
-        """[..., M]"""
+        """Squared norms [..., M]."""
         return self.inner.diagonal(dim1=-2, dim2=-1)
 
     @property
     def inner(self) -> Tensor:
-        """theta_i . theta_j, [..., M, M]"""
+        """Inner products theta_i . theta_j, [..., M, M]."""
         to_mean = self.products[..., :-1, -1]  # [..., M]
         mean = self.products[..., -1, -1]  # [...]
         return self.products[..., :-1, :-1] + to_mean.unsqueeze(-1) + to_mean.unsqueeze(-2) + mean[..., None, None]
 
     def norm_of(self, matrix: Tensor) -> Tensor:
-        """|matrix @ theta| (Frobenius) without touching theta: [..., M, M] -> [...]."""
-        rows = torch.cat([matrix, matrix.sum(-1, keepdim=True)], dim=-1)  # [..., M, M + 1], acts on [c, mu]
+        """Frobenius norm of matrix @ theta, without reading theta: [..., M, M] -> [...]."""
+        rows = torch.cat([matrix, matrix.sum(-1, keepdim=True)], dim=-1)  # [..., M, M + 1], multiplies [c, mu]
         return ((rows @ self.products) * rows).sum((-2, -1)).clamp(min=0).sqrt()
 
 
 def centre(theta: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., M, D] -> particles without their mean [..., M, D], and the mean [..., 1, D]."""
+    """Split particles [..., M, D] into deviations from their mean [..., M, D] and the mean [..., 1, D]."""
     mean = theta.mean(dim=-2, keepdim=True)
     return theta - mean, mean
 
 
 def gram(theta: Tensor) -> Gram:
-    """The Gram matrix of particles [..., M, D] and of their mean."""
+    """Compute the Gram matrix of particles [..., M, D] and of their mean."""
     centred, mean = centre(theta)
     rows = torch.cat([centred, mean], dim=-2).to(wide_dtype(theta.device))  # [..., M + 1, D]
     return Gram(rows @ rows.mT)
 
 
 def apply_matrix(matrix: Tensor, theta: Tensor) -> Tensor:
-    """Product matrix @ theta, as matrix @ c + (row sums) mu: no digits lost where heads are alike, [..., M, D]."""
+    """Compute matrix @ theta as matrix @ c + (row sums) mu, which is accurate for nearly equal heads: [..., M, D]."""
     centred, mean = centre(theta)
     row_sums = matrix.sum(-1, keepdim=True).to(theta.dtype)  # [..., M, 1], in float64 before rounding
     return matrix.to(theta.dtype) @ centred + row_sums * mean

@@ -1,12 +1,12 @@
-r"""Kernels: how alike two heads are, and the force that drives them apart.
+r"""Kernels: the similarity of two heads, and the force that drives them apart.
 
 A kernel with a matrix form gives, from the Gram matrix alone, K and R with
 
 $$K_{ij} = \kappa(\theta_j, \theta_i), \qquad (R\,\theta)_i = \sum_j \nabla_{\theta_j} \kappa(\theta_j, \theta_i),$$
 
 so one update costs two small matrices. In `space="sphere"` the kernel sees unit-norm heads u = theta / |theta| and the
-force on head i is $-\nabla_{\theta_i} \sum_j \kappa(u_j, u_i)$: along the sphere, so norms stay as they are. A head
-that is zero has no direction: u = 0, and it neither pushes nor is pushed.
+force on head i is $-\nabla_{\theta_i} \sum_j \kappa(u_j, u_i)$. It is tangential to the sphere, so norms stay as they
+are. A zero head has no direction: u = 0, and it neither exerts nor receives a force.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from repulsive.particles.gram import Gram
 KernelName = Literal["rbf", "imq", "cosine", "hinge"]
 Space = Literal["weights", "sphere", "logits"]
 SPACES: tuple[str, ...] = get_args(Space)
-# A head this much shorter than the root mean square of all is taken for zero. Where squares come from float32 sums,
-# good to 1e-7 of that mean square, the force between two such heads is off by 0.2 %, ten times shorter by 9 %.
+# A head with a norm below this share of the root mean square of all norms counts as zero. Squared norms from float32
+# sums are accurate to 1e-7 of the mean square: the force between two heads at this bound is then off by 0.2 %, and
+# between heads ten times shorter by 9 %.
 SHORTEST = 3e-3
 
 
 @dataclass(frozen=True)
 class Interaction:
-    """What a kernel says about one batch of groups.
+    """Kernel values and forces of a batch of groups.
 
     Args:
         values: K [..., M, M].
         repulsion: R [..., M, M].
-        bandwidth: h [...], NaN for a kernel without one.
+        bandwidth: h [...]; NaN for a kernel without a bandwidth.
     """
 
     values: Tensor
@@ -51,7 +52,7 @@ class Kernel(Protocol):
     """A kernel with a matrix form."""
 
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
-        """K, R and h from the Gram matrix."""
+        """Compute K, R and h from the Gram matrix."""
         ...
 
 
@@ -63,7 +64,7 @@ class Radial:
     |\theta_j|)$ and $R_{ii} = \sum_{j \ne i} 2 w_{ij} \cos_{ij} / |\theta_i|^2$.
 
     Args:
-        name: what tables call it.
+        name: name of the kernel.
         profile: r [..., M, M] -> (f(r), -f'(r)).
     """
 
@@ -77,22 +78,22 @@ class Radial:
             zero = _are_zero(norms2)
             norms = torch.where(zero, torch.ones_like(norms2), norms2).sqrt()
             outer = norms.unsqueeze(-1) * norms.unsqueeze(-2)
-            # |u_i - u_j|^2 from d2, not from 2 - 2 cos, which loses its digits when heads are alike.
+            # |u_i - u_j|^2 from d2, not from 2 - 2 cos, which loses its digits for nearly equal heads.
             d2 = ((d2 - (norms.unsqueeze(-1) - norms.unsqueeze(-2)).square()) / outer).clamp(min=0)
-            apart = zero.unsqueeze(-1) != zero.unsqueeze(-2)  # one of the two is zero, 1 away from the other's u
-            either = zero.unsqueeze(-1) | zero.unsqueeze(-2)
-            d2 = torch.where(either, apart.to(d2), d2)
+            one_zero = zero.unsqueeze(-1) != zero.unsqueeze(-2)  # their distance is 1
+            any_zero = zero.unsqueeze(-1) | zero.unsqueeze(-2)
+            d2 = torch.where(any_zero, one_zero.to(d2), d2)
             scale2 = torch.ones_like(scale2)
         h = bandwidths.resolve(bandwidth, d2, scale2)
-        none = (h == 0)[..., None, None]  # every particle is zero: they are equal, and no force acts
-        safe = torch.where(none, torch.ones_like(d2), h[..., None, None])
+        all_zero = (h == 0)[..., None, None]  # all particles are zero: there is no force
+        safe = torch.where(all_zero, torch.ones_like(d2), h[..., None, None])
         values, slope = self.profile(d2 / safe)
-        weight = torch.where(none, torch.zeros_like(d2), slope / safe)  # w [..., M, M]
-        weight = weight - torch.diag_embed(weight.diagonal(dim1=-2, dim2=-1))  # a head does not push itself
+        weight = torch.where(all_zero, torch.zeros_like(d2), slope / safe)  # w [..., M, M]
+        weight = weight - torch.diag_embed(weight.diagonal(dim1=-2, dim2=-1))  # no force of a head on itself
         if space == "weights":
             repulsion = 2 * (torch.diag_embed(weight.sum(-1)) - weight)
         else:
-            weight = torch.where(either, torch.zeros_like(weight), weight)
+            weight = torch.where(any_zero, torch.zeros_like(weight), weight)
             cosine = 1 - d2 / 2
             own = (2 * weight * cosine).sum(-1) / norms.square()
             repulsion = torch.diag_embed(own) - 2 * weight / outer
@@ -118,7 +119,7 @@ class Cosine:
     r"""$\kappa = \cos(\theta_i, \theta_j)$, the kernel of the appendix's ladder; it has no bandwidth.
 
     Weights: $\nabla_{\theta_j}\kappa = (u_i - \cos_{ij} u_j) / |\theta_j|$. Sphere: the force of head j on head i is
-    $-(u_j - \cos_{ij} u_i) / |\theta_i|$. A zero head is alike to none and is not pushed.
+    $-(u_j - \cos_{ij} u_i) / |\theta_i|$. A zero head has cosine 0 with all others and receives no force.
     """
 
     name: str = "cosine"
@@ -143,9 +144,9 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Hinge:
-    r"""$\kappa = \max(0, \cos(\theta_i, \theta_j) - t)$: repulsion between near-duplicates alone, along the sphere.
+    r"""$\kappa = \max(0, \cos(\theta_i, \theta_j) - t)$: repulsion between near-duplicates only, along the sphere.
 
-    Heads whose cosine is at most t do not interact at all. Above t the force of head j on head i is that of `Cosine`,
+    Heads with a cosine of at most t do not interact. Above t the force of head j on head i is that of `Cosine`,
     $-(u_j - \cos_{ij} u_i) / |\theta_i|$. It has no bandwidth.
 
     Args:
@@ -171,7 +172,7 @@ class Hinge:
         pair = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)  # [..., M, M]
         cosine = gram.inner * pair
         off = 1 - torch.eye(norms2.shape[-1], dtype=norms2.dtype, device=norms2.device)
-        # Products instead of torch.where: zero times NaN is NaN, so a damaged head is not hidden.
+        # Products instead of torch.where: zero times NaN is NaN, so a NaN in a head is not hidden.
         near = off * (cosine > self.threshold)
         own = (near * cosine).sum(-1) * inverse.square()
         repulsion = torch.diag_embed(own) - near * pair
@@ -181,15 +182,18 @@ class Hinge:
 
 @dataclass(frozen=True)
 class Differentiable:
-    """Any callable kernel: `function(x, y)` on broadcastable [..., D] tensors gives [...]; autograd gives the force.
+    """A kernel without a matrix form: a callable whose force is computed by autograd.
 
-    It needs the particles themselves, so it is slower than the kernels with a matrix form: for trying ideas.
+    It needs the particles themselves, so it is slower than kernels with a matrix form. Use it to try ideas.
+
+    Args:
+        function: k(x, y) on broadcastable [..., D] tensors, which returns [...].
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
 
     def pairs(self, theta: Tensor, space: str) -> tuple[Tensor, Tensor]:
-        """K [..., M, M] and the force [..., M, D] on each particle."""
+        """Compute K [..., M, M] and the force [..., M, D] on each particle."""
         values, forces = [], []
         zero = _are_zero(theta.detach().square().sum(-1))  # [..., M]
         theta = torch.where(zero.unsqueeze(-1), 0, theta) if space == "sphere" else theta
@@ -217,7 +221,11 @@ AnyKernel = KernelName | Kernel | Callable[[Tensor, Tensor], Tensor]
 
 
 def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
-    """A kernel by name, as given, or wrapped if it is a plain callable."""
+    """Return a kernel by its name, unchanged if it is a kernel, or wrapped if it is a plain callable.
+
+    Raises:
+        RuleError: the name is unknown, or it is none of these.
+    """
     if isinstance(kernel, str):
         if kernel not in NAMED:
             hint = did_you_mean(kernel, NAMED)
@@ -232,11 +240,11 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
 
 
 def _are_zero(norms2: Tensor) -> Tensor:
-    """Which heads have no direction, [..., M], from squared norms, which may be off by rounding."""
+    """Mask of heads that count as zero, [..., M], from squared norms with rounding errors."""
     return norms2 <= SHORTEST**2 * norms2.mean(-1, keepdim=True).clamp(min=0)
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Normalise rows; keep zero rows, which have no direction: adapters begin as zeros."""
+    """Normalise rows; keep zero rows, with which adapters start."""
     norm = x.norm(dim=-1, keepdim=True)
     return x / torch.where(norm == 0, 1, norm)

@@ -1,6 +1,6 @@
-r"""From a regulariser to the framework in three rungs: appendix C.6 of the paper.
+r"""From a regularizer to the framework in three steps ("rungs"): appendix C.6 of the paper.
 
-The appendix prints rung 1 with the sign that *attracts*; here signs follow what they do to the similarity.
+The appendix prints rung 1 with the sign that *attracts*; here every rung reduces the similarity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RUNGS: tuple[str, ...] = get_args(Rung)
 
 @dataclass(frozen=True)
 class CosineLadder(SVGD):
-    r"""Cosine similarity between heads' weights, adapted step by step.
+    r"""Repulsion by the cosine similarity between the weights of heads, in one of three rungs.
 
     | rung | direction $\phi_i$ |
     | --- | --- |
@@ -28,13 +28,13 @@ class CosineLadder(SVGD):
     | "derivative" | $-\nabla U_i + \alpha\,\frac1M \sum_j \nabla_{\theta_j} \cos(\theta_i, \theta_j)$ |
     | "smoothing" | $\frac1M \sum_j [-\cos_{ij} \nabla U_j + \alpha\,\nabla_{\theta_j} \cos(\theta_i, \theta_j)]$ |
 
-    Rung "regulariser" may act between logits, `space="logits"`: the mean cosine of a head's logits with the others'.
+    With `space="logits"` the rung "regulariser" uses the cosines between the logits of heads instead.
 
     Args:
         rung: one of the three names above.
 
     Raises:
-        RuleError: an unknown rung, or another kernel or space than the ladder's own.
+        RuleError: the rung is unknown, or a kernel, smoothing or space is given that the rung does not allow.
     """
 
     rung: Rung = field(default="regulariser", kw_only=True)
@@ -42,7 +42,7 @@ class CosineLadder(SVGD):
     def __post_init__(self) -> None:
         if self.rung not in RUNGS:
             raise RuleError(f"CosineLadder(rung={self.rung!r}): choose one of {RUNGS}")
-        # -grad_i cos lies along the sphere: the regulariser is the cosine kernel's force there.
+        # -grad_i cos is tangential to the sphere, so the regularizer equals the cosine kernel's force on the sphere.
         space = "sphere" if self.rung == "regulariser" else "weights"
         if self.kernel not in ("rbf", "cosine") or self.smoothing not in (None, float(self.space != "logits")):
             raise RuleError("CosineLadder sets kernel and smoothing itself; leave them out")

@@ -1,4 +1,4 @@
-r"""Heads as functions: how alike two heads are in their attention logits, and the force that drives them apart.
+r"""Heads as functions: the similarity of their attention logits, and the force that drives them apart.
 
 Head i is the bilinear function $f_i(x, y) = q_i(x) \cdot k_i(y)$ of a query token x and a key token y. Over N query
 tokens and N' key tokens drawn independently, two heads have the inner product
@@ -6,12 +6,13 @@ tokens and N' key tokens drawn independently, two heads have the inner product
 $$\langle f_i, f_j \rangle = \frac{1}{N N'} \sum_{x, y} f_i(x, y)\, f_j(x, y)
   = \sum_{a, b} \Big(\tfrac1N q_i^\top q_j\Big)_{ab} \Big(\tfrac1{N'} k_i^\top k_j\Big)_{ab},$$
 
-a sum over d x d numbers: no T x T attention map is needed. Softmax ignores what is constant over keys, so keys are
-centred per sequence first. Weights of heads are free up to an invertible map between q and k; these numbers are not.
+a sum over d x d numbers: no T x T attention map is needed. Softmax ignores terms that are constant over keys, so keys
+are centred per sequence first. Unlike weights, these inner products do not change under an invertible map between q
+and k that leaves the attention of a head unchanged.
 
 The same form serves value-output circuits: a head adds $W_O^i v_i(x)$ to the residual stream, and
-$\langle g_i, g_j \rangle = \sum_{ab} (\tfrac1N v_i^\top v_j)_{ab} ({W_O^i}^\top W_O^j)_{ab}$: values take the place of
-queries, columns of the output projection that of keys.
+$\langle g_i, g_j \rangle = \sum_{ab} (\tfrac1N v_i^\top v_j)_{ab} ({W_O^i}^\top W_O^j)_{ab}$: values replace queries,
+and columns of the output projection replace keys.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from repulsive.particles.gram import Gram, wide_dtype
 
 @dataclass(frozen=True)
 class Circuits:
-    """M bilinear functions, as their two factors on sampled tokens.
+    """M bilinear functions, given by their two factors on sampled tokens.
 
     Args:
         left: queries, or values [..., N, M_left, d].
         right: centred keys, or rows of the output projection [..., N', M_right, d].
-        left_of: which left factor each of the M heads reads; None: head i reads factor i.
-        right_of: the same for the right factor: key-value heads that several query heads share.
+        left_of: index of the left factor of each of the M heads; None if head i has factor i.
+        right_of: the same for the right factor, for key-value heads that several query heads share.
     """
 
     left: Tensor
@@ -44,11 +45,13 @@ class Circuits:
 
     def __post_init__(self) -> None:
         if self.left.shape[-1] != self.right.shape[-1]:
-            raise RuleError(f"queries are {self.left.shape[-1]} wide and keys {self.right.shape[-1]}: no dot product")
+            raise RuleError(
+                f"queries have width {self.left.shape[-1]} and keys {self.right.shape[-1]}; they must be equal"
+            )
         if len({self._heads(self.left, self.left_of), self._heads(self.right, self.right_of)}) != 1:
             raise RuleError(
-                f"{self._heads(self.left, self.left_of)} heads of queries meet "
-                f"{self._heads(self.right, self.right_of)} of keys; say which keys each head reads"
+                f"there are {self._heads(self.left, self.left_of)} query heads and "
+                f"{self._heads(self.right, self.right_of)} key heads; give left_of or right_of to pair them"
             )
 
     @staticmethod
@@ -57,24 +60,24 @@ class Circuits:
 
     @property
     def num_heads(self) -> int:
-        """M"""
+        """M, the number of heads."""
         return self._heads(self.left, self.left_of)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Second moments of both factors, head by head, [..., M, d, M, d] each."""
+        """Compute second moments of both factors, [..., M, d, M, d] each."""
         return _moments(self.left, self.left_of), _moments(self.right, self.right_of)
 
     def products(self) -> Tensor:
-        """Inner products of the M functions, [..., M, M]."""
+        """Compute inner products of the M functions, [..., M, M]."""
         left, right = self.moments()
         return _contract(left, right)
 
     def pull_back(self, matrix: Tensor, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        r"""Gradient of $\sum_i \langle f_i, \sum_j R_{ij} \bar f_j \rangle$ by both factors, $\bar f$ held fixed.
+        r"""Gradient of $\sum_i \langle f_i, \sum_j R_{ij} \bar f_j \rangle$ by both factors, with $\bar f$ fixed.
 
         Args:
             matrix: R [..., M, M], such as the repulsion of a kernel.
-            moments: what `moments` gave, where it is at hand.
+            moments: the result of `moments`, to save computing it again.
 
         Returns:
             Tensors shaped as `left` and `right`.
@@ -92,7 +95,7 @@ def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
 
     Args:
         keys: [..., S, n, M, d], n tokens of each of S sequences.
-        weights: [..., S, n], 0 for padding; None: every token counts.
+        weights: [..., S, n], 0 for padding; None if there is no padding.
 
     Returns:
         [..., S, n, M, d]; zero where the weight is.
@@ -105,25 +108,26 @@ def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def function_gram(products: Tensor) -> Gram:
-    """Inner products of functions [..., M, M] in the form that kernels take: centred, with their mean."""
+    """Convert inner products of functions [..., M, M] to the form that kernels take: centred, with the mean."""
     wide = products.to(wide_dtype(products.device))
     heads = wide.shape[-1]
     eye = torch.eye(heads, dtype=wide.dtype, device=wide.device)
-    rows = torch.cat([eye - 1 / heads, torch.full_like(eye[:1], 1 / heads)])  # [M + 1, M]: heads less their mean, mean
+    # Deviations from the mean, and the mean: [M + 1, M]
+    rows = torch.cat([eye - 1 / heads, torch.full_like(eye[:1], 1 / heads)])
     return Gram(rows @ wide @ rows.mT)
 
 
 def cosines(products: Tensor) -> Tensor:
-    """Cosine between every two functions, [..., M, M]; a function that is zero has cosine 0 with all others."""
+    """Compute cosines between functions, [..., M, M]; a zero function has cosine 0 with all others."""
     norms = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()  # [..., M]
     inverse = torch.where(norms > 0, 1 / torch.where(norms > 0, norms, 1), 0)
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
 
 
 def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and largest value over pairs i < j: [..., M, M] -> [...], [...]; NaN for one head.
+    """Compute the mean and the largest value over pairs i < j: [..., M, M] -> [...], [...]; NaN for one head.
 
-    Both are needed: heads u, u, -u, -u have the mean -1/3, as far apart as four heads can be, and two duplicates.
+    The mean alone hides duplicates: heads u, u, -u, -u have the smallest mean of four heads, -1/3.
     """
     heads = similarity.shape[-1]
     if heads < 2:
@@ -135,7 +139,7 @@ def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moments(factor: Tensor, of: Sequence[int] | None) -> Tensor:
-    """[..., N, M', d] -> [..., M, d, M, d]"""
+    """Second moments: [..., N, M', d] -> [..., M, d, M, d]."""
     flat = factor.flatten(-2)  # [..., N, M' d]
     square = (flat.mT @ flat) / factor.shape[-3]
     both: Tensor = square.unflatten(-1, factor.shape[-2:]).unflatten(-3, factor.shape[-2:])
@@ -150,12 +154,12 @@ def _contract(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _combine(factor: Tensor, matrix: Tensor, of: Sequence[int] | None) -> Tensor:
-    """(1/N) matrix @ factor, token by token; heads that share a factor add up.
+    """Compute (1/N) matrix @ factor for every token, summed over heads that share a factor.
 
     Args:
         factor: [..., N, M', d].
         matrix: [..., M, d, M, d].
-        of: which factor each head reads.
+        of: index of the factor of each head.
     """
     if of is not None:
         index = torch.tensor(of, device=factor.device)

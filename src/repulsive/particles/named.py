@@ -1,4 +1,4 @@
-"""Rules by name: the words that `repel`, the callbacks and the benchmark take."""
+"""Rules by name, for `repel`, the callbacks and the benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from repulsive.particles.svgd import SVGD
 
 RuleName = Literal["paper", "sphere", "svgd", "spos", "sgld", "logits"]
 
-# Each is built when it is asked for, so that one that fails stops no other.
+# Built on demand, so that an error in one rule does not affect the others.
 RULES: dict[str, Callable[[], Rule]] = {
     "paper": lambda: SVGD(stepsize=0.1, alpha=0.01),
     "sphere": lambda: SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
@@ -36,7 +36,7 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] = RULES) -> 
 
     Args:
         name: a key of `known`.
-        known: names and what builds their rules.
+        known: functions that build rules, by name.
 
     Raises:
         RuleError: the name is unknown.

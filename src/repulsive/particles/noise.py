@@ -1,6 +1,7 @@
-"""Normal numbers by counter: the same (seed, step, group, element) gives the same number, wherever it is asked for.
+"""Counter-based normal noise: the same (seed, step, group, element) gives the same number on every rank.
 
-Ranks that hold copies draw equal noise, shards draw their own elements of it, and a resumed run goes on bit for bit.
+Ranks with copies of a weight draw equal noise, shards draw their own elements of it, and a resumed run draws the same
+noise as one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ _MIX_2 = -7723592293110705685  # 0x94d049bb133111eb
 
 
 def key(seed: int, step: int, name: str) -> int:
-    """A signed 64-bit key of one group's noise in one step: the name is hashed once, the step is mixed in."""
+    """The signed 64-bit key of one group's noise in one step."""
     return at_step(stream(seed, name), step)
 
 
 def stream(seed: int, name: str) -> int:
-    """A signed 64-bit key of one group's noise in all steps."""
+    """The signed 64-bit key of one group's noise in all steps: a hash of seed and name."""
     return _signed(int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little"))
 
 
 def at_step(noise_stream: int, step: int) -> int:
-    """The key of one step: splitmix64's finaliser, in plain integers."""
+    """Mix a step into the key of a noise stream, by splitmix64's finaliser in plain integers."""
     bits = (noise_stream + (step + 1) * _GOLDEN) % 2**64
     bits = ((bits ^ (bits >> 30)) * _MIX_1) % 2**64
     bits = ((bits ^ (bits >> 27)) * _MIX_2) % 2**64
@@ -37,21 +38,21 @@ def at_step(noise_stream: int, step: int) -> int:
 def normal(
     noise_key: int, elements: Tensor | int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Standard normal numbers, one per element index.
+    """Draw standard normal numbers, one per element index.
 
     Each index is hashed to 64 bits by splitmix64's finaliser; the two halves feed one Box-Muller transform.
 
     Args:
         noise_key: from `key`.
         elements: element indices (int64), or n for 0 ... n - 1.
-        dtype: of the result.
-        device: where to draw, if `elements` is a number.
+        dtype: dtype of the result.
+        device: device of the result, if `elements` is a number.
 
     Returns:
-        The shape of `elements`.
+        A tensor with the shape of `elements`.
     """
     index = torch.arange(elements, device=device) if isinstance(elements, int) else elements.to(torch.int64)
-    bits = index * _GOLDEN + noise_key  # wraps around, as the generator does
+    bits = index * _GOLDEN + noise_key  # overflows as splitmix64 does
     bits = (bits ^ _shift(bits, 30)) * _MIX_1
     bits = (bits ^ _shift(bits, 27)) * _MIX_2
     bits = bits ^ _shift(bits, 31)

@@ -1,4 +1,4 @@
-"""Priors over one head's weights. What a rule needs of a prior is the gradient of -log p, linear in theta."""
+"""Priors over the weights of one head. Rules use the gradient of -log p, which is `precision` times theta."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from repulsive.errors import RuleError
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every weight is as likely as every other: the paper's choice. Its gradient is zero."""
+    """The uniform prior, as in the paper: its gradient is zero."""
 
     @property
     def precision(self) -> float:
@@ -20,11 +20,11 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Gaussian:
-    r"""$p_0 = N(0, \mathrm{std}^2 I)$, so $\nabla U$ gains $\theta / (N\,\mathrm{std}^2)$.
+    r"""The prior $p_0 = N(0, \mathrm{std}^2 I)$, which adds $\theta / (N\,\mathrm{std}^2)$ to $\nabla U$.
 
     Args:
         std: standard deviation of one weight.
-        num_data: N, the number of data the loss is a *mean* over; 1 where the loss is a sum.
+        num_data: N, the number of examples the loss is a *mean* over; 1 if the loss is a sum.
     """
 
     std: float = 1.0
@@ -47,11 +47,15 @@ NAMED: dict[str, Prior] = {"uniform": Uniform(), "gaussian": Gaussian()}
 
 
 def resolve(prior: PriorName | Prior) -> Prior:
-    """A prior by name or as given."""
+    """Return a prior by its name, or unchanged if it is a prior.
+
+    Raises:
+        RuleError: the name is unknown, or it is not a prior.
+    """
     if isinstance(prior, str):
         if prior not in NAMED:
             raise RuleError(f"prior={prior!r} is unknown; choose {sorted(NAMED)} or give Gaussian(std, num_data)")
         return NAMED[prior]
     if isinstance(prior, type) or not hasattr(prior, "precision"):
-        raise RuleError(f"prior={prior!r} is no prior; choose {sorted(NAMED)} or give Gaussian(std, num_data)")
+        raise RuleError(f"prior={prior!r} is not a prior; choose {sorted(NAMED)} or give Gaussian(std, num_data)")
     return prior

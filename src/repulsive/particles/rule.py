@@ -1,9 +1,9 @@
-r"""What every rule is: two small matrices, one noise scale.
+r"""The base class of rules: two small matrices and a noise scale.
 
-$$\text{what the optimiser descends} = -\epsilon\,\phi = A\,\nabla U + B\,\theta + \sigma\,\xi$$
+$$\text{what the optimizer descends} = -\epsilon\,\phi = A\,\nabla U + B\,\theta + \sigma\,\xi$$
 
-with A and B [M, M] per group. A rule says what A, B and sigma are; reading particles and writing gradients is done
-elsewhere, once for all rules.
+with A and B [M, M] per group. A rule computes A, B and sigma. Reading particles and writing gradients is the same for
+all rules, and done in `repulsion`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,14 +22,14 @@ from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_pre
 
 @dataclass(frozen=True)
 class Measure:
-    """The numbers a user can steer by, one per group, all [...].
+    """Measured quantities, one number per group: each is a tensor [...].
 
     Args:
         drive: |A grad|, the norm of the part that follows the loss.
         repulsion: norm of the repulsive part, in the same units.
-        bandwidth: h of the kernel, NaN where it has none.
+        bandwidth: h of the kernel; NaN for a kernel without one.
         distance: mean distance between two heads.
-        alpha: repulsive weight in force.
+        alpha: repulsive weight.
         similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
         largest: the largest such cosine.
     """
@@ -44,21 +45,60 @@ class Measure:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The matrices of one update, [..., M, M] each; `force` is None where theta does not enter."""
+    """The matrices of one update, [..., M, M] each: `drive` is A; `force` is B, or None if it is zero."""
 
     drive: Tensor
     force: Tensor | None
     measure: Measure | None
 
 
+@dataclass(frozen=True)
+class RadialForm:
+    r"""The settings of one update that follows SVGD with a radial kernel, for backends with that formula built in.
+
+    $A = \epsilon\,((s K + (1 - s) I) / M + w I)$ and $B = p A - (\epsilon\,\alpha / M) R$, with K and R as in
+    `particles.kernels.Radial`.
+
+    Args:
+        kernel: "rbf" or "imq".
+        bandwidth: "paper", "released", or h itself.
+        on_sphere: heads are compared as unit vectors.
+        stepsize: epsilon.
+        alpha: repulsive weight at this step.
+        own_drive: w, the weight of a head's own gradient beside the smoothed ones.
+        smoothing: s.
+        precision: p, of the prior.
+        has_schedule: alpha may differ at the next step.
+    """
+
+    kernel: Literal["rbf", "imq"]
+    bandwidth: Literal["paper", "released"] | float
+    on_sphere: bool
+    stepsize: float
+    alpha: float
+    own_drive: float
+    smoothing: float
+    precision: float
+    has_schedule: bool
+
+
 class Rule(ABC):
-    """One way to turn loss gradients of a group's heads into what the optimiser descends."""
+    """One way to turn loss gradients of a group's heads into what the optimizer descends.
+
+    A subclass has to define `coefficients`. The properties tell the rest of the package what the rule needs; their
+    defaults suit a rule without noise that reads weights and gradients only.
+    """
 
     stepsize: float
 
     @property
+    def has_interaction(self) -> bool:
+        """Whether heads of a group act on each other, so that a group with one head has nothing to gain."""
+        return False
+
+    @property
     def has_matrix_form(self) -> bool:
-        """Whether `coefficients` exist; without them only `gradient` works, on the particles themselves."""
+        """Whether `coefficients` is available. If not, only `gradient` and `direction` are; they read the particles."""
         return True
 
     @property
@@ -67,46 +107,77 @@ class Rule(ABC):
         return False
 
     @property
+    def moves_values(self) -> bool:
+        """Whether a rule that reads tokens changes v and the output projection as well as q and k."""
+        return False
+
+    @property
+    def holds_ratio(self) -> bool:
+        """Whether the repulsive weight is set at every step to keep |repulsion| / |drive| at a target."""
+        return False
+
+    @property
     def needs_gradient_products(self) -> bool:
-        """Whether A or B depend on the gradients' own Gram matrix."""
+        """Whether A or B depend on the Gram matrix of the gradients."""
         return False
 
     @abstractmethod
     def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
-        """A and B of one update.
+        """Compute A and B of one update.
 
         Args:
             theta: inner products of the particles.
             grad: inner products of the gradients; needed for `needs_gradient_products` and for a `measure`.
-            step: optimiser steps taken so far, for schedules.
+            step: optimizer steps taken so far, for schedules.
         """
 
+    def drive_scale(self, heads: int) -> float | None:
+        """The factor on a head's own gradient where heads do not share gradients; None if the rule does not know it.
+
+        Args:
+            heads: M, heads of the group.
+        """
+        return None
+
+    def radial_form(self, step: int) -> RadialForm | None:
+        """The settings of SVGD's formula with a radial kernel, if `coefficients` computes exactly that; else None.
+
+        Args:
+            step: optimizer steps taken so far, for schedules.
+        """
+        return None
+
     def noise_scale(self, lr: float) -> float:
-        """sigma: what a standard normal number is multiplied with inside the gradient. Zero: no noise."""
+        """sigma: the factor on standard normal numbers that are added to the gradient; zero for no noise."""
         return 0.0
 
     @property
+    def has_noise(self) -> bool:
+        """Whether the rule adds noise at any positive learning rate."""
+        return self.noise_scale(1.0) != 0
+
+    @property
     def scales_noise(self) -> bool:
-        """Whether the noise is also multiplied with a number that depends on the gradients, `noise_factor`."""
+        """Whether noise is multiplied by `noise_factor`, which depends on the gradients."""
         return False
 
     def noise_factor(self, grad: Tensor) -> Tensor:
-        """That number of every group, [..., M, D] -> [...]."""
+        """The factor on the noise of each group, from its gradients: [..., M, D] -> [...]."""
         return grad.new_ones(grad.shape[:-2])
 
     def gradient(
         self, theta: Tensor, grad: Tensor, generator: torch.Generator | None = None, *, lr: float = 1.0, step: int = 0
     ) -> Tensor:
-        """What the optimiser descends, given particles and their loss gradients.
+        """Compute what the optimizer descends, from particles and their loss gradients.
 
-        NaN or infinity in a particle or its gradient comes out as NaN in its group; nothing is zeroed.
+        NaN or infinity in a particle or its gradient gives NaN in its group.
 
         Args:
             theta: particles [..., M, D].
             grad: loss gradients [..., M, D].
-            generator: source of noise for SPOS and SGLD; None is torch's default one.
-            lr: learning rate the result will be multiplied with; the noise depends on it.
-            step: optimiser steps taken so far, for schedules.
+            generator: random generator for the noise of SPOS and SGLD; None for torch's default one.
+            lr: learning rate that the result will be multiplied by; the noise depends on it.
+            step: optimizer steps taken so far, for schedules.
 
         Returns:
             [..., M, D] in the dtype of `grad`.
@@ -115,7 +186,7 @@ class Rule(ABC):
         if self.reads_tokens:
             raise RuleError(
                 f"{type(self).__name__}(space='logits') compares heads by their logits on the tokens of a layer, which "
-                "weights alone do not give; use repel(model, optimizer, rule), or space='sphere' for plain tensors"
+                "plain tensors do not have; use repel(model, optimizer, rule), or space='sphere' for plain tensors"
             )
         dtype = compute_dtype(theta)
         with torch.no_grad(), full_precision(theta.device):
@@ -130,15 +201,15 @@ class Rule(ABC):
             return result.to(grad.dtype)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
-        """`gradient` without its checks, casts and noise: A grad + B theta, [..., M, D]."""
+        """Compute A grad + B theta, [..., M, D]: `gradient` without checks, casts and noise."""
         grad_gram = gram(grad) if self.needs_gradient_products else None
-        found = self.coefficients(gram(theta), grad_gram, step=step)
-        result = found.drive.to(grad.dtype) @ grad
-        return result if found.force is None else result + apply_matrix(found.force, theta)
+        coefficients = self.coefficients(gram(theta), grad_gram, step=step)
+        result = coefficients.drive.to(grad.dtype) @ grad
+        return result if coefficients.force is None else result + apply_matrix(coefficients.force, theta)
 
 
 def check_number(rule: object, name: str, *, above: float | None = None, least: float | None = None) -> None:
-    """Raise `RuleError` unless the rule's attribute is a finite number in range."""
+    """Raise `RuleError` unless an attribute of the rule is a finite number in range."""
     value = getattr(rule, name)
     bound = f"> {above:g}" if above is not None else f">= {least:g}"
     fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -147,7 +218,7 @@ def check_number(rule: object, name: str, *, above: float | None = None, least: 
 
 
 def mean_distance(d2: Tensor) -> Tensor:
-    """Mean of the distances i < j: [..., M, M] -> [...]; NaN for one particle."""
+    """Compute the mean of the distances i < j: [..., M, M] -> [...]; NaN for one particle."""
     heads = d2.shape[-1]
     return d2.sqrt().sum((-2, -1)) / (heads * (heads - 1)) if heads > 1 else torch.full_like(d2[..., 0, 0], torch.nan)
 

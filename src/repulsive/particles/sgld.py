@@ -1,4 +1,4 @@
-"""Stochastic gradient Langevin dynamics (Welling and Teh, 2011): noise without interaction."""
+"""Stochastic gradient Langevin dynamics (Welling and Teh, 2011): noise without interaction between heads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, 
 
 @dataclass(frozen=True)
 class SGLD(Rule):
-    r"""Every head for itself.
+    r"""Each head follows its own gradient, plus noise.
 
     $$\phi_i = -\nabla U_i + \sqrt{2 T / (\epsilon\,\eta)}\;\xi_i$$
 
-    where $\eta$ is the learning rate, so that plain SGD samples exp(-U / T) at any learning rate.
+    where $\eta$ is the learning rate. With this scale plain SGD samples exp(-U / T) at any learning rate.
 
     Args:
         stepsize: epsilon.
-        temperature: T; 1 where the loss is a sum over the data, 1 / N where it is a mean over N.
+        temperature: T; 1 if the loss is a sum over the data, 1 / N if it is a mean over N examples.
         prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
 
     Raises:
@@ -48,15 +48,18 @@ class SGLD(Rule):
         precision = priors.resolve(self.prior).precision
         measure = None
         if grad is not None:
-            none = torch.zeros_like(products[..., 0, 0])
+            zero = torch.zeros_like(products[..., 0, 0])
             distance = mean_distance(theta.squared_distances)
-            alike = mean_and_largest(cosines(theta.inner))
-            measure = Measure(grad.norm_of(drive), none, torch.full_like(none, torch.nan), distance, none, *alike)
+            similarity = mean_and_largest(cosines(theta.inner))
+            measure = Measure(grad.norm_of(drive), zero, torch.full_like(zero, torch.nan), distance, zero, *similarity)
         return Coefficients(drive, precision * drive if precision else None, measure)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
-        precision = priors.resolve(self.prior).precision  # nothing interacts: no Gram matrix is needed
+        precision = priors.resolve(self.prior).precision  # without interaction no Gram matrix is needed
         return self.stepsize * (grad + precision * theta if precision else grad)
+
+    def drive_scale(self, heads: int) -> float:
+        return self.stepsize
 
     def noise_scale(self, lr: float) -> float:
         return -self.stepsize * math.sqrt(2 * self.temperature / (self.stepsize * lr)) if lr > 0 else 0.0

@@ -18,18 +18,17 @@ NOISES: tuple[str, ...] = get_args(Noise)
 
 @dataclass(frozen=True)
 class SPOS(SVGD):
-    r"""SVGD plus a Langevin line for every head on its own.
+    r"""SVGD plus Langevin dynamics for each head.
 
     $$\phi_i = \phi_i^{\mathrm{SVGD}} - \beta^{-1} \nabla U_i + \sqrt{2 T / (\beta\,\epsilon\,\eta)}\;\xi_i$$
 
-    where $\eta$ is the learning rate: $\epsilon\eta$ is the step a parameter really takes under plain SGD, and with
-    it alone the stationary distribution is exp(-U / T). Other optimisers rescale gradients after the rule, and the
-    noise with them.
+    where $\eta$ is the learning rate: under plain SGD a parameter takes the step $\epsilon\eta\,\phi$, and with this
+    noise the stationary distribution is exp(-U / T). Other optimizers rescale the noise together with the gradient.
 
     Args:
-        beta: inverse weight of the Langevin line; infinity is SVGD.
-        temperature: T; 1 where the loss is a sum over the data, 1 / N where it is a mean over N.
-        noise: "langevin" as above; "released" multiplies it with the group's median |gradient|, as the authors' code.
+        beta: inverse weight of the Langevin terms; the limit of large beta is SVGD.
+        temperature: T; 1 if the loss is a sum over the data, 1 / N if it is a mean over N examples.
+        noise: "langevin" as above; "released" multiplies it by the group's median |gradient| as the authors' code.
 
     Raises:
         RuleError: a setting is out of range or unknown.
@@ -51,7 +50,7 @@ class SPOS(SVGD):
         return 1 / self.beta
 
     def noise_scale(self, lr: float) -> float:
-        # The sign is that of -epsilon * phi; a normal number has none, but the formula does.
+        # The sign is that of -epsilon * phi; for symmetric noise it makes no difference.
         return -self.stepsize * math.sqrt(2 * self.temperature / (self.beta * self.stepsize * lr)) if lr > 0 else 0.0
 
     @property

@@ -16,9 +16,9 @@ from repulsive.particles.gram import Gram
 from repulsive.particles.kernels import AnyKernel, Differentiable, Hinge, Interaction, Space
 from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
-from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
+from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, check_number, mean_distance
 
-TOKENS, EVERY = 1024, "auto"  # with space="logits"
+TOKENS, EVERY = 1024, "auto"  # defaults with space="logits"
 CircuitsName = Literal["qk", "qk+ov"]
 CIRCUITS: tuple[str, ...] = get_args(CircuitsName)
 
@@ -27,41 +27,42 @@ Ratio = float | Callable[[int], float]
 
 
 class Unset(float):
-    """The default of a setting, told apart from the same number given by the user."""
+    """The default of a setting, which differs from the same number given by the user."""
 
 
-RATIO = Unset(0.1)  # of alpha="auto"
+RATIO = Unset(0.1)  # default with alpha="auto"
+_FORMULA = ("coefficients", "drive", "interact", "weight_of")  # the methods that `radial_form` stands for
 
 
 @dataclass(frozen=True)
 class SVGD(Rule):
-    r"""Heads follow each other's smoothed gradients and repel.
+    r"""Heads follow smoothed gradients, averaged over similar heads, and repel each other.
 
     $$\phi_i = \frac1M \sum_j \left[ -(s K_{ij} + (1 - s)\,\delta_{ij})\,\nabla U_j
       + \alpha\,\nabla_{\theta_j} \kappa(\theta_j, \theta_i) \right]$$
 
-    and the optimiser receives $-\epsilon\,\phi_i$. For the RBF kernel in weight space the second term is
+    and the optimizer receives $-\epsilon\,\phi_i$. For the RBF kernel in weight space the second term is
     $\alpha\,(2/h)\,K_{ij} (\theta_i - \theta_j)$.
 
     Args:
         stepsize: epsilon. Under Adam a factor on the whole direction nearly cancels.
-        alpha: repulsive weight; a number, a schedule step -> number, or "auto", which sets it in every group and step
-            so that |repulsion| / |drive| is `ratio`. With alpha = T the particles sample exp(-U / T).
+        alpha: repulsive weight: a number, a schedule step -> number, or "auto", which sets it for each group and step
+            so that |repulsion| / |drive| equals `ratio`. With alpha = T the particles sample exp(-U / T).
         kernel: "rbf", "imq", "cosine", "hinge" (only heads with a cosine above 0.5 repel each other), a `Kernel`, or
-            any differentiable callable k(x, y).
+            a differentiable callable k(x, y).
         bandwidth: "paper", "released", "released-lower", a number h, or a callable from the squared distances of one
             group, [M, M], to h.
         prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
-        smoothing: s; 1 as published, 0 lets every head follow its own gradient alone (over M). None: 0 for
-            `space="logits"` and `kernel="hinge"`, which have no other, and 1 elsewhere.
-        space: "weights" as published; "sphere" compares unit-norm heads and leaves norms alone; "logits" compares
+        smoothing: s: 1 as published; 0 lets every head follow its own gradient only (divided by M). None means 0 for
+            `space="logits"` and `kernel="hinge"`, which allow nothing else, and 1 otherwise.
+        space: "weights" as published; "sphere" compares unit-norm heads and does not change norms; "logits" compares
             heads by their attention logits on the layer's own tokens, and moves q and k.
-        ratio: the target of alpha="auto", a number or a schedule; 0.1 by default. Without alpha="auto" it is an error.
-        circuits: with `space="logits"`, "qk" for logits alone; "qk+ov" also repels what heads write, and moves v and
-            the output projection.
-        tokens: with `space="logits"`, how many tokens of a training pass logits are compared on.
-        every: with `space="logits"`, optimizer steps between two computations of the force, which is reused in between;
-            "auto" computes it in every step at first, and less and less often.
+        ratio: the target with alpha="auto", a number or a schedule; 0.1 by default. An error without alpha="auto".
+        circuits: with `space="logits"`: "qk" compares logits only; "qk+ov" also repels the outputs of heads, and moves
+            v and the output projection.
+        tokens: with `space="logits"`: number of tokens of a training pass on which logits are compared.
+        every: with `space="logits"`: optimizer steps between two computations of the force, which is reused in between;
+            "auto" computes it in every step at first, then less and less often.
 
     Raises:
         RuleError: a setting is out of range or unknown.
@@ -77,7 +78,7 @@ class SVGD(Rule):
     kernel: AnyKernel = field(default="rbf", kw_only=True)
     bandwidth: Bandwidth = field(default="paper", kw_only=True)
     prior: PriorName | Prior = field(default="uniform", kw_only=True)
-    smoothing: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once made
+    smoothing: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # __post_init__ sets it
     space: Space = field(default="weights", kw_only=True)
     ratio: Ratio = field(default=RATIO, kw_only=True)
     circuits: CircuitsName = field(default="qk", kw_only=True, repr=False)
@@ -103,7 +104,7 @@ class SVGD(Rule):
                 f"{name}(alpha={self.alpha!r}, ratio={ratio!r}): ratio is the target of alpha='auto', and "
                 f"has no effect without it; write {name}(alpha='auto', ratio={ratio!r})"
             )
-        object.__setattr__(self, "bandwidth", bandwidths.checked(self.bandwidth))
+        object.__setattr__(self, "bandwidth", bandwidths.check(self.bandwidth))
         priors.resolve(self.prior)
 
     def _check_space(self) -> None:
@@ -117,7 +118,7 @@ class SVGD(Rule):
         if hinge and (self.space == "weights" or self.smoothing != 0):
             raise RuleError(
                 f"{name}(kernel='hinge', space={self.space!r}, smoothing={self.smoothing!r}): this kernel "
-                "compares directions and averages no gradients; choose space='sphere' or 'logits', and "
+                "compares directions and does not average gradients; choose space='sphere' or 'logits', and "
                 "smoothing=0"
             )
         for setting, default in (("tokens", TOKENS), ("every", EVERY)):
@@ -137,16 +138,16 @@ class SVGD(Rule):
         if self.smoothing != 0:
             raise RuleError(
                 f"{name}(space='logits', smoothing={self.smoothing!r}): must be 0, as gradients of weights "
-                "cannot be averaged by the similarity of functions"
+                "cannot be averaged by the similarity of logits"
             )
         if priors.resolve(self.prior).precision:
-            raise RuleError(f"{name}(space='logits', prior={self.prior!r}): only a uniform prior is known there")
+            raise RuleError(f"{name}(space='logits', prior={self.prior!r}): only a uniform prior is supported")
         if isinstance(kernels.resolve(self.kernel), Differentiable):
             raise RuleError(f"{name}(space='logits'): choose a kernel by name: 'rbf', 'imq', 'cosine' or 'hinge'")
 
     @property
     def default_smoothing(self) -> float:
-        """What `smoothing` is if it is left out."""
+        """The value of `smoothing` if it is left out."""
         return 0.0 if self.reads_tokens or isinstance(kernels.resolve(self.kernel), Hinge) else 1.0
 
     @property
@@ -154,75 +155,113 @@ class SVGD(Rule):
         return self.space == "logits"
 
     @property
+    def has_interaction(self) -> bool:
+        return True
+
+    @property
+    def moves_values(self) -> bool:
+        return self.circuits == "qk+ov"
+
+    @property
+    def holds_ratio(self) -> bool:
+        return self.alpha == "auto"
+
+    @property
     def has_matrix_form(self) -> bool:
         return not isinstance(kernels.resolve(self.kernel), Differentiable)
 
     @property
     def needs_gradient_products(self) -> bool:
-        return self.alpha == "auto"
+        return self.holds_ratio
 
     @property
     def own_drive(self) -> float:
-        """Weight of a head's own, unsmoothed gradient beside the interaction; SPOS has 1 / beta."""
+        """Weight of a head's own, unsmoothed gradient, in addition to the interaction; 1 / beta for SPOS."""
         return 0.0
 
     def drive(self, values: Tensor) -> Tensor:
-        """A [..., M, M] from the kernel matrix."""
+        """Compute A [..., M, M] from the kernel matrix K."""
         heads = values.shape[-1]
         eye = torch.eye(heads, dtype=values.dtype, device=values.device)
         smooth = self.smoothing * values + (1 - self.smoothing) * eye
         return self.stepsize * (smooth / heads + self.own_drive * eye)
 
     def interact(self, theta: Gram) -> Interaction:
-        """Kernel values and repulsion of a batch of groups; functions are compared as unit vectors."""
+        """Compute kernel values and forces of a batch of groups; logits are compared as unit vectors."""
         kernel = kernels.resolve(self.kernel)
         assert not isinstance(kernel, Differentiable)
         return kernel.interact(theta, self.bandwidth, "sphere" if self.reads_tokens else self.space)
 
-    def own_share(self, heads: int) -> float:
-        """What a head's own gradient is multiplied with where heads do not share gradients."""
+    def drive_scale(self, heads: int) -> float:
         return float(self.drive(torch.eye(heads, dtype=torch.float64))[0, 0])
+
+    def radial_form(self, step: int) -> RadialForm | None:
+        kernel, bandwidth = kernels.resolve(self.kernel), self.bandwidth
+        if kernel not in (kernels.RBF, kernels.IMQ) or isinstance(self.alpha, str) or self.reads_tokens:
+            return None
+        if bandwidth == "released-lower" or callable(bandwidth):
+            return None
+        if any(getattr(type(self), name) is not getattr(SVGD, name) for name in _FORMULA):
+            return None  # a subclass with a formula of its own
+        return RadialForm(
+            kernel="rbf" if kernel is kernels.RBF else "imq",
+            bandwidth=bandwidth,
+            on_sphere=self.space == "sphere",
+            stepsize=self.stepsize,
+            alpha=self.alpha(step) if callable(self.alpha) else self.alpha,
+            own_drive=self.own_drive,
+            smoothing=self.smoothing,
+            precision=priors.resolve(self.prior).precision,
+            has_schedule=callable(self.alpha),
+        )
 
     def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
         kernel = kernels.resolve(self.kernel)
         if isinstance(kernel, Differentiable):
             raise RuleError("a callable kernel has no matrix form; use rule.gradient(theta, grad)")
-        found = self.interact(theta)
-        drive = self.drive(found.values)
-        unit = (self.stepsize / theta.num_particles) * found.repulsion  # the repulsive part at alpha = 1
+        interaction = self.interact(theta)
+        drive = self.drive(interaction.values)
+        unit = (self.stepsize / theta.num_particles) * interaction.repulsion  # the repulsive part at alpha = 1
         drive_norm = None if grad is None else grad.norm_of(drive)
         unit_norm = theta.norm_of(unit)
         alpha = self.weight_of(step, drive_norm, unit_norm)
         force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
-        return Coefficients(drive, force, self._measure(theta, found, drive_norm, alpha, unit_norm))
+        return Coefficients(drive, force, self._measure(theta, interaction, drive_norm, alpha, unit_norm))
 
     def weight_of(self, step: int, drive_norm: Tensor | None, unit_norm: Tensor) -> Tensor:
-        """The repulsive weight of each group, [...]."""
+        """Compute the repulsive weight of each group, [...].
+
+        Args:
+            step: optimizer steps taken so far, for schedules.
+            drive_norm: |A grad| of each group; needed with alpha="auto".
+            unit_norm: norm of the repulsive part at alpha = 1.
+        """
         if not isinstance(self.alpha, str):
             return torch.full_like(unit_norm, self.alpha(step) if callable(self.alpha) else self.alpha)
         if drive_norm is None:
-            raise RuleError("alpha='auto' needs the gradients' inner products")
+            raise RuleError("alpha='auto' needs the Gram matrix of the gradients; pass grad to coefficients")
         ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
-        still = unit_norm == 0  # equal heads, or one alone: no force to scale
-        return torch.where(still, torch.zeros_like(unit_norm), ratio * drive_norm / torch.where(still, 1.0, unit_norm))
+        no_force = unit_norm == 0  # equal heads, or a single one
+        alpha = ratio * drive_norm / torch.where(no_force, 1.0, unit_norm)
+        return torch.where(no_force, torch.zeros_like(unit_norm), alpha)
 
     def _measure(
-        self, theta: Gram, found: Interaction, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
+        self, theta: Gram, interaction: Interaction, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
     ) -> Measure | None:
         if drive_norm is None:
             return None
         distance = mean_distance(theta.squared_distances)
-        alike = mean_and_largest(cosines(theta.inner))
-        return Measure(drive_norm, alpha * unit_norm, found.bandwidth, distance, alpha, *alike)
+        similarity = mean_and_largest(cosines(theta.inner))
+        return Measure(drive_norm, alpha * unit_norm, interaction.bandwidth, distance, alpha, *similarity)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
         kernel = kernels.resolve(self.kernel)
         if not isinstance(kernel, Differentiable):
             return super().direction(theta, grad, step)
         values, force = kernel.pairs(theta, self.space)  # [..., M, M], [..., M, D]
-        smooth = self.drive(values)
-        drive = smooth @ grad
+        matrix = self.drive(values)
+        drive = matrix @ grad
         unit = (self.stepsize / theta.shape[-2]) * force
         alpha = self.weight_of(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
-        prior = priors.resolve(self.prior).precision * (smooth @ theta)  # excluded from the ratio
+        prior = priors.resolve(self.prior).precision * (matrix @ theta)  # excluded from the ratio
         return drive + prior - alpha[..., None, None] * unit

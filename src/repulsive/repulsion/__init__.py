@@ -1,4 +1,4 @@
-"""Heads + rule + optimiser: where gradients change, exactly once per real step."""
+"""Apply rules to the gradients of heads, exactly once per optimizer step that updates parameters."""
 
 from repulsive.repulsion.attach import repel, unwrap_optimizer
 from repulsive.repulsion.handle import Handle

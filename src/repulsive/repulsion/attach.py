@@ -1,4 +1,4 @@
-"""`repel`: one line that turns training into particle-optimisation sampling over attention heads."""
+"""`repel`: attach a rule to the heads of a model and to its optimizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import torch
 from torch import nn
@@ -21,13 +21,14 @@ from repulsive.heads.verify import refuse_unproved
 from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion import checks, shrinking
+from repulsive.repulsion import checks
+from repulsive.repulsion.display import attached_line, attached_table
+from repulsive.repulsion.gradient_scale import scale_warnings
 from repulsive.repulsion.handle import Handle
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.settings import NoisePlace, Order, Settings
-from repulsive.repulsion.sharding import parts as sharding
-from repulsive.repulsion.show import attached_line, attached_table
-from repulsive.repulsion.trained import split_trained
+from repulsive.repulsion.sharding.shard_layout import explaining_flat_weights
+from repulsive.repulsion.trained_groups import split_trained
 
 
 def repel(
@@ -52,17 +53,16 @@ def repel(
     verbose: bool | None = None,
     **unknown: Never,
 ) -> Handle:
-    """Make the heads of a model repel each other from the next optimiser step on.
+    """Make the heads of a model repel each other from the next optimizer step on.
 
-    Model, loss and optimiser stay as they are: between `backward` and `step` the gradients of the selected heads are
-    replaced by what `rule` makes of them. Either everything is attached or, on an error, nothing is changed.
+    Model, loss and optimizer stay as they are. Between `backward` and `step`, the gradients of the selected heads are
+    replaced by the direction of `rule`. If an error is raised, nothing was changed.
 
     Args:
-        model: any model with attention; wrapped ones (DDP, torch.compile, PEFT) and sharded ones (FSDP2, tensor
-            parallel) too.
-        optimizer: any torch optimiser that owns the heads, or a wrapper with one inside.
+        model: any model with attention; also wrapped (DDP, torch.compile, PEFT) or sharded (FSDP2, tensor parallel).
+        optimizer: the torch optimizer that trains the heads, or a wrapper that contains it.
         rule: `SVGD`, `SPOS`, `SGLD`; a name, "paper", "sphere", "svgd", "spos", "sgld" or "logits" (see
-            `rule_by_name`); or None for plain training that is measured only.
+            `rule_by_name`); or None for plain training that is only measured.
 
             **Which heads** (`groups` replaces the others):
         layers: "all", "first" or "last" of each stack, or indices.
@@ -71,39 +71,39 @@ def repel(
         particle: "projection" keeps q, k and v apart; "head" joins them into one particle per head.
         match: pattern or patterns on group names, such as "*.layer.0.*".
         layout: "heads", or "strided" for the slices of the authors' released code.
-        example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes inferred.
+        example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes are inferred.
         allow_unproved: also train heads that are a guess from names and shapes, or that the example did not prove.
         groups: groups of heads from `find_heads` or made by hand, instead of the selection above.
 
             **What happens in a step**:
-        order: where clipping to `max_norm` sits: "clip-repel" or "repel-clip".
-        max_norm: clip the gradients of all of the optimiser's parameters to this joint norm; None leaves it to you.
+        order: whether clipping to `max_norm` comes before or after the rule: "clip-repel" or "repel-clip".
+        max_norm: clip the gradients of all parameters of the optimizer to this joint norm; None does not clip.
             Clipping in your own loop comes before the rule, unless you call `apply` of the handle before it.
-        noise_in: "gradient" as published, where the optimiser rescales it; or "parameter", added after the step.
-        seed: of the noise of SPOS and SGLD.
-        measure_every: steps between two measurements for `report`; one costs a further pass over the gradients.
+        noise_in: "gradient" as published, where the optimizer rescales the noise; or "parameter", where it is added
+            after the step.
+        seed: seed of the noise of SPOS and SGLD.
+        measure_every: steps between two measurements for `report`; each costs another pass over the gradients.
         verbose: None prints one line on stderr, True the table of all groups, False nothing.
-        unknown: not accepted; the error names the rule that a setting belongs to.
+        unknown: not accepted; the error names the rule that has such a setting.
 
     Returns:
         A `Handle`: `report()`, `remove()`, `state_dict()`, `load_state_dict()`, `apply()`; also a context manager.
 
     Raises:
         NoHeadsFound: the model has no heads that are known or could be inferred.
-        SelectionError: the selection is misspelt or empty, has a weight in two groups or one head in every group, or
-            is given beside `groups`.
-        OptimizerError: the optimiser owns none of the heads, cannot be hooked, repels them already, or has no learning
-            rate that noise could follow.
-        UnsupportedWeights: weights are quantised or sparse, or spread over ranks as partial sums.
+        SelectionError: the selection is misspelt or empty, has a weight in two groups, has only one head in every
+            group, or is combined with `groups`.
+        OptimizerError: the optimizer trains none of the heads, has no step hooks, repels them already, or has no
+            learning rate for the noise.
+        UnsupportedWeights: weights are quantised or sparse, or distributed over ranks as partial sums.
         RuleError: `rule` is not a rule, or `order`, `max_norm`, `noise_in`, `seed` or `measure_every` is out of range.
         UnknownSetting: an argument is unknown, such as a setting of a rule.
-        HeadLayoutError: heads are a guess, or with `example_inputs` a slice is not proved to be the head it claims
-            to be; unless `allow_unproved`.
+        HeadLayoutError: heads are a guess, or `example_inputs` do not prove a slice; unless `allow_unproved`.
 
     Warns:
-        UserWarning: some groups are not trained or have one head; the optimizer does not make up for smaller gradients
-            (plain SGD, coupled weight decay, a large eps). While training: the ratio stays above 1 (three measurements
-            in a row after step 500), or heads that were left out are trained later.
+        UserWarning: some groups are not trained or have one head, or the optimizer does not compensate for smaller
+            gradients (plain SGD, coupled weight decay, a large eps). While training: the ratio stays above 1 (three
+            measurements in a row after step 500), or heads that were left out are trained later.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -125,7 +125,7 @@ def repel(
     }
     given = groups is not None
     if groups is None:
-        with sharding.explaining_flat_weights(model):
+        with explaining_flat_weights(model):
             groups = find_heads(model, **selection)
     else:
         checks.check_given(selection)
@@ -137,21 +137,21 @@ def repel(
         refuse_unproved(model, trained, example_inputs)
     if alone := checks.single_heads(chosen, trained, given):
         warnings.warn(alone, stacklevel=2)
-    for warning in shrinking.warnings_about(chosen, trained, inner):
+    for warning in scale_warnings(chosen, trained, inner):
         warnings.warn(warning, stacklevel=2)
     logits = None
-    if isinstance(chosen, SVGD) and chosen.reads_tokens:
-        logits = LogitRepulsion(model, groups, chosen, settings.seed)
+    if chosen is not None and chosen.reads_tokens:
+        logits = LogitRepulsion(model, groups, cast(SVGD, chosen), settings.seed)
     handle = Handle(trained, inner, chosen, settings, logits, others)
     handle.attach()
     if verbose is not False and _is_first_rank():
-        show = attached_table if verbose else attached_line
-        print(show(model, chosen, trained, left_out(model, groups)), file=sys.stderr)
+        describe = attached_table if verbose else attached_line
+        print(describe(model, chosen, trained, left_out(model, groups)), file=sys.stderr)
     return handle
 
 
 def check_arguments(settings: Mapping[str, object]) -> None:
-    """Check the names of arguments for `repel` that will be passed to it later.
+    """Check the names of arguments that will be passed to `repel` later.
 
     Raises:
         UnknownSetting: `repel` has no such argument.
@@ -162,24 +162,27 @@ def check_arguments(settings: Mapping[str, object]) -> None:
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """The torch optimiser inside wrappers, such as those of Accelerate and Lightning, SAM or schedule-free ones.
+    """Return the torch optimizer inside wrappers, such as those of Accelerate, Lightning, SAM or schedule-free ones.
 
-    What changes weights is the step of the innermost: a wrapper's own may never be called, or more often.
+    The step of the innermost optimizer changes the weights. A wrapper's own step may never be called, or more often.
+
+    Raises:
+        OptimizerError: there is no torch optimizer inside, or more than one.
     """
-    seen = [optimizer]
-    while (inner := _inside(seen[-1])) is not None and not any(inner is one for one in seen):
-        seen.append(inner)
-    found = seen[-1]
-    if not isinstance(found, Optimizer) or not hasattr(found, "_optimizer_step_pre_hooks"):
+    chain = [optimizer]
+    while (inner := _wrapped_optimizer(chain[-1])) is not None and not any(inner is one for one in chain):
+        chain.append(inner)
+    innermost = chain[-1]
+    if not isinstance(innermost, Optimizer) or not hasattr(innermost, "_optimizer_step_pre_hooks"):
         raise OptimizerError(
             f"{type(optimizer).__name__} is not a torch optimizer with step hooks, nor wraps exactly one; "
-            "give the torch optimizer itself, or call repel for each of several"
+            "pass the torch optimizer itself, or call repel for each of several"
         )
-    return found
+    return innermost
 
 
-def _inside(outer: Any) -> Optimizer | None:
-    """The optimiser a wrapper steps: its `optimizer`, or the only other one it holds that trains all it trains."""
+def _wrapped_optimizer(outer: Any) -> Optimizer | None:
+    """The `optimizer` attribute of a wrapper, or the only other optimizer in it that trains the same parameters."""
     named = getattr(outer, "optimizer", None)
     if isinstance(named, Optimizer):
         return named

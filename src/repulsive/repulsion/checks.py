@@ -1,4 +1,4 @@
-"""Checks of the arguments of `repel`: what is unknown, out of range, or would be ignored."""
+"""Check the arguments of `repel`: unknown ones, values out of range, and settings that would be ignored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.value_circuits import output_groups
-from repulsive.repulsion.owners import claimed_twice
+from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import NOISE_PLACES, ORDERS, Settings
 
-# How heads are selected, with the defaults of `repel`; with `groups` they are selected already.
+# The arguments that select heads, with the defaults of `repel`. With `groups` they would have no effect.
 SELECTION: dict[str, Any] = {
     "layers": "all",
     "parts": "qkv",
@@ -38,10 +38,11 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
 
     Args:
         settings: arguments by name.
-        known: the arguments that it has.
+        known: the names of its arguments.
 
     Raises:
-        UnknownSetting: names the rule that an argument is a setting of, or the argument that was probably meant.
+        UnknownSetting: an argument is unknown. The message names the rule that has such a setting, or a similar
+            argument.
     """
     for name, value in settings.items():
         if name in known:
@@ -49,10 +50,10 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
         kinds = (SVGD, SPOS, SGLD, CosineLadder)
         owners = [kind.__name__ for kind in kinds if name in vars(kind).get("__annotations__", {})]
         if owners:
-            more = "alpha='auto', " if name == "ratio" else ""
+            also = "alpha='auto', " if name == "ratio" else ""
             raise UnknownSetting(
                 f"repel has no argument {name!r}: {name} is a setting of {' and '.join(owners)}: "
-                f"rule={owners[0]}({more}{name}={value!r})"
+                f"rule={owners[0]}({also}{name}={value!r})"
             )
         raise UnknownSetting(f"repel has no argument {name!r}; {did_you_mean(name, known)}it has {', '.join(known)}")
 
@@ -61,7 +62,7 @@ def resolve_rule(rule: object) -> Rule | None:
     """Return a rule as given, or build it from its name.
 
     Raises:
-        RuleError: the name is unknown, or it is neither a rule, a name nor None.
+        RuleError: the name is unknown, or the argument is neither a rule, a name nor None.
     """
     if isinstance(rule, str):
         return rule_by_name(rule)
@@ -74,7 +75,7 @@ def resolve_rule(rule: object) -> Rule | None:
 
 
 def check_settings(rule: Rule | None, settings: Settings) -> Settings:
-    """Return the settings with the seed as an int.
+    """Check settings, and return them with the seed as an int.
 
     Raises:
         RuleError: a value is unknown or out of range, or would have no effect.
@@ -84,8 +85,11 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
         raise RuleError(f"order={order!r}: {did_you_mean(order, ORDERS)}choose one of {ORDERS}")
     if noise_in not in NOISE_PLACES:
         raise RuleError(f"noise_in={noise_in!r}: {did_you_mean(noise_in, NOISE_PLACES)}choose one of {NOISE_PLACES}")
-    if noise_in == "parameter" and isinstance(rule, SPOS) and rule.noise == "released":
-        raise RuleError("noise_in='parameter' and noise='released' exclude each other: the latter scales by gradients")
+    if noise_in == "parameter" and rule is not None and rule.scales_noise:
+        raise RuleError(
+            "noise_in='parameter' does not work with noise that is scaled by gradients, such as noise='released'; "
+            "leave noise_in out"
+        )
     if max_norm is not None and not max_norm > 0:
         raise RuleError(f"max_norm={max_norm!r}: must be positive, or None")
     if max_norm is None and order == "repel-clip":
@@ -97,17 +101,17 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
     if not (isinstance(every, int) and every >= 1):
         raise RuleError(f"measure_every={every!r}: must be a whole number of steps, at least 1")
     try:
-        seed = operator.index(settings.seed)  # numpy's too, which JSON does not know
+        seed = operator.index(settings.seed)  # converts numpy integers, which JSON cannot hold
     except TypeError:
         raise RuleError(f"seed={settings.seed!r}: must be a whole number") from None
     return Settings(seed, order, max_norm, noise_in, every)
 
 
 def check_given(selection: Mapping[str, object]) -> None:
-    """Refuse a selection beside `groups`, which are selected already.
+    """Refuse arguments that select heads if `groups` are given.
 
     Raises:
-        SelectionError: names the argument that would be ignored.
+        SelectionError: an argument would be ignored.
     """
     for name, default in SELECTION.items():
         value = selection[name]
@@ -120,42 +124,42 @@ def check_given(selection: Mapping[str, object]) -> None:
 
 
 def check_apart(groups: Sequence[HeadGroup]) -> None:
-    """Check that no rows are in two groups, which would change twice in one step, and that names are unique.
+    """Check that groups do not share rows, which would be changed twice in one step, and that names are unique.
 
     Raises:
-        SelectionError: there are no groups, two share weights, or two share a name.
+        SelectionError: there are no groups, or two share weights or a name.
     """
     if not groups:
         raise SelectionError("groups is empty; leave it out to select all heads")
-    if twice := claimed_twice(groups):
-        raise SelectionError(f"{twice[0]} and {twice[1]} share weights; give each weight to one group")
+    if overlap := find_overlap(groups):
+        raise SelectionError(f"{overlap[0]} and {overlap[1]} share weights; give each weight to one group")
     names = Counter(group.name for group in groups)
-    if again := [name for name, count in names.items() if count > 1]:
+    if repeated := [name for name, count in names.items() if count > 1]:
         raise SelectionError(
-            f"{again[0]}: {names[again[0]]} groups have this name. Put the models into one, such as an "
-            "nn.ModuleDict, and find the heads of that"
+            f"{repeated[0]}: {names[repeated[0]]} groups have this name. Put the models into one module, such as an "
+            "nn.ModuleDict, and find the heads of that module"
         )
 
 
 def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) -> str | None:
-    """Return a warning about groups with one head, if there are some.
+    """Return a warning about groups with one head; None if there are none.
 
     Args:
         rule: the rule.
         groups: the groups that are trained.
-        given: the caller chose the groups, so that one head in each is meant.
+        given: whether the caller chose the groups, so that one head in each is intended.
 
     Raises:
-        SelectionError: all groups that were found have one head, and the rule acts between heads.
+        SelectionError: all groups that were found have one head, and the rule has an interaction between heads.
     """
     alone = [group.name for group in groups if group.num_heads == 1]
     if not alone:
         return None
     text = f"{len(alone)} of {len(groups)} groups have one head, which has nothing to be repelled from"
-    if len(alone) == len(groups) and isinstance(rule, SVGD) and not given:
+    if len(alone) == len(groups) and rule is not None and rule.has_interaction and not given:
         raise SelectionError(
             f"{text}: {', '.join(alone[:6])}. Use a model with more heads, or rule=None to train without repulsion; "
-            "where one head is meant, pass groups=find_heads(model)"
+            "if one head is intended, pass groups=find_heads(model)"
         )
     return f"{text}: {', '.join(alone[:6])}"
 
@@ -163,18 +167,18 @@ def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) ->
 def logit_groups(
     model: nn.Module, groups: Sequence[HeadGroup], rule: Rule, parts: str, particle: str, layout: str
 ) -> list[HeadGroup]:
-    """Return the q and k groups, which logits are made of; values and outputs only where the rule has them, too.
+    """Return the groups that a rule on logits moves: q and k; also v and the output projection with `moves_values`.
 
     Raises:
-        RuleError: the selection excludes q or k, or the model has no such heads.
+        RuleError: the selection excludes one of them, or the model has no q and k heads.
     """
     if not {"q", "k"} <= set(parts):
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
     if particle != "projection" or layout != "heads":
         raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
-    if isinstance(rule, SVGD) and rule.circuits == "qk+ov":
+    if rule.moves_values:
         if "v" not in parts:
-            raise RuleError(f"parts={parts!r}: circuits='qk+ov' moves v, too; leave parts out")
+            raise RuleError(f"parts={parts!r}: circuits='qk+ov' also moves v; leave parts out")
         return [*groups, *output_groups(model, groups)]
     chosen = [group for group in groups if group.part in ("q", "k")]
     if not chosen:

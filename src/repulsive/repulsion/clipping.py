@@ -1,4 +1,4 @@
-"""Clipping on either side of the rule. Clip then repel bounds the drive; repel then clip bounds the whole update."""
+"""Clip gradients before the rule, which bounds the drive, or after it, which bounds the whole update."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.optim import Optimizer
 
 
 def clip(optimizer: Optimizer, max_norm: float, scale: Tensor | None = None) -> Tensor:
-    """Scale the gradients of all of an optimiser's parameters so that their joint norm is at most `max_norm`.
+    """Scale the gradients of all parameters of an optimizer so that their joint norm is at most `max_norm`.
 
     Args:
         optimizer: whose gradients to clip.
         max_norm: the largest joint 2-norm.
-        scale: what gradients are multiplied with right now; the norm is taken without it.
+        scale: the factor in the gradients (loss scaling); the norm is computed without it.
 
     Returns:
         The norm before clipping.

@@ -1,4 +1,4 @@
-"""What a handle has measured, and what follows from it: reports and warnings."""
+"""The measurements of a handle: reports, and warnings about what they show."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import CollapsedHeads
 from repulsive.particles.rule import Measure, Rule
-from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.backends.eager import Measured
-from repulsive.repulsion.live import is_captured
-from repulsive.repulsion.strength import IN_A_ROW, Strength
-from repulsive.repulsion.trained import newly_trained
+from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.strength_monitor import IN_A_ROW, StrengthMonitor
+from repulsive.repulsion.trained_groups import newly_trained
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """One group as it was last measured.
+    """One measurement of a group.
 
     Args:
         drive: norm of the part of the update that follows the loss.
         repulsion: norm of the repulsive part.
-        ratio: repulsion / drive, the dial to read. Under Adam 0.03 drives heads apart in the long run; far above 1 the
-            loss no longer leads.
+        ratio: repulsion / drive, the number to watch. Under Adam, 0.03 drives heads apart in the long run; far above 1
+            repulsion outweighs the loss.
         bandwidth: h of the kernel.
         distance: mean distance between two heads.
-        alpha: repulsive weight in force.
+        alpha: repulsive weight.
         similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
-        largest: the largest such cosine; a mean can hide two heads that are alike.
-        step: optimiser step of the measurement, -1 before the first.
+        largest: the largest such cosine; a mean can hide a pair of duplicate heads.
+        step: optimizer step of the measurement, -1 before the first.
         skipped: steps in which the group had no gradient.
     """
 
@@ -58,10 +57,10 @@ class Measurements:
     """The first and the last measurement of each group.
 
     Args:
-        groups: of the handle.
-        optimizer: of the handle.
-        rule: of the handle.
-        untrained: selected heads that the optimizer did not train when the handle was made.
+        groups: the groups of the handle.
+        optimizer: its optimizer.
+        rule: its rule.
+        untrained: selected heads that the optimizer did not train when the handle was created.
     """
 
     def __init__(
@@ -71,27 +70,28 @@ class Measurements:
         self._optimizer = optimizer
         self._rule = rule
         self._untrained = list(untrained)
-        self._strength = Strength()
+        self._strength = StrengthMonitor()
         self._first: dict[str, Measured] = {}
         self._last: dict[str, Measured] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything was measured."""
+        """Whether there is a measurement."""
         return bool(self._first)
 
     def add(self, measured: dict[str, Measured], step: int, *, due: bool) -> None:
-        """Keep a measurement, and warn of what it shows.
+        """Store a measurement, and warn about what it shows.
 
         Args:
-            measured: by name of the group.
-            step: of the optimizer.
-            due: False where the rule measured for itself, as alpha="auto" does at every step: then nothing is read.
+            measured: measurements by group name.
+            step: optimizer step.
+            due: whether a measurement was due. If not, the rule measured for itself, as alpha="auto" does at every
+                step; it is stored, but not read.
         """
         self._last |= measured
         if not due:
             return
         self._first = measured | self._first
-        if is_captured():
+        if is_capturing():
             return
         self._warn_of_late_heads()
         self._warn_of_strength(measured, step)
@@ -99,15 +99,15 @@ class Measurements:
             self._warn_of_equal_heads(measured)
 
     def report(self, skipped: Mapping[str, int]) -> list[GroupReport]:
-        """One line per group, as last measured.
+        """Return the last measurement of each group.
 
         Args:
-            skipped: steps without a gradient, by name of the group.
+            skipped: number of steps without a gradient, by group name.
         """
         return [_report(group, self._last, skipped) for group in self._groups]
 
     def first_report(self, skipped: Mapping[str, int]) -> list[GroupReport]:
-        """One line per group, as first measured."""
+        """Return the first measurement of each group; see `report`."""
         return [_report(group, self._first, skipped) for group in self._groups]
 
     def _warn_of_late_heads(self) -> None:
@@ -115,15 +115,17 @@ class Measurements:
             self._untrained = []
             warnings.warn(
                 f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "
-                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), and repel again",
+                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again",
                 stacklevel=8,
             )
 
     def _warn_of_strength(self, measured: dict[str, Measured], step: int) -> None:
         batches = {id(one.measure): one.measure for one in measured.values()}
-        if (ratio := self._strength.saw(step, batches.values())) is not None:
-            auto = isinstance(self._rule, SVGD) and self._rule.alpha == "auto"
-            remedy = "a smaller ratio" if auto else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
+        if (ratio := self._strength.observe(step, batches.values())) is not None:
+            holds_ratio = self._rule is not None and self._rule.holds_ratio
+            remedy = (
+                "a smaller ratio" if holds_ratio else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
+            )
             warnings.warn(
                 f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive| was above 1 in most groups "
                 f"in {IN_A_ROW} measurements in a row (median now {ratio:.3g}). Choose {remedy}",
@@ -131,19 +133,19 @@ class Measurements:
             )
 
     def _warn_of_equal_heads(self, measured: dict[str, Measured]) -> None:
-        """On the CPU a rule says so itself; elsewhere looking is a wait for the device, so it is done once."""
-        if not isinstance(self._rule, SVGD) or self._rule.noise_scale(1.0):
+        """Warn about equal heads on a GPU, once, as it needs a synchronisation. On the CPU the rule itself warns."""
+        if self._rule is None or not self._rule.has_interaction or self._rule.has_noise:
             return
-        away = {name: one for name, one in measured.items() if one.measure.distance.device.type != "cpu"}
-        equal = [name for name, one in away.items() if float(one.measure.distance[one.row]) == 0]
+        on_gpu = {name: one for name, one in measured.items() if one.measure.distance.device.type != "cpu"}
+        equal = [name for name, one in on_gpu.items() if float(one.measure.distance[one.row]) == 0]
         if equal:
-            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL}", CollapsedHeads, stacklevel=8)
+            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL_HEADS}", CollapsedHeads, stacklevel=8)
 
 
-def _report(group: HeadGroup, known: Mapping[str, Measured], skipped: Mapping[str, int]) -> GroupReport:
-    measured = known.get(group.name)
-    unknown = dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
-    values = unknown if measured is None else measured.values()
+def _report(group: HeadGroup, all_measured: Mapping[str, Measured], skipped: Mapping[str, int]) -> GroupReport:
+    measured = all_measured.get(group.name)
+    not_measured = dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
+    values = not_measured if measured is None else measured.values()
     step = -1 if measured is None else measured.step
     ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
     return GroupReport(

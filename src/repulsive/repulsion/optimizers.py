@@ -1,4 +1,4 @@
-"""What passes through an optimiser's step: gradients made anew or not, steps inside steps, steps that are none."""
+"""Facts about an optimizer and its gradients: nested, skipped and empty steps, unchanged gradients, loss scale."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
-from repulsive.repulsion.sharding.parts import is_sharded
+from repulsive.repulsion.sharding.shard_layout import is_sharded
 
 
-class Snapshot:
-    """Gradients as they were at one moment."""
+class GradientSnapshot:
+    """Remember gradients, to detect later whether they were replaced or written to."""
 
     def __init__(self, gradients: Iterable[Tensor | None]) -> None:
         self._gradients = list(gradients)
         self._versions = _versions(self._gradients)
 
-    def is_of(self, gradients: Sequence[Tensor | None]) -> bool:
-        """Whether these are the same tensors, and nothing has written into them."""
-        same = all(one is other for one, other in zip(self._gradients, gradients, strict=True))
-        return same and _versions(gradients) == self._versions
+    def matches(self, gradients: Sequence[Tensor | None]) -> bool:
+        """Whether these are the same tensors with unchanged contents."""
+        is_same = all(one is other for one, other in zip(self._gradients, gradients, strict=True))
+        return is_same and _versions(gradients) == self._versions
 
 
 def _versions(gradients: Iterable[Tensor | None]) -> list[int]:
-    # FSDP2 adds to the local part of a gradient, unseen by the whole.
+    # FSDP2 adds to the local part of a gradient; the version of the DTensor stays the same.
     return [0 if grad is None else getattr(grad, "_local_tensor", grad)._version for grad in gradients]
 
 
-def is_nested(optimizer: Optimizer) -> bool:
-    """Whether a step runs inside another of the same optimiser: a subclass that calls `super().step()`.
+def is_nested_step(optimizer: Optimizer) -> bool:
+    """Whether this step runs inside another of the same optimizer: a subclass that calls `super().step()`.
 
-    Torch hooks the method of both classes. What tells them apart is the stack: a flag would outlive a step that raised.
+    Torch runs hooks for the `step` method of both classes. The call stack distinguishes them; a flag would stay set
+    after a step that raised.
     """
     hooked = getattr(type(optimizer).step, "__code__", None)
     frame: FrameType | None = sys._getframe()
@@ -46,31 +47,34 @@ def is_nested(optimizer: Optimizer) -> bool:
     return depth == 2
 
 
-def skips(optimizer: Optimizer) -> bool:
-    """A fused optimiser under a gradient scaler is called even when it will skip: it found infinities."""
+def will_skip_step(optimizer: Optimizer) -> bool:
+    """Whether a fused optimizer will skip its step because the gradient scaler found infinities."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return found is not None and bool(torch.as_tensor(found).item())
 
 
-def scale_of(scaler: GradScaler | None, optimizer: Optimizer) -> Tensor | None:
-    """What gradients are multiplied with right now; None once `scaler.unscale_` was called, or without a scaler."""
+def current_loss_scale(scaler: GradScaler | None, optimizer: Optimizer) -> Tensor | None:
+    """Return the factor in the gradients; None without a scaler, or after `scaler.unscale_`."""
     if scaler is None or not scaler.is_enabled():
         return None
-    unscaled = scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
-    return None if unscaled else torch.tensor(scaler.get_scale())
+    is_unscaled = scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
+    return None if is_unscaled else torch.tensor(scaler.get_scale())
 
 
-def only_makes_state(optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> bool:
-    """Distributed checkpoints make the state of a new optimiser by a step on zero gradients at learning rate 0."""
+def only_initialises_state(optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> bool:
+    """Whether a step serves to create the optimizer's state: zero gradients, learning rate 0, and no state yet.
+
+    Distributed checkpoints take such a step with a new optimizer.
+    """
     if optimizer.state or not all(_is_zero(entry.get("lr")) for entry in optimizer.param_groups):
         return False
     return all(grad is None or _is_zero_everywhere(grad) for grad in gradients)
 
 
-def is_idle(parameter: Tensor) -> bool:
-    """Whether a parameter has nothing to follow: no gradient, or it was frozen and its gradient is kept as zeros.
+def has_nothing_to_follow(parameter: Tensor) -> bool:
+    """Whether a parameter has no gradient, or is frozen with a gradient that is kept as zeros.
 
-    A frozen one with a gradient has just been trained, by a loop that freezes between backward and step.
+    A frozen parameter with another gradient was just trained, by a loop that freezes between backward and step.
     """
     grad = parameter.grad
     return grad is None or (not parameter.requires_grad and _is_zero_everywhere(grad))
@@ -78,12 +82,12 @@ def is_idle(parameter: Tensor) -> bool:
 
 def _is_zero(lr: object) -> bool:
     if isinstance(lr, Tensor) and lr.device.type != "cpu":
-        return False  # looking would be a wait for the device
+        return False  # reading it would synchronise with the device
     return bool(lr == 0)
 
 
 def _is_zero_everywhere(grad: Tensor) -> bool:
-    """On all ranks, so that they agree."""
+    """Whether a gradient is zero on all ranks, so that all ranks decide alike."""
     if grad.layout != torch.strided:
         return False
     norm = torch.linalg.vector_norm(grad.detach())

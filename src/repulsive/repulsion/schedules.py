@@ -1,4 +1,4 @@
-"""How alpha (or the target ratio) changes with the optimiser's steps. A schedule is any callable step -> number."""
+"""Schedules of alpha or of the target ratio over optimizer steps. A schedule is any callable step -> number."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """From zero in a straight line over `steps`, then what `then` says, counted from its own step 0."""
+    """Grow linearly from zero over `steps`, then follow `then`, whose step 0 is the end of the warm-up."""
 
     steps: int
     then: float | Schedule

@@ -1,4 +1,4 @@
-"""How a handle works: the arguments of `repel` that do not select heads."""
+"""The settings of a handle: the arguments of `repel` that do not select heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOISE_PLACES: tuple[str, ...] = get_args(NoisePlace)
 
 @dataclass(frozen=True)
 class Settings:
-    """How a handle works; see `repel` for what each one means."""
+    """Settings of a handle; `repel` describes each one."""
 
     seed: int = 0
     order: Order = "clip-repel"

@@ -14,7 +14,7 @@ from repulsive.lab.engine.tables import as_json, as_markdown, rows
 from repulsive.lab.runs.listing import describe_runs
 from repulsive.lab.runs.results import notes
 from repulsive.lab.runs.score import score
-from repulsive.repulsion.collapse import Collapse
+from repulsive.repulsion.model_collapse import CollapseDetector
 from tests.lab.engine import tiny
 
 DIES = 8  # the step after which heads get no gradient
@@ -22,8 +22,8 @@ DIES = 8  # the step after which heads get no gradient
 
 def first(*seen):
     """The step of a collapse in a list of (loss, drive) pairs; drives differ a little, as measurements do."""
-    watch = Collapse()
-    told = [watch.saw(step, loss, drive * (1 - 1e-9 * step)) for step, (loss, drive) in enumerate(seen)]
+    watch = CollapseDetector()
+    told = [watch.observe(step, loss, drive * (1 - 1e-9 * step)) for step, (loss, drive) in enumerate(seen)]
     assert [n for n, words in enumerate(told) if words] == ([] if watch.step is None else [watch.step + 4])
     return watch.step
 
@@ -50,9 +50,9 @@ def test_no_collapse(last):
 
 
 def test_an_old_measurement_says_nothing():
-    watch = Collapse()
+    watch = CollapseDetector()
     for step, (loss, drive) in enumerate([*FALLING, *[(5.0, 1e-9)] * 9]):
-        watch.saw(step, loss, drive)
+        watch.observe(step, loss, drive)
     assert watch.step is None
 
 
@@ -66,16 +66,16 @@ def test_losses_below_zero():
 
 
 def test_other_log_lines_are_ignored():
-    watch = Collapse()
+    watch = CollapseDetector()
     lines = [{"kind": "train", "step": n, "loss": loss} for n, (loss, _) in enumerate(FALLING)]
     lines += [{"kind": "heads", "step": 2, "drive": 1e-2}, {"kind": "dev", "step": 2, "loss": 99.0}]
     for wrong in ((3, 9.0, 2, 1e-9), (4, "much", 4, 1e-9), (5, 9.0, 5, 10**400), (5, None, 5, None)):  # 2: another's
         step, loss, other, drive = wrong
         lines += 5 * [{"kind": "train", "step": step, "loss": loss}, {"kind": "heads", "step": other, "drive": drive}]
-    watch.read(lines)
+    watch.read_log(lines)
     assert watch.step is None
     for step in range(6, 11):
-        watch.read([{"kind": "train", "step": step, "loss": 9}, {"kind": "heads", "step": step, "drive": 0}])
+        watch.read_log([{"kind": "train", "step": step, "loss": 9}, {"kind": "heads", "step": step, "drive": 0}])
     assert watch.step == 6
 
 
@@ -112,7 +112,7 @@ def dead(data, tmp_path_factory):
 def test_a_training_says_so_once(dead):
     folder, told = dead
     (words,) = told
-    assert words.startswith("step 9: the model has collapsed. The gradients of its heads are 0.0e+00, once ")
+    assert words.startswith("step 9: the model has collapsed. The gradient norm of its heads is 0.0e+00, down from ")
     assert "learning rate" in words and RunFolder(folder).collapsed == 9
 
 

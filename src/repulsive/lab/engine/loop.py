@@ -30,7 +30,7 @@ from repulsive.lab.engine.stop_signals import Request, Stopped, listening
 from repulsive.lab.engine.task import Evaluation, Inputs, Task, as_task
 from repulsive.lab.engine.weight_average import Average
 from repulsive.repulsion.attach import unwrap_optimizer
-from repulsive.repulsion.collapse import Collapse
+from repulsive.repulsion.model_collapse import CollapseDetector
 
 _RESUME = "rerun the same command to resume"
 
@@ -57,7 +57,7 @@ class Loop:
         self.seconds = 0.0
         self._rate = 0.0  # learning rate of the last step
         self._saved_step = -1
-        self._collapse = Collapse()
+        self._collapse = CollapseDetector()
         self._request = Request()
         # Reading the loss synchronises with a GPU or other processes. There it is checked only at logs and saves.
         self._check_every_step = self.device.type == "cpu" and self.processes.alone
@@ -216,7 +216,7 @@ class Loop:
             self._watch_for_collapse(values["loss"], heads.get("drive", float("nan")))
 
     def _watch_for_collapse(self, loss: float, drive: float) -> None:
-        message = self._collapse.saw(self.step, loss, drive)
+        message = self._collapse.observe(self.step, loss, drive)
         if not self.recipe.training.stop_collapsed:
             if message and self.processes.main:
                 warnings.warn(message, stacklevel=3)
@@ -333,7 +333,7 @@ class Loop:
                     "again"
                 ) from error
         self.processes.together(lambda: self.folder.rewind(self.step if latest is not None else -1))
-        self._collapse.read(self.folder.lines())
+        self._collapse.read_log(self.folder.lines())
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])

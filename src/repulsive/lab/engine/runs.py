@@ -37,7 +37,7 @@ from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import read_json, write_bytes, write_errors, write_json, write_text
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.scores import check_scores
-from repulsive.repulsion.collapse import Collapse
+from repulsive.repulsion.model_collapse import CollapseDetector
 from repulsive.safety.files import locked, open_append, refuse_link
 from repulsive.safety.secrets import redact_word
 
@@ -127,8 +127,8 @@ class RunFolder:
     @property
     def collapsed(self) -> int | None:
         """Step from which on the model gave a constant output; None if it never did."""
-        watch = Collapse()
-        watch.read(self.lines())
+        watch = CollapseDetector()
+        watch.read_log(self.lines())
         return watch.step
 
     @property

@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from repulsive.lab.layers.kernels import choice
+from repulsive.triton_setting import is_triton_requested, use_triton
 
 LARGEST = 512  # units; larger layers use cuDNN
 HELD = 160  # most padded units whose 16-bit weights fit in shared memory
@@ -59,8 +58,9 @@ def two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) 
 def _two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
     device = words.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
-    supported = choice(words.device.type) and _supported(words, kind, forwards, backwards)
-    if not supported or not (_requested() or _Shape.of(words, kind, forwards.hidden_size).held):
+    supported = use_triton(device, oldest=(3, 6)) and _supported(words, kind, forwards, backwards)
+    # Larger layers are streamed only on request: a single process is at least as fast with cuDNN.
+    if not supported or not (is_triton_requested() or _Shape.of(words, kind, forwards.hidden_size).held):
         return _by_modules(words, ends, forwards, backwards)
     weights = [weight for lstm in (forwards, backwards) for weight in lstm._flat_weights if weight is not None]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (words, *weights))
@@ -82,11 +82,6 @@ def _float32_if_needed(words: Tensor) -> AbstractContextManager[Any]:
     if unsupported and words.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
         return torch.autocast("cpu", enabled=False)
     return nullcontext()
-
-
-def _requested() -> bool:
-    """Whether to stream the weights of larger layers; a single process is at least as fast with cuDNN."""
-    return os.environ.get("REPULSIVE_KERNELS") == "triton"
 
 
 def _supported(words: Tensor, kind: torch.dtype, *lstms: nn.LSTM) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from repulsive.lab.layers.kernels import choice
+from repulsive.triton_setting import use_triton
 
 # Launch settings, forward and backward; BLOCK is the number of tokens of a tile. One stage: sentences seldom have a
 # second tile, and buffers for it would leave room for fewer programs.
@@ -59,7 +59,7 @@ class Packed(NamedTuple):
         sentences = torch.searchsorted(starts[1:], tokens, right=True)  # [N]
         places = torch.where(tokens < starts[-1], tokens - starts[sentences], 0)
         longest = int(lengths.max()) if longest is None and len(lengths) else longest or 0
-        return cls(starts.int(), sentences, places, longest, choice(lengths.device.type))
+        return cls(starts.int(), sentences, places, longest, use_triton(lengths.device.type, oldest=(3, 6)))
 
 
 def attend(qkv: Tensor, side: Packed, causal: bool) -> Tensor:

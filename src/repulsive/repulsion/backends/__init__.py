@@ -1,1 +1,1 @@
-"""One update of many groups: eager, or fused Triton kernels replayed as a CUDA graph."""
+"""Backends of one update of many groups: plain torch, or Triton kernels replayed as a CUDA graph."""

@@ -1,4 +1,4 @@
-"""One update of many groups: fused where that is possible, by the reference elsewhere."""
+"""Choose the backend of an update for each group: the fused one if possible, otherwise the eager one."""
 
 from __future__ import annotations
 
@@ -10,27 +10,36 @@ from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
-from repulsive.repulsion.backends import fused as plan
-from repulsive.repulsion.backends.addresses import fits
-from repulsive.repulsion.backends.eager import Measured, Reference
-from repulsive.repulsion.backends.fused import Plan
+from repulsive.repulsion.backends.addresses import can_be_read_in_place
+from repulsive.repulsion.backends.eager import EagerUpdate, Measured
+from repulsive.repulsion.backends.fused import FusedUpdate
+from repulsive.triton_setting import use_triton
 
 
 class Update:
-    """The slices of a fixed set of groups, laid out for repeated updates."""
+    """The update of a fixed set of groups, prepared once and run at every step.
+
+    Args:
+        groups: the groups.
+        seed: seed of the noise.
+    """
 
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
         self._seed = seed
-        self._everything: Reference | None = None
-        self._rest: Reference | None = None  # groups no plan can hold
-        self._plans: list[Plan] | None = None
+        self._eager_all: EagerUpdate | None = None  # for all groups
+        self._eager_rest: EagerUpdate | None = None  # for groups that the fused updates cannot hold
+        self._fused: list[FusedUpdate] | None = None
 
     def again(self, rule: Rule | None) -> bool:
-        """Repeat the last `run` on today's gradients, if that is a replay and all groups have some; else do nothing."""
-        if self._plans is None or self._rest is not None:
+        """Repeat the last `run` on the current gradients by replaying CUDA graphs.
+
+        Returns:
+            False, with nothing done, if some group has no gradient or needs more than a replay.
+        """
+        if self._fused is None or self._eager_rest is not None:
             return False
-        graphs = [one.again(rule) for one in self._plans]
+        graphs = [update.graph_to_repeat(rule) for update in self._fused]
         if None in graphs:
             return False
         for graph in graphs:
@@ -47,58 +56,59 @@ class Update:
         measure: bool = False,
         draw_noise: bool = True,
     ) -> dict[str, Measured]:
-        """Replace the gradients of all groups by what `rule` makes of them.
+        """Replace the gradients of all groups by the direction of a rule.
 
         Args:
-            rule: what to do; None leaves gradients as they are, and only measures.
+            rule: the rule; None leaves gradients as they are and only measures.
             rates: learning rate by id of parameter, for the noise.
-            step: optimiser steps taken so far.
-            scale: what gradients are multiplied with right now (AMP under a fused optimiser).
+            step: optimizer steps taken so far.
+            scale: the factor in the gradients (AMP under a fused optimizer).
             measure: also measure drive, repulsion, bandwidth and distance.
-            draw_noise: False where the noise is added to parameters instead.
+            draw_noise: False if the noise is added to parameters instead.
 
         Returns:
-            What was measured, by group name.
+            Measurements by group name.
         """
-        ready = self._ready() if rule is not None and plan.supports(rule) else None
-        if rule is None or ready is None:
-            return self._reference().run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
-        found: dict[str, Measured] = {}
-        for one in ready:
-            measured = one.run(rule, rates, step=step, scale=scale, draw_noise=draw_noise, measure=measure)
-            if measured is not None:
-                found |= {group.name: Measured(step, measured, row) for row, group in enumerate(one.groups)}
-        if self._rest is not None:
-            found |= self._rest.run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
-        return found
+        fused = self._current_fused() if rule is not None and rule.has_matrix_form else None
+        if rule is None or fused is None:
+            return self._eager().run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
+        measured: dict[str, Measured] = {}
+        for update in fused:
+            values = update.run(rule, rates, step=step, scale=scale, draw_noise=draw_noise, measure=measure)
+            if values is not None:
+                measured |= {group.name: Measured(step, values, row) for row, group in enumerate(update.groups)}
+        if self._eager_rest is not None:
+            rest = self._eager_rest
+            measured |= rest.run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
+        return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add a rule's noise to the parameters themselves."""
-        self._reference().add_noise(rule, rates, step=step)
+        self._eager().add_noise(rule, rates, step=step)
 
-    def _reference(self) -> Reference:
-        if self._everything is None:
-            self._everything = Reference(self.groups, self._seed)
-        return self._everything
+    def _eager(self) -> EagerUpdate:
+        if self._eager_all is None:
+            self._eager_all = EagerUpdate(self.groups, self._seed)
+        return self._eager_all
 
-    def _ready(self) -> list[Plan] | None:
-        """Plans that point at today's weights and gradients, or None where the reference has to do."""
-        if not plan.wanted(self.groups[0].slices[0].parameter().device):
+    def _current_fused(self) -> list[FusedUpdate] | None:
+        """Fused updates that point at the current weights and gradients; None if the eager update is needed."""
+        if not use_triton(self.groups[0].slices[0].parameter().device.type):
             return None
-        if self._plans is None:
-            self._plans = self._lay_out()
-        return self._plans if all(one.refresh() for one in self._plans) else None
+        if self._fused is None:
+            self._fused = self._make_fused()
+        return self._fused if all(update.refresh() for update in self._fused) else None
 
-    def _lay_out(self) -> list[Plan]:
-        """One plan per number of heads, dtype and device; groups that cannot be read in place are left to `_rest`."""
+    def _make_fused(self) -> list[FusedUpdate]:
+        """One update per number of heads, dtype and device; groups that cannot be read in place go to `_eager_rest`."""
         buckets: dict[tuple[int, torch.dtype, torch.device], list[HeadGroup]] = defaultdict(list)
         rest = []
         for group in self.groups:
             parameters = group.parameters()
-            alike = len({(p.dtype, p.device) for p in parameters}) == 1
-            if alike and all(fits(part) for part in group.slices):
+            is_uniform = len({(p.dtype, p.device) for p in parameters}) == 1
+            if is_uniform and all(can_be_read_in_place(part) for part in group.slices):
                 buckets[group.num_heads, parameters[0].dtype, parameters[0].device].append(group)
             else:
                 rest.append(group)
-        self._rest = Reference(rest, self._seed) if rest else None
-        return [Plan(members, self._seed) for members in buckets.values()]
+        self._eager_rest = EagerUpdate(rest, self._seed) if rest else None
+        return [FusedUpdate(members, self._seed) for members in buckets.values()]

@@ -1,8 +1,8 @@
-"""The reference update, in plain torch: reads particles, writes gradients.
+"""The eager update, in plain torch: reads particles, writes gradients. The reference for the fused backend.
 
-A *block* is what one tensor operation works on: a single slice on the CPU, where a projection fits the cache and a
-copy would cost more than a call; slices of one shape, stacked, on a GPU, where calls are what costs. Of weights that
-lie on several ranks a block sees what `shares` bring here: the same columns of every head.
+A *block* holds the slices that one tensor operation works on. On the CPU that is a single slice: a projection fits the
+cache, and stacking would cost more than a call. On a GPU, where calls are expensive, it is a stack of slices of one
+shape. Of sharded weights a block sees the columns that this rank works on, the same for every head.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from repulsive.particles import noise as counters
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram, wide_dtype
 from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.sgld import SGLD
-from repulsive.repulsion.sharding.local import Share, opened
-from repulsive.repulsion.sharding.parts import Sums, is_sharded, local_size, moves
+from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local
+from repulsive.repulsion.sharding.shard_layout import MeshDims, has_heads_on_other_ranks, is_sharded, local_size
 
 T = TypeVar("T")
-Sigmas = dict[str, "float | Tensor"]  # by the name of a piece's noise
+Sigmas = dict[str, "float | Tensor"]  # by `Piece.noise_name`
 
-_PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # the gradient itself: what a baseline is measured with
-LARGEST = 2**26  # numbers of one block: half a gigabyte while its products are summed in float64
-HELD = 2**28  # bytes of weights and gradients brought here from other ranks at one time
+_PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # the gradient itself, to measure training without a rule
+MAX_BLOCK = 2**26  # elements of one block: half a gigabyte while its products are summed in float64
+MAX_MOVED = 2**28  # bytes of weights and gradients that are moved here from other ranks at one time
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One group's row in a measurement of several; numbers stay on their device until someone looks."""
+    """One group's row in a measurement of several groups. Numbers stay on their device until `values` is called."""
 
     step: int
     measure: Measure
     row: int
 
     def values(self) -> dict[str, float]:
-        """Every field of the measure as a number."""
+        """Return every field of the measure as a number."""
         tensors: dict[str, Tensor] = vars(self.measure)
         return {name: float(value[self.row]) for name, value in tensors.items()}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One slice of one group, which is number `group` of the update's groups."""
+    """One slice of one group; `group` is the index of that group."""
 
     group: int
     slice: HeadSlice
     noise_name: str
-    share: Share
+    weight: LocalWeight
 
     def theta(self) -> Tensor:
-        assert self.share.theta is not None
-        return self.slice.take(self.share.theta)  # [M, D], or the part of D that is worked on here
+        assert self.weight.theta is not None
+        return self.slice.take(self.weight.theta)  # [M, D], or the local part of D
 
     def grad(self) -> Tensor:
-        assert self.share.grad is not None
-        return self.slice.take(self.share.grad)  # [M, D]
+        assert self.weight.grad is not None
+        return self.slice.take(self.weight.grad)  # [M, D]
 
     def put_theta(self, heads: Tensor) -> None:
-        assert self.share.theta is not None
-        self.slice.put(self.share.theta, heads)
+        assert self.weight.theta is not None
+        self.slice.put(self.weight.theta, heads)
 
     def put_grad(self, heads: Tensor) -> None:
-        assert self.share.grad is not None
-        self.slice.put(self.share.grad, heads)
+        assert self.weight.grad is not None
+        self.slice.put(self.weight.grad, heads)
 
     def rate(self, rates: Mapping[int, float]) -> float:
         return rates.get(id(self.slice.parameter()), 0.0)
@@ -76,11 +76,11 @@ class Piece:
     def draw(self, like: Tensor, *, step: int, seed: int) -> Tensor:
         """Standard normal numbers keyed by (seed, step, group, element), [M, D]."""
         key = counters.key(seed, step, self.noise_name)
-        elements = self.share.elements(self.slice)
+        elements = self.weight.elements(self.slice)
         return counters.normal(key, elements, dtype=like.dtype, device=like.device).view_as(like)
 
-    def alike(self) -> tuple[object, ...]:
-        """What pieces of one block have in common."""
+    def block_key(self) -> tuple[object, ...]:
+        """A key that is equal for pieces that may share a block."""
         parameter = self.slice.parameter()
         if not is_sharded(parameter):
             return (self.slice.dim, parameter.dtype)
@@ -90,7 +90,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Pieces that go through one call, and the rows of their groups in the batch of groups with equally many heads."""
+    """Pieces that go through one call, and the row of each piece's group in the batch."""
 
     pieces: list[Piece]
     rows: Tensor
@@ -103,7 +103,12 @@ class Block:
 
 
 class Batch:
-    """Groups with equally many heads on one device: their coefficients are one call."""
+    """Groups with the same number of heads on one device, whose coefficients are computed in one call.
+
+    Args:
+        members: indices of the groups.
+        pieces: their slices.
+    """
 
     def __init__(self, members: list[int], pieces: Sequence[Piece]) -> None:
         self.members, self.pieces = members, pieces
@@ -111,56 +116,62 @@ class Batch:
         self.device = parameter.device
         self.heads = pieces[0].slice.num_heads
         position = {group: row for row, group in enumerate(members)}
-        self.shares = list(dict.fromkeys(piece.share for piece in pieces))
+        self.weights = list(dict.fromkeys(piece.weight for piece in pieces))
         buckets: dict[object, list[Piece]] = defaultdict(list)
         for index, piece in enumerate(pieces):
-            buckets[index if self.device.type == "cpu" else piece.alike()].append(piece)
+            buckets[index if self.device.type == "cpu" else piece.block_key()].append(piece)
         self.blocks = [
             Block(bucket, torch.tensor([position[piece.group] for piece in bucket], device=self.device))
             for alike in buckets.values()
-            for bucket in _runs(alike, LARGEST, lambda piece: local_size(piece.slice))
+            for bucket in _split_by_size(alike, MAX_BLOCK, lambda piece: local_size(piece.slice))
         ]
 
     def products(self, *reads: Callable[[Piece], Tensor]) -> Tensor:
-        """Gram matrices [reads, groups, M + 1, M + 1]: products add up over the slices of a group, and over ranks."""
+        """Gram matrices [reads, groups, M + 1, M + 1], summed over the slices of a group and over ranks."""
         size = (len(reads), len(self.members), self.heads + 1, self.heads + 1)
-        totals: dict[Sums, Tensor] = {}  # by what to sum over, nearly always one entry
+        totals: dict[MeshDims, Tensor] = {}  # nearly always one entry
         for block in self.blocks:
-            sums = block.pieces[0].share.sums
-            if sums not in totals:
-                totals[sums] = torch.zeros(size, dtype=wide_dtype(self.device), device=self.device)
-            for total, read in zip(totals[sums], reads, strict=True):
+            dims = block.pieces[0].weight.summed_dims
+            if dims not in totals:
+                totals[dims] = torch.zeros(size, dtype=wide_dtype(self.device), device=self.device)
+            for total, read in zip(totals[dims], reads, strict=True):
                 total.index_add_(0, block.rows, gram(block.gather(read)).products)
-        for sums, total in totals.items():
-            for mesh, dim in sums:
+        for dims, total in totals.items():
+            for mesh, dim in dims:
                 torch.distributed.all_reduce(total, group=mesh.get_group(dim))
         return torch.stack(list(totals.values())).sum(0)
 
 
-class Reference:
-    """The update of a fixed set of groups."""
+class EagerUpdate:
+    """The update of a fixed set of groups.
+
+    Args:
+        groups: the groups.
+        seed: seed of the noise.
+    """
 
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
         self.seed = seed
         parts = [(index, number, part) for index, g in enumerate(groups) for number, part in enumerate(g.slices)]
-        shares = {_owner(part): Share(part) for _, _, part in reversed(parts)}  # one per parameter
+        weights = {_parameter_key(part): LocalWeight(part) for _, _, part in reversed(parts)}
         self.pieces = [
-            Piece(index, part, f"{groups[index].name}/{number}", shares[_owner(part)]) for index, number, part in parts
+            Piece(index, part, f"{groups[index].name}/{number}", weights[_parameter_key(part)])
+            for index, number, part in parts
         ]
         kinds: dict[tuple[int, torch.device, bool], list[int]] = defaultdict(list)
         for index, group in enumerate(groups):
-            travels = any(moves(part) for part in group.slices)
-            kinds[group.num_heads, group.slices[0].parameter().device, travels].append(index)
+            is_moved = any(has_heads_on_other_ranks(part) for part in group.slices)
+            kinds[group.num_heads, group.slices[0].parameter().device, is_moved].append(index)
         self.batches = [
-            Batch(run, [piece for piece in self.pieces if piece.group in set(run)])
-            for (_, _, travels), members in kinds.items()
-            for run in (_runs(members, HELD, self._held) if travels else [members])
+            Batch(some, [piece for piece in self.pieces if piece.group in set(some)])
+            for (_, _, is_moved), members in kinds.items()
+            for some in (_split_by_size(members, MAX_MOVED, self._bytes_moved) if is_moved else [members])
         ]
 
-    def _held(self, index: int) -> int:
-        """Bytes of weights and gradients to bring here for one group."""
-        parameters = {_owner(part): part for part in self.groups[index].slices}.values()
+    def _bytes_moved(self, index: int) -> int:
+        """Bytes of weights and gradients that one group brings here from other ranks."""
+        parameters = {_parameter_key(part): part for part in self.groups[index].slices}.values()
         return sum(2 * local_size(part) * part.parameter().element_size() for part in parameters)
 
     def run(
@@ -173,35 +184,35 @@ class Reference:
         measure: bool = False,
         draw_noise: bool = True,
     ) -> dict[str, Measured]:
-        """Replace gradients by what `rule` makes of them; see `Update.run`."""
+        """Replace gradients by the direction of a rule; see `Update.run`."""
         if rule is None and not measure:
             return {}
         if rule is not None and not rule.has_matrix_form:
             return self._run_directly(rule, rates, step, scale, draw_noise)
-        found: dict[str, Measured] = {}
+        measured: dict[str, Measured] = {}
         for batch in self.batches:
-            writing = opened(batch.shares, whole=_needs_whole(rule), write=None if rule is None else "grad")
-            with torch.no_grad(), full_precision(batch.device), writing:
+            local = load_local(batch.weights, whole=_needs_whole(rule), write=None if rule is None else "grad")
+            with torch.no_grad(), full_precision(batch.device), local:
                 coefficients = self._coefficients(batch, rule or _PLAIN, step, scale, measure)
                 if coefficients.measure is not None:
                     for row, index in enumerate(batch.members):
-                        found[self.groups[index].name] = Measured(step, coefficients.measure, row)
+                        measured[self.groups[index].name] = Measured(step, coefficients.measure, row)
                 if rule is not None:
                     sigmas = self._sigmas(batch.pieces, rule, rates, scale) if draw_noise else {}
                     for block in batch.blocks:
                         self._write(block, rule, coefficients, sigmas, step, scale)
-        return found
+        return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
-        """Add a rule's noise to the parameters themselves: -lr * sigma * xi, what plain SGD would have made of it."""
-        by_share: dict[Share, list[Piece]] = defaultdict(list)
+        """Add a rule's noise to the parameters themselves: -lr * sigma * xi, as a step of plain SGD would."""
+        by_weight: dict[LocalWeight, list[Piece]] = defaultdict(list)
         for piece in self.pieces:
-            by_share[piece.share].append(piece)
-        for share, pieces in by_share.items():
+            by_weight[piece.weight].append(piece)
+        for weight, pieces in by_weight.items():
             lr = pieces[0].rate(rates)
             scale = lr * rule.noise_scale(lr)
             if scale:
-                with torch.no_grad(), opened([share], gradients=False, write="theta"):
+                with torch.no_grad(), load_local([weight], gradients=False, write="theta"):
                     for piece in pieces:
                         theta = piece.theta()
                         theta = theta.to(compute_dtype(theta))
@@ -212,7 +223,8 @@ class Reference:
         sigmas = self._sigmas(self.pieces, rule, rates, scale)
         if not sigmas:
             return
-        with torch.no_grad(), opened(dict.fromkeys(piece.share for piece in self.pieces), whole=_needs_whole(rule)):
+        weights = dict.fromkeys(piece.weight for piece in self.pieces)
+        with torch.no_grad(), load_local(weights, whole=_needs_whole(rule)):
             for piece in self.pieces:
                 grad = piece.grad()
                 noise = self._noise(piece, grad.to(compute_dtype(grad)), sigmas, step)
@@ -230,16 +242,16 @@ class Reference:
         self,
         block: Block,
         rule: Rule,
-        found: Coefficients,
+        coefficients: Coefficients,
         sigmas: Sigmas,
         step: int,
         scale: Tensor | None,
     ) -> None:
         grad = block.gather(Piece.grad)  # [pieces, M, D]
-        result = found.drive[block.rows].to(grad.dtype) @ grad
-        extra: Tensor | None = None  # what does not carry the gradients' scale
-        if found.force is not None:
-            extra = apply_matrix(found.force[block.rows], block.gather(Piece.theta))
+        result = coefficients.drive[block.rows].to(grad.dtype) @ grad
+        extra: Tensor | None = None  # the terms without the loss scale
+        if coefficients.force is not None:
+            extra = apply_matrix(coefficients.force[block.rows], block.gather(Piece.theta))
         if sigmas:
             noise = torch.stack([self._noise(piece, grad[0], sigmas, step) for piece in block.pieces])
             extra = noise if extra is None else extra + noise
@@ -249,11 +261,11 @@ class Reference:
             piece.put_grad(heads)
 
     def _sigmas(self, pieces: Sequence[Piece], rule: Rule, rates: Mapping[int, float], scale: Tensor | None) -> Sigmas:
-        """What the noise of every piece of whole groups is multiplied with; nothing where there is no noise."""
+        """The factor on the noise of each piece, empty without noise. `pieces` must hold whole groups."""
         if not rates:
             return {}
-        found: Sigmas = {piece.noise_name: rule.noise_scale(piece.rate(rates)) for piece in pieces}
-        if not any(found.values()):
+        sigmas: Sigmas = {piece.noise_name: rule.noise_scale(piece.rate(rates)) for piece in pieces}
+        if not any(sigmas.values()):
             return {}
         if rule.scales_noise:
             groups: dict[int, list[Piece]] = defaultdict(list)
@@ -263,8 +275,8 @@ class Reference:
                 grad = torch.cat([piece.grad() for piece in members], dim=-1)  # [M, D]
                 grad = grad.to(compute_dtype(grad))
                 factor = rule.noise_factor(grad if scale is None else grad / scale)
-                found |= {piece.noise_name: found[piece.noise_name] * factor for piece in members}
-        return found
+                sigmas |= {piece.noise_name: sigmas[piece.noise_name] * factor for piece in members}
+        return sigmas
 
     def _noise(self, piece: Piece, like: Tensor, sigmas: Sigmas, step: int) -> Tensor:
         """sigma * xi, [M, D]."""
@@ -273,10 +285,10 @@ class Reference:
     def _run_directly(
         self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None, draw_noise: bool
     ) -> dict[str, Measured]:
-        """For rules without a matrix form: whole particles, one group at a time, nothing measured."""
+        """Run a rule without a matrix form: whole particles, one group at a time. Nothing is measured."""
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
-            with torch.no_grad(), opened(dict.fromkeys(piece.share for piece in members), whole=True):
+            with torch.no_grad(), load_local(dict.fromkeys(piece.weight for piece in members), whole=True):
                 theta = torch.cat([piece.theta() for piece in members], dim=-1)  # [M, D]
                 grad = torch.cat([piece.grad() for piece in members], dim=-1)
                 dtype = compute_dtype(theta)
@@ -292,16 +304,16 @@ class Reference:
 
 
 def _needs_whole(rule: Rule | None) -> bool:
-    """Whether a rule looks at a group in ways that do not add up over ranks, such as a median of its numbers."""
+    """Whether a rule needs statistics of whole groups that are not sums over ranks, such as a median."""
     return rule is not None and rule.scales_noise
 
 
-def _owner(part: HeadSlice) -> tuple[int, str]:
+def _parameter_key(part: HeadSlice) -> tuple[int, str]:
     return id(part.module), part.attribute
 
 
-def _runs(items: Sequence[T], most: int, size: Callable[[T], int]) -> list[list[T]]:
-    """Consecutive items, cut so that the sizes of one run add up to at most `most`; one item always fits."""
+def _split_by_size(items: Sequence[T], most: int, size: Callable[[T], int]) -> list[list[T]]:
+    """Split items into runs whose sizes sum to at most `most`; a larger item is a run of its own."""
     runs: list[list[T]] = []
     room = 0
     for item in items:

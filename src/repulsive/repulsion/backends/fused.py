@@ -1,36 +1,30 @@
-"""The fused update: three launches over a table of slices, replayed as one graph, nothing waited for.
+"""The fused update: three Triton launches over a table of slices, replayed as one CUDA graph, without host waits.
 
-`REPULSIVE_KERNELS=eager|triton` chooses between this and the reference in `blocks`; by default CUDA takes Triton.
+The environment variable `REPULSIVE_KERNELS` chooses between this backend and `eager`, which is its reference.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup
-from repulsive.particles import bandwidths, kernels, priors
-from repulsive.particles.bandwidths import Bandwidth
+from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
-from repulsive.particles.rule import Coefficients, Measure, Rule
-from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.backends.addresses import COLUMNS, KINDS, SliceTable, send
+from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule
+from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable, send
 
-SPLITS = 16  # programs a slice, at least: a power of two
-BUSY = 528  # programs that keep a large GPU busy; few slices are split further until there are so many
-LEAST = 1024  # numbers of a head that are worth a program
+SPLITS = 16  # programs per slice, at least; a power of two
+BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
+LEAST = 1024  # elements of a head that are worth a program
 _HAS_CUDA = torch.backends.cuda.is_built()
-PRECISION = "tf32x3"  # of products by matrix units
+PRECISION = "tf32x3"  # of matrix products on tensor cores
 
-# How the launches are cut, by heads padded to a power of two: as many columns at once as registers hold.
+# Launch settings by number of heads, padded to a power of two: as many columns at once as registers hold.
 GRAM: dict[int, dict[str, int]] = {
     2: {"BLOCK": 1024, "LANES": 1, "num_warps": 2},
     4: {"BLOCK": 512, "LANES": 1, "num_warps": 2},
@@ -57,62 +51,21 @@ COMBINE: dict[int, dict[str, int]] = {
 }
 
 
-def wanted(device: torch.device) -> bool:
-    """Whether updates on `device` go through Triton.
-
-    Raises:
-        RuleError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton where there is none.
-    """
-    choice = os.environ.get("REPULSIVE_KERNELS", "")
-    if choice not in ("", "eager", "triton"):
-        raise RuleError(f"REPULSIVE_KERNELS={choice!r}: choose eager or triton")
-    if choice == "eager" or (choice == "" and device.type != "cuda"):
-        return False
-    if not _has_triton():
-        if choice == "triton":
-            raise RuleError("REPULSIVE_KERNELS=triton, but the package triton is not installed")
-        return False
-    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
-        return True
-    raise RuleError("REPULSIVE_KERNELS=triton needs CUDA weights, or TRITON_INTERPRET=1 for Triton's interpreter")
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def supports(rule: Rule | None) -> bool:
-    """Rules of two matrices; others go through the reference."""
-    return rule is not None and rule.has_matrix_form
-
-
-def _solves(rule: Rule) -> TypeGuard[SVGD]:
-    """Radial kernels, a named or fixed bandwidth, a given alpha: then the coefficients are one launch as well."""
-    return (
-        isinstance(rule, SVGD)
-        and type(rule).drive is SVGD.drive
-        and kernels.resolve(rule.kernel) in (kernels.RBF, kernels.IMQ)
-        and _solves_bandwidth(rule.bandwidth)
-        and rule.alpha != "auto"
-    )
-
-
-def _solves_bandwidth(bandwidth: Bandwidth) -> bool:
-    """A number, or one of the medians that `solve_kernel` computes."""
-    return bandwidth in ("paper", "released") if isinstance(bandwidth, str) else not callable(bandwidth)
-
-
 def _splits(slices: int, dim: int) -> int:
-    """Programs a slice."""
+    """Number of programs per slice."""
     splits = SPLITS
     while slices * splits < BUSY and dim >= 2 * splits * LEAST:
         splits *= 2
     return splits
 
 
-class Plan:
-    """A table of slices, the small matrices of their groups, and the launches that work on them."""
+class FusedUpdate:
+    """The update of groups with the same number of heads, dtype and device: table of slices, buffers and launches.
+
+    Args:
+        groups: the groups.
+        seed: seed of the noise.
+    """
 
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
@@ -129,30 +82,31 @@ class Plan:
         self.scale = torch.ones(1, device=device)
         self.steps = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._step = -1
-        self._last: tuple[bool, bool] | None = (
-            None  # the kind of the last launches, if they may be repeated as they are
-        )
-        self._rule: Rule | None = None  # whose settings were sent last
-        self._numbers = _OnDevice(8, device)  # the rule's settings: a schedule may change them at any step
-        self._sigmas = _OnDevice(slices, device)
-        self.sigmas = torch.zeros(slices, device=device)  # those of a rule that multiplies them with its own factors
+        self._repeatable: tuple[bool, bool] | None = None  # (noisy, scaled) of the last run, if it can be repeated
+        self._rule: Rule | None = None  # of the last graphs
+        self._settings = _DeviceNumbers(8, device)  # of the rule: a schedule may change them at any step
+        self._sigmas = _DeviceNumbers(slices, device)
+        self.scaled_sigmas = torch.zeros(slices, device=device)  # for a rule that scales its noise by gradients
         by_size: dict[int, list[int]] = {}
-        for number, group in enumerate(groups):
-            by_size.setdefault(group.dim, []).append(number)
-        self._alike = list(by_size.values())  # numbers of groups of one size
-        ranks = torch.tensor([number for numbers in self._alike for number in numbers]).argsort()
-        self._rank_of = ranks[self.table.group_of].to(device)  # of every slice: where its group stands in `_alike`
-        self._graph = _Replay()  # of that rule
+        for index, group in enumerate(groups):
+            by_size.setdefault(group.dim, []).append(index)
+        self._same_size = list(by_size.values())  # indices of groups of one size
+        positions = torch.tensor([index for indices in self._same_size for index in indices]).argsort()
+        self._position_of = positions[self.table.group_of].to(device)  # position of each slice's group in `_same_size`
+        self._graphs = _GraphCache()  # of `_rule`
 
     def refresh(self) -> bool:
-        """Point at where weights and gradients are now; False where they no longer fit the plan."""
+        """Point at the current weights and gradients; return False if they no longer fit the table."""
         return self.table.refresh()
 
-    def again(self, rule: Rule | None) -> torch.cuda.CUDAGraph | None:
-        """What repeats the last `run`, if it depends on nothing but where weights and gradients are."""
-        if self._last is None or rule is not self._rule or not self.table.refresh(quickly=True):
+    def graph_to_repeat(self, rule: Rule | None) -> torch.cuda.CUDAGraph | None:
+        """Return a CUDA graph that repeats the last `run` on the current gradients; None if there is none.
+
+        A run can be repeated if it depends on nothing but the addresses of weights and gradients.
+        """
+        if self._repeatable is None or rule is not self._rule or not self.table.refresh(quickly=True):
             return None
-        return self._graph.known((*self._last, self.table.place.number, self.table.place.aligned))
+        return self._graphs.get((*self._repeatable, self.table.current.index, self.table.current.aligned))
 
     def run(
         self,
@@ -164,44 +118,42 @@ class Plan:
         draw_noise: bool = True,
         measure: bool = False,
     ) -> Measure | None:
-        """Replace the gradients of all slices by what `rule` makes of them; see `Update.run`.
+        """Replace the gradients of all slices by the direction of a rule; see `Update.run`.
 
         Returns:
-            Tensors [groups], on the device, if asked for.
+            Tensors [groups], on the device, if `measure`.
         """
-        self._last = None
+        self._repeatable = None
         noisy = draw_noise and self._set_noise(rule, rates, step, scale)
         if scale is not None:
             self.scale.copy_(scale)
         scaled = scale is not None
-        if measure or not _solves(rule):
-            found = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
+        form = None if measure else rule.radial_form(step)
+        if form is None:
+            coefficients = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
             self._combine(rule, noisy=noisy, scaled=scaled)
-            return found.measure
+            return coefficients.measure
         if rule is not self._rule:
-            self._rule, self._graph = rule, _Replay()
-            self._numbers.set(self._settings(rule, step))
-        elif callable(rule.alpha):
-            self._numbers.set(self._settings(rule, step))
+            self._rule, self._graphs = rule, _GraphCache()
+        self._settings.set(self._settings_of(form))
 
         def launch() -> None:
             self._gram("THETA")
-            self._solve(rule)
+            self._solve(form)
             self._combine(rule, noisy=noisy, scaled=scaled)
 
-        place = self.table.place
-        self._graph.run(launch, (noisy, scaled, place.number, place.aligned), self.table.device)
-        if not noisy and not scaled and not callable(rule.alpha):
-            self._last = noisy, scaled
+        pointers = self.table.current
+        self._graphs.run(launch, (noisy, scaled, pointers.index, pointers.aligned), self.table.device)
+        if not noisy and not scaled and not form.has_schedule:
+            self._repeatable = noisy, scaled
         return None
 
-    def _settings(self, rule: SVGD, step: int) -> list[float]:
-        """What `solve_kernel` reads, in its order."""
-        alpha = rule.alpha(step) if callable(rule.alpha) else float(rule.alpha)
-        fixed = 0.0 if isinstance(rule.bandwidth, str) or callable(rule.bandwidth) else float(rule.bandwidth)
-        log = math.log(self.heads + (rule.bandwidth == "released")) if self.heads > 1 else 1.0
-        precision = priors.resolve(rule.prior).precision
-        return [rule.stepsize, alpha, rule.own_drive, rule.smoothing, precision, fixed, bandwidths.FLOOR**2, log]
+    def _settings_of(self, form: RadialForm) -> list[float]:
+        """The numbers that `solve_kernel` reads, in its order."""
+        fixed = 0.0 if isinstance(form.bandwidth, str) else form.bandwidth
+        log = math.log(self.heads + (form.bandwidth == "released")) if self.heads > 1 else 1.0
+        weights = [form.stepsize, form.alpha, form.own_drive, form.smoothing, form.precision]
+        return [*weights, fixed, bandwidths.FLOOR**2, log]
 
     @property
     def _shape(self) -> dict[str, Any]:
@@ -211,63 +163,64 @@ class Plan:
     def _access(self) -> dict[str, Any]:
         import triton.language as tl
 
-        kind = getattr(tl, KINDS[self.table.dtype])
-        return {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": self.table.place.aligned}
+        kind = getattr(tl, DTYPES[self.table.dtype])
+        return {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": self.table.current.aligned}
 
     def _gram(self, source: str) -> None:
-        """Partial products of all slices, of their weights ("THETA") or gradients ("GRAD")."""
-        from repulsive.repulsion.backends import triton_kernels as fused
+        """Compute partial products of all slices: of their weights ("THETA") or gradients ("GRAD")."""
+        from repulsive.repulsion.backends import triton_kernels
 
-        fused.gram_kernel[(len(self.table.parts), self.splits)](
+        triton_kernels.gram_kernel[(len(self.table.parts), self.splits)](
             self.table.rows,
-            self.table.place.pointers,
+            self.table.current.pointers,
             self.products,
             self.to_mean,
             self.mean2,
-            SOURCE=getattr(fused, source),
+            SOURCE=getattr(triton_kernels, source),
             PRECISION=PRECISION,
             **GRAM[self.padded],
             **self._shape,
             **self._access,
         )
 
-    def _solve(self, rule: SVGD) -> None:
-        """A, B and the row sums of B, in one launch."""
-        from repulsive.repulsion.backends import triton_kernels as fused
+    def _solve(self, form: RadialForm) -> None:
+        """Compute A, B and the row sums of B in one launch."""
+        from repulsive.repulsion.backends import triton_kernels
 
-        cut = SOLVE[self.padded]
-        chunk = self.splits if self.splits == cut["CHUNK"] else 1  # all at once, or one by one
-        fused.solve_kernel[(len(self.groups),)](
+        medians = {"paper": triton_kernels.PAPER, "released": triton_kernels.RELEASED}
+        launch = SOLVE[self.padded]
+        chunk = self.splits if self.splits == launch["CHUNK"] else 1  # all at once, or one by one
+        triton_kernels.solve_kernel[(len(self.groups),)](
             self.products,
             self.to_mean,
             self.mean2,
             self.table.starts,
-            self._numbers.tensor,
+            self._settings.tensor,
             self.drive,
             self.force,
             self.row_sums,
-            BANDWIDTH={"paper": fused.PAPER, "released": fused.RELEASED}.get(str(rule.bandwidth), fused.FIXED),
-            PROFILE=fused.RBF if kernels.resolve(rule.kernel) is kernels.RBF else fused.IMQ,
-            SPHERE=rule.space == "sphere",
+            BANDWIDTH=medians.get(str(form.bandwidth), triton_kernels.FIXED),
+            PROFILE=triton_kernels.RBF if form.kernel == "rbf" else triton_kernels.IMQ,
+            SPHERE=form.on_sphere,
             CHUNK=chunk,
-            num_warps=cut["num_warps"],
+            num_warps=launch["num_warps"],
             **self._shape,
         )
 
     def _combine(self, rule: Rule, *, noisy: bool, scaled: bool) -> None:
-        """Write the new gradients; count the step where noise depends on it."""
-        from repulsive.repulsion.backends import triton_kernels as fused
+        """Write the new gradients, and count the step for the noise."""
+        from repulsive.repulsion.backends import triton_kernels
 
         if noisy:
-            self.steps.add_(1)  # inside a captured graph this goes on counting at every replay
-        fused.combine_kernel[(len(self.table.parts), self.splits)](
+            self.steps.add_(1)  # on the device, so that replays of a captured graph count as well
+        triton_kernels.combine_kernel[(len(self.table.parts), self.splits)](
             self.table.rows,
-            self.table.place.pointers,
+            self.table.current.pointers,
             self.drive,
             self.force,
             self.row_sums,
             self.scale,
-            self.sigmas if rule.scales_noise else self._sigmas.tensor,
+            self.scaled_sigmas if rule.scales_noise else self._sigmas.tensor,
             self.steps,
             SCALED=scaled,
             NOISE=noisy,
@@ -278,25 +231,25 @@ class Plan:
         )
 
     def _coefficients(self, rule: Rule, step: int, scale: Tensor | None, with_gradients: bool) -> Coefficients:
-        """The rule's own coefficients from the products, in eager torch, into the buffers of `_combine`."""
+        """Compute the rule's own coefficients in eager torch, and copy them to the buffers that `_combine` reads."""
         self._gram("THETA")
-        theta, grad = Gram(self._assembled()), None
+        theta, grad = Gram(self._products_of_groups()), None
         if with_gradients:
             self._gram("GRAD")
-            products = self._assembled()
+            products = self._products_of_groups()
             grad = Gram(products if scale is None else products / scale.double().square())
-        found = rule.coefficients(theta, grad, step=step)
+        coefficients = rule.coefficients(theta, grad, step=step)
         inside = (slice(None), slice(self.heads), slice(self.heads))
-        self.drive.zero_()[inside] = found.drive.float()
+        self.drive.zero_()[inside] = coefficients.drive.float()
         self.force.zero_()
         self.row_sums.zero_()
-        if found.force is not None:
-            self.force[inside] = found.force.float()
-            self.row_sums[:, : self.heads] = found.force.sum(-1).float()
-        return found
+        if coefficients.force is not None:
+            self.force[inside] = coefficients.force.float()
+            self.row_sums[:, : self.heads] = coefficients.force.sum(-1).float()
+        return coefficients
 
-    def _assembled(self) -> Tensor:
-        """The products of every group [groups, M + 1, M + 1], from the partial ones of its slices."""
+    def _products_of_groups(self) -> Tensor:
+        """Sum the partial products of the slices of each group: [groups, M + 1, M + 1]."""
         heads, device = self.heads, self.table.device
         parts = torch.zeros(len(self.table.parts), heads + 1, heads + 1, dtype=torch.float64, device=device)
         parts[:, :-1, :-1] = self.products[:, :, :heads, :heads].double().sum(1)
@@ -306,31 +259,31 @@ class Plan:
         return total.index_add_(0, self.table.rows[:, 7], parts)
 
     def _set_noise(self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None) -> bool:
-        """Bring sigma of every slice and the step counter to the device, if there is noise at all."""
+        """Send sigma of every slice and the step counter to the device; return whether there is any noise."""
         if not rates:
             return False
         own = [rates.get(id(parameter), 0.0) for parameter in self.table.parameters]
         scales = {rate: rule.noise_scale(rate) for rate in set(own)}
         if not any(scales.values()):
             return False
-        self._sigmas.set([scales[own[owner]] for owner in self.table.owner_of])
+        self._sigmas.set([scales[own[parameter]] for parameter in self.table.parameter_of])
         if rule.scales_noise:
-            torch.mul(self._sigmas.tensor, self._noise_factors(rule, scale), out=self.sigmas)
+            torch.mul(self._sigmas.tensor, self._noise_factors(rule, scale), out=self.scaled_sigmas)
         if step != self._step + 1:
             self.steps.fill_(step - 1)  # `_combine` adds one
         self._step = step
         return True
 
     def _noise_factors(self, rule: Rule, scale: Tensor | None) -> Tensor:
-        """The rule's own factor of every slice, [slices]; groups of one size go through one call."""
+        """The rule's own factor for every slice, [slices]; one call for all groups of one size."""
         factors = []
-        for numbers in self._alike:
-            grad = torch.stack([self.table.gradient(number) for number in numbers]).float()  # [groups, M, D]
+        for indices in self._same_size:
+            grad = torch.stack([self.table.gradient(index) for index in indices]).float()  # [groups, M, D]
             factors.append(rule.noise_factor(grad if scale is None else grad / scale))
-        return torch.cat(factors)[self._rank_of]
+        return torch.cat(factors)[self._position_of]
 
 
-class _OnDevice:
+class _DeviceNumbers:
     """A few numbers on the device, sent only when they change."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -343,28 +296,29 @@ class _OnDevice:
             self._values = values
 
 
-class _Replay:
-    """Launch by launch the first times; then one graph, as the launches depend on nothing but device memory.
+class _GraphCache:
+    """CUDA graphs of launches that depend on nothing but device memory.
 
     Three Triton launches cost the host about 0.1 ms, a replay a tenth of that.
     """
 
     def __init__(self) -> None:
         self._graphs: dict[object, torch.cuda.CUDAGraph] = {}
-        self._seen: set[object] = set()
+        self._compiled: set[object] = set()
 
-    def known(self, key: object) -> torch.cuda.CUDAGraph | None:
-        """The graph of these launches, unless somebody is capturing one of his own."""
+    def get(self, key: object) -> torch.cuda.CUDAGraph | None:
+        """Return a captured graph; None if there is none, or while the user's own graph is being captured."""
         graph = self._graphs.get(key)
         return None if graph is None or (_HAS_CUDA and torch.cuda.is_current_stream_capturing()) else graph
 
-    def run(self, launch: Any, key: object, device: torch.device) -> None:
+    def run(self, launch: Callable[[], None], key: object, device: torch.device) -> None:
+        """Launch the first time, which compiles; capture a graph the second time; replay it from then on."""
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             launch()
         elif key in self._graphs:
             self._graphs[key].replay()
-        elif key not in self._seen:  # the first time compiles
-            self._seen.add(key)
+        elif key not in self._compiled:
+            self._compiled.add(key)
             launch()
         else:
             graph = torch.cuda.CUDAGraph()

@@ -1,15 +1,23 @@
-"""The update in three Triton launches: Gram matrices, coefficients, combination. The eager path is the reference.
+"""Triton kernels of the fused update: Gram matrices, coefficients, combination. `eager` is the reference.
 
-Every launch covers a whole table of slices. Particles and gradients are read where they lie, whatever their strides;
-nothing is stacked, nothing waits for the host. Per update the parameters are read twice, the gradients read and
-written once: the four passes that are the floor.
+Every launch covers a whole table of slices. Particles and gradients are read in place, whatever their strides. Nothing
+is stacked, and nothing waits for the host. An update reads the parameters twice, and reads and writes the gradients
+once: these four passes are the minimum.
 
-A row of the table describes one slice, in elements: 0-2 the strides over heads, over an outer and over an inner axis; 3
-the inner axis' length; 4 numbers per head; 5-6 the strides of the logical element index over outer and inner; 7 the
-group; 8 the stream of the noise. Weight and gradient lie alike; only their addresses [slices, 2] change between steps.
+A row of the table describes one slice, in elements. Its columns are:
 
-From 16 heads on products go through the matrix units, in three TF32 products each ("tf32x3"): the first 10 bits of a
-number and its next 10, of which only small times small is left out. That is as good as float32, and TF32 alone is not.
+- 0-2: strides over heads, over an outer and over an inner axis
+- 3: length of the inner axis
+- 4: elements per head
+- 5-6: strides of the logical element index over the outer and the inner axis
+- 7: index of the group
+- 8: noise stream
+
+Weight and gradient have the same strides; only their addresses [slices, 2] change between steps.
+
+From 16 heads on, matrix products run on tensor cores as three TF32 products each ("tf32x3"): a number is split into its
+first 10 bits and its next 10, and only the product of the two small parts is left out. This is as accurate as float32;
+TF32 alone is not.
 """
 
 # mypy: ignore-errors
@@ -18,7 +26,7 @@ import triton.language as tl
 
 from repulsive.particles.kernels import SHORTEST
 
-THETA, GRAD = 0, 1  # columns of the addresses
+THETA, GRAD = 0, 1  # columns of the pointers
 PAPER, RELEASED, FIXED = 0, 1, 2
 RBF, IMQ = 0, 1
 
@@ -30,10 +38,10 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 
 @triton.jit
 def _offsets(row, column, strides: tl.constexpr, FLAT: tl.constexpr):
-    """Columns of one slice as distances from the start of a head, by the two strides in that column of the table."""
-    if FLAT:  # a head is one run of numbers
+    """Offsets of columns from the start of a head; `strides` is the first of two table columns with the strides."""
+    if FLAT:  # a head is contiguous
         return column.to(tl.int64)
-    inner = tl.load(row + 3).to(tl.int32)  # as divisions of 64 bits are slow
+    inner = tl.load(row + 3).to(tl.int32)  # 64-bit divisions are slow
     outer = column // inner
     return outer.to(tl.int64) * tl.load(row + strides) + (column - outer * inner) * tl.load(row + strides + 1)
 
@@ -46,7 +54,7 @@ def _base(pointers, piece, which: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.
 
 @triton.jit
 def _sizes(row, ALIGNED: tl.constexpr):
-    """Numbers from one head to the next, and numbers of a head."""
+    """The stride between heads, and the number of elements of a head."""
     stride, size = tl.load(row), tl.load(row + 4).to(tl.int32)
     if ALIGNED:
         stride, size = tl.multiple_of(stride, 16), tl.multiple_of(size, 16)
@@ -55,7 +63,7 @@ def _sizes(row, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
-    """First column of one program, and the first that is no longer its own."""
+    """The first column of one program, and the end of its range."""
     length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
     first = split * length
     last = tl.minimum(first + length, size)
@@ -81,9 +89,9 @@ def gram_kernel(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Partial Gram matrices of centred heads [slices, SPLITS, MP, MP], their products with the mean, its square.
+    """Partial Gram matrices of centred heads [slices, SPLITS, MP, MP], their products with the mean, and its square.
 
-    A matrix of 16 or 32 heads is too small to be shared by warps: LANES warps each take columns of their own.
+    A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
     """
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
@@ -131,13 +139,13 @@ def gram_kernel(
 
 @triton.jit
 def _middle(values, counted, COUNT: tl.constexpr):
-    """The two middle ones of COUNT counted values >= 0 (the same one twice if COUNT is odd): bisection, no sorting."""
-    bits = tl.ravel(values.to(tl.float32).to(tl.int32, bitcast=True))  # numbers >= 0 are in the order of their bits
+    """The two middle values of COUNT non-negative ones (equal if COUNT is odd), by bisection instead of sorting."""
+    bits = tl.ravel(values.to(tl.float32).to(tl.int32, bitcast=True))  # non-negative floats sort like their bits
     counted = tl.ravel(counted)
     high = tl.max(tl.where(counted, bits, 0), axis=0)
     bits = tl.where(counted, bits, 0x7FFFFFFF)
     low = tl.maximum(tl.min(bits, axis=0), 0)
-    while low < high:  # the smallest number with more than (COUNT - 1) // 2 counted ones not above it
+    while low < high:  # find the smallest value with more than (COUNT - 1) // 2 values at or below it
         middle = low + (high - low) // 2
         enough = tl.sum((bits <= middle).to(tl.int32), axis=0) > (COUNT - 1) // 2
         high = tl.where(enough, middle, high)
@@ -165,8 +173,8 @@ def solve_kernel(
     PROFILE: tl.constexpr,
     SPHERE: tl.constexpr,
 ):
-    """A, B [groups, MP, MP] and the row sums of B [groups, MP] from the partial products, read CHUNK at a time."""
-    # Sums of 2 or 4 at a time come out wrong on a GPU (Triton 3.6), though not in the interpreter.
+    """A, B [groups, MP, MP] and the row sums of B [groups, MP], from the partial products, read CHUNK at a time."""
+    # Sums of 2 or 4 at a time are wrong on a GPU (Triton 3.6), though not in the interpreter.
     tl.static_assert((CHUNK == 1) | ((CHUNK == SPLITS) & (CHUNK >= 16)))
     group = tl.program_id(0)
     stepsize, alpha, own = tl.load(settings), tl.load(settings + 1), tl.load(settings + 2)

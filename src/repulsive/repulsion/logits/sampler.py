@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
 from repulsive.heads.module_paths import unwrap
-from repulsive.repulsion.live import is_captured as is_capturing
+from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.padding import masks_in, valid_tokens
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample, Samples, grid_of

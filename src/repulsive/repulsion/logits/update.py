@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.backends.eager import Measured, Reference
-from repulsive.repulsion.live import is_captured
+from repulsive.repulsion.backends.eager import EagerUpdate, Measured
+from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.force import LayerForce, logit_forces
 from repulsive.repulsion.logits.gather import gather_samples, world_size
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
@@ -79,7 +79,7 @@ class LogitRepulsion:
         """Check whether a step computes a new force; never while a schedule has set the weight to zero."""
         if self.is_off(step):
             return False
-        return is_renewed(step, self.rule.every) or not self.held or is_captured()
+        return is_renewed(step, self.rule.every) or not self.held or is_capturing()
 
     def is_off(self, step: int) -> bool:
         """Check whether a schedule has set the repulsive weight to zero."""
@@ -108,7 +108,7 @@ class LogitRepulsion:
             sides = [_written(one, part) for one, part in zip(targets, force.parts, strict=True)]
             self.held[number] = Held(sides, replace(force, parts=()))
         self.renewals += 1
-        if not is_captured():
+        if not is_capturing():
             self.sampler.clear()
 
     def drive_norms(self, scale: Tensor | None) -> Tensor:
@@ -122,7 +122,7 @@ class LogitRepulsion:
         """Factor on the gradients of a layer's heads."""
         heads = layer.num_heads
         if heads not in self._shares:
-            self._shares[heads] = self.rule.own_share(heads)
+            self._shares[heads] = self.rule.drive_scale(heads)
         return self._shares[heads]
 
     def _warn_without_tokens(self) -> None:
@@ -171,7 +171,7 @@ class LogitUpdate:
         self.groups = list(groups)
         self.source = source
         self._names = {group.name for group in groups}
-        self._noise = Reference(self.groups, seed)
+        self._noise = EagerUpdate(self.groups, seed)
         self._writers: list[Writer] = []
         self._renewals = -1
         self._numbers: dict[str, int] = {}
@@ -193,7 +193,7 @@ class LogitUpdate:
         draw_noise: bool = True,
     ) -> dict[str, Measured]:
         """Replace the gradients of all groups; see `Update.run`."""
-        assert isinstance(rule, SVGD)
+        assert rule is not None
         source = self.source
         with torch.no_grad():
             if source.is_due(step):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadSlice
-from repulsive.repulsion.sharding.parts import gradient_of, is_sharded, local_part
+from repulsive.repulsion.sharding.shard_layout import gradient_of, is_sharded, local_part
 
 
 @dataclass(frozen=True)

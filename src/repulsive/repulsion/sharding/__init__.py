@@ -1,1 +1,1 @@
-"""Weights that are sharded over ranks: placements and local parts."""
+"""Weights sharded over ranks: placements, and the part that each rank works on."""

@@ -1,4 +1,4 @@
-"""The placement that makes repulsion cheap under FSDP2: every rank holds a piece of every head."""
+"""FSDP2 placements that make repulsion cheap: every rank holds a piece of every head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from repulsive.errors import UnsupportedWeights
 from repulsive.heads import find_heads
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.repulsion.sharding.parts import is_sharded
+from repulsive.repulsion.sharding.shard_layout import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DeviceMesh, Shard
@@ -20,33 +20,32 @@ if TYPE_CHECKING:
 def head_placement(
     model: nn.Module, *, mesh: DeviceMesh | None = None, groups: Sequence[HeadGroup] | None = None
 ) -> Callable[[nn.Parameter], Shard | None]:
-    """A `shard_placement_fn` for `fully_shard`: weights of heads are split along their input features.
+    """Build a `shard_placement_fn` for `fully_shard` that splits weights of heads along their input features.
 
-    Then the only thing a rule sends is its M x M products. Every other parameter keeps torch's default.
+    A rule then sends nothing but its M x M products. Every other parameter keeps torch's default placement.
 
     Args:
         model: the model, before `fully_shard`; tensor parallelism may have been applied already.
-        mesh: the mesh that `fully_shard` will get, None for all ranks; of a two-dimensional one (HSDP) the last
-            dimension shards.
+        mesh: the mesh that `fully_shard` will get; None for all ranks. The last dimension of a two-dimensional mesh
+            (HSDP) is the one that shards.
         groups: groups of heads from `find_heads` or made by hand, instead of all that `find_heads(model)` finds.
 
     Returns:
         A function parameter -> `Shard(dim)`, or None for torch's default.
 
     Raises:
-        UnsupportedWeights: a weight does not divide evenly, which torch asks of every dimension but the first.
+        UnsupportedWeights: a weight does not divide evenly, which torch requires of every dimension but the first.
 
     Example:
-        Per layer, then the model, as FSDP2 goes:
-        `for layer in model.layers: fully_shard(layer, shard_placement_fn=placement)`.
+        `for layer in model.layers: fully_shard(layer, shard_placement_fn=placement)`, then the same for `model`.
     """
     from torch.distributed.tensor import Shard
 
-    shards = _ranks() if mesh is None else mesh.size(mesh.ndim - 1)
+    shards = _world_size() if mesh is None else mesh.size(mesh.ndim - 1)
     chosen: dict[int, Shard] = {}
     for group in find_heads(model) if groups is None else groups:
         for part in group.slices:
-            dim = _dimension(part, shards)
+            dim = _dimension_to_split(part, shards)
             if dim is not None:
                 chosen[id(part.parameter())] = Shard(dim)
 
@@ -56,8 +55,8 @@ def head_placement(
     return placement
 
 
-def _dimension(part: HeadSlice, shards: int) -> int | None:
-    """The dimension to split: the first that counts no output features and divides; the very first need not."""
+def _dimension_to_split(part: HeadSlice, shards: int) -> int | None:
+    """The first dimension other than the output features that divides evenly; dimension 0 does not need to."""
     parameter = part.parameter()
     shape = parameter.to_local().shape if is_sharded(parameter) else parameter.shape
     others = [dim for dim in range(parameter.ndim) if dim != part.axis]
@@ -74,7 +73,7 @@ def _dimension(part: HeadSlice, shards: int) -> int | None:
     )
 
 
-def _ranks() -> int:
+def _world_size() -> int:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         raise UnsupportedWeights("head_placement: no process group yet; call init_process_group, or give `mesh`")

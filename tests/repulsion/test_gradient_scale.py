@@ -1,4 +1,4 @@
-"""Rules make gradients small, and an optimiser's eps may then be large beside them: that is told, and true."""
+"""Rules reduce gradients, so the eps of an optimizer may become too large: the warning, and its numbers."""
 
 import warnings
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from repulsive import SGLD, SPOS, SVGD, repel
 
-SMALL = 1e-4  # a number of a gradient
+SMALL = 1e-4  # value of every gradient element
 
 
 def attention() -> nn.MultiheadAttention:
@@ -17,7 +17,7 @@ def attention() -> nn.MultiheadAttention:
 
 
 def moved(rule, eps: float) -> float:
-    """How far the first steps of Adam take the heads where every gradient is small and points one way."""
+    """Distance that heads move in the first steps of Adam with small, constant gradients."""
     model = attention()
     before = model.in_proj_weight.detach().clone()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=eps)
@@ -39,15 +39,15 @@ def moved(rule, eps: float) -> float:
     ],
     ids=["SVGD", "SPOS", "SGLD"],
 )
-def test_a_large_eps_is_told_of(rule, advised):
+def test_a_large_eps_is_warned_about(rule, advised):
     model = attention()
     with pytest.warns(UserWarning, match=rf"slows them down; choose a larger stepsize \({advised} gives"):
         repel(model, torch.optim.AdamW(model.parameters(), eps=1e-6), rule, verbose=False)
 
 
-def test_what_is_told_is_so():
+def test_the_warning_is_right():
     plain, slow = moved(None, 1e-6), moved(SVGD(stepsize=0.01, alpha=0.0, smoothing=0.0), 1e-6)
-    assert slow < 0.3 * plain  # 1e-4 is a quarter of the 4e-4 that eps has become
+    assert slow < 0.3 * plain  # the gradient, 1e-4, is a quarter of the effective eps, 4e-4
     assert moved(SVGD(stepsize=4.0, alpha=0.0, smoothing=0.0), 1e-6) == pytest.approx(plain, rel=1e-5)
     assert moved(SVGD(stepsize=0.01, alpha=0.0, smoothing=0.0), 1e-12) == pytest.approx(plain, rel=0.02)
 
@@ -63,7 +63,7 @@ def test_what_is_told_is_so():
     ids=["AdamW", "AdamW with decay", "RMSprop", "Adafactor"],
 )
 @pytest.mark.parametrize("rule", [SVGD(), SVGD(stepsize=0.01), SPOS(), SGLD(), None], ids=str)
-def test_nothing_is_told_of_usual_settings(make, rule, recwarn):
+def test_usual_settings_give_no_warning(make, rule, recwarn):
     model = attention()
     repel(model, make(model.parameters()), rule, verbose=False)
     assert not recwarn.list

@@ -1,4 +1,4 @@
-"""What the user sees: one line or a table when heads are attached, and a handle in print."""
+"""Text shown to the user: a line or a table when heads are attached, and the printed form of a handle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from repulsive.repulsion.measurements import GroupReport
 
 
 def short_rule(rule: Rule | None) -> str:
-    """Name a rule with the settings that differ from its defaults; positional ones are always shown.
+    """Format a rule with its positional settings and those that differ from their defaults.
 
     Example:
         >>> from repulsive.particles.svgd import SVGD
@@ -29,23 +29,23 @@ def short_rule(rule: Rule | None) -> str:
         return "no rule (plain training, measured)"
     if not is_dataclass(rule):
         return repr(rule)
-    shown = []
-    for one in fields(rule):
-        value = getattr(rule, one.name)
-        default = getattr(rule, f"default_{one.name}", one.default)  # some depend on other settings
-        if not one.kw_only or default is MISSING or value != default:
-            shown.append(f"{one.name}={value!r}")
-    return f"{type(rule).__name__}({', '.join(shown)})"
+    settings = []
+    for field in fields(rule):
+        value = getattr(rule, field.name)
+        default = getattr(rule, f"default_{field.name}", field.default)  # some depend on other settings
+        if not field.kw_only or default is MISSING or value != default:
+            settings.append(f"{field.name}={value!r}")
+    return f"{type(rule).__name__}({', '.join(settings)})"
 
 
 def attached_line(model: nn.Module, rule: Rule | None, groups: Sequence[HeadGroup], left_out: Mapping[str, str]) -> str:
-    """One line: the model's class, layers x heads, groups, rule, and attention that was left out.
+    """Format one line: class of the model, layers x heads, groups, rule, and attention modules that were left out.
 
     Args:
         model: the model, wrapped or not.
         rule: the rule.
         groups: the heads that are trained.
-        left_out: attention modules whose heads are not known, name -> class.
+        left_out: attention modules with an unknown head layout, name -> class.
     """
     layers = len({(group.stack, group.where, group.layer) for group in groups})
     heads = "/".join(str(count) for count in sorted({group.num_heads for group in groups}, reverse=True))
@@ -61,20 +61,20 @@ def attached_line(model: nn.Module, rule: Rule | None, groups: Sequence[HeadGrou
 def attached_table(
     model: nn.Module, rule: Rule | None, groups: Sequence[HeadGroup], left_out: Mapping[str, str]
 ) -> str:
-    """The line of `attached_line` and the table of all groups."""
+    """Format the line of `attached_line` and a table of all groups."""
     table = [attached_line(model, rule, groups, {}), describe(groups)]
     return "\n".join([*table, _unknown_attention(left_out)] if left_out else table)
 
 
 def _unknown_attention(left_out: Mapping[str, str]) -> str:
-    found = [f"{name} ({kind})" for name, kind in left_out.items()]
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return f"left out, as their heads are not known: {', '.join(found[:4])}{more}; example_inputs may help"
+    modules = [f"{name} ({kind})" for name, kind in left_out.items()]
+    more = f" and {len(modules) - 4} more" if len(modules) > 4 else ""
+    return f"left out, as their head layout is unknown: {', '.join(modules[:4])}{more}; example_inputs may help"
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Means over groups at one time.
+    """Means over all groups at one step.
 
     Args:
         step: optimizer step of the measurement, -1 before the first.
@@ -90,7 +90,7 @@ class Overview:
 
 
 def overview(reports: Sequence[GroupReport]) -> Overview:
-    """Summarise the reports of all groups; NaN where nothing finite was measured."""
+    """Summarise the reports of all groups; NaN without a finite measurement."""
     return Overview(
         max(one.step for one in reports),
         _mean([one.ratio for one in reports]),
@@ -100,7 +100,7 @@ def overview(reports: Sequence[GroupReport]) -> Overview:
 
 
 def as_text(title: str, rows: Mapping[str, Overview]) -> str:
-    """The title, and a line for each time that was measured."""
+    """Format the title and one line per measurement."""
     lines = [f"{'':6} {'step':>7} {'ratio':>9} {'similarity':>11} {'largest':>9}"]
     lines += [
         f"{name:6} {row.step:7d} {row.ratio:9.3g} {row.similarity:+11.3f} {row.largest:+9.3f}"
@@ -110,7 +110,7 @@ def as_text(title: str, rows: Mapping[str, Overview]) -> str:
 
 
 def as_html(title: str, rows: Mapping[str, Overview]) -> str:
-    """The same as a table for notebooks."""
+    """Format the same as an HTML table, for notebooks."""
     head = "".join(f"<th>{name}</th>" for name in ("", "step", "ratio", "similarity", "largest"))
     body = "".join(
         f"<tr><th>{name}</th><td>{row.step}</td><td>{row.ratio:.3g}</td><td>{row.similarity:+.3f}</td>"
@@ -122,5 +122,5 @@ def as_html(title: str, rows: Mapping[str, Overview]) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return fmean(known) if known else math.nan
+    finite = [value for value in values if math.isfinite(value)]
+    return fmean(finite) if finite else math.nan

@@ -1,4 +1,4 @@
-"""What is printed: one line when attached, the table if asked for, and a handle at any time."""
+"""Printed text: one line when attached, the table with `verbose=True`, and the printed form of a handle."""
 
 import re
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from repulsive import SGLD, SPOS, SVGD, repel
-from repulsive.repulsion.show import short_rule
+from repulsive.repulsion.display import short_rule
 
 
 def adam(model):
@@ -40,7 +40,7 @@ def test_a_wrapped_model_with_fewer_key_heads(capsys):
     assert re.match(expected + r"( \(\d proved\))?, no rule \(plain training, measured\)\n$", capsys.readouterr().err)
 
 
-def test_groups_that_say_how_they_are_known(make_model, capsys):
+def test_the_number_of_proved_groups_is_shown(make_model, capsys):
     from repulsive import find_heads
 
     model = make_model()
@@ -92,7 +92,7 @@ def test_a_printed_handle_shows_start_and_now(make_model, backward):
     reports = handle.report()
     assert float(similarities[1]) == pytest.approx(sum(one.similarity for one in reports) / 6, abs=1e-3)
     assert float(largest[1]) == pytest.approx(max(one.largest for one in reports), abs=1e-3)
-    assert float(similarities[1]) < float(similarities[0]) - 0.1  # that is what it was for
+    assert float(similarities[1]) < float(similarities[0]) - 0.1  # the effect of repulsion
     assert {one.step for one in handle.first_report()} == {0}
     page = handle._repr_html_()
     assert "<td>40</td>" in page and similarities[0] in page and "&#x27;sphere&#x27;" in page
@@ -100,7 +100,7 @@ def test_a_printed_handle_shows_start_and_now(make_model, backward):
     assert "not attached" in str(handle) and "not attached" in repr(handle)
 
 
-def test_without_repulsion_heads_do_not_part(make_model, backward):
+def test_without_repulsion_heads_do_not_separate(make_model, backward):
     """The control of the test above."""
     model = make_model()
     handle = repel(model, adam(model), None, measure_every=10, verbose=False)

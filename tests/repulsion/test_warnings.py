@@ -1,4 +1,4 @@
-"""What the user is warned about, and what is an error: one head, slow optimizers, strong repulsion, late heads."""
+"""Warnings and errors about single heads, plain SGD and weight decay, strong repulsion, and heads trained later."""
 
 import warnings
 
@@ -16,7 +16,7 @@ def texts(caught) -> list[str]:
 
 
 def attach(model, optimizer, rule, **options):
-    """`repel` and the warnings it gave."""
+    """Call `repel`; return the handle and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         handle = repel(model, optimizer, rule, verbose=False, **options)
@@ -44,27 +44,27 @@ def test_one_head_everywhere_is_an_error(make_model):
 
 
 @pytest.mark.parametrize(("rule", "given"), [(None, False), (SGLD(), False), (SVGD(), True)])
-def test_one_head_that_is_meant_is_a_warning(rule, given, make_model):
+def test_one_head_on_purpose_is_a_warning(rule, given, make_model):
     model = make_model(heads=1)
     groups = {"groups": find_heads(model)} if given else {}
-    _, told = attach(model, torch.optim.Adam(model.parameters()), rule, **groups)
-    assert len(told) == 1 and "6 of 6 groups have one head" in told[0]
+    _, messages = attach(model, torch.optim.Adam(model.parameters()), rule, **groups)
+    assert len(messages) == 1 and "6 of 6 groups have one head" in messages[0]
 
 
 def test_one_head_in_some_layers_is_a_warning():
     model = nn.ModuleList([nn.MultiheadAttention(8, 1), nn.MultiheadAttention(8, 2)])
-    _, told = attach(model, torch.optim.Adam(model.parameters()), SVGD())
-    assert len(told) == 1 and told[0].startswith("3 of 6 groups have one head")
+    _, messages = attach(model, torch.optim.Adam(model.parameters()), SVGD())
+    assert len(messages) == 1 and messages[0].startswith("3 of 6 groups have one head")
 
 
-# -- optimizers that do not make up for smaller gradients -------------------------------------------------------------
+# -- optimizers that do not compensate for smaller gradients ----------------------------------------------------------
 
 
-def test_plain_sgd_is_warned_about_with_numbers_that_are_true(make_model, backward):
+def test_the_numbers_in_the_warning_about_plain_sgd_are_right(make_model, backward):
     model, plain = make_model(), make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    _, told = attach(model, optimizer, SVGD(stepsize=0.1, alpha=0.0, smoothing=0))
-    assert told == [
+    _, messages = attach(model, optimizer, SVGD(stepsize=0.1, alpha=0.0, smoothing=0))
+    assert messages == [
         "heads get about 0.025 of their gradient (stepsize 0.1, 4 heads), and SGD does not rescale it: with lr=0.2 "
         "they learn as with 0.005. Choose stepsize=4 to keep the size of gradients, or Adam"
     ]
@@ -90,9 +90,9 @@ def test_plain_sgd_is_warned_about_with_numbers_that_are_true(make_model, backwa
 )
 def test_coupled_weight_decay(kind, rule, warned, make_model):
     model = make_model()
-    _, told = attach(model, kind(model.parameters(), lr=1e-3, weight_decay=0.01), rule)
+    _, messages = attach(model, kind(model.parameters(), lr=1e-3, weight_decay=0.01), rule)
     text = f"heads get about 0.025 of their gradient, and {kind.__name__} adds weight_decay=0.01 to it: for heads that "
-    assert [one.startswith(text + "is like 0.4. Choose AdamW, or stepsize=4") for one in told] == [True] * warned
+    assert [one.startswith(text + "is like 0.4. Choose AdamW, or stepsize=4") for one in messages] == [True] * warned
 
 
 def test_adam_that_decouples_its_decay_is_fine(make_model):
@@ -112,31 +112,31 @@ def test_adam_that_decouples_its_decay_is_fine(make_model):
     ],
     ids=["fixed", "auto"],
 )
-def test_a_ratio_above_one_is_told_once_with_the_remedy(rule, remedy, make_model, backward):
+def test_a_ratio_above_one_is_warned_about_once_with_the_remedy(rule, remedy, make_model, backward):
     model = make_model()
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=10)
     handle.steps = 480
-    told = train(handle, model, backward, 41)  # measures at 480, 490, 500, 510 and 520
-    assert len(told) == 1 and told[0].startswith("step 520: repulsion is stronger than the loss")
-    assert told[0].endswith(f"Choose {remedy}")
+    messages = train(handle, model, backward, 41)  # measures at 480, 490, 500, 510 and 520
+    assert len(messages) == 1 and messages[0].startswith("step 520: repulsion is stronger than the loss")
+    assert messages[0].endswith(f"Choose {remedy}")
     assert train(handle, model, backward, 30) == []
 
 
 @pytest.mark.parametrize("rule", [SVGD(alpha=0.01), SVGD(alpha="auto", ratio=1.0)], ids=["small", "as asked"])
-def test_a_ratio_up_to_one_is_not(rule, make_model, backward):
+def test_a_ratio_up_to_one_gives_no_warning(rule, make_model, backward):
     model = make_model()
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=5)
     handle.steps = 500
     assert train(handle, model, backward, 21) == []
 
 
-def test_the_start_may_be_strong(make_model, backward):
+def test_a_large_ratio_before_step_500_gives_no_warning(make_model, backward):
     model = make_model()
     rule = SVGD(alpha=lambda step: 0.0 if step >= 509 else 1e6, space="sphere", smoothing=0)
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=1)
     handle.steps = 450
-    told = train(handle, model, backward, 50)
-    assert told == [] and all(one.ratio > 1 for one in handle.report())
+    messages = train(handle, model, backward, 50)
+    assert messages == [] and all(one.ratio > 1 for one in handle.report())
 
 
 # -- heads that are trained later -------------------------------------------------------------------------------------
@@ -150,16 +150,16 @@ def test_heads_that_join_the_training_are_named_once(later, make_model, backward
     first.requires_grad_(later != "unfrozen")
     trained = [p for p in model.parameters() if later == "unfrozen" or p is not first]
     optimizer = torch.optim.SGD(trained, lr=0.01)
-    handle, told = attach(model, optimizer, SVGD(), measure_every=2)
-    assert any("3 of 6 groups of heads are left out" in one for one in told)
+    handle, messages = attach(model, optimizer, SVGD(), measure_every=2)
+    assert any("3 of 6 groups of heads are left out" in one for one in messages)
     assert train(handle, model, backward, 3) == []
     if later == "unfrozen":
         first.requires_grad_(True)
     else:
         optimizer.add_param_group({"params": [first]})
-    told = train(handle, model, backward, 6)
-    assert len(told) == 1 and "3 groups of heads were unfrozen or added to the optimizer after repel" in told[0]
-    assert "stack.layers.0.self_attn.q" in told[0] and "repel again" in told[0]
+    messages = train(handle, model, backward, 6)
+    assert len(messages) == 1 and "3 groups of heads were unfrozen or added to the optimizer after repel" in messages[0]
+    assert "stack.layers.0.self_attn.q" in messages[0] and "repel again" in messages[0]
     handle.remove()
     handle, _ = attach(model, optimizer, SVGD())
     assert len(handle.groups) == 6

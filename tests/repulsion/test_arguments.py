@@ -25,7 +25,7 @@ def test_rules_by_name(name, make_model, backward):
 
 
 @pytest.mark.parametrize("rule", ["shpere", SVGD, 0.1])
-def test_what_is_not_a_rule(rule, make_model):
+def test_invalid_rules_are_refused(rule, make_model):
     with pytest.raises(RuleError, match=r"did you mean 'sphere'|did you mean SVGD\(\)|0.1 is not a rule"):
         repel(make_model(), None, rule)
 
@@ -83,7 +83,7 @@ def test_groups_with_the_defaults_written_out(make_model):
 
 @pytest.mark.parametrize("kind", ["svgd", "spos"])
 def test_recipes_that_carry_a_ratio_without_auto_still_load(kind):
-    """Every recipe has a ratio, used or not: its table has a default."""
+    """Every recipe has a ratio, used or not, because the recipe table has a default."""
     assert make_rule(Method(rule=kind, alpha=0.5, ratio=0.3), 10, 10).alpha == 0.5
     assert make_rule(Method(rule=kind, alpha="auto", ratio=0.3), 10, 10).ratio == 0.3
     assert make_rule(Method(rule="cosine", alpha="auto", ratio=0.3), 10, 10).ratio == 0.3

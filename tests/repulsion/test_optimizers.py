@@ -1,4 +1,4 @@
-"""Steps inside steps, closures that do nothing, steps that are none: still once per real step, and never silent."""
+"""Nested steps, closures without new gradients, steps that do not update parameters, replaced weights."""
 
 import copy
 
@@ -35,7 +35,7 @@ def plainly(backward):
 
 @pytest.fixture
 def trained(make_model, plainly):
-    """After three plain steps with the rule: what every other way to write the same loop must give."""
+    """Weights after three plain steps with the rule: the expected result of every equivalent loop."""
     model = make_model()
     train(model, sgd(model.parameters()), plainly)
     return list(model.parameters())
@@ -46,14 +46,14 @@ def same(model, parameters):
 
 
 class Calls(torch.optim.SGD):
-    """Torch hooks `step` of this class and that of its parent, which others use as it is."""
+    """Torch runs hooks for the `step` of this class and for that of its parent."""
 
     def step(self, closure=None):
         return super().step(closure)
 
 
 class Evaluates(torch.optim.SGD):
-    """Runs the closure itself, writes into gradients, then has its parent step."""
+    """Runs the closure, writes to gradients, then calls the step of its parent."""
 
     def step(self, closure=None):
         loss = None if closure is None else closure()
@@ -84,7 +84,7 @@ def test_a_step_that_calls_its_parents_step_repels_once(kind, closure, make_mode
 
 @pytest.mark.parametrize("clipped", [False, True])
 def test_applied_before_a_step_whose_closure_makes_no_gradients(clipped, make_model, backward, trained):
-    """As Lightning steps under manual optimisation."""
+    """Lightning does this under manual optimisation."""
 
     def step(model, optimizer, handle, index):
         loss = backward(model, index)
@@ -99,7 +99,7 @@ def test_applied_before_a_step_whose_closure_makes_no_gradients(clipped, make_mo
 
 
 @pytest.mark.parametrize("to_none", [False, True])
-def test_a_closure_that_makes_gradients_anew_after_apply(to_none, make_model, backward, trained):
+def test_a_closure_that_computes_new_gradients_after_apply(to_none, make_model, backward, trained):
     def step(model, optimizer, handle, index):
         backward(model, index)
         handle.apply()
@@ -115,7 +115,7 @@ def test_a_closure_that_makes_gradients_anew_after_apply(to_none, make_model, ba
     assert same(model, trained)
 
 
-def test_gradients_that_others_put_in_place_after_apply_are_not_changed_again(make_model, backward, trained):
+def test_gradients_replaced_after_apply_are_not_changed_again(make_model, backward, trained):
     """Clipping may assign new tensors."""
 
     def step(model, optimizer, handle, index):
@@ -130,7 +130,7 @@ def test_gradients_that_others_put_in_place_after_apply_are_not_changed_again(ma
     assert same(model, trained)
 
 
-def test_removed_inside_a_closure_is_removed(make_model, backward):
+def test_remove_inside_a_closure(make_model, backward):
     one, two = make_model(), make_model()
     first, second = sgd(one.parameters()), sgd(two.parameters())
     handle = repel(one, first, RULE, verbose=False)
@@ -148,7 +148,7 @@ def test_removed_inside_a_closure_is_removed(make_model, backward):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
-def test_a_checkpoint_that_makes_the_state_of_an_optimiser_is_no_step(kind, make_model, backward):
+def test_a_checkpoint_that_initialises_optimizer_state_is_not_counted_as_a_step(kind, make_model, backward):
     model = make_model()
     optimizer = kind(model.parameters(), lr=0.1)
     handle = repel(model, optimizer, SPOS(), verbose=False)
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_makes_the_state_of_an_optimiser_is_no_step(kind, make
     assert handle.steps == 1
 
 
-def test_a_learning_rate_that_starts_at_zero_is_a_step(make_model, backward):
+def test_a_step_at_learning_rate_zero_is_counted(make_model, backward):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     handle = repel(model, optimizer, RULE, verbose=False)
@@ -199,7 +199,7 @@ def test_layers_that_were_replaced_warn_once(make_model, backward):
 
 
 def test_heads_frozen_later_stay_where_they_are(make_model, backward):
-    """Gradients that are kept as zeros would else be filled by repulsion."""
+    """Otherwise repulsion would change gradients that are kept as zeros."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     handle = repel(model, optimizer, RULE, verbose=False)
@@ -216,7 +216,7 @@ def test_heads_frozen_later_stay_where_they_are(make_model, backward):
 
 
 def test_heads_frozen_between_backward_and_step_are_repelled(make_model, backward, trained):
-    """As loops of several networks may do; the optimiser steps them, too."""
+    """Loops with several networks may do this; the optimizer still updates these heads."""
 
     def step(model, optimizer, handle, index):
         backward(model, index)
@@ -231,7 +231,7 @@ def test_heads_frozen_between_backward_and_step_are_repelled(make_model, backwar
 
 def test_noise_without_a_learning_rate_is_refused(make_model):
     class Relative(torch.optim.SGD):
-        """As optimisers that find their own rate: `lr` is None."""
+        """Like optimizers that compute their own learning rate: `lr` is None."""
 
         def __init__(self, params):
             super().__init__(params, lr=1.0)
@@ -245,7 +245,7 @@ def test_noise_without_a_learning_rate_is_refused(make_model):
 
 
 @pytest.mark.gpu
-def test_equal_heads_are_told_on_a_gpu_too():
+def test_equal_heads_are_warned_about_on_a_gpu():
     attention = nn.MultiheadAttention(16, 4, device="cuda")
     nn.init.zeros_(attention.in_proj_weight)
     optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Which heads an optimizer trains."""
+"""Split groups of heads into those that an optimizer trains and the others."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
-from repulsive.repulsion.sharding import parts as sharding
+from repulsive.repulsion.sharding.shard_layout import check_placement
 
 
 def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[list[HeadGroup], list[HeadGroup]]:
-    """Split groups into those this optimizer trains and the others, which a warning names.
+    """Split groups into those that the optimizer trains and the others. A warning names the others.
 
     Raises:
-        OptimizerError: it trains none of them.
-        UnsupportedWeights: weights of a group cannot be trained at all.
+        OptimizerError: the optimizer trains none of the groups.
+        UnsupportedWeights: the weights of a group cannot be trained at all.
     """
-    owned = _owned(optimizer)
+    owned = _parameter_ids(optimizer)
     trained: list[HeadGroup] = []
     others: list[HeadGroup] = []
     reasons: list[str] = []
     for group in groups:
-        if reason := _why_not(group, owned):
+        if reason := _why_not_trained(group, owned):
             others.append(group)
             reasons.append(f"{group.name} ({reason})")
         else:
             trained.append(group)
     if not trained:
         raise OptimizerError(
-            "this optimiser trains none of the selected heads: "
-            + "; ".join(reasons[:6])
-            + ". Make it from the parameters of this very model, with the heads unfrozen"
+            f"the optimizer trains none of the selected heads: {'; '.join(reasons[:6])}. Build it from the parameters "
+            "of this model object, with the heads unfrozen"
         )
     if reasons:
         warnings.warn(
@@ -44,22 +43,22 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
 
 def newly_trained(others: Sequence[HeadGroup], optimizer: Optimizer) -> list[str]:
     """Return the names of groups that were left out and that the optimizer trains by now."""
-    owned = _owned(optimizer)
-    return [group.name for group in others if _why_not(group, owned) is None]
+    owned = _parameter_ids(optimizer)
+    return [group.name for group in others if _why_not_trained(group, owned) is None]
 
 
-def _owned(optimizer: Optimizer) -> set[int]:
+def _parameter_ids(optimizer: Optimizer) -> set[int]:
     return {id(p) for entry in optimizer.param_groups for p in entry["params"]}
 
 
-def _why_not(group: HeadGroup, owned: set[int]) -> str | None:
+def _why_not_trained(group: HeadGroup, owned: set[int]) -> str | None:
     for part in group.slices:
         parameter = part.parameter()
-        sharding.check(part)
+        check_placement(part)
         if not parameter.is_floating_point():
             raise UnsupportedWeights(f"{part.parameter_name}: {parameter.dtype} weights cannot be trained")
         if not parameter.requires_grad:
             return "frozen"
         if id(parameter) not in owned:
-            return "not in the optimiser"
+            return "not in the optimizer"
     return None

@@ -1,10 +1,11 @@
-"""Weights that lie on several ranks: which part of every head this rank works on.
+"""Sharded weights: which part of every head a rank works on.
 
-A rule needs two things of a group: its Gram matrix, which is a sum over the numbers of a head, and the same linear
-combination for every number. So any split *within* heads is a good one: each rank combines what it has, and M x M
-products are summed over ranks. A weight sharded along its input dimension is split so already. One sharded along its
-output features (`axis`), where whole heads lie on different ranks, is first moved to such a split, and its gradient
-back afterwards: an all-to-all of the rank's own share, not a gather of everything. `docs/scaling.md` has the costs.
+A rule needs two things of a group: its Gram matrix, which is a sum over the elements of a head, and the same linear
+combination for every element. So each rank can work on any split *within* heads: it combines its own elements, and
+M x M products are summed over ranks. A weight sharded along its input dimension is already split like this. A weight
+sharded along its output features (`axis`) has whole heads on different ranks. It is first moved to a split within
+heads, and its gradient is moved back afterwards: an all-to-all of the rank's own share, not a gather of everything.
+`docs/scaling.md` has the costs.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from torch import Tensor, nn
 from repulsive.errors import NoHeadsFound, UnsupportedWeights
 from repulsive.heads.layout import HeadSlice
 
-if TYPE_CHECKING:  # sharding is imported only by those who have shards
+if TYPE_CHECKING:  # torch.distributed.tensor is imported only where weights are sharded
     from torch.distributed.tensor import DeviceMesh, DTensor, Placement
 
-Sums = tuple[tuple["DeviceMesh", int], ...]
+MeshDims = tuple[tuple["DeviceMesh", int], ...]
 
 _ADVICE = "use fully_shard(..., shard_placement_fn=head_placement(model)): every rank then has a piece of every head"
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is spread over ranks (FSDP2, tensor parallel)."""
+    """Whether a tensor is distributed over ranks (FSDP2, tensor parallel)."""
     return hasattr(tensor, "placements")
 
 
-def check(part: HeadSlice) -> None:
-    """Raise `UnsupportedWeights` where the weight of a slice is spread in a way that cannot be worked on."""
+def check_placement(part: HeadSlice) -> None:
+    """Raise `UnsupportedWeights` if the weight of a slice is sharded in an unsupported way."""
     parameter = part.parameter()
     if is_sharded(parameter):
-        _work(part, parameter, whole=False)
+        _work_placements(part, parameter, whole=False)
 
 
 @contextmanager
 def explaining_flat_weights(model: nn.Module) -> Iterator[None]:
-    """Where heads cannot be found in a model under FSDP1, say why: it flattens all weights of a module into one."""
+    """If heads are not found in a model under FSDP1, raise an error that explains why: FSDP1 flattens weights."""
     try:
         yield
     except (NoHeadsFound, UnsupportedWeights) as error:
@@ -56,63 +57,67 @@ def explaining_flat_weights(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def moves(part: HeadSlice) -> bool:
-    """Whether heads lie on different ranks, so that the weight has to be moved before a rule can be applied."""
+def has_heads_on_other_ranks(part: HeadSlice) -> bool:
+    """Whether whole heads lie on different ranks, so that the weight has to be moved before a rule is applied."""
     parameter = part.parameter()
-    return is_sharded(parameter) and any(_dim(p) == part.axis for p in parameter.placements)
+    return is_sharded(parameter) and any(_sharded_dim(p) == part.axis for p in parameter.placements)
 
 
 def local_size(part: HeadSlice) -> int:
-    """Numbers of the parameter on this rank."""
+    """Number of elements of the parameter on this rank."""
     parameter = part.parameter()
     return parameter.to_local().numel() if is_sharded(parameter) else parameter.numel()
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a sharded parameter lies, and how it is worked on.
+class ShardLayout:
+    """Where a sharded parameter lies, and where it is worked on.
 
     Args:
-        placements: where it lies, one placement per dimension of its mesh.
-        work: where it is worked on: never sharded along the output features.
-        sums: mesh dimensions over which products are summed; their process groups are looked up when needed, so that
-            nothing here keeps a destroyed one alive.
-        columns: number of each local column among all columns, int64 [columns here]; a column is one input feature.
-            It follows from the others, so that it takes no part in comparisons.
+        placements: where it lies, one placement per mesh dimension.
+        work_placements: where it is worked on: never sharded along the output features.
+        summed_dims: mesh dimensions over which products are summed. Their process groups are looked up when needed, so
+            that no destroyed one is kept alive.
+        columns: index of each local column among all columns, int64 [local columns]; a column is one input feature.
+            It follows from the other fields, so it is not compared.
     """
 
     placements: tuple[Placement, ...]
-    work: tuple[Placement, ...]
-    sums: Sums
+    work_placements: tuple[Placement, ...]
+    summed_dims: MeshDims
     columns: Tensor = field(compare=False)
 
 
-def layout_of(part: HeadSlice, parameter: DTensor, whole: bool = False) -> Layout:
-    """How the weight of a slice is worked on.
+def shard_layout(part: HeadSlice, parameter: DTensor, whole: bool = False) -> ShardLayout:
+    """Determine where the weight of a slice is worked on.
 
     Args:
         part: the slice.
         parameter: its parameter.
-        whole: every column on every rank, for rules that need whole particles.
+        whole: bring every column to every rank, for rules that need whole particles.
 
     Raises:
-        UnsupportedWeights: it is spread in a way that cannot be worked on.
+        UnsupportedWeights: the weight is sharded in an unsupported way.
     """
     mesh, placements = parameter.device_mesh, tuple(parameter.placements)
-    work = _work(part, parameter, whole)
-    sums = tuple((mesh, i) for i, placement in enumerate(work) if _dim(placement) is not None)
-    _check_rows(part, parameter)
+    work = _work_placements(part, parameter, whole)
+    summed = tuple((mesh, i) for i, placement in enumerate(work) if _sharded_dim(placement) is not None)
+    _check_interleaved_rows(part, parameter)
     shape = list(parameter.shape)
     shape[part.axis] = 1
     numbers = torch.arange(math.prod(shape), device=parameter.device).view(shape)
     columns = local_part(numbers, mesh, work).flatten()
     if work == placements and columns.numel() * parameter.shape[part.axis] != parameter.to_local().numel():
-        raise UnsupportedWeights(_refusal(part, parameter, "torch cannot say which columns lie on this rank"))
-    return Layout(placements, work, sums, columns)
+        raise UnsupportedWeights(_refusal(part, parameter, "torch does not report which columns lie on this rank"))
+    return ShardLayout(placements, work, summed, columns)
 
 
 def gradient_of(part: HeadSlice) -> Tensor:
-    """The gradient of a slice's parameter, dense and placed as the parameter, or an error that says which is not."""
+    """Return the gradient of a slice's parameter, moved to the placements of the parameter if necessary.
+
+    Raises:
+        UnsupportedWeights: there is no gradient, it is sparse, or it lies on another mesh.
+    """
     parameter = part.parameter()
     grad = parameter.grad
     name = part.parameter_name
@@ -124,39 +129,39 @@ def gradient_of(part: HeadSlice) -> Tensor:
         is_sharded(parameter) and is_sharded(grad) and parameter.device_mesh != grad.device_mesh
     ):
         raise UnsupportedWeights(
-            f"{name}: the weight is spread as {_where(parameter)} and its gradient as {_where(grad)}; "
+            f"{name}: the weight is distributed as {_describe(parameter)} and its gradient as {_describe(grad)}; "
             "both must lie on one mesh"
         )
     if is_sharded(parameter) and is_sharded(grad) and parameter.placements != grad.placements:
-        # Partial sums, or a gradient autograd left elsewhere: optimisers would move it implicitly, at every use.
+        # Partial sums, or other placements chosen by autograd: optimizers would move it implicitly at every use.
         parameter.grad = grad = grad.redistribute(placements=parameter.placements)
     return grad
 
 
-def _work(part: HeadSlice, parameter: DTensor, whole: bool) -> tuple[Placement, ...]:
+def _work_placements(part: HeadSlice, parameter: DTensor, whole: bool) -> tuple[Placement, ...]:
     """Placements to work on: splits of the output features become splits of the largest other dimension."""
     from torch.distributed.tensor import Replicate, Shard
 
     others = [dim for dim in range(parameter.ndim) if dim != part.axis]
-    found: list[Placement] = []
+    work: list[Placement] = []
     for placement in parameter.placements:
-        if not placement.is_replicate() and _dim(placement) is None:
+        if not placement.is_replicate() and _sharded_dim(placement) is None:
             raise UnsupportedWeights(_refusal(part, parameter, f"{placement} is neither a shard nor a copy"))
         if whole or placement.is_replicate() or not others:
-            found.append(Replicate())
-        elif _dim(placement) == part.axis:
-            found.append(Shard(max(others, key=lambda dim: parameter.shape[dim])))
+            work.append(Replicate())
+        elif _sharded_dim(placement) == part.axis:
+            work.append(Shard(max(others, key=lambda dim: parameter.shape[dim])))
         else:
-            found.append(placement)
-    return tuple(found)
+            work.append(placement)
+    return tuple(work)
 
 
-def _check_rows(part: HeadSlice, parameter: DTensor) -> None:
-    """Interleaved shards (FSDP over tensor parallel, in one dimension) are only as good as torch's own account."""
+def _check_interleaved_rows(part: HeadSlice, parameter: DTensor) -> None:
+    """Check that torch moves interleaved shards correctly (FSDP over tensor parallel in one dimension)."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = parameter.device_mesh
-    along = [p if _dim(p) == part.axis else Replicate() for p in parameter.placements]
+    along = [p if _sharded_dim(p) == part.axis else Replicate() for p in parameter.placements]
     if all(type(p).__name__ in ("Shard", "Replicate") for p in along):
         return
     shape = [1] * parameter.ndim
@@ -165,24 +170,24 @@ def _check_rows(part: HeadSlice, parameter: DTensor) -> None:
     here = local_part(numbers, mesh, along)
     again = DTensor.from_local(here, mesh, along, run_check=False, shape=numbers.shape, stride=numbers.stride())
     if here.numel() != parameter.to_local().shape[part.axis] or not torch.equal(again.full_tensor(), numbers):
-        raise UnsupportedWeights(_refusal(part, parameter, "this version of torch does not move such shards rightly"))
+        raise UnsupportedWeights(_refusal(part, parameter, "this version of torch moves such shards incorrectly"))
 
 
 def local_part(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """What of `numbers`, which every rank has, a rank would hold: a slice, nothing is sent."""
+    """Return the part of a tensor, equal on every rank, that this rank would hold. Nothing is sent."""
     from torch.distributed.tensor import DTensor, Replicate
 
     whole = DTensor.from_local(numbers, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return whole.redistribute(placements=placements).to_local()
 
 
-def _dim(placement: Placement) -> int | None:
-    """The dimension a placement shards, interleaved ones included; None for copies and partial sums."""
+def _sharded_dim(placement: Placement) -> int | None:
+    """The dimension that a placement shards, also for interleaved shards; None for copies and partial sums."""
     dim: int | None = getattr(placement, "dim", None)
     return dim
 
 
-def _where(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{tuple(tensor.placements)} on {tensor.device_mesh}" if is_sharded(tensor) else "a plain tensor"
 
 

@@ -1,0 +1,163 @@
+"""Weights and gradients as one rank works on them during an update: in place if possible, otherwise as moved copies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from repulsive.heads.layout import HeadSlice
+from repulsive.repulsion.sharding.shard_layout import MeshDims, ShardLayout, gradient_of, is_sharded, shard_layout
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DeviceMesh, Placement
+
+
+class LocalWeight:
+    """One parameter and its gradient on this rank. Both can be read inside `load_local`.
+
+    Args:
+        part: a slice of the parameter.
+
+    Attributes:
+        theta: shaped as the parameter: all output features, possibly only some columns.
+        grad: the gradient, shaped alike.
+        layout: None for a plain tensor.
+    """
+
+    def __init__(self, part: HeadSlice) -> None:
+        self.part = part
+        self.theta: Tensor | None = None
+        self.grad: Tensor | None = None
+        self.layout: ShardLayout | None = None
+        self._layouts: dict[object, ShardLayout] = {}
+
+    @property
+    def summed_dims(self) -> MeshDims:
+        """Mesh dimensions over which products of this weight are summed."""
+        return () if self.layout is None else self.layout.summed_dims
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether `theta` and `grad` are moved copies, which have to be written back."""
+        return self.layout is not None and self.layout.work_placements != self.layout.placements
+
+    def find_layout(self, whole: bool) -> None:
+        """Set `layout` for the parameter as it is placed now."""
+        parameter = self.part.parameter()
+        if not is_sharded(parameter):
+            self.layout = None
+            return
+        key = (parameter.device_mesh, tuple(parameter.placements), whole)
+        if key not in self._layouts:
+            self._layouts[key] = shard_layout(self.part, parameter, whole)
+        self.layout = self._layouts[key]
+
+    def stored(self, name: str) -> Tensor:
+        """Return the parameter ("theta") or its gradient ("grad") as stored on this rank, detached."""
+        tensor = self.part.parameter() if name == "theta" else gradient_of(self.part)
+        tensor = tensor.detach()
+        return tensor.to_local() if is_sharded(tensor) else tensor
+
+    def elements(self, part: HeadSlice) -> Tensor | int:
+        """Indices of the local elements of `part`, row-major over [M, R, columns]: [M, local D]; or just their number.
+
+        The number is returned if all elements are here.
+        """
+        if self.layout is None:
+            return part.num_heads * part.dim
+        columns = self.layout.columns
+        rows = torch.arange(part.rows.numel(), device=columns.device).view(*part.rows.shape, 1)  # [M, R, 1]
+        return (rows * (part.dim // part.rows.shape[1]) + columns).flatten(1)
+
+
+@contextmanager
+def load_local(
+    weights: Iterable[LocalWeight], *, whole: bool = False, gradients: bool = True, write: str | None = "grad"
+) -> Iterator[None]:
+    """Make weights readable, and write changes back at the end.
+
+    Args:
+        weights: one per parameter.
+        whole: bring every column as well, for rules that need whole particles.
+        gradients: False if only weights are needed.
+        write: the part that will be changed: "grad", "theta" or None.
+    """
+    weights = list(weights)
+    names = ("theta", "grad") if gradients else ("theta",)
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                weight.find_layout(whole)
+                for name in names:
+                    setattr(weight, name, weight.stored(name))
+            _redistribute(weights, names, back=False)
+        yield
+        if write is not None:
+            with torch.no_grad():
+                _redistribute(weights, (write,), back=True)
+    finally:
+        for weight in weights:
+            weight.theta = weight.grad = None
+
+
+def _redistribute(weights: Sequence[LocalWeight], names: Sequence[str], *, back: bool) -> None:
+    """Move tensors to their work placements, or back: one call for all that are alike, as each call is expensive."""
+    alike: dict[tuple[object, ...], list[tuple[LocalWeight, str]]] = defaultdict(list)
+    for weight in weights:
+        parameter = weight.part.parameter()
+        if is_sharded(parameter) and weight.is_copy:
+            for name in names:
+                key = (weight.layout, parameter.device_mesh, parameter.shape, getattr(weight, name).dtype)
+                alike[key].append((weight, name))
+    for members in alike.values():
+        first = members[0][0]
+        layout, parameter = first.layout, first.part.parameter()
+        assert layout is not None and is_sharded(parameter)
+        stored, work = layout.placements, layout.work_placements
+        tensors: list[Tensor] = [getattr(weight, name) for weight, name in members]
+        moved = _move(tensors, parameter.device_mesh, parameter.shape, *((work, stored) if back else (stored, work)))
+        for (weight, name), tensor in zip(members, moved, strict=True):
+            if back:
+                weight.stored(name).copy_(tensor)
+            else:
+                setattr(weight, name, tensor)
+
+
+def _move(
+    tensors: Sequence[Tensor],
+    mesh: DeviceMesh,
+    shape: torch.Size,
+    source: Sequence[Placement],
+    target: Sequence[Placement],
+) -> Sequence[Tensor]:
+    """Move tensors of one shape: their local parts under `source` -> their local parts under `target`."""
+    from torch.distributed.tensor import DTensor
+
+    whole = torch.empty((len(tensors), *shape), device="meta")
+    stacked = DTensor.from_local(
+        torch.stack(tuple(tensors)),
+        mesh,
+        [_shift_dim(p) for p in source],
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+    return stacked.redistribute(placements=[_shift_dim(p) for p in target]).to_local().unbind(0)
+
+
+def _shift_dim(placement: Placement) -> Placement:
+    """The placement of the same tensor with one more dimension in front."""
+    from torch.distributed.tensor import Shard
+
+    dim: int | None = getattr(placement, "dim", None)
+    if dim is None:
+        return placement
+    if type(placement) is Shard:
+        return Shard(dim + 1)
+    interleaved: Placement = type(placement)(dim + 1, split_factor=placement.split_factor)  # type: ignore[call-arg,attr-defined]
+    return interleaved

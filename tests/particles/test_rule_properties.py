@@ -1,0 +1,75 @@
+"""The properties by which rules tell the rest of the package what they need."""
+
+import pytest
+import torch
+
+from repulsive.particles import SGLD, SPOS, SVGD, CosineLadder
+from repulsive.particles.rule import Coefficients, Rule
+
+
+class Halved(Rule):
+    """The smallest rule a user can write: every property has its default."""
+
+    stepsize = 0.5
+
+    def coefficients(self, theta, grad=None, *, step=0):
+        heads = theta.num_particles
+        drive = 0.5 * torch.eye(heads, dtype=theta.products.dtype).expand_as(theta.products[..., :-1, :-1])
+        return Coefficients(drive, force=None, measure=None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Halved(), set()),
+        (SGLD(), {"has_noise"}),
+        (SVGD(), {"has_interaction"}),
+        (SVGD(alpha="auto"), {"has_interaction", "holds_ratio", "needs_gradient_products"}),
+        (SVGD(space="logits", circuits="qk+ov"), {"has_interaction", "reads_tokens", "moves_values"}),
+        (SPOS(noise="released"), {"has_interaction", "has_noise", "scales_noise"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_rules_state_their_needs(rule, expected):
+    names = {name for name in dir(Rule) if isinstance(getattr(Rule, name), property)} - {"has_matrix_form"}
+    assert {name for name in names if getattr(rule, name)} == expected
+
+
+def test_drive_scale_is_the_factor_on_a_heads_own_gradient():
+    assert Halved().drive_scale(4) is None
+    assert SGLD(0.3).drive_scale(4) == 0.3
+    assert SVGD(0.2).drive_scale(4) == pytest.approx(0.05)
+    assert SPOS(0.2, beta=4.0).drive_scale(4) == pytest.approx(0.1)
+    assert CosineLadder(0.2).drive_scale(4) == pytest.approx(0.2)
+
+
+class OwnCoefficients(SVGD):
+    def coefficients(self, theta, grad=None, *, step=0):
+        return Halved().coefficients(theta)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SGLD(),
+        SVGD(alpha="auto"),
+        SVGD(kernel="cosine"),
+        SVGD(kernel=lambda x, y: x.sum(-1)),
+        SVGD(bandwidth="released-lower"),
+        SVGD(bandwidth=lambda d2: d2.mean()),
+        SVGD(space="logits"),
+        CosineLadder(),
+        OwnCoefficients(),
+    ],
+    ids=repr,
+)
+def test_other_formulas_have_no_radial_form(rule):
+    assert rule.radial_form(0) is None
+
+
+def test_the_radial_form_follows_a_schedule():
+    forms = [SPOS(alpha=lambda step: 0.1 * step, beta=2.0, bandwidth=3, kernel="imq").radial_form(n) for n in (1, 2)]
+    assert [form.alpha for form in forms] == [0.1, 0.2]
+    assert forms[0].has_schedule
+    assert (forms[0].kernel, forms[0].bandwidth, forms[0].own_drive) == ("imq", 3.0, 0.5)
+    assert not SVGD().radial_form(0).has_schedule
