@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from repulsive.lab.text.prepare import prepare
 
 from repulsive.cli.app import run
 from repulsive.errors import DataError, RunError
@@ -16,6 +15,7 @@ from repulsive.lab.engine.runs import ASSETS, RUN, RunFolder
 from repulsive.lab.runs.export import export
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run, load_trained, score
+from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.lm.prepare import plan_toy
 from repulsive.lab.systems.registry import open_recipe
 from tests.lab.engine import tiny
