@@ -1,4 +1,4 @@
-"""Multi-head attention whose heads do not become alike.
+"""Repel, prove, measure and prune the heads of multi-head attention.
 
 `repel(model, optimizer)` turns the training of any attention model into particle-optimisation sampling over its heads.
 
@@ -12,6 +12,7 @@ from repulsive import safety as _safety  # noqa: F401  first: it handles Ctrl-C 
 from repulsive._version import __version__
 
 if TYPE_CHECKING:
+    from repulsive.diagnostics.model_heads import Head, Heads
     from repulsive.errors import (
         HeadLayoutError,
         NoHeadsFound,
@@ -36,10 +37,12 @@ __all__ = [
     "Gaussian",
     "GroupReport",
     "Handle",
+    "Head",
     "HeadGroup",
     "HeadLayoutError",
     "HeadReport",
     "HeadSlice",
+    "Heads",
     "NoHeadsFound",
     "OptimizerError",
     "RepulsiveError",
@@ -60,6 +63,7 @@ __all__ = [
 
 # The package that defines each public name; the TYPE_CHECKING block says the same to type checkers and editors.
 _NAMES = {
+    "diagnostics.model_heads": ("Head", "Heads"),
     "errors": (
         "HeadLayoutError",
         "NoHeadsFound",

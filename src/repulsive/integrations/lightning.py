@@ -20,9 +20,8 @@ from repulsive.errors import RuleError
 from repulsive.heads import find_heads
 from repulsive.heads.layout import HeadGroup
 from repulsive.integrations.deferred import Deferred
-from repulsive.particles.named import RuleName
+from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
-from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import Handle, unwrap_optimizer
 from repulsive.repulsion.checks import SELECTION
 
@@ -55,7 +54,7 @@ class RepulsiveCallback(Callback):
         RuleError: `order="repel-clip"` under manual optimisation without `max_norm`: Lightning does not clip there.
     """
 
-    def __init__(self, rule: Rule | RuleName | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
+    def __init__(self, rule: Rule | RuleName | None = RECOMMENDED, **settings: Any) -> None:
         super().__init__()
         self._repulsion = Deferred(rule, settings)
         self._saved: list[dict[str, Any]] | None = None

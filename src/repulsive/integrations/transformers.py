@@ -13,9 +13,8 @@ from typing import Any
 
 from repulsive.errors import RuleError
 from repulsive.integrations.deferred import Deferred
-from repulsive.particles.named import RuleName
+from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
-from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import Handle
 
 try:
@@ -47,7 +46,7 @@ class RepulsiveCallback(TrainerCallback):
         RuleError: `order="repel-clip"` while the Trainer clips, or without any clipping (raised in the Trainer).
     """
 
-    def __init__(self, rule: Rule | RuleName | None = SVGD(), **settings: Any) -> None:  # noqa: B008  rules are frozen
+    def __init__(self, rule: Rule | RuleName | None = RECOMMENDED, **settings: Any) -> None:
         self._repulsion = Deferred(rule, settings)
 
     @property

@@ -11,10 +11,12 @@ from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 
-RuleName = Literal["paper", "sphere", "svgd", "spos", "sgld", "logits"]
+RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits"]
+RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callbacks
 
 # Built on demand, so that an error in one rule does not affect the others.
 RULES: dict[str, Callable[[], Rule]] = {
+    "recommended": lambda: SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "paper": lambda: SVGD(stepsize=0.1, alpha=0.01),
     "sphere": lambda: SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "svgd": lambda: SVGD(),
@@ -29,9 +31,9 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] = RULES) -> 
 
     | name | rule |
     | --- | --- |
+    | "recommended", "sphere" | `SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)` |
     | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
     | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
-    | "sphere" | `SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)`, recommended for Transformers |
     | "logits" | `SVGD(space="logits")` |
 
     Args:

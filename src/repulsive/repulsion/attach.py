@@ -18,7 +18,7 @@ from repulsive.heads.discover import Layout, left_out
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.select import LayersName, Particle, Where
 from repulsive.heads.verify import refuse_unproved
-from repulsive.particles.named import RuleName
+from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import checks
@@ -34,7 +34,7 @@ from repulsive.repulsion.trained_groups import split_trained
 def repel(
     model: nn.Module,
     optimizer: Optimizer,
-    rule: Rule | RuleName | None = SVGD(),  # noqa: B008  rules are frozen
+    rule: Rule | RuleName | None = RECOMMENDED,
     layers: LayersName | Sequence[int] = "all",
     parts: str = "qkv",
     where: Where = "all",
@@ -61,8 +61,8 @@ def repel(
     Args:
         model: any model with attention; also wrapped (DDP, torch.compile, PEFT) or sharded (FSDP2, tensor parallel).
         optimizer: the torch optimizer that trains the heads, or a wrapper that contains it.
-        rule: `SVGD`, `SPOS`, `SGLD`; a name, "paper", "sphere", "svgd", "spos", "sgld" or "logits" (see
-            `rule_by_name`); or None for plain training that is only measured.
+        rule: a name, "recommended", "paper", "sphere", "svgd", "spos", "sgld" or "logits" (see `rule_by_name`); a rule,
+            `SVGD`, `SPOS` or `SGLD`; or None for plain training that is only measured.
 
             **Which heads** (`groups` replaces the others):
         layers: "all", "first" or "last" of each stack, or indices.
@@ -108,7 +108,7 @@ def repel(
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
         >>> optimizer = torch.optim.Adam(model.parameters())
-        >>> handle = repel(model, optimizer, rule="sphere", verbose=False)
+        >>> handle = repel(model, optimizer, verbose=False)
     """
     check_arguments(unknown)
     chosen = checks.resolve_rule(rule)
