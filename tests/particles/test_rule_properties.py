@@ -61,7 +61,7 @@ class OwnCoefficients(SVGD):
         CosineLadder(),
         OwnCoefficients(),
     ],
-    ids=repr,
+    ids=["sgld", "auto", "cosine", "callable kernel", "lower median", "callable bandwidth", "logits", "ladder", "own"],
 )
 def test_other_formulas_have_no_radial_form(rule):
     assert rule.radial_form(0) is None
