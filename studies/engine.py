@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from repulsive.errors import RepulsiveError, RunError
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.launch import MakeTask, Spec, train_here, train_many
+from repulsive.lab.engine.recipe_tables import differences
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.workers import DONE
 from repulsive.lab.runs.plan import folder_name, plan
@@ -180,22 +181,13 @@ def _train_in_sequence(
                 on_end(spec, DONE)
 
 
-def flat(recipe: Any, above: str = "") -> dict[str, Any]:
-    """Flatten a recipe, or its tables: `{"model": {"heads": 3}}` -> `{"model.heads": 3}`."""
-    found: dict[str, Any] = {}
-    for name, value in (recipe if isinstance(recipe, Mapping) else as_tables(recipe)).items():
-        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
-    return found
-
-
 def check(spec: Spec) -> None:
     """Raise if a finished run has other settings; the path of its data does not matter."""
     folder = RunFolder(spec.folder)
     if folder.result is not None:
-        wanted, known = flat(json.loads(json.dumps(as_tables(spec.recipe)))), flat(folder.recipe)
-        other = [key for key in wanted | known if wanted.get(key) != known.get(key) and key != "data.folder"]
-        if other:
-            raise RunError(f"{spec.folder}: was trained with another {', '.join(other)}; choose another --out")
+        changed = differences(as_tables(spec.recipe), folder.recipe, ignore=["data.folder"])
+        if changed:
+            raise RunError(f"{spec.folder}: was trained with another {', '.join(changed)}; choose another --out")
 
 
 class StagedStudy(Protocol):

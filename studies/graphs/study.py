@@ -6,11 +6,14 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from studies.engine import Study, dev_results, is_finished, points
 from studies.graphs.rows import BASELINE, CONTROLS, GRIDS, LABELS, OURS, PUBLISHED, SCALES, Row
 
+from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.launch import Spec
+from repulsive.lab.engine.recipe_tables import differences
 
 STAGES = ("tune", "final")
 Changes = tuple[str, ...]
@@ -45,7 +48,7 @@ class Graphs(Study):
         base = chosen[BASELINE]
         if OURS in self.methods and base is not None:
             published = Row(PUBLISHED.label, OURS, (*base, *PUBLISHED.changes))
-            if all(self._recipe(published) != self._recipe(row) for row in rows):
+            if all(differences(self._recipe(published), self._recipe(row)) for row in rows):
                 rows.append(published)
         return rows
 
@@ -96,6 +99,6 @@ class Graphs(Study):
     def _all_finished(self, rows: Sequence[Row]) -> bool:
         return all(is_finished(spec) for row in rows for spec in self.runs(row, "tune"))
 
-    def _recipe(self, row: Row) -> object:
-        """The recipe of a row; rows with equal recipes are the same training."""
-        return self.runs(row, "final")[0].recipe
+    def _recipe(self, row: Row) -> dict[str, Any]:
+        """Tables of the recipe of a row; rows with equal recipes are the same training."""
+        return as_tables(self.runs(row, "final")[0].recipe)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from studies.engine import Study, dev_results, flat, is_finished, points
+from studies.engine import Study, dev_results, is_finished, points
 from studies.translation.rows import (
     ABLATION,
     BASELINE,
@@ -25,7 +25,9 @@ from studies.translation.rows import (
     Row,
 )
 
+from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.launch import Spec
+from repulsive.lab.engine.recipe_tables import differences, flatten
 from repulsive.lab.systems.registry import open_recipe
 
 STAGES = ("question", "tune", "final", "ablation", "heads", "redundancy")
@@ -104,8 +106,9 @@ class Translation(Study):
         """Changes in one order, each key once, without those that equal the recipe."""
         if (key := (row.method, row.changes)) not in self._normalised:
             recipe = self.recipe(row.method)
-            plain, changed = (flat(open_recipe(recipe, [*self.common, *some])) for some in ((), row.changes))
-            own = tuple(f"{name}={json.dumps(value)}" for name, value in changed.items() if value != plain[name])
+            plain, changed = (as_tables(open_recipe(recipe, [*self.common, *some])) for some in ((), row.changes))
+            values = flatten(changed)
+            own = tuple(f"{name}={json.dumps(values[name])}" for name in differences(plain, changed))
             self._normalised[key] = own
         return self._normalised[key]
 

@@ -115,6 +115,8 @@ def flatten(tables: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], ignore: Collection[str] = ()) -> list[str]:
     """List the keys in which two recipes differ; an empty list means that they are the same recipe.
 
+    Values are compared as JSON stores them, so that tables from a run folder equal those they were written from.
+
     Args:
         one: tables of a recipe, such as `as_tables` makes or a run folder keeps.
         other: tables of the other recipe.
@@ -124,7 +126,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], ignore: Collec
         >>> differences({"seed": 0, "model": {"heads": 3}}, {"seed": 1, "model": {"heads": 4}}, ignore=["seed"])
         ['model.heads']
     """
-    first, second = flatten(one), flatten(other)
+    first, second = (flatten(json.loads(json.dumps(tables))) for tables in (one, other))
     missing = object()
     keys = dict.fromkeys([*first, *second])
     return [key for key in keys if key not in ignore and first.get(key, missing) != second.get(key, missing)]

@@ -36,6 +36,7 @@ from repulsive.lab.engine.checkpoint import Checkpoints
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import read_json, write_bytes, write_errors, write_json, write_text
 from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.recipe_tables import differences, flatten
 from repulsive.lab.engine.scores import check_scores
 from repulsive.repulsion.model_collapse import CollapseDetector
 from repulsive.safety.files import locked, open_append, refuse_link
@@ -213,12 +214,13 @@ class RunFolder:
             for leftover in self.path.glob(".*.aside-*"):  # left by a killed process; we hold the lock
                 leftover.unlink()
         existing, facts = read_json(self.path / RECIPE), self.facts
-        same = existing is None or existing == json.loads(json.dumps(tables))
+        changed = [] if existing is None else differences(existing, tables)
         if not (self.result or self.checkpoints.found() or self.lines()):  # it failed at its start
-            facts = facts if same and facts.get("data") == dict(checksums) else {}
-        elif not same:
-            changed = ", ".join(_changes(existing, tables)[:4])
-            raise RunError(f"{self.path}: holds a run of another recipe ({changed}); choose another folder with --out")
+            facts = facts if not changed and facts.get("data") == dict(checksums) else {}
+        elif changed:
+            old, new = flatten(existing), flatten(tables)
+            shown = ", ".join(f"{key} was {old.get(key)!r}, now {new.get(key)!r}" for key in changed[:4])
+            raise RunError(f"{self.path}: holds a run of another recipe ({shown}); choose another folder with --out")
         command = shlex.join(map(redact_word, sys.argv))
         now = {"at": _now(), "command": command, "device": device, "versions": versions()}
         if not facts:
@@ -378,14 +380,6 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
-
-
-def _changes(old: Any, new: Any, place: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = dict.fromkeys([*old, *new])
-        return [c for key in keys for c in _changes(old.get(key), new.get(key), f"{place}.{key}".strip("."))]
-    same = json.loads(json.dumps(old)) == json.loads(json.dumps(new))
-    return [] if same else [f"{place} was {old!r}, now {new!r}"]
 
 
 def _checked(table: dict[str, Any], types: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from repulsive.errors import RunError
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.launch import Spec, train_here, train_many
+from repulsive.lab.engine.recipe_tables import differences
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.paper.datasets import Dataset
 from repulsive.lab.paper.options import Log, Options
@@ -149,15 +149,6 @@ def _is_finished(spec: Spec) -> bool:
     folder = RunFolder(spec.folder)
     if folder.result is None:
         return False
-    wanted, known = json.loads(json.dumps(as_tables(spec.recipe))), folder.recipe
-    other = sorted(_flat(wanted) ^ _flat(known))
-    if other:
-        keys = ", ".join(dict.fromkeys(key for key, _ in other))
-        raise RunError(f"{spec.folder}: was trained with another {keys}; choose another --runs")
+    if changed := differences(as_tables(spec.recipe), folder.recipe):
+        raise RunError(f"{spec.folder}: was trained with another {', '.join(changed)}; choose another --runs")
     return True
-
-
-def _flat(tree: object, place: str = "") -> set[tuple[str, str]]:
-    if isinstance(tree, dict):
-        return {each for key, value in tree.items() for each in _flat(value, f"{place}.{key}".strip("."))}
-    return {(place, json.dumps(tree))}
