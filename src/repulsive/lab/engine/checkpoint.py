@@ -18,6 +18,7 @@ from torch import Tensor
 from repulsive.errors import CheckpointError
 from repulsive.lab.engine.nested_state import pack, unpack
 from repulsive.safety.files import refuse_link, sync_folder, write_synced
+from repulsive.safety.folders import replacing
 
 MANIFEST = "manifest.json"
 _FILES = _TENSORS, _STATE = "tensors.safetensors", "state.json"
@@ -51,18 +52,13 @@ class Checkpoints:
             CheckpointError: the disk is full or not writable; earlier checkpoints are intact.
         """
         final = self.folder / f"step-{step:09d}"
-        aside = self.folder / f".step-{step:09d}-{os.getpid()}"
         try:
             refuse_link(self.folder)
             self._remove_leftovers()
-            aside.mkdir(parents=True)
-            self._write(aside, step, state)
-            if final.exists():
-                shutil.rmtree(final)
-            os.rename(aside, final)
-            sync_folder(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(final) as folder:
+                self._write(folder, step, state)
         except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)
             before = "the checkpoint before it is intact" if self.found() else "there is no earlier checkpoint"
             raise CheckpointError(
                 f"{final}: cannot be written ({error.strerror}); {before}. "
