@@ -1,10 +1,10 @@
-"""Repulsion in a loop of your own on Accelerate: accumulated gradients, clipping, save and load.
+"""Repulsion in a training loop with Accelerate: gradient accumulation, clipping, saving and loading.
 
     python examples/accelerate_encoder.py
     torchrun --nproc-per-node 2 examples/accelerate_encoder.py      # on two processes; or `accelerate launch`
 
-A small BERT encoder tells whether token 0 occurs in a sequence. Saves half-way, trains to the end, loads the half-way
-state and trains to the end again: both ends are the same, noise of SPOS included. Needs
+A small BERT encoder predicts whether token 0 occurs in a sequence. The script saves half-way, trains to the end, loads
+the saved state and trains to the end again. Both results are identical, including the noise of SPOS. Needs
 `pip install "repulsive[accelerate,transformers]"`; nothing is downloaded.
 """
 
@@ -66,13 +66,13 @@ def main() -> None:
         return float(loss.detach())
 
     def show(when: str, loss: float) -> None:
-        ratio = sum(line.ratio for line in handle.report()) / len(handle.groups)
-        distance = sum(line.distance for line in handle.report()) / len(handle.groups)
+        ratio = sum(group.ratio for group in handle.report()) / len(handle.groups)
+        distance = sum(group.distance for group in handle.report()) / len(handle.groups)
         heads = f"mean ratio {ratio:.3f}  mean distance {distance:.3f}"
         accelerator.print(f"{when:14} loss {loss:.6f}  {handle.steps} steps  {heads}")
 
-    with tempfile.TemporaryDirectory() as own:
-        (folder,) = broadcast_object_list([own])  # all processes save into the first one's
+    with tempfile.TemporaryDirectory() as local:
+        (folder,) = broadcast_object_list([local])  # all processes save into the folder of rank 0
         half = train(epochs // 2)
         accelerator.save_state(folder)
         show("half-way", half)
@@ -81,9 +81,9 @@ def main() -> None:
         accelerator.load_state(folder)
         again = train(epochs - epochs // 2)
         show("end, resumed", again)
-        accelerator.wait_for_everyone()  # before the first one removes it
+        accelerator.wait_for_everyone()  # before rank 0 removes the folder
     if again != end:
-        raise SystemExit("the resumed training came to another end")
+        raise SystemExit(f"resumed training ended with loss {again:.6f}, expected {end:.6f}")
 
 
 if __name__ == "__main__":

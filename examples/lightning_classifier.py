@@ -1,9 +1,9 @@
-"""Repulsion in Lightning: a small Transformer tells which token a sequence holds most often.
+"""Repulsion in Lightning: a small Transformer predicts the most frequent token of a sequence.
 
     python examples/lightning_classifier.py
 
-Stops after half of the epochs, resumes from Lightning's own checkpoint, and shows that repulsion went on counting.
-Needs `pip install "repulsive[lightning]"`; nothing is downloaded.
+The script stops after half of the epochs and resumes from Lightning's checkpoint, which includes the state of
+repulsion. Needs `pip install "repulsive[lightning]"`; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def fit(epochs: int, resume: Path | None, save: Path | None) -> None:
         trainer.save_checkpoint(save)
     loss = float(trainer.callback_metrics["loss"])
     print(f"after {epochs} epochs: loss {loss:.3f}, {repulsion.handles[0].steps} steps with repulsion")
-    for line in repulsion.handles[0].report():
-        print(f"  {line.name:24} ratio {line.ratio:5.3f}  distance {line.distance:6.3f}  at step {line.step}")
+    for group in repulsion.handles[0].report():
+        print(f"  {group.name:24} ratio {group.ratio:5.3f}  distance {group.distance:6.3f}  at step {group.step}")
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Train a tiny Transformer with and without repulsion and look at its heads. Some seconds on a CPU.
+"""Train a tiny Transformer with and without repulsion and compare its heads. Takes a few seconds on a CPU.
 
     python examples/quickstart.py
 
-The task: a sequence of (letter, digit) pairs, then a letter alone; the answer is the digit that stood with that letter.
-It needs attention, and is small enough to learn while you watch.
+The task: the input is a sequence of (letter, digit) pairs and then one of the letters; the answer is its digit. The
+task needs attention and is learned in a few hundred steps.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ RULES = {
 
 
 class Recall(nn.Module):
-    """Embeds pairs, attends once, answers at the last position."""
+    """Embed the pairs, apply one Transformer layer, and classify at the last position."""
 
     def __init__(self) -> None:
         super().__init__()
         self.letter = nn.Embedding(LETTERS, WIDTH)
-        self.digit = nn.Embedding(DIGITS + 1, WIDTH)  # the last one means "which?"
+        self.digit = nn.Embedding(DIGITS + 1, WIDTH)  # the last id marks the question
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.answer = nn.Linear(WIDTH, DIGITS)
@@ -42,16 +42,16 @@ class Recall(nn.Module):
 
 
 def sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Letters [B, T], digits [B, T], answers [B]."""
+    """Draw letters [B, T], digits [B, T] and answers [B]."""
     letters = torch.rand(count, LETTERS, generator=generator).argsort(dim=1)[:, :PAIRS]  # all different
     digits = torch.randint(DIGITS, (count, PAIRS), generator=generator)
-    asked = torch.randint(PAIRS, (count, 1), generator=generator)
-    letters = torch.cat([letters, letters.gather(1, asked)], dim=1)
-    return letters, torch.cat([digits, torch.full((count, 1), DIGITS)], dim=1), digits.gather(1, asked).squeeze(1)
+    question = torch.randint(PAIRS, (count, 1), generator=generator)
+    letters = torch.cat([letters, letters.gather(1, question)], dim=1)
+    return letters, torch.cat([digits, torch.full((count, 1), DIGITS)], dim=1), digits.gather(1, question).squeeze(1)
 
 
 def mean_cosine(model: nn.Module) -> float:
-    """Mean cosine between two different heads, over all groups; -1 / (M - 1) is the most diverse M heads can be."""
+    """Mean cosine between two different heads, over all groups; the minimum for M heads is -1 / (M - 1)."""
     values = []
     for group in find_heads(model):
         unit = nn.functional.normalize(group.read(), dim=1)  # [M, D]
@@ -65,7 +65,7 @@ def mean_norm(model: nn.Module) -> float:
 
 
 def train(rule: SVGD | None, steps: int, seed: int) -> tuple[float, float, float, float]:
-    """Loss on fresh data, mean cosine between heads after a third of the steps and at the end, mean norm of a head."""
+    """Return the loss on new data, the mean cosine after a third of the steps and at the end, and the mean norm."""
     torch.manual_seed(seed)
     data = torch.Generator().manual_seed(seed)
     model = Recall()
@@ -91,15 +91,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # tensors this small are slower on more
+    torch.set_num_threads(1)  # more threads are slower for such small tensors
     print(describe(find_heads(Recall())), end="\n\n")
     print(f"{'rule':30} {'loss':>7} {'early cosine':>13} {'cosine':>7} {'norm of a head':>15}")
     for name, rule in RULES.items():
         loss, early, cosine, norm = train(rule, options.steps, options.seed)
         print(f"{name:30} {loss:7.3f} {early:13.3f} {cosine:7.3f} {norm:15.2f}")
     print(
-        f"Cosine: mean between two heads; {HEADS} heads are most diverse at {-1 / (HEADS - 1):.3f}.\n"
-        "Smoothing (the control) draws heads together, repulsion apart. A toy proves nothing about real tasks."
+        f"Cosine: mean between two heads. The minimum for {HEADS} heads is {-1 / (HEADS - 1):.3f}.\n"
+        "Smoothing (the control) makes heads more similar, repulsion less. Results on real tasks may differ."
     )
 
 

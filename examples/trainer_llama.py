@@ -2,9 +2,10 @@
 
     python examples/trainer_llama.py
 
-A sequence of tokens, a separator, the same tokens again: only the second half counts, and attention alone can know it.
-Trains once plain and once with repulsion, and prints the loss and how alike the heads are before and after. Needs
-`pip install "repulsive[transformers,accelerate]"`; nothing is downloaded.
+A sequence is some tokens, a separator, and the same tokens again. The loss covers only the second half, which can be
+predicted by attending to the first. The script trains once plainly and once with repulsion, and prints the loss and the
+mean cosine between heads before and after. Needs `pip install "repulsive[transformers,accelerate]"`; nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ RULES = {"plain": None, "repulsive": SVGD(alpha="auto", ratio=0.03, space="spher
 
 def copies(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
     words = torch.randint(1, TOKENS, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
-    ids = torch.cat([words, torch.zeros(count, 1, dtype=torch.long), words], dim=1)  # [N, T]; 0 separates
+    ids = torch.cat([words, torch.zeros(count, 1, dtype=torch.long), words], dim=1)  # [N, T]; 0 is the separator
     labels = ids.clone()
-    labels[:, : LENGTH + 1] = -100  # the first half cannot be known
+    labels[:, : LENGTH + 1] = -100  # the first half is random
     return [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
 
 
@@ -74,8 +75,8 @@ def main() -> None:
             trainer.train()
             loss = trainer.evaluate(copies(256, seed=2))["eval_loss"]
         print(f"{name}: loss {loss:.3f}, mean cosine between heads {before:.3f} -> {mean_cosine(model):.3f}")
-        for line in callback.handle.report():
-            print(f"  {line.name:28} ratio {line.ratio:5.3f}  distance {line.distance:6.3f}  at step {line.step}")
+        for group in callback.handle.report():
+            print(f"  {group.name:28} ratio {group.ratio:5.3f}  distance {group.distance:6.3f}  at step {group.step}")
 
 
 if __name__ == "__main__":

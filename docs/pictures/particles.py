@@ -1,8 +1,8 @@
-"""The pictures of `how-it-works.md`: particles in the plane, moved by the package's own rules.
+"""Draw the pictures of `how-it-works.md`: particles in the plane, moved by the rules of the package.
 
-    python docs/pictures/particles.py            # writes three SVG files beside itself
+    python docs/pictures/particles.py            # writes three SVG files into this folder
 
-Everything is a function of fixed seeds, so the files change only when the rules do.
+All seeds are fixed, so the files change only when the rules change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from repulsive.particles.rule import Rule
 
 MODES = torch.tensor([[-2.2, -1.2], [2.1, -0.6], [0.1, 2.0]], dtype=torch.float64)  # [3, 2]
 WIDTH = 0.75  # standard deviation of each mode
-SIZE, EDGE = 230, 4.6  # of a panel: pixels, and the plane from -EDGE to EDGE
+SIZE, EDGE = 230, 4.6  # a panel is SIZE pixels wide and shows the plane from -EDGE to EDGE
 
 STYLE = """
   .card { fill: #fbfbf8; stroke: #d5d5cf } .title { fill: #202020 } .note { fill: #5a5a55 }
@@ -38,7 +38,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Panel:
-    """One square of a picture: where particles went, `path` [steps, M, 2], and circles (x, y, radius) behind them."""
+    """One square of a picture: the paths of particles [steps, M, 2], and circles (x, y, radius) in the background."""
 
     title: str
     note: str
@@ -47,60 +47,60 @@ class Panel:
 
 
 def mixture_gradient(theta: Tensor) -> Tensor:
-    """Gradient of U = -log p, p an even mixture of three round modes: [M, 2] -> [M, 2]."""
-    apart = theta[:, None] - MODES  # [M, 3, 2]
-    share = torch.softmax(-apart.square().sum(-1) / (2 * WIDTH**2), dim=1)  # [M, 3]
-    return (share[..., None] * apart).sum(1) / WIDTH**2
+    """Gradient of U = -log p, for a mixture p of three equal Gaussians: [M, 2] -> [M, 2]."""
+    offset = theta[:, None] - MODES  # [M, 3, 2]
+    share = torch.softmax(-offset.square().sum(-1) / (2 * WIDTH**2), dim=1)  # [M, 3]
+    return (share[..., None] * offset).sum(1) / WIDTH**2
 
 
-def descend(rule: Rule | None, start: Tensor, slope: Callable[[Tensor], Tensor], steps: int, lr: float) -> Tensor:
-    """The path of particles [steps + 1, M, 2] under a rule and plain SGD; None: each follows its own slope."""
+def descend(rule: Rule | None, start: Tensor, gradient: Callable[[Tensor], Tensor], steps: int, lr: float) -> Tensor:
+    """Move particles by a rule and plain SGD and return their path [steps + 1, M, 2]; None follows the own gradient."""
     theta = start.clone().requires_grad_()
     optimizer = torch.optim.SGD([theta], lr=lr)
     noise = torch.Generator().manual_seed(1)
     path = [start.clone()]
     for _ in range(steps):
-        grad = slope(theta.detach())
+        grad = gradient(theta.detach())
         theta.grad = grad if rule is None else rule.gradient(theta.detach(), grad, noise, lr=lr)
         optimizer.step()
         path.append(theta.detach().clone())
     return torch.stack(path)
 
 
-def crowd(count: int = 16, seed: int = 3) -> Tensor:
-    """Particles that start close to each other, as heads often do: [M, 2]."""
+def starting_points(count: int = 16, seed: int = 3) -> Tensor:
+    """Draw particles that start close to each other: [M, 2]."""
     generator = torch.Generator().manual_seed(seed)
     return 0.35 * torch.randn(count, 2, generator=generator, dtype=torch.float64) + torch.tensor([-2.6, 2.4])
 
 
-def modes_seen(theta: Tensor) -> int:
-    """How many of the three modes have a particle within two standard deviations."""
-    near = torch.cdist(theta, MODES) < 2 * WIDTH
-    return int(near.any(0).sum())
+def count_modes(theta: Tensor) -> int:
+    """Count the modes that have a particle within two standard deviations."""
+    is_near = torch.cdist(theta, MODES) < 2 * WIDTH
+    return int(is_near.any(0).sum())
 
 
 def rules() -> list[Panel]:
-    """Plain heads, SVGD and SPOS on the same mixture from the same start."""
-    found = {
-        "MA: each for itself": descend(None, crowd(), mixture_gradient, 100, 0.25),
-        "SVGD": descend(SVGD(stepsize=1.0, alpha=1.0), crowd(), mixture_gradient, 800, 0.25),
-        "SPOS": descend(SPOS(1.0, 1.0, beta=10.0), crowd(), mixture_gradient, 800, 0.25),
+    """Compare plain training, SVGD and SPOS on the same mixture from the same start."""
+    paths = {
+        "MA: each for itself": descend(None, starting_points(), mixture_gradient, 100, 0.25),
+        "SVGD": descend(SVGD(stepsize=1.0, alpha=1.0), starting_points(), mixture_gradient, 800, 0.25),
+        "SPOS": descend(SPOS(1.0, 1.0, beta=10.0), starting_points(), mixture_gradient, 800, 0.25),
     }
-    return [Panel(name, f"modes found: {modes_seen(path[-1])} of 3", path, _modes()) for name, path in found.items()]
+    return [Panel(name, f"modes found: {count_modes(path[-1])} of 3", path, _modes()) for name, path in paths.items()]
 
 
 def alphas() -> list[Panel]:
-    """SVGD from the same start with less and more repulsion."""
+    """Compare repulsive weights of SVGD from the same start."""
     panels = []
     for alpha in (0.0, 1.0, 8.0):
-        path = descend(SVGD(stepsize=1.0, alpha=alpha), crowd(), mixture_gradient, 800, 0.25)
+        path = descend(SVGD(stepsize=1.0, alpha=alpha), starting_points(), mixture_gradient, 800, 0.25)
         spread = float(torch.pdist(path[-1]).mean())
         panels.append(Panel(f"alpha = {alpha:g}", f"mean distance {spread:.1f}", path, _modes()))
     return panels
 
 
 def spaces() -> list[Panel]:
-    """Five heads and a loss that asks nothing of them, so that repulsion alone acts: between weights, on the sphere."""
+    """Compare repulsion between weights and on the sphere for five heads whose loss gradient is zero."""
     angle = torch.tensor([0.2, 0.5, 0.7, 1.1, 1.3], dtype=torch.float64)
     start = 1.5 * torch.stack([angle.cos(), angle.sin()], dim=1)  # [5, 2]
     panels = []
@@ -115,8 +115,8 @@ def _modes() -> list[tuple[float, float, float]]:
     return [(float(x), float(y), times * WIDTH) for x, y in MODES for times in (1, 2)]
 
 
-def _at(point: Tensor) -> tuple[float, float]:
-    """The place of a point in its panel, in pixels."""
+def _pixels(point: Tensor) -> tuple[float, float]:
+    """Convert a point of the plane to pixels of its panel."""
     half = SIZE / 2
     return half + half * float(point[0]) / EDGE, half - half * float(point[1]) / EDGE
 
@@ -130,20 +130,20 @@ def _panel(panel: Panel, left: int) -> list[str]:
         f'<svg y="42" width="{SIZE}" height="{SIZE}">',
     ]
     for x, y, radius in panel.rings:
-        across, down = _at(torch.tensor([x, y]))
+        across, down = _pixels(torch.tensor([x, y]))
         lines.append(f'<circle class="ring" cx="{across:.1f}" cy="{down:.1f}" r="{radius * scale:.1f}"/>')
-    kept = panel.path[:: math.ceil(len(panel.path) / 60)]
+    thinned = panel.path[:: math.ceil(len(panel.path) / 60)]
     for particle in range(panel.path.shape[1]):
-        points = [_at(point) for point in (*kept[:, particle], panel.path[-1, particle])]
+        points = [_pixels(point) for point in (*thinned[:, particle], panel.path[-1, particle])]
         lines.append(f'<polyline class="trail" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
-    for name, radius, place in (("start", 2.0, 0), ("head", 4.0, -1)):
-        for x, y in (_at(point) for point in panel.path[place]):
+    for name, radius, step in (("start", 2.0, 0), ("head", 4.0, -1)):
+        for x, y in (_pixels(point) for point in panel.path[step]):
             lines.append(f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"/>')
     return [*lines, "</svg>", "</g>"]
 
 
 def draw(panels: Sequence[Panel], about: str) -> str:
-    """Panels side by side as one SVG; its colours follow the reader's light or dark setting."""
+    """Draw panels side by side as one SVG whose colours follow the light or dark mode of the browser."""
     width = len(panels) * (SIZE + 10) - 10
     pieces = [line for i, panel in enumerate(panels) for line in _panel(panel, i * (SIZE + 10))]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 -1 {width + 2} {SIZE + 46}" width="{width + 2}">'

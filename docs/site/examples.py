@@ -1,4 +1,4 @@
-"""Docstrings here say `Example:`; the reader of docstrings knows code under `Examples:` alone."""
+"""Let mkdocstrings show code under `Example:`, which our docstrings use; it only supports `Examples:`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from griffe import Extension, Object
 
 
 class CodeUnderExample(Extension):
-    """Makes the one heading the other."""
+    """Rename the heading `Example:` to `Examples:`."""
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
-        """Change the docstring of one object as it was read."""
+        """Rename the heading in the docstring of one object."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)

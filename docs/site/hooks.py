@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: formulas as MathML, and pages for files that lie beside docs/, not in it."""
+"""MkDocs hooks: formulas as MathML, and pages for files of the repository outside docs/."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-OUTSIDE = "repository"  # where the site keeps files that lie outside docs/
+OUTSIDE = "repository"  # folder of the site for files outside docs/
 
 LINK = re.compile(r"(!?\[[^\]]*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.M | re.S)
 MATH = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.S)
 
 
-# -- pages and files from beside docs/ ------------------------------------------------------------------------------
+# -- pages and files outside docs/ ----------------------------------------------------------------------------------
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add every file of the repository that the navigation or a page names, and those that they name in turn."""
+    """Add every repository file that the navigation or a page links to, and the files that those link to."""
     waiting = [DOCS / file.src_uri for file in files.documentation_pages()]
     waiting += [_file_of(uri) for uri in _uris(config.nav) if uri.startswith(f"{OUTSIDE}/")]
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     while waiting:
         path = waiting.pop()
-        if path in seen:
+        if path in visited:
             continue
-        seen.add(path)
+        visited.add(path)
         if path.suffix in (".md", ".ipynb"):
             text = _markdown(path)
-            waiting += [found for found in _linked(path, text) if found is not None]
+            waiting += [target for target in _linked(path, text) if target is not None]
             if not path.is_relative_to(DOCS):
                 files.append(File.generated(config, _uri_of(path), content=text))
         elif files.get_file_from_path(_uri_of(path)) is None:
@@ -47,13 +47,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links of the repository into links of the site."""
+    """Rewrite links between repository files as links of the site."""
     path = _file_of(page.file.src_uri)
 
     def on_site(match: re.Match[str]) -> str:
         target = _target(path, match[2])
         if target is None:
-            return match[0]  # MkDocs has its own say on links that lead nowhere
+            return match[0]  # MkDocs itself warns about broken links
         link = posixpath.relpath(_uri_of(target), posixpath.dirname(page.file.src_uri))
         return f"{match[1]}({link}{match[3] or ''})"
 
@@ -66,17 +66,17 @@ def _linked(path: Path, text: str) -> Iterator[Path | None]:
 
 
 def _target(path: Path, link: str) -> Path | None:
-    """The file of the repository that a link in `path` means; a folder stands for its README."""
-    found = (path.parent / link).resolve()
-    if found.is_dir():
-        found = found / "README.md"
-    if found == ROOT / "README.md":
-        found = DOCS / "index.md"
-    return found if found.is_file() and found.is_relative_to(ROOT) else None
+    """Resolve a link in `path` to an existing file of the repository, or None; a folder means its README."""
+    target = (path.parent / link).resolve()
+    if target.is_dir():
+        target = target / "README.md"
+    if target == ROOT / "README.md":
+        target = DOCS / "index.md"
+    return target if target.is_file() and target.is_relative_to(ROOT) else None
 
 
 def _uri_of(path: Path) -> str:
-    if path.is_relative_to(DOCS) and path.suffix != ".py":  # scripts are no pages
+    if path.is_relative_to(DOCS) and path.suffix != ".py":  # scripts are not pages
         return path.relative_to(DOCS).as_posix()
     where = path.relative_to(ROOT)
     return f"{OUTSIDE}/{(where.with_suffix('.md') if path.suffix == '.ipynb' else where).as_posix()}"
@@ -103,7 +103,7 @@ def _markdown(path: Path) -> str:
 
 
 def _notebook(notebook: dict[str, Any]) -> str:
-    """A notebook as Markdown: its texts, its code, and what the code printed where that was kept."""
+    """Convert a notebook to Markdown: its texts, its code, and the stored printed output."""
     pieces = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -114,11 +114,11 @@ def _notebook(notebook: dict[str, Any]) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
-# -- what the theme forgets --------------------------------------------------------------------------------------------
+# -- accessibility -----------------------------------------------------------------------------------------------------
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Give the search dialogue a name for readers of screens."""
+    """Name the search dialogue for screen readers."""
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
 
 
@@ -126,11 +126,11 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
-    """Formulas as MathML, which browsers draw without any script or font of ours."""
+    """Convert formulas to MathML, which browsers render without scripts or fonts."""
     return MATH.sub(lambda match: _mathml(match["tex"], match["tag"] == "div"), content)
 
 
 @functools.cache
 def _mathml(tex: str, block: bool) -> str:
-    found: str = convert(html.unescape(tex).strip(), display="block" if block else "inline")
-    return re.sub(r'(<math) xmlns="[^"]*"', r"\1", found)
+    mathml: str = convert(html.unescape(tex).strip(), display="block" if block else "inline")
+    return re.sub(r'(<math) xmlns="[^"]*"', r"\1", mathml)

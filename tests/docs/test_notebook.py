@@ -37,6 +37,6 @@ def test_it_runs_and_repulsion_spreads_the_heads(tmp_path, monkeypatch):
     assert all(len(found) == 6 for found in cosines.values())
     assert all(abs(float(cosine)) < 0.15 for cosine in cosines["plain"])
     assert all(-0.334 < float(cosine) < -0.15 for cosine in cosines["repulsive"])
-    assert [float(share) > 60 for share in re.findall(r"(\d+)% right", printed)] == [True, True]
+    assert [float(share) > 60 for share in re.findall(r"accuracy (\d+)%", printed)] == [True, True]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ def test_plain_particles_collapse_and_the_samplers_do_not(particles, panels):
     plain, svgd, spos = (panel.path[-1] for panel in panels["rules.svg"])
     assert torch.pdist(plain).max() < 1e-3
     assert torch.pdist(svgd).min() > 0.1
-    assert [particles.modes_seen(end) for end in (plain, svgd, spos)] == [1, 2, 3]
+    assert [particles.count_modes(end) for end in (plain, svgd, spos)] == [1, 2, 3]
 
 
 def test_more_alpha_spreads_and_too_much_leaves_the_modes(particles, panels):
