@@ -137,7 +137,7 @@ def test_frozen_groups_are_left_out_with_a_warning(make_model, backward):
     assert handle.steps == 1
 
 
-def test_parameters_outside_the_optimiser_are_left_out_with_a_warning(make_model):
+def test_parameters_outside_the_optimizer_are_left_out_with_a_warning(make_model):
     model = make_model()
     optimizer = torch.optim.SGD(model.stack.layers[1].parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="not in the optimizer"):
@@ -219,7 +219,7 @@ def test_bad_input_changes_nothing(options, error, word, make_model, backward):
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
-def test_an_optimiser_of_another_model_is_refused(make_model):
+def test_an_optimizer_of_another_model_is_refused(make_model):
     model, other = make_model(), make_model()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     with pytest.raises(OptimizerError, match="none of the selected heads"):
@@ -278,7 +278,7 @@ def test_a_handle_that_never_fired_warns(make_model):
         handle.remove()
 
 
-def test_wrapped_optimisers_and_models(make_model, backward):
+def test_wrapped_optimizers_and_models(make_model, backward):
     class Wrapper(torch.optim.Optimizer):
         """Like Accelerate's: a subclass that does not call its parent's constructor."""
 
@@ -352,7 +352,7 @@ def test_the_released_layout_and_bandwidth(make_model, backward):
     assert torch.allclose(found, expected["stack.layers.0.self_attn.in_proj_weight"], rtol=1e-12)
 
 
-def test_nothing_keeps_a_finished_optimiser_alive(make_model, backward):
+def test_nothing_keeps_a_finished_optimizer_alive(make_model, backward):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     repel(model, optimizer, verbose=False)  # only the hooks keep the handle alive

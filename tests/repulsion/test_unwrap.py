@@ -54,7 +54,7 @@ def test_an_inner_optimizer_of_some_parameters_is_not_unwrapped(make_model):
     assert repel(model, optimizer, verbose=False).optimizer is optimizer
 
 
-def test_several_optimisers_in_one_are_refused(make_model):
+def test_several_optimizers_in_one_are_refused(make_model):
     class Both:
         def __init__(self, model):
             self.one, self.two = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))

@@ -211,7 +211,7 @@ TABLES: Sequence[MethodTable] = (
     ),
     MethodTable(
         "cosine",
-        "from a cosine regulariser to the full rule in three steps",
+        "from a cosine regularizer to the full rule in three steps",
         ("age", "yelp"),
         _unchanged("cosine-regulariser", "cosine-derivative", "cosine-smoothing"),
         _MAIN_METRIC,

@@ -1,4 +1,4 @@
-"""Step times with repulsion or a regulariser, relative to plain attention: measured once, then read from a file."""
+"""Step times with repulsion or a regularizer, relative to plain attention: measured once, then read from a file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What several systems share when they read text: lines, tokens, batches, and preparing a data set."""
+"""What several systems share when they read text: lines, tokens, batches, and preparing a dataset."""

@@ -40,7 +40,7 @@ def test_embeddings_are_shared_and_output_is_tied(model):
     assert model.generator.electra.embeddings is shared
     assert model.generator.generator_lm_head.weight is shared.word_embeddings.weight
     names = {name for name, p in model.named_parameters() if p is shared.word_embeddings.weight}
-    assert len(names) == 1  # an optimiser sees it once
+    assert len(names) == 1  # an optimizer sees it once
     before = model.state_dict()
     again = make_electra(SIZES)
     again.load_state_dict(before)

@@ -292,7 +292,7 @@ def test_mistakes(data, trained, tmp_path):
         ("loss.masked=0", "masked lie between"),
         ("data.share=0", "share=0.0"),
         ("data.steps=-1", "steps=-1"),
-        ("method.penalty=1", "no regulariser"),
+        ("method.penalty=1", "no regularizer"),
         ("objective=gpt", "must be one of electra, bert"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -395,7 +395,7 @@ def test_starts_that_cannot_be(data, tmp_path):
         ("rates.counted=mine", "must be one of paper, released"),
         ("model.size=large", "must be one of tiny, small, base"),
         ("model.dropout=1", "dropout=1.0"),
-        ("method.penalty=1.0", "no regulariser"),
+        ("method.penalty=1.0", "no regularizer"),
         ("training.compile=true", "many shapes"),
         ("optimizer.warmup_share=1.0", "warmup_share=1.0"),
     ],

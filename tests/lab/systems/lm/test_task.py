@@ -249,7 +249,7 @@ def test_the_default_size_and_schedule():
         ("data.share=0", "between 0 and 1"),
         ("model.heads=3", "does not divide into heads"),
         ("model.kv_heads=5", "does not divide into kv_heads"),
-        ("method.penalty=1", "no regulariser"),
+        ("method.penalty=1", "no regularizer"),
     ],
 )
 def test_a_recipe_that_cannot_be(change, told, toy):

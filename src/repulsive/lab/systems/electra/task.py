@@ -141,7 +141,7 @@ class Pretraining(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.method.penalty:
-            raise ValueError(f"method.penalty={self.method.penalty}: pre-training has no regulariser; leave it out")
+            raise ValueError(f"method.penalty={self.method.penalty}: pre-training has no regularizer; leave it out")
 
 
 class PretrainingTask(Task):

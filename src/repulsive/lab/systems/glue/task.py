@@ -28,7 +28,7 @@ from repulsive.metrics import correlation
 _EVALUATION_BATCH = 256
 _SHOWN = {"matthews": ("matthews", "accuracy", "nll"), "spearman": ("spearman", "pearson", "mse")}
 _OF_TWO_CLASSES = {"matthews": correlation.matthews, "f1": correlation.f1}
-_NO_PENALTY = "there is no regulariser for a pre-trained encoder; leave it out"
+_NO_PENALTY = "there is no regularizer for a pre-trained encoder; leave it out"
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class LanguageModel(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.method.penalty:
-            raise ValueError(f"method.penalty={self.method.penalty}: language models have no regulariser; leave it out")
+            raise ValueError(f"method.penalty={self.method.penalty}: language models have no regularizer; leave it out")
 
 
 class LanguageModelTask(Task):
