@@ -10,6 +10,7 @@ import typer
 from repulsive._version import __version__
 from repulsive.cli.bench import bench
 from repulsive.cli.demo import demo
+from repulsive.cli.doctor import doctor
 from repulsive.cli.evaluate import evaluate
 from repulsive.cli.export import export
 from repulsive.cli.heads import heads
@@ -35,6 +36,7 @@ _MEMORY = "out of memory; use smaller batches, fewer --jobs or less data, or a m
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
+app.command()(doctor)
 app.command()(heads)
 app.command()(inspect)
 app.command()(prune)
