@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import repulsive
+from repulsive.environment.requirements import read_requirements
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
@@ -116,6 +117,27 @@ def test_the_version_has_one_place_and_the_changelog_knows_it():
         assert top[2] in (None, release)
     else:
         assert top[1] == repulsive.__version__
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_constraints_pin_every_direct_dependency_of_every_extra():
+    needed = read_requirements()
+    groups = (needed.required, *needed.extras.values())
+    direct = {normalised(line.name): line for group in groups for line in group if line.name != "repulsive"}
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {normalised(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert len(pins) == len(lines) and all(pins.values())
+    assert set(pins) - {"triton"} == set(direct) - {"triton"}  # Triton is for Linux only
+    assert len(direct) > 20 and "torch" in direct and "mkdocs-material" in direct and "pycocoevalcap" in direct
+    for name, requirement in direct.items():
+        assert numbers(pins[name]) >= numbers(requirement.oldest), name
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 @pytest.mark.slow
