@@ -31,6 +31,7 @@ BESIDE = (
     "Makefile",
     "constraints.txt",
     "mkdocs.yml",
+    ".pre-commit-config.yaml",
 )
 SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
 
@@ -46,7 +47,7 @@ def built(tmp_path_factory) -> Path:
     """A folder with the sdist, and the wheel that is built of it."""
     place = tmp_path_factory.mktemp("build")
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
-    for folder in (*FOLDERS, "results"):
+    for folder in (*FOLDERS, "results", ".github"):
         shutil.copytree(ROOT / folder, place / "tree" / folder, ignore=leave)
     for name in BESIDE:
         shutil.copy(ROOT / name, place / "tree" / name)
@@ -99,8 +100,9 @@ def test_the_sdist_holds_what_its_tests_need(built):
         here = (path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
         assert {path.relative_to(ROOT).as_posix() for path in here} <= names
     assert set(BESIDE) <= names
-    shown = (path for path in (ROOT / "results").rglob("*") if path.is_file())  # documents link to them
-    assert {path.relative_to(ROOT).as_posix() for path in shown} <= names
+    for folder in ("results", ".github"):  # documents link to results
+        files = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+        assert {path.relative_to(ROOT).as_posix() for path in files} <= names
     assert not [name for name in names if name.endswith((".pyc", ".safetensors", ".npy"))]
 
 
