@@ -9,6 +9,7 @@ import tarfile
 import venv
 import zipfile
 from email import message_from_bytes
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ BESIDE = (
     "constraints.txt",
     "mkdocs.yml",
     ".pre-commit-config.yaml",
+)
+DATA = (
+    "py.typed",
+    "pages/html/*.css",
+    "pages/html/*.js",
+    "lab/judge/*.css",
+    "lab/judge/*.js",
+    "lab/paper/published.toml",
+    "lab/recipes/base.toml",
+    "lab/recipes/datasets/*.toml",
+    "lab/recipes/methods/*.toml",
+    "lab/recipes/systems/*.toml",
 )
 SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
 
@@ -72,8 +85,8 @@ def test_the_wheel_holds_every_module_and_every_data_file(built):
     with zipfile.ZipFile(the_wheel(built)) as wheel:
         names = set(wheel.namelist())
     wanted = data_files()
-    ends = {Path(name).suffix or Path(name).name for name in wanted}
-    assert {".toml", ".css", ".js", ".typed"} <= ends  # or this test would look for nothing
+    for pattern in DATA:  # or this test would look for nothing
+        assert [name for name in wanted if fnmatchcase(name, f"repulsive/{pattern}")], pattern
     modules = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
     assert "repulsive/lab/systems/classification/generated.py" in modules  # of the demo
     assert wanted | modules == {name for name in names if name.startswith("repulsive/")}
@@ -90,6 +103,32 @@ def test_the_wheel_says_what_the_project_says(built):
     assert {"train", "cli", "transformers", "report"} <= set(told.get_all("Provides-Extra"))
     always = [word for word in told.get_all("Requires-Dist") if "extra ==" not in word]
     assert len(always) == 1 and always[0].startswith("torch")
+
+
+UNPACKED = """
+import sys
+sys.path.insert(0, sys.argv[1])  # the unpacked wheel wins over an editable installation
+import repulsive
+from repulsive import repel
+from repulsive.cli.app import run
+from repulsive.environment.collect import collect
+from repulsive.pages.html.document import document
+assert repulsive.__file__.startswith(sys.argv[1]) and callable(repel)
+assert "<style>" in document("title", "body")
+assert run(["--version"]) == 0
+assert run(["ls", "--recipes"]) == 0
+train = next(extra for extra in collect().extras if extra.name == "train")
+assert train.includes == ("cli",), train
+"""
+
+
+def test_the_wheel_runs_from_where_it_is_unpacked(built, tmp_path):
+    with zipfile.ZipFile(the_wheel(built)) as wheel:
+        wheel.extractall(tmp_path / "unpacked")
+    done = ran(sys.executable, "-c", UNPACKED, tmp_path / "unpacked", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"repulsive {repulsive.__version__}\n")
+    assert "yelp/svgd " in done.stdout and "lm/" in done.stdout
 
 
 def test_the_sdist_holds_what_its_tests_need(built):
