@@ -20,6 +20,7 @@ from repulsive.environment.requirements import (
     resolve,
 )
 from repulsive.errors import ConfigError
+from repulsive.plugins import GROUPS, list_plugins, package_of
 from repulsive.triton_setting import use_triton
 
 PREFIX = "REPULSIVE_"
@@ -73,6 +74,15 @@ class Extra:
 
 
 @dataclass(frozen=True)
+class Plugin:
+    """An entry point of another package: its group, its name, and the package that declares it."""
+
+    group: str
+    name: str
+    package: str
+
+
+@dataclass(frozen=True)
 class Environment:
     """Everything that `repulsive doctor` prints.
 
@@ -87,6 +97,7 @@ class Environment:
         triton: Triton and whether it is used.
         variables: environment variables of this package that are set.
         extras: all extras.
+        plugins: entry points of other packages; they are not imported.
     """
 
     version: str
@@ -99,6 +110,7 @@ class Environment:
     triton: Triton
     variables: dict[str, str]
     extras: tuple[Extra, ...]
+    plugins: tuple[Plugin, ...]
 
     @property
     def problems(self) -> list[str]:
@@ -137,6 +149,9 @@ def collect() -> Environment:
         triton=_triton(torch),
         variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)},
         extras=tuple(extras),
+        plugins=tuple(
+            Plugin(group, entry.name, package_of(entry)) for group in GROUPS for entry in list_plugins(group)
+        ),
     )
 
 

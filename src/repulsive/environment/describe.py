@@ -10,7 +10,7 @@ def describe(environment: Environment) -> str:
 
     Returns:
         General facts, environment variables, extras with their packages, the commands that install what is missing,
-        and problems of required packages.
+        plugins, and problems of required packages.
     """
     torch, triton = environment.torch, environment.triton
     facts = {
@@ -37,6 +37,9 @@ def describe(environment: Environment) -> str:
     if incomplete:
         lines += ["", "to install what is missing"]
         lines += _columns([(f"  {extra.name}", extra.install) for extra in incomplete])
+    if environment.plugins:
+        lines += ["", "plugins"]
+        lines += [f"  {plugin.group}: {plugin.name} of {plugin.package}" for plugin in environment.plugins]
     if problems := environment.problems:
         lines += ["", "problems", *(f"  {problem}" for problem in problems)]
     return "\n".join(lines)
