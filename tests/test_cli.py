@@ -1,5 +1,8 @@
 """The `repulsive` command: output, and errors of the user (one line on stderr, exit code 2)."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,6 +12,8 @@ import pytest
 
 from repulsive._version import __version__
 from repulsive.cli import main
+from repulsive.errors import ConfigError
+from repulsive.lab.engine.stop_signals import Stopped
 
 BLOCKS = """
 import torch
@@ -96,6 +101,70 @@ def test_help_and_version_do_not_load_torch():
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (finished.returncode, finished.stderr) == (0, "")
     assert finished.stdout.count("Usage: repulsive") > 10
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (None, 0),
+        (ConfigError("no such recipe"), 2),
+        (KeyboardInterrupt(), 130),
+        (Stopped("stopped at step 8", signal.SIGINT), 130),
+        (Stopped("stopped at step 8", signal.SIGTERM), 143),
+    ],
+    ids=["success", "user error", "Ctrl-C", "Ctrl-C while training", "SIGTERM while training"],
+)
+def test_exit_codes(repulsive, monkeypatch, outcome, code):
+    monkeypatch.setattr("repulsive.environment.collect.collect", raising(outcome))
+    monkeypatch.setattr("repulsive.environment.describe.describe", lambda environment: "fine")
+    ended = repulsive("doctor")
+    assert ended.code == code
+    assert ended.err.count("\n") == (code != 0)
+
+
+def test_an_unexpected_error_is_not_hidden(repulsive, monkeypatch):
+    monkeypatch.setattr("repulsive.environment.collect.collect", raising(ZeroDivisionError("a defect")))
+    with pytest.raises(ZeroDivisionError):  # Python prints the traceback and exits with 1
+        main(["doctor"])
+
+
+def raising(outcome: BaseException | None):
+    class Healthy:
+        problems = ()
+
+    def collect() -> Healthy:
+        if outcome is not None:
+            raise outcome
+        return Healthy()
+
+    return collect
+
+
+def test_the_documented_exit_codes_are_these():
+    page = Path(__file__).resolve().parents[1] / "docs" / "api" / "cli.md"
+    assert re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.M) == ["0", "1", "2", "130", "143"]
+
+
+def complete(words: str) -> list[str]:
+    """The suggestions for the last word of a command line, as bash asks for them."""
+    variables = {
+        "_REPULSIVE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    code = "import atexit, sys\nfrom repulsive.cli import main\n"
+    code += "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\nmain([])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **variables}
+    )
+    assert (done.returncode, done.stderr) == (0, "False\n")
+    return done.stdout.split()
+
+
+def test_a_shell_completes_verbs_and_options_without_torch():
+    assert complete("repulsive do") == ["doctor"]
+    assert complete("repulsive doctor --j") == ["--json"]
+    assert complete("repulsive judge ") == ["make", "tally"]
 
 
 def test_no_verb_prints_help(repulsive):

@@ -9,11 +9,13 @@ import tarfile
 import venv
 import zipfile
 from email import message_from_bytes
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 import repulsive
+from repulsive.environment.requirements import read_requirements
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
@@ -30,6 +32,19 @@ BESIDE = (
     "Makefile",
     "constraints.txt",
     "mkdocs.yml",
+    ".pre-commit-config.yaml",
+)
+DATA = (
+    "py.typed",
+    "pages/html/*.css",
+    "pages/html/*.js",
+    "lab/judge/*.css",
+    "lab/judge/*.js",
+    "lab/paper/published.toml",
+    "lab/recipes/base.toml",
+    "lab/recipes/datasets/*.toml",
+    "lab/recipes/methods/*.toml",
+    "lab/recipes/systems/*.toml",
 )
 SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.batch=512")
 
@@ -45,7 +60,7 @@ def built(tmp_path_factory) -> Path:
     """A folder with the sdist, and the wheel that is built of it."""
     place = tmp_path_factory.mktemp("build")
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
-    for folder in (*FOLDERS, "results"):
+    for folder in (*FOLDERS, "results", ".github"):
         shutil.copytree(ROOT / folder, place / "tree" / folder, ignore=leave)
     for name in BESIDE:
         shutil.copy(ROOT / name, place / "tree" / name)
@@ -70,8 +85,8 @@ def test_the_wheel_holds_every_module_and_every_data_file(built):
     with zipfile.ZipFile(the_wheel(built)) as wheel:
         names = set(wheel.namelist())
     wanted = data_files()
-    ends = {Path(name).suffix or Path(name).name for name in wanted}
-    assert {".toml", ".css", ".js", ".typed"} <= ends  # or this test would look for nothing
+    for pattern in DATA:  # or this test would look for nothing
+        assert [name for name in wanted if fnmatchcase(name, f"repulsive/{pattern}")], pattern
     modules = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
     assert "repulsive/lab/systems/classification/generated.py" in modules  # of the demo
     assert wanted | modules == {name for name in names if name.startswith("repulsive/")}
@@ -90,6 +105,32 @@ def test_the_wheel_says_what_the_project_says(built):
     assert len(always) == 1 and always[0].startswith("torch")
 
 
+UNPACKED = """
+import sys
+sys.path.insert(0, sys.argv[1])  # the unpacked wheel wins over an editable installation
+import repulsive
+from repulsive import repel
+from repulsive.cli.app import run
+from repulsive.environment.collect import collect
+from repulsive.pages.html.document import document
+assert repulsive.__file__.startswith(sys.argv[1]) and callable(repel)
+assert "<style>" in document("title", "body")
+assert run(["--version"]) == 0
+assert run(["ls", "--recipes"]) == 0
+train = next(extra for extra in collect().extras if extra.name == "train")
+assert train.includes == ("cli",), train
+"""
+
+
+def test_the_wheel_runs_from_where_it_is_unpacked(built, tmp_path):
+    with zipfile.ZipFile(the_wheel(built)) as wheel:
+        wheel.extractall(tmp_path / "unpacked")
+    done = ran(sys.executable, "-c", UNPACKED, tmp_path / "unpacked", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"repulsive {repulsive.__version__}\n")
+    assert "yelp/svgd " in done.stdout and "lm/" in done.stdout
+
+
 def test_the_sdist_holds_what_its_tests_need(built):
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -98,8 +139,9 @@ def test_the_sdist_holds_what_its_tests_need(built):
         here = (path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
         assert {path.relative_to(ROOT).as_posix() for path in here} <= names
     assert set(BESIDE) <= names
-    shown = (path for path in (ROOT / "results").rglob("*") if path.is_file())  # documents link to them
-    assert {path.relative_to(ROOT).as_posix() for path in shown} <= names
+    for folder in ("results", ".github"):  # documents link to results
+        files = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+        assert {path.relative_to(ROOT).as_posix() for path in files} <= names
     assert not [name for name in names if name.endswith((".pyc", ".safetensors", ".npy"))]
 
 
@@ -116,6 +158,27 @@ def test_the_version_has_one_place_and_the_changelog_knows_it():
         assert top[2] in (None, release)
     else:
         assert top[1] == repulsive.__version__
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_constraints_pin_every_direct_dependency_of_every_extra():
+    needed = read_requirements()
+    groups = (needed.required, *needed.extras.values())
+    direct = {normalised(line.name): line for group in groups for line in group if line.name != "repulsive"}
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {normalised(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert len(pins) == len(lines) and all(pins.values())
+    assert set(pins) - {"triton"} == set(direct) - {"triton"}  # Triton is for Linux only
+    assert len(direct) > 20 and "torch" in direct and "mkdocs-material" in direct and "pycocoevalcap" in direct
+    for name, requirement in direct.items():
+        assert numbers(pins[name]) >= numbers(requirement.oldest), name
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 @pytest.mark.slow

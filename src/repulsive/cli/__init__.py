@@ -10,7 +10,7 @@ NEEDS = ("typer", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one verb and exit with its exit code: 0, or 2 after a one-line error message on stderr.
+    """Run one verb and exit with its exit code; see `repulsive.cli.app.run`.
 
     Args:
         arguments: the words after `repulsive`; default: those of the process.

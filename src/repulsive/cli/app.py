@@ -10,6 +10,7 @@ import typer
 from repulsive._version import __version__
 from repulsive.cli.bench import bench
 from repulsive.cli.demo import demo
+from repulsive.cli.doctor import doctor
 from repulsive.cli.evaluate import evaluate
 from repulsive.cli.export import export
 from repulsive.cli.heads import heads
@@ -33,8 +34,9 @@ EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matp
 
 _MEMORY = "out of memory; use smaller batches, fewer --jobs or less data, or a machine with more memory"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(demo)
+app.command()(doctor)
 app.command()(heads)
 app.command()(inspect)
 app.command()(prune)
@@ -81,8 +83,11 @@ def run(arguments: list[str]) -> int:
         arguments: the words after `repulsive`.
 
     Returns:
-        0 for success; 2 after a one-line error message for mistakes that the user can fix; 128 plus the signal number
-        after a signal: 130 for Ctrl-C, 143 for SIGTERM.
+        0 for success; 1 if `doctor` finds a broken package; 2 after a one-line error message for mistakes that the user
+        can fix; 128 plus the signal number after a signal: 130 for Ctrl-C, 143 for SIGTERM.
+
+    Raises:
+        Exception: an unexpected error; Python prints a traceback and exits with 1.
     """
     if (number := next((i for i, word in enumerate(arguments, 1) if not _is_text(word)), 0)) > 0:
         return _complain(f"argument {number} is not UTF-8 ({arguments[number - 1]!a}); rename the file")

@@ -13,7 +13,7 @@ from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.select import LayersName, Particle, Where, select
-from repulsive.heads.table.families import FAMILIES
+from repulsive.heads.table.known_families import known_families
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.table.match import kinds_of
 from repulsive.heads.trace.infer import Completed, complete
@@ -128,9 +128,10 @@ def _looks_like_attention(module: nn.Module) -> bool:
 
 
 def _nothing_found(model: nn.Module, misses: Mapping[str, str], is_untraced: bool) -> str:
+    known = len(known_families())
     for name, module in model.named_modules():
         if _looks_like_attention(module) and clean(name) not in misses:
-            misses = {**misses, clean(name): f"{type(module).__name__} matches none of the {len(FAMILIES)} families"}
+            misses = {**misses, clean(name): f"{type(module).__name__} matches none of the {known} families"}
     listed = [f"  {name or '(the model itself)'}: {reason}" for name, reason in list(misses.items())[:12]]
     lines = [f"no attention heads found in {type(model).__name__}."]
     lines += ["Near misses:", *listed] if listed else ["No module looks like attention."]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, cast
 
 from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
+from repulsive.plugins import RULES as GROUP
+from repulsive.plugins import load_plugins
 
 RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits"]
 RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callbacks
@@ -26,7 +28,13 @@ RULES: dict[str, Callable[[], Rule]] = {
 }
 
 
-def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] = RULES) -> Rule:
+def known_rules() -> dict[str, Callable[[], Rule]]:
+    """The rules in `RULES`, then those that other packages add by entry points."""
+    added = load_plugins(GROUP, _problem_of)
+    return {**RULES, **cast("dict[str, Callable[[], Rule]]", added)}
+
+
+def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] | None = None) -> Rule:
     """Build the rule of that name.
 
     | name | rule |
@@ -38,15 +46,26 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] = RULES) -> 
 
     Args:
         name: a key of `known`.
-        known: functions that build rules, by name.
+        known: functions that build rules, by name; default: `known_rules()`.
 
     Raises:
-        RuleError: the name is unknown.
+        RuleError: the name is unknown, or its function, of another package, does not return a rule.
 
     Example:
         >>> rule_by_name("paper").stepsize
         0.1
     """
+    if known is None:
+        known = RULES if name in RULES else known_rules()  # built-in rules do not need the entry points
     if name not in known:
         raise RuleError(f"unknown rule {name!r}; {did_you_mean(name.lower(), known)}choose from {', '.join(known)}")
-    return known[name]()
+    rule = known[name]()
+    if not isinstance(rule, Rule):
+        raise RuleError(f"the function of rule {name!r} returned an object of type {type(rule).__name__}, not a Rule")
+    return rule
+
+
+def _problem_of(name: str, value: object) -> str:
+    if name in RULES:
+        return "a built-in rule has this name; choose another"
+    return "" if callable(value) else f"expected a function that returns a Rule, got {type(value).__name__}"

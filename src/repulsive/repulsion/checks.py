@@ -12,7 +12,7 @@ from torch import nn
 from repulsive.errors import RuleError, SelectionError, UnknownSetting, did_you_mean
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.ladder import CosineLadder
-from repulsive.particles.named import RULES, rule_by_name
+from repulsive.particles.named import known_rules, rule_by_name
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
@@ -69,8 +69,9 @@ def resolve_rule(rule: object) -> Rule | None:
     if rule is None or isinstance(rule, Rule):
         return rule
     hint = f"; did you mean {rule.__name__}()?" if isinstance(rule, type) and issubclass(rule, Rule) else ""
+    names = ", ".join(known_rules())
     raise RuleError(
-        f"rule={rule!r} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {', '.join(RULES)}, or None"
+        f"rule={rule!r} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {names}, or None"
     )
 
 

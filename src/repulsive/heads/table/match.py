@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from repulsive.errors import HeadLayoutError, UnsupportedWeights
 from repulsive.heads.module_paths import INNER
-from repulsive.heads.table.families import FAMILIES, HEAD_DIM, NO_HEADS, Family
+from repulsive.heads.table.families import HEAD_DIM, NO_HEADS, Family
+from repulsive.heads.table.known_families import known_families
 from repulsive.heads.table.parse_layout import rows_of
 from repulsive.heads.table.surveyed_classes import SURVEYED
 
@@ -93,17 +94,21 @@ def kinds_of(module: nn.Module) -> list[str]:
 
 
 def _candidates(module: nn.Module) -> Iterator[tuple[Family, str]]:
-    """Rows of the table with their proof: those of the class, then of its base classes, then signatures."""
-    named = [family for family in FAMILIES if not family.generic]
+    """Rows of the table with their proof: those of the class, then of its base classes, then signatures.
+
+    For one class, rows of its own package come before rows of another package, whose class only has the same name.
+    """
+    families = known_families()
+    named = [family for family in families if not family.generic]
     base = getattr(module, "base_layer", None)
     module = base if isinstance(base, nn.Module) else module  # an adapter has the heads of the layer it adapts
     kinds = [kind for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
     for kind, name in zip(kinds, kinds_of(module), strict=True):
-        for family in named:
-            if any(fnmatchcase(name, pattern) for pattern in family.classes):
-                exact = _package(kind) == family.package and _runs_as(module, kind)
-                yield family, "table" if exact else "guess"
-    for family in (family for family in FAMILIES if family.generic):
+        rows = [family for family in named if any(fnmatchcase(name, pattern) for pattern in family.classes)]
+        for family in sorted(rows, key=lambda row: row.package != _package(kind)):
+            exact = _package(kind) == family.package and _runs_as(module, kind)
+            yield family, "table" if exact else "guess"
+    for family in (family for family in families if family.generic):
         exact = any(_is_surveyed(kind, family) and _runs_as(module, kind) for kind in kinds)
         yield family, "table" if exact else "guess"
 

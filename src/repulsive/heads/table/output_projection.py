@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from repulsive.heads.table.families import FAMILIES
+from repulsive.heads.table.known_families import known_families
 from repulsive.heads.table.match import follow
 
 # Usual names of the output projection, for classes without `out` in the family table. The first that fits is taken.
@@ -63,7 +63,7 @@ def output_projection(
         Its dotted name, the module and its number of input features; None if none is as wide as the heads.
     """
     attention = modules[name]
-    table = [f.out for f in FAMILIES if f.name == family and f.out]
+    table = [f.out for f in known_families() if f.name == family and f.out]
     candidates = [out] if out is not None else [_absolute(name, path) for path in (*table, *USUAL_NAMES)]
     for path in candidates:
         projection = modules.get(path) or follow(attention, path.removeprefix(f"{name}."))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from repulsive import RuleError
-from repulsive.particles.named import RULES, rule_by_name
+from repulsive.particles.named import RULES, known_rules, rule_by_name
 from repulsive.particles.rule import Rule
 
 SAME = ("svgd",)  # equal to "paper": measured only if requested by name
@@ -15,7 +15,7 @@ def build_rules(names: Sequence[str]) -> dict[str, Rule]:
     """Build the named rules.
 
     Args:
-        names: keys of `RULES`; a name given twice counts once.
+        names: keys of `RULES`, or rules of other packages; a name given twice counts once.
 
     Raises:
         RuleError: a name is unknown, or its rule cannot be built.
@@ -24,7 +24,8 @@ def build_rules(names: Sequence[str]) -> dict[str, Rule]:
         >>> build_rules(["paper"])["paper"].stepsize
         0.1
     """
-    return {name: rule_by_name(name, RULES) for name in names}
+    known = {**known_rules(), **RULES}
+    return {name: rule_by_name(name, known) for name in names}
 
 
 def available_rules() -> tuple[dict[str, Rule], dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine import config
@@ -18,6 +18,7 @@ from repulsive.lab.systems.glue.task import Glue, GlueTask
 from repulsive.lab.systems.graphs.task import GraphWriting, GraphWritingTask
 from repulsive.lab.systems.lm.task import LanguageModel, LanguageModelTask
 from repulsive.lab.systems.translation.task import Translation, TranslationTask
+from repulsive.plugins import TASKS, load_plugins
 
 KINDS: dict[str, tuple[type[Recipe], Any]] = {
     "classification": (Classification, ClassificationTask),
@@ -45,9 +46,8 @@ def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:
     """A recipe from nested tables, as a run folder stores them."""
     task = tables.get("task")
-    if not isinstance(task, str) or task not in KINDS:
-        raise ConfigError(f"{source}: task must be one of {', '.join(KINDS)}, not {task!r}")
-    return config.build(KINDS[task][0], tables, source=source)
+    recipe_class, _ = _kind(task, source)
+    return config.build(recipe_class, tables, source=source)
 
 
 def make_task(recipe: Recipe) -> Task:
@@ -57,9 +57,33 @@ def make_task(recipe: Recipe) -> Task:
         DataError: the data are missing or damaged.
         ConfigError: the class of the task lacks required members.
     """
-    return as_task(KINDS[recipe.task][1](recipe))
+    return as_task(_kind(recipe.task, recipe.label)[1](recipe))
 
 
 def restore_task(recipe: Recipe, assets: Mapping[str, bytes]) -> Task:
     """The task of a trained run from the assets in its folder, without its data; see `Task.restore`."""
-    return as_task(KINDS[recipe.task][1].restore(recipe, assets))
+    return as_task(_kind(recipe.task, recipe.label)[1].restore(recipe, assets))
+
+
+def known_tasks() -> dict[str, tuple[type[Recipe], Any]]:
+    """The tasks in `KINDS`, then those that other packages add by entry points."""
+    added = load_plugins(TASKS, _problem_of)
+    return {**KINDS, **cast("dict[str, tuple[type[Recipe], Any]]", added)}
+
+
+def _kind(task: object, source: str) -> tuple[type[Recipe], Any]:
+    """The recipe class and the task class of a name. Entry points are read only for names that are not built in."""
+    known = KINDS if isinstance(task, str) and task in KINDS else known_tasks()
+    if not isinstance(task, str) or task not in known:
+        raise ConfigError(f"{source}: task must be one of {', '.join(known)}, not {task!r}")
+    return known[task]
+
+
+def _problem_of(name: str, value: object) -> str:
+    if name in KINDS:
+        return "a built-in task has this name; choose another"
+    if not isinstance(value, tuple) or len(value) != 2:
+        return f"expected a pair (recipe class, task class), got {type(value).__name__}"
+    if not isinstance(value[0], type) or not issubclass(value[0], Recipe):
+        return f"expected a subclass of Recipe as the first of the pair, got {value[0]!r}"
+    return "" if isinstance(value[1], type) else f"expected a class as the second of the pair, got {value[1]!r}"

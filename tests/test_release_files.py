@@ -1,0 +1,80 @@
+"""Files for a release agree with the package: versions, workflows, templates."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from repulsive._version import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def load(path: Path) -> dict:
+    """Read YAML; its key `on` stays a word."""
+    return yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+
+
+def test_the_citation_has_the_version():
+    assert load(ROOT / "CITATION.cff")["version"] == __version__
+
+
+def test_the_tests_run_on_every_supported_python():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    job = load(GITHUB / "workflows" / "tests.yml")["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == listed
+    assert project["requires-python"] == f">={listed[0]}"
+    assert "make test" in [step.get("run") for step in job["steps"]]
+
+
+def test_a_tag_publishes_without_a_stored_password():
+    workflow = load(GITHUB / "workflows" / "publish.yml")
+    assert workflow["on"] == {"push": {"tags": ["v*"]}}
+    jobs = workflow["jobs"]
+    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"} and jobs["build"]["permissions"] == {
+        "contents": "read"
+    }
+    assert "secrets." not in (GITHUB / "workflows" / "publish.yml").read_text()
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_have_few_permissions_and_name_only_actions(path):
+    workflow = load(path)
+    assert set(workflow["permissions"] or {}) <= {"contents"}
+    for job in workflow["jobs"].values():
+        assert int(job["timeout-minutes"]) > 0
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[\w./-]+", step.get("uses", "a/b@v1"))
+            assert "${{" not in step.get("run", "")  # an expression in a script can inject code
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *FORMS, ROOT / ".pre-commit-config.yaml"], ids=lambda path: path.name)
+def test_no_host_names(path):
+    assert "://" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [path for path in FORMS if path.name != "config.yml"], ids=lambda path: path.name)
+def test_issue_forms_are_complete(path):
+    form = load(path)
+    assert form["name"] and form["description"]
+    names = [field["id"] for field in form["body"]]
+    assert len(set(names)) == len(names) and all(field["attributes"]["label"] for field in form["body"])
+
+
+def test_a_bug_report_asks_for_the_output_of_doctor():
+    assert "repulsive doctor" in (GITHUB / "ISSUE_TEMPLATE" / "bug.yml").read_text()
+
+
+def test_pre_commit_runs_the_pinned_ruff():
+    (pin,) = re.findall(r"^ruff==.+$", (ROOT / "constraints.txt").read_text(), re.M)
+    (repository,) = load(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert [hook["entry"].split()[:2] for hook in repository["hooks"]] == [["ruff", "check"], ["ruff", "format"]]
+    assert all(hook["additional_dependencies"] == [pin] for hook in repository["hooks"])
