@@ -82,7 +82,7 @@ def _page(about: dict[str, Any], places: Sequence[dict[str, Any]], grid: Sequenc
     lines = [
         f"`{about['command']}` ({versions}, CPU, {about['date']}, {about['seconds']} s)",
         "",
-        "Variance of samples of SGLD (T = 1) divided by that of the target; 1 is right. Standard errors are about 0.02.",
+        "Variance of samples of SGLD (T = 1) divided by that of the target; 1 is right. Standard errors: about 0.02.",
         "",
         "## Three settings of `noise_in`",
         "",

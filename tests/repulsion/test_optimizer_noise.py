@@ -183,7 +183,7 @@ def test_bfloat16_weights_get_noise():
     start = model.weight.detach().clone()
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
-    moved = (model.weight - start).float()
+    moved = (model.weight.detach() - start).float()
     expected = math.sqrt(2 * 0.1 * (1 - 0.999))  # the temperature of the first step is (1 - b2) T
     assert abs(float(moved.std()) / expected - 1) < 0.1
 
@@ -294,14 +294,14 @@ def test_adaptive_optimizers_sample_the_variance(label, chains):
     """Within 5 % where the second moment averages over many decorrelation times: here fifty."""
     gaussians, methods, _ = chains
     targets = [gaussians.Target(shape, 0.05) for shape in gaussians.SHAPES]
-    for found in gaussians.measure(methods[label], "optimizer", targets, lr=0.05, chains=2048, steps=500, burn_in=100):
+    for found in gaussians.measure(methods[label], "optimizer", targets, lr=0.05, chains=2048, steps=400, burn_in=100):
         assert abs(found.stiff - 1) < 0.05 and abs(found.slow - 1) < 0.05 and found.mean < 0.06
 
 
-@pytest.mark.parametrize(("noise_in", "low", "high"), [("gradient", 0.0, 0.5), ("parameter", 1.5, 9.0)])
+@pytest.mark.parametrize(("noise_in", "low", "high"), [("gradient", 0.1, 0.25), ("parameter", 1.5, 2.2)])
 def test_other_places_of_the_noise_do_not_sample_under_adam(noise_in, low, high, chains):
     """The same measurement sees the error of the other two settings."""
     gaussians, methods, _ = chains
     target = gaussians.Target("N(0, 1)", 0.05)
-    [found] = gaussians.measure(methods["Adam"], noise_in, [target], lr=0.05, chains=512, steps=1000, burn_in=1500)
+    [found] = gaussians.measure(methods["Adam"], noise_in, [target], lr=0.05, chains=512, steps=200, burn_in=300)
     assert low < found.stiff < high
