@@ -70,6 +70,8 @@ def _run(method: Method, noise_in: Any, targets: Sequence[Target], chains: int, 
     burn_in = math.ceil(max(1 / slowest, min(method.window, 2 / slowest)))
     if noise_in == "gradient" and method.is_normalised:  # noise in the second moment makes steps small
         burn_in = math.ceil(4 / slowest * math.sqrt(1 + 2 / slowest))
+    elif noise_in == "parameter" and method.is_normalised:  # the second moment follows the wrong variance
+        burn_in = math.ceil(3 * method.window)
     if scale == "tiny":
         steps, burn_in = 20, 0
     results = measure(method, noise_in, targets, lr=lr, chains=chains, steps=steps, burn_in=burn_in)

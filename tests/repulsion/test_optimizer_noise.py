@@ -1,6 +1,8 @@
 """Noise that follows the optimizer's step: one step against scalar arithmetic, stationary variances, refusals."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from tests.threads import one_thread  # noqa: F401  an autouse fixture
 SGD, ADAM, ADAMW, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
 RULE = SGLD(0.3, 0.7)
 SEED = 5
+MEASURED = Path(__file__).resolve().parents[2] / "results" / "sampling" / "gaussians.json"
 
 
 def scalar_sgd(theta, gradients, normals, entry):
@@ -305,3 +308,39 @@ def test_other_places_of_the_noise_do_not_sample_under_adam(noise_in, low, high,
     target = gaussians.Target("N(0, 1)", 0.05)
     [found] = gaussians.measure(methods["Adam"], noise_in, [target], lr=0.05, chains=512, steps=200, burn_in=300)
     assert low < found.stiff < high
+
+
+def committed():
+    grid = json.loads(MEASURED.read_text(encoding="utf-8"))["grid"]
+    return {(run["optimizer"], row["shape"], row["noise"], row["step"]): row for run in grid for row in run["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("label", "step", "low", "high"),
+    [
+        *((label, 0.05, 0.95, 1.05) for label in ("SGD", "SGD, momentum 0.9", "SGD, Nesterov 0.9", "Adam", "AdamW")),
+        *((label, 0.01, 0.95, 1.05) for label in ("SGD", "SGD, momentum 0.9", "Adam, b2 0.9999")),
+        ("Adam", 0.01, 1.0, 1.1),
+        ("Adam", 0.001, 1.2, 1.45),  # the window of the second moment is one decorrelation time
+        ("RMSprop", 0.05, 1.05, 1.2),
+        ("RMSprop", 0.01, 1.2, 1.45),
+        ("RMSprop", 0.001, 1.6, 1.9),
+    ],
+)
+def test_committed_variances_and_biases(label, step, low, high):
+    """The documented bias of the second moment with full gradients; it grows as its window gets too short."""
+    assert low <= round(committed()[label, "N(0, 1)", 0.0, step]["stiff"], 2) <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(8))
+def test_the_study_gives_the_committed_variances(number):
+    """Tolerance 0.02, for other versions of torch; with the same one the numbers are equal."""
+    with study("studies.sampling.run") as run:
+        method = run.METHODS[number]
+        rows = run._run(method, "optimizer", run.GRID, 512, "full")["rows"]
+        if method.is_normalised and not method.decay:
+            rows += run._run(method, "optimizer", run.SLOW, 1024, "full")["rows"]
+    for row in rows:
+        expected = committed()[method.label, row["shape"], row["noise"], row["step"]]
+        assert abs(row["stiff"] - expected["stiff"]) < 0.02 and abs(row["slow"] - expected["slow"]) < 0.02
