@@ -126,6 +126,8 @@ CASES = {
     "uneven rows, spos": Case(lambda: Separate(3, 2), rule="spos"),
     "rows, noise in parameters": Case(rule="spos", options=(("noise_in", "parameter"),)),
     "columns, noise in parameters": Case(columns=True, rule="spos", options=(("noise_in", "parameter"),)),
+    "rows, noise in optimizer": Case(rule="spos", options=(("noise_in", "optimizer"),), scaled=True),
+    "columns, noise in optimizer": Case(columns=True, rule="spos", options=(("noise_in", "optimizer"),)),
     "columns, clipped": Case(columns=True, options=(("max_norm", 0.05),)),
     "columns, scaled": Case(columns=True, rule="spos", scaled=True),
     "columns, released noise": Case(columns=True, rule="released"),

@@ -89,7 +89,7 @@ def train(model, optimizer, backward, start, stop):
         optimizer.step()
 
 
-@pytest.mark.parametrize("noise_in", ["gradient", "parameter"])
+@pytest.mark.parametrize("noise_in", ["gradient", "parameter", "optimizer"])
 def test_resuming_in_the_middle_of_spos_is_bit_for_bit(noise_in, make_model, backward):
     rule = SPOS(0.1, 0.5, 100.0)
     whole = make_model()

@@ -23,7 +23,12 @@ class SPOS(SVGD):
     $$\phi_i = \phi_i^{\mathrm{SVGD}} - \beta^{-1} \nabla U_i + \sqrt{2 T / (\beta\,\epsilon\,\eta)}\;\xi_i$$
 
     where $\eta$ is the learning rate: under plain SGD a parameter takes the step $\epsilon\eta\,\phi$, and with this
-    noise the stationary distribution is exp(-U / T). Other optimizers rescale the noise together with the gradient.
+    noise the stationary distribution is exp(-U / T). Other optimizers rescale the noise together with the gradient,
+    unless `repel(noise_in="optimizer")` is used.
+
+    There are two temperatures: `alpha` is that of the interaction, because SVGD with repulsive weight alpha is made for
+    exp(-U / alpha), and `temperature` is that of the noise. The published defaults, 0.01 and 1, differ; for one
+    distribution give both the same value.
 
     Args:
         beta: inverse weight of the Langevin terms; the limit of large beta is SVGD.

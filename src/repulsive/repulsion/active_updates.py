@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -36,6 +36,8 @@ class AnyUpdate(Protocol):
     ) -> dict[str, Measured]: ...
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None: ...
+
+    def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
 _MOST_UPDATES = 16  # kept at the same time

@@ -79,8 +79,9 @@ def repel(
         order: whether clipping to `max_norm` comes before or after the rule: "clip-repel" or "repel-clip".
         max_norm: clip the gradients of all parameters of the optimizer to this joint norm; None does not clip.
             Clipping in your own loop comes before the rule, unless you call `apply` of the handle before it.
-        noise_in: "gradient" as published, where the optimizer rescales the noise; or "parameter", where it is added
-            after the step.
+        noise_in: "gradient" as published, where the optimizer rescales the noise; "parameter", where it is added
+            after the step; or "optimizer", where it follows the step of SGD, Adam, AdamW or RMSprop, so that samples
+            have the temperature of the rule.
         seed: seed of the noise of SPOS and SGLD.
         measure_every: steps between two measurements for `report`; each costs another pass over the gradients.
         verbose: None prints one line on stderr, True the table of all groups, False nothing.
@@ -93,8 +94,8 @@ def repel(
         NoHeadsFound: the model has no heads that are known or could be inferred.
         SelectionError: the selection is misspelt or empty, has a weight in two groups, has only one head in every
             group, or is combined with `groups`.
-        OptimizerError: the optimizer trains none of the heads, has no step hooks, repels them already, or has no
-            learning rate for the noise.
+        OptimizerError: the optimizer trains none of the heads, has no step hooks, repels them already, has no
+            learning rate for the noise, or takes steps that `noise_in="optimizer"` cannot follow.
         UnsupportedWeights: weights are quantised or sparse, or distributed over ranks as partial sums.
         RuleError: `rule` is not a rule, or `order`, `max_norm`, `noise_in`, `seed` or `measure_every` is out of range.
         UnknownSetting: an argument is unknown, such as a setting of a rule.

@@ -86,9 +86,9 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
         raise RuleError(f"order={order!r}: {did_you_mean(order, ORDERS)}choose one of {ORDERS}")
     if noise_in not in NOISE_PLACES:
         raise RuleError(f"noise_in={noise_in!r}: {did_you_mean(noise_in, NOISE_PLACES)}choose one of {NOISE_PLACES}")
-    if noise_in == "parameter" and rule is not None and rule.scales_noise:
+    if noise_in != "gradient" and rule is not None and rule.scales_noise:
         raise RuleError(
-            "noise_in='parameter' does not work with noise that is scaled by gradients, such as noise='released'; "
+            f"noise_in={noise_in!r} does not work with noise that is scaled by gradients, such as noise='released'; "
             "leave noise_in out"
         )
     if max_norm is not None and not max_norm > 0:

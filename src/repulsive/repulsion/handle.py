@@ -25,6 +25,7 @@ from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.measurements import GroupReport, Measurements
+from repulsive.repulsion.optimizer_noise import add_noise, check_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import Settings
@@ -79,7 +80,8 @@ class Handle:
         """Register with the optimizer, unless it is registered already.
 
         Raises:
-            OptimizerError: another handle repels the same heads, or clips the same gradients.
+            OptimizerError: another handle repels the same heads or clips the same gradients, or the noise cannot follow
+                the steps of this optimizer.
         """
         if self.attached:
             return
@@ -94,6 +96,8 @@ class Handle:
                 "torch.nn.utils.clip_grad_norm_ in the loop instead of max_norm, or repel all heads with one handle"
             )
         self._learning_rates()  # an error here is better than one in the first step
+        if self.settings.noise_in == "optimizer" and self.rule is not None and self.rule.has_noise:
+            check_noise(self.rule, self.optimizer)
         self._hooks = [
             self.optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
             self.optimizer.register_step_post_hook(_uncompiled(self._after_step)),
@@ -231,12 +235,15 @@ class Handle:
         return last.again(self.rule)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the step, and add noise that goes to parameters."""
+        """Count the step, and add noise that is not part of the gradients."""
         if not self._pending:
             return
-        update = self._updates.current
-        if self.settings.noise_in == "parameter" and self.rule is not None and update is not None:
-            update.add_noise(self.rule, self._learning_rates(), step=self.steps)
+        update, rule, noise_in = self._updates.current, self.rule, self.settings.noise_in
+        if update is not None and rule is not None and rule.has_noise:
+            if noise_in == "parameter":
+                update.add_noise(rule, self._learning_rates(), step=self.steps)
+            elif noise_in == "optimizer":
+                add_noise(rule, self.optimizer, update.standard_noise(step=self.steps))
         self.steps += 1
         self._applied = self._pending = False
 

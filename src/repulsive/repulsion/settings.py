@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Order = Literal["clip-repel", "repel-clip"]
-NoisePlace = Literal["gradient", "parameter"]
+NoisePlace = Literal["gradient", "parameter", "optimizer"]
 ORDERS: tuple[str, ...] = get_args(Order)
 NOISE_PLACES: tuple[str, ...] = get_args(NoisePlace)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -85,6 +85,10 @@ class Update:
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add a rule's noise to the parameters themselves."""
         self._eager().add_noise(rule, rates, step=step)
+
+    def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each parameter with standard normal numbers for the elements that this rank stores."""
+        return self._eager().standard_noise(step=step)
 
     def _eager(self) -> EagerUpdate:
         if self._eager_all is None:

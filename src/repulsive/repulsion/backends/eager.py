@@ -8,7 +8,7 @@ shape. Of sharded weights a block sees the columns that this rank works on, the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from repulsive.particles import noise as counters
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram, wide_dtype
 from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.sgld import SGLD
-from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local
+from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local, to_stored
 from repulsive.repulsion.sharding.shard_layout import MeshDims, has_heads_on_other_ranks, is_sharded, local_size
 
 T = TypeVar("T")
@@ -205,10 +205,7 @@ class EagerUpdate:
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add a rule's noise to the parameters themselves: -lr * sigma * xi, as a step of plain SGD would."""
-        by_weight: dict[LocalWeight, list[Piece]] = defaultdict(list)
-        for piece in self.pieces:
-            by_weight[piece.weight].append(piece)
-        for weight, pieces in by_weight.items():
+        for weight, pieces in self._by_weight().items():
             lr = pieces[0].rate(rates)
             scale = lr * rule.noise_scale(lr)
             if scale:
@@ -217,6 +214,27 @@ class EagerUpdate:
                         theta = piece.theta()
                         theta = theta.to(compute_dtype(theta))
                         piece.put_theta(theta - scale * piece.draw(theta, step=step, seed=self.seed))
+
+    def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each parameter with standard normal numbers for the elements that this rank stores.
+
+        Elements outside of heads are zero. The numbers are those of `add_noise`, in the dtype of computation.
+        """
+        for weight, pieces in self._by_weight().items():
+            with torch.no_grad(), load_local([weight], gradients=False, write=None):
+                assert weight.theta is not None
+                noise = torch.zeros_like(weight.theta, dtype=compute_dtype(weight.theta))
+                for piece in pieces:
+                    heads = piece.slice.take(noise)
+                    piece.slice.put(noise, piece.draw(heads, step=step, seed=self.seed))
+                noise = to_stored(weight, noise)
+            yield pieces[0].slice.parameter(), noise
+
+    def _by_weight(self) -> dict[LocalWeight, list[Piece]]:
+        by_weight: dict[LocalWeight, list[Piece]] = defaultdict(list)
+        for piece in self.pieces:
+            by_weight[piece.weight].append(piece)
+        return by_weight
 
     def add_to_gradients(self, rule: Rule, rates: Mapping[int, float], *, step: int, scale: Tensor | None) -> None:
         """Add a rule's noise to the gradients: sigma * xi."""

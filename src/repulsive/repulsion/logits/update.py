@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -214,6 +214,10 @@ class LogitUpdate:
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add the noise of a rule to the parameters."""
         self._noise.add_noise(rule, rates, step=step)
+
+    def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each parameter with standard normal numbers for the elements that this rank stores."""
+        return self._noise.standard_noise(step=step)
 
     def _make_writers(self) -> list[Writer]:
         """One writer for each factor on gradients, which depends on the number of heads."""

@@ -105,6 +105,15 @@ def load_local(
             weight.theta = weight.grad = None
 
 
+def to_stored(weight: LocalWeight, tensor: Tensor) -> Tensor:
+    """Move a tensor that is placed as `weight.theta` to the placement in which this rank stores the parameter."""
+    parameter = weight.part.parameter()
+    if weight.layout is None or not weight.is_copy or not is_sharded(parameter):
+        return tensor
+    layout = weight.layout
+    return _move([tensor], parameter.device_mesh, parameter.shape, layout.work_placements, layout.placements)[0]
+
+
 def _redistribute(weights: Sequence[LocalWeight], names: Sequence[str], *, back: bool) -> None:
     """Move tensors to their work placements, or back: one call for all that are alike, as each call is expensive."""
     alike: dict[tuple[object, ...], list[tuple[LocalWeight, str]]] = defaultdict(list)
