@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from repulsive.errors import SelectionError, UnsupportedWeights, did_you_mean
 from repulsive.heads.layout import HeadGroup, HeadSlice
@@ -130,7 +131,7 @@ def _groups(
     return [HeadGroup(key, 0, part, "-", prefix, family, run, modules=modules) for key, run in slices.items()]
 
 
-def _choose(tensors: dict[str, Tensor], parameters: str | Sequence[str] | None, owner: str) -> list[str]:
+def _choose(tensors: Mapping[str, Tensor], parameters: str | Sequence[str] | None, owner: str) -> list[str]:
     """Names of the chosen parameters, in the order of the module."""
     if parameters is None:
         chosen = [key for key, tensor in tensors.items() if tensor.ndim >= 2]
@@ -156,14 +157,14 @@ def _check_distinct(members: Sequence[nn.Module], part: str) -> None:
             raise SelectionError(f"{part} {other} and {part} {index} are the same module; give each module once")
 
 
-def _check_alike(named: Sequence[dict[str, Tensor]], part: str) -> None:
+def _check_alike(named: Sequence[Mapping[str, Tensor]], part: str) -> None:
     """Check that all modules have parameters of equal names, shapes and types."""
     facts: list[tuple[str, Callable[[Tensor], object]]] = [
         ("shape", lambda tensor: list(tensor.shape)),
         ("type", lambda tensor: tensor.dtype),
     ]
     for key, tensor in named[0].items():
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise UnsupportedWeights(f"{part} 0: {key} is not initialised yet; run the model once before")
     for index, tensors in enumerate(named[1:], start=1):
         if odd := sorted(set(tensors) ^ set(named[0])):
@@ -177,7 +178,7 @@ def _check_alike(named: Sequence[dict[str, Tensor]], part: str) -> None:
                     )
 
 
-def _check_untied(named: Sequence[dict[str, Tensor]], part: str) -> None:
+def _check_untied(named: Sequence[Mapping[str, Tensor]], part: str) -> None:
     """Check that no two modules share a tensor or its memory."""
     first: dict[int, int] = {}
     for index, tensors in enumerate(named):
@@ -211,6 +212,6 @@ def _whole_slice(module: nn.Module, key: str, shown: str) -> HeadSlice:
     return HeadSlice(owner, attribute, shown, torch.arange(parameter.shape[0]).unsqueeze(0))
 
 
-def _listed(tensors: dict[str, Tensor]) -> str:
+def _listed(tensors: Mapping[str, Tensor]) -> str:
     names = list(tensors)
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
