@@ -24,7 +24,17 @@ if TYPE_CHECKING:
         UnknownSetting,
         UnsupportedWeights,
     )
-    from repulsive.heads import HeadGroup, HeadReport, HeadSlice, describe, find_heads, heads_by_hand, verify_heads
+    from repulsive.heads import (
+        HeadGroup,
+        HeadReport,
+        HeadSlice,
+        describe,
+        find_heads,
+        group_modules,
+        group_stacked,
+        heads_by_hand,
+        verify_heads,
+    )
     from repulsive.particles import SGLD, SPOS, SVGD, CollapsedHeads, CosineLadder, Gaussian, Rule, Uniform
     from repulsive.repulsion import GroupReport, Handle, repel
 
@@ -56,6 +66,8 @@ __all__ = [
     "__version__",
     "describe",
     "find_heads",
+    "group_modules",
+    "group_stacked",
     "heads_by_hand",
     "repel",
     "verify_heads",
@@ -81,6 +93,8 @@ _NAMES = {
         "HeadSlice",
         "describe",
         "find_heads",
+        "group_modules",
+        "group_stacked",
         "heads_by_hand",
         "verify_heads",
     ),

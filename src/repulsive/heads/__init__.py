@@ -1,14 +1,26 @@
 """Attention heads of a model: find, verify and select them.
 
 `layout` defines a group of heads, `discover` finds groups, `select` filters them, `verify` proves them, `by_hand` lets
-the caller name them and `describe` prints them. `table` lists known attention classes; `trace` follows gradients.
+the caller name them, `grouping` groups experts and other modules, and `describe` prints groups. `table` lists known
+attention classes; `trace` follows gradients.
 """
 
 from repulsive.heads.by_hand import heads_by_hand
 from repulsive.heads.describe import describe
 from repulsive.heads.discover import find_heads
+from repulsive.heads.grouping import group_modules, group_stacked
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.trace.reports import HeadReport
 from repulsive.heads.verify import verify_heads
 
-__all__ = ["HeadGroup", "HeadReport", "HeadSlice", "describe", "find_heads", "heads_by_hand", "verify_heads"]
+__all__ = [
+    "HeadGroup",
+    "HeadReport",
+    "HeadSlice",
+    "describe",
+    "find_heads",
+    "group_modules",
+    "group_stacked",
+    "heads_by_hand",
+    "verify_heads",
+]

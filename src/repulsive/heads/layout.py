@@ -125,17 +125,21 @@ class HeadSlice:
 class HeadGroup:
     """M heads that repel each other: one projection of one attention layer, or all of its projections joined.
 
+    Other particles are grouped alike: experts, members of an ensemble, adapters (`group_modules`, `group_stacked`).
+
     Args:
         name: unique in the model: the attention module's dotted name, then the part.
         layer: index of the attention layer in its stack, from 0.
-        part: "q", "k" or "v"; joined groups have several letters, such as "qkv".
-        where: "encoder", "decoder" or "cross".
+        part: "q", "k" or "v"; joined groups have several letters, such as "qkv". Any name outside attention.
+        where: "encoder", "decoder" or "cross"; "-" outside attention.
         stack: dotted name of the list of layers that `layer` counts in.
         family: name of the matching row of the family table, "inferred" or "by hand".
-        slices: one per parameter, all with the same number of heads.
+        slices: one per parameter, all with the same number of heads; with `modules` > 1 see there.
         serves: for q heads that share key-value heads, the kv head of each q head; else None.
         proof: where the rows come from: "proved" (traced by autograd on an example), "table" (a class that the family
             table lists), "given" (named by the caller) or "guess" (names and shapes only). `repel` rejects a guess.
+        modules: number of modules that the heads lie in. If above 1, slices are grouped by parameter name: one slice
+            per module, then those of the next name. The heads of such a run follow each other.
 
     Raises:
         HeadLayoutError: `proof` is unknown, or the slices differ in their number of heads.
@@ -150,6 +154,7 @@ class HeadGroup:
     slices: tuple[HeadSlice, ...]
     serves: tuple[int, ...] | None = None
     proof: str = "given"
+    modules: int = 1
 
     def __post_init__(self) -> None:
         if self.proof not in PROOFS:
@@ -157,15 +162,29 @@ class HeadGroup:
         if len({s.num_heads for s in self.slices}) != 1:
             counts = ", ".join(f"{s.parameter_name}: {s.num_heads}" for s in self.slices)
             raise HeadLayoutError(f"{self.name}: expected the same number of heads in all slices, got {counts}")
+        if len(self.slices) % self.modules:
+            raise HeadLayoutError(
+                f"{self.name}: expected one slice per parameter and module, got {len(self.slices)} slices for "
+                f"{self.modules} modules"
+            )
 
     @property
     def num_heads(self) -> int:
-        return self.slices[0].num_heads
+        return self.slices[0].num_heads * self.modules
 
     @property
     def dim(self) -> int:
         """Number of weights per head, over all slices."""
-        return sum(s.dim for s in self.slices)
+        return sum(run[0].dim for run in self.runs())
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether these are attention heads, not experts, members of an ensemble or other particles."""
+        return self.where != "-"
+
+    def runs(self) -> list[tuple[HeadSlice, ...]]:
+        """Slices that together hold one parameter of all heads: single slices, or one slice per module."""
+        return [self.slices[i : i + self.modules] for i in range(0, len(self.slices), self.modules)]
 
     def parameters(self) -> tuple[Tensor, ...]:
         """The current parameter of each slice."""
@@ -177,12 +196,18 @@ class HeadGroup:
 
         Sharded weights are gathered, so every rank must call this.
         """
-        return join([s.take(whole_tensor(s.parameter().detach())) for s in self.slices]).clone()
+        heads = [[s.take(whole_tensor(s.parameter().detach())) for s in run] for run in self.runs()]
+        return join([stack_heads(parts) for parts in heads]).clone()
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate [M, D_1], [M, D_2], ... to [M, D_1 + D_2 + ...]; a single tensor is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=-1)
+
+
+def stack_heads(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate [M_1, D], [M_2, D], ... to [M_1 + M_2 + ..., D]; a single tensor is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=0)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Rules: from particles [..., M, D] and their gradients to what the optimizer descends. Pure mathematics."""
 
 from repulsive.particles.bandwidths import CollapsedHeads
+from repulsive.particles.function_space import function_repulsion
 from repulsive.particles.kernels import IMQ, RBF, Cosine, Hinge, Kernel
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.named import RULES, RuleName, rule_by_name
@@ -26,5 +27,6 @@ __all__ = [
     "Rule",
     "RuleName",
     "Uniform",
+    "function_repulsion",
     "rule_by_name",
 ]

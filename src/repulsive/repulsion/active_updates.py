@@ -106,7 +106,8 @@ class ActiveUpdates:
         if any(grad is None or not p.requires_grad for p, grad in zip(parameters, gradients, strict=True)):
             active = []
             for group in self.groups:
-                if any(has_nothing_to_follow(parameter) for parameter in group.parameters()):
+                idle = [has_nothing_to_follow(parameter) for parameter in group.parameters()]
+                if all(idle) or (any(idle) and group.modules == 1):  # a module without a gradient takes part as it is
                     self.skipped[group.name] += 1
                 else:
                     active.append(group)

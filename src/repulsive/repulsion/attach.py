@@ -73,7 +73,8 @@ def repel(
         layout: "heads", or "strided" for the slices of the authors' released code.
         example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes are inferred.
         allow_unproved: also train heads that are a guess from names and shapes, or that the example did not prove.
-        groups: groups of heads from `find_heads` or made by hand, instead of the selection above.
+        groups: groups from `find_heads`, `heads_by_hand`, `group_modules` or `group_stacked`, instead of the selection
+            above.
 
             **What happens in a step**:
         order: whether clipping to `max_norm` comes before or after the rule: "clip-repel" or "repel-clip".
@@ -147,7 +148,8 @@ def repel(
     handle.attach()
     if verbose is not False and _is_first_rank():
         describe = attached_table if verbose else attached_line
-        print(describe(model, chosen, trained, left_out(model, groups)), file=sys.stderr)
+        unknown_attention = left_out(model, groups) if any(group.is_attention for group in groups) else {}
+        print(describe(model, chosen, trained, unknown_attention), file=sys.stderr)
     return handle
 
 

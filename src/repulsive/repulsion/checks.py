@@ -138,7 +138,7 @@ def check_apart(groups: Sequence[HeadGroup]) -> None:
     if repeated := [name for name, count in names.items() if count > 1]:
         raise SelectionError(
             f"{repeated[0]}: {names[repeated[0]]} groups have this name. Put the models into one module, such as an "
-            "nn.ModuleDict, and find the heads of that module"
+            "nn.ModuleDict, and find the heads of that module; give groups of experts or other modules a name=..."
         )
 
 
@@ -173,6 +173,11 @@ def logit_groups(
     Raises:
         RuleError: the selection excludes one of them, or the model has no q and k heads.
     """
+    if other := [group.name for group in groups if not group.is_attention]:
+        raise RuleError(
+            f"{', '.join(other[:4])}: space='logits' compares attention logits, and these are not attention heads; "
+            "choose space='weights' or 'sphere'"
+        )
     if not {"q", "k"} <= set(parts):
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
     if particle != "projection" or layout != "heads":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from html import escape
@@ -47,12 +48,16 @@ def attached_line(model: nn.Module, rule: Rule | None, groups: Sequence[HeadGrou
         groups: the heads that are trained.
         left_out: attention modules with an unknown head layout, name -> class.
     """
-    layers = len({(group.stack, group.where, group.layer) for group in groups})
-    heads = "/".join(str(count) for count in sorted({group.num_heads for group in groups}, reverse=True))
+    attention = [group for group in groups if group.is_attention]
+    layers = len({(group.stack, group.where, group.layer) for group in attention})
+    heads = "/".join(str(count) for count in sorted({group.num_heads for group in attention}, reverse=True))
+    kinds = Counter((group.num_heads, group.part) for group in groups if not group.is_attention)
+    members = [f"{layers} attention layer{'s' * (layers != 1)} x {heads} heads"] if attention else []
+    members += [f"{count} x {size} particles ({part})" for (size, part), count in kinds.items()]
     traced = sum(getattr(group, "proof", None) == "proved" for group in groups)
     proved = f" ({traced} proved)" if traced else ""
     line = (
-        f"repulsive: {type(unwrap(model)).__name__}, {layers} attention layer{'s' * (layers != 1)} x {heads} heads, "
+        f"repulsive: {type(unwrap(model)).__name__}, {', '.join(members)}, "
         f"{len(groups)} groups{proved}, {short_rule(rule)}"
     )
     return f"{line}; {_unknown_attention(left_out)}" if left_out else line

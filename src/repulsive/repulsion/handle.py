@@ -280,7 +280,8 @@ class Handle:
 
     def _title(self) -> str:
         state = "" if self.attached else ", not attached"
-        return f"{short_rule(self.rule)}, {len(self.groups)} groups of heads, step {self.steps}{state}"
+        kind = "heads" if all(group.is_attention for group in self.groups) else "particles"
+        return f"{short_rule(self.rule)}, {len(self.groups)} groups of {kind}, step {self.steps}{state}"
 
     def _overviews(self) -> dict[str, Overview]:
         if not self._measurements:

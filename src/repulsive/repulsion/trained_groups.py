@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
-from repulsive.repulsion.sharding.shard_layout import check_placement
+from repulsive.repulsion.sharding.shard_layout import check_placement, is_sharded
 
 
 def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[list[HeadGroup], list[HeadGroup]]:
@@ -51,14 +52,26 @@ def _parameter_ids(optimizer: Optimizer) -> set[int]:
     return {id(p) for entry in optimizer.param_groups for p in entry["params"]}
 
 
+def _place(parameter: Tensor) -> str:
+    placements = f" as {tuple(parameter.placements)} of {parameter.device_mesh}" if is_sharded(parameter) else ""
+    return f"{parameter.device}{placements}"
+
+
 def _why_not_trained(group: HeadGroup, owned: set[int]) -> str | None:
+    for run in group.runs():
+        places = {_place(part.parameter()) for part in run}
+        if len(places) > 1:
+            raise UnsupportedWeights(
+                f"{group.name}: its modules lie on {' and '.join(sorted(places))}; expected one device, and equal "
+                "placements if they are sharded"
+            )
     for part in group.slices:
         parameter = part.parameter()
         check_placement(part)
         if not parameter.is_floating_point():
             raise UnsupportedWeights(f"{part.parameter_name}: {parameter.dtype} weights cannot be trained")
         if not parameter.requires_grad:
-            return "frozen"
+            return f"{part.parameter_name} is frozen" if group.modules > 1 else "frozen"
         if id(parameter) not in owned:
-            return "not in the optimizer"
+            return f"{part.parameter_name} is not in the optimizer" if group.modules > 1 else "not in the optimizer"
     return None

@@ -174,18 +174,29 @@ def can_be_read_in_place(part: HeadSlice) -> bool:
     return (
         not hasattr(parameter, "placements")
         and parameter.dtype in DTYPES
-        and parameter.ndim == 2
         and part.attribute in part.module._parameters
         and part.num_heads <= MOST_HEADS
         and part.dim < 2**31
-        and part.view(parameter) is not None
+        and _as_matrices(part) is not None
     )
+
+
+def _as_matrices(part: HeadSlice) -> Tensor | None:
+    """View a parameter as heads [M, rows, columns], or [M, 1, D] if it is not a matrix; None if there is no such view.
+
+    Weights of stacked experts, [E, out, in], have contiguous heads.
+    """
+    parameter = part.parameter()
+    view = part.view(parameter)
+    if view is None or parameter.ndim == 2:
+        return view
+    return view.flatten(1).unsqueeze(1) if view[0].is_contiguous() else None
 
 
 def _row(part: HeadSlice, index: int) -> Row:
     """Describe a slice, with the smaller stride innermost so that neighbours in memory are read together."""
     parameter = part.parameter()
-    view: Tensor | None = part.view(parameter)
+    view = _as_matrices(part)
     assert view is not None
     head_stride, row_stride, column_stride = view.stride()
     rows, columns = view.shape[1:]

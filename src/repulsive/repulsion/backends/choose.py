@@ -110,7 +110,7 @@ class Update:
         for group in self.groups:
             parameters = group.parameters()
             is_uniform = len({(p.dtype, p.device) for p in parameters}) == 1
-            if is_uniform and all(can_be_read_in_place(part) for part in group.slices):
+            if is_uniform and group.modules == 1 and all(can_be_read_in_place(part) for part in group.slices):
                 buckets[group.num_heads, parameters[0].dtype, parameters[0].device].append(group)
             else:
                 rest.append(group)

@@ -1,7 +1,8 @@
 """The eager update, in plain torch: reads particles, writes gradients. The reference for the fused backend.
 
-A *block* holds the slices that one tensor operation works on. On the CPU that is a single slice: a projection fits the
-cache, and stacking would cost more than a call. On a GPU, where calls are expensive, it is a stack of slices of one
+A *piece* is one parameter of a group: one slice, or one slice per module if the particles of a group are modules. A
+*block* holds the pieces that one tensor operation works on. On the CPU that is a single piece: a projection fits the
+cache, and stacking would cost more than a call. On a GPU, where calls are expensive, it is a stack of pieces of one
 shape. Of sharded weights a block sees the columns that this rank works on, the same for every head.
 """
 
@@ -15,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.layout import HeadGroup, HeadSlice, stack_heads
 from repulsive.particles import noise as counters
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram, wide_dtype
 from repulsive.particles.rule import Coefficients, Measure, Rule
@@ -47,45 +48,82 @@ class Measured:
 
 @dataclass(frozen=True)
 class Piece:
-    """One slice of one group; `group` is the index of that group."""
+    """One parameter of one group: a slice, or the slices of several modules, whose heads follow each other.
+
+    A module without a gradient in this step takes part as it is: its gradient counts as zero, and stays None.
+
+    Args:
+        group: index of the group.
+        slices: one, or one per module.
+        noise_name: name of the noise stream.
+        weights: the weight of each slice.
+    """
 
     group: int
-    slice: HeadSlice
+    slices: tuple[HeadSlice, ...]
     noise_name: str
-    weight: LocalWeight
+    weights: tuple[LocalWeight, ...]
+
+    @property
+    def num_heads(self) -> int:
+        return sum(part.num_heads for part in self.slices)
+
+    @property
+    def dim(self) -> int:
+        return self.slices[0].dim
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the parameters on this rank."""
+        return sum(local_size(part) for part in self.slices)
 
     def theta(self) -> Tensor:
-        assert self.weight.theta is not None
-        return self.slice.take(self.weight.theta)  # [M, D], or the local part of D
+        return stack_heads([part.take(weight.weights()) for part, weight in self._pairs()])  # [M, D], or local part
 
     def grad(self) -> Tensor:
-        assert self.weight.grad is not None
-        return self.slice.take(self.weight.grad)  # [M, D]
+        return stack_heads([part.take(weight.gradients()) for part, weight in self._pairs()])  # [M, D]
 
     def put_theta(self, heads: Tensor) -> None:
-        assert self.weight.theta is not None
-        self.slice.put(self.weight.theta, heads)
+        for part, weight, own in self._split(heads):
+            part.put(weight.weights(), own)
 
     def put_grad(self, heads: Tensor) -> None:
-        assert self.weight.grad is not None
-        self.slice.put(self.weight.grad, heads)
+        for part, weight, own in self._split(heads):
+            if weight.grad is not None:
+                part.put(weight.grad, own)
 
-    def rate(self, rates: Mapping[int, float]) -> float:
-        return rates.get(id(self.slice.parameter()), 0.0)
+    def noise_scales(self, rule: Rule, rates: Mapping[int, float]) -> list[float]:
+        """The factor on the noise of each slice."""
+        return [rule.noise_scale(rates.get(id(part.parameter()), 0.0)) for part in self.slices]
 
     def draw(self, like: Tensor, *, step: int, seed: int) -> Tensor:
         """Standard normal numbers keyed by (seed, step, group, element), [M, D]."""
         key = counters.key(seed, step, self.noise_name)
-        elements = self.weight.elements(self.slice)
+        elements = self._elements()
         return counters.normal(key, elements, dtype=like.dtype, device=like.device).view_as(like)
 
     def block_key(self) -> tuple[object, ...]:
         """A key that is equal for pieces that may share a block."""
-        parameter = self.slice.parameter()
+        parameter = self.slices[0].parameter()
         if not is_sharded(parameter):
-            return (self.slice.dim, parameter.dtype)
-        where = (parameter.device_mesh, tuple(parameter.placements), parameter.shape, self.slice.axis)
-        return (self.slice.dim, parameter.dtype, *where)
+            return (self.dim, parameter.dtype)
+        where = (parameter.device_mesh, tuple(parameter.placements), parameter.shape, self.slices[0].axis)
+        return (self.dim, parameter.dtype, *where)
+
+    def _pairs(self) -> Iterator[tuple[HeadSlice, LocalWeight]]:
+        return zip(self.slices, self.weights, strict=True)
+
+    def _split(self, heads: Tensor) -> Iterator[tuple[HeadSlice, LocalWeight, Tensor]]:
+        sizes = [part.num_heads for part in self.slices]
+        return zip(self.slices, self.weights, heads.split(sizes), strict=True)
+
+    def _elements(self) -> Tensor | int:
+        """Indices of the local elements, [M, local D], or just their number if all are here."""
+        first = self.weights[0].elements(self.slices[0])
+        if isinstance(first, int):
+            return first * len(self.slices)
+        length = self.slices[0].num_heads * self.dim
+        return torch.cat([first + index * length for index in range(len(self.slices))])
 
 
 @dataclass(frozen=True)
@@ -107,31 +145,30 @@ class Batch:
 
     Args:
         members: indices of the groups.
-        pieces: their slices.
+        pieces: their parameters.
     """
 
     def __init__(self, members: list[int], pieces: Sequence[Piece]) -> None:
         self.members, self.pieces = members, pieces
-        parameter = pieces[0].slice.parameter()
-        self.device = parameter.device
-        self.heads = pieces[0].slice.num_heads
+        self.device = pieces[0].slices[0].parameter().device
+        self.heads = pieces[0].num_heads
         position = {group: row for row, group in enumerate(members)}
-        self.weights = list(dict.fromkeys(piece.weight for piece in pieces))
+        self.weights = list(dict.fromkeys(weight for piece in pieces for weight in piece.weights))
         buckets: dict[object, list[Piece]] = defaultdict(list)
         for index, piece in enumerate(pieces):
             buckets[index if self.device.type == "cpu" else piece.block_key()].append(piece)
         self.blocks = [
             Block(bucket, torch.tensor([position[piece.group] for piece in bucket], device=self.device))
             for alike in buckets.values()
-            for bucket in _split_by_size(alike, MAX_BLOCK, lambda piece: local_size(piece.slice))
+            for bucket in _split_by_size(alike, MAX_BLOCK, lambda piece: piece.size)
         ]
 
     def products(self, *reads: Callable[[Piece], Tensor]) -> Tensor:
-        """Gram matrices [reads, groups, M + 1, M + 1], summed over the slices of a group and over ranks."""
+        """Gram matrices [reads, groups, M + 1, M + 1], summed over the pieces of a group and over ranks."""
         size = (len(reads), len(self.members), self.heads + 1, self.heads + 1)
         totals: dict[MeshDims, Tensor] = {}  # nearly always one entry
         for block in self.blocks:
-            dims = block.pieces[0].weight.summed_dims
+            dims = block.pieces[0].weights[0].summed_dims
             if dims not in totals:
                 totals[dims] = torch.zeros(size, dtype=wide_dtype(self.device), device=self.device)
             for total, read in zip(totals[dims], reads, strict=True):
@@ -153,11 +190,12 @@ class EagerUpdate:
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
         self.seed = seed
-        parts = [(index, number, part) for index, g in enumerate(groups) for number, part in enumerate(g.slices)]
-        weights = {_parameter_key(part): LocalWeight(part) for _, _, part in reversed(parts)}
+        parts = [(part, group.modules > 1) for group in groups for part in group.slices]
+        weights = {_parameter_key(part): LocalWeight(part, idle) for part, idle in reversed(parts)}
         self.pieces = [
-            Piece(index, part, f"{groups[index].name}/{number}", weights[_parameter_key(part)])
-            for index, number, part in parts
+            Piece(index, run, f"{group.name}/{number}", tuple(weights[_parameter_key(part)] for part in run))
+            for index, group in enumerate(groups)
+            for number, run in enumerate(group.runs())
         ]
         kinds: dict[tuple[int, torch.device, bool], list[int]] = defaultdict(list)
         for index, group in enumerate(groups):
@@ -205,43 +243,45 @@ class EagerUpdate:
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add a rule's noise to the parameters themselves: -lr * sigma * xi, as a step of plain SGD would."""
-        for weight, pieces in self._by_weight().items():
-            lr = pieces[0].rate(rates)
-            scale = lr * rule.noise_scale(lr)
-            if scale:
-                with torch.no_grad(), load_local([weight], gradients=False, write="theta"):
+        for pieces in _by_weights(self.pieces):
+            first = pieces[0]
+            lrs = [rates.get(id(part.parameter()), 0.0) for part in first.slices]
+            scales = [lr * rule.noise_scale(lr) * (not w.is_idle) for lr, w in zip(lrs, first.weights, strict=True)]
+            if any(scales):
+                with torch.no_grad(), load_local(first.weights, gradients=False, write="theta"):
                     for piece in pieces:
                         theta = piece.theta()
                         theta = theta.to(compute_dtype(theta))
-                        piece.put_theta(theta - scale * piece.draw(theta, step=step, seed=self.seed))
+                        noise = piece.draw(theta, step=step, seed=self.seed)
+                        piece.put_theta(theta - _per_head(scales, theta) * noise)
 
     def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter with standard normal numbers for the elements that this rank stores.
 
         Elements outside of heads are zero. The numbers are those of `add_noise`, in the dtype of computation.
         """
-        for weight, pieces in self._by_weight().items():
-            with torch.no_grad(), load_local([weight], gradients=False, write=None):
-                assert weight.theta is not None
-                noise = torch.zeros_like(weight.theta, dtype=compute_dtype(weight.theta))
+        for pieces in _by_weights(self.pieces):
+            weights = pieces[0].weights
+            with torch.no_grad(), load_local(weights, gradients=False, write=None):
+                thetas = [weight.weights() for weight in weights]
+                noises = [torch.zeros_like(theta, dtype=compute_dtype(theta)) for theta in thetas]
                 for piece in pieces:
-                    heads = piece.slice.take(noise)
-                    piece.slice.put(noise, piece.draw(heads, step=step, seed=self.seed))
-                noise = to_stored(weight, noise)
-            yield pieces[0].slice.parameter(), noise
-
-    def _by_weight(self) -> dict[LocalWeight, list[Piece]]:
-        by_weight: dict[LocalWeight, list[Piece]] = defaultdict(list)
-        for piece in self.pieces:
-            by_weight[piece.weight].append(piece)
-        return by_weight
+                    heads = stack_heads([part.take(x) for part, x in zip(piece.slices, noises, strict=True)])
+                    drawn = piece.draw(heads, step=step, seed=self.seed)
+                    sizes = [part.num_heads for part in piece.slices]
+                    for part, noise, own in zip(piece.slices, noises, drawn.split(sizes), strict=True):
+                        part.put(noise, own)
+                stored = [to_stored(weight, noise) for weight, noise in zip(weights, noises, strict=True)]
+            for part, weight, noise in zip(pieces[0].slices, weights, stored, strict=True):
+                if not weight.is_idle:
+                    yield part.parameter(), noise
 
     def add_to_gradients(self, rule: Rule, rates: Mapping[int, float], *, step: int, scale: Tensor | None) -> None:
         """Add a rule's noise to the gradients: sigma * xi."""
         sigmas = self._sigmas(self.pieces, rule, rates, scale)
         if not sigmas:
             return
-        weights = dict.fromkeys(piece.weight for piece in self.pieces)
+        weights = dict.fromkeys(weight for piece in self.pieces for weight in piece.weights)
         with torch.no_grad(), load_local(weights, whole=_needs_whole(rule)):
             for piece in self.pieces:
                 grad = piece.grad()
@@ -282,9 +322,11 @@ class EagerUpdate:
         """The factor on the noise of each piece, empty without noise. `pieces` must hold whole groups."""
         if not rates:
             return {}
-        sigmas: Sigmas = {piece.noise_name: rule.noise_scale(piece.rate(rates)) for piece in pieces}
-        if not any(sigmas.values()):
+        scales = {piece.noise_name: piece.noise_scales(rule, rates) for piece in pieces}
+        if not any(map(any, scales.values())):
             return {}
+        like = pieces[0].slices[0].parameter()
+        sigmas: Sigmas = {name: _per_head(factors, like) for name, factors in scales.items()}
         if rule.scales_noise:
             groups: dict[int, list[Piece]] = defaultdict(list)
             for piece in pieces:
@@ -306,7 +348,8 @@ class EagerUpdate:
         """Run a rule without a matrix form: whole particles, one group at a time. Nothing is measured."""
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
-            with torch.no_grad(), load_local(dict.fromkeys(piece.weight for piece in members), whole=True):
+            weights = dict.fromkeys(weight for piece in members for weight in piece.weights)
+            with torch.no_grad(), load_local(weights, whole=True):
                 theta = torch.cat([piece.theta() for piece in members], dim=-1)  # [M, D]
                 grad = torch.cat([piece.grad() for piece in members], dim=-1)
                 dtype = compute_dtype(theta)
@@ -314,7 +357,7 @@ class EagerUpdate:
                 sigmas = self._sigmas(members, rule, rates, scale) if draw_noise else {}
                 with full_precision(theta.device):
                     result = rule.direction(theta, grad, step)
-                    sizes = [piece.slice.dim for piece in members]
+                    sizes = [piece.dim for piece in members]
                     for piece, heads in zip(members, result.split(sizes, -1), strict=True):
                         total = heads + self._noise(piece, heads, sigmas, step) if sigmas else heads
                         piece.put_grad(total if scale is None else total * scale)
@@ -324,6 +367,21 @@ class EagerUpdate:
 def _needs_whole(rule: Rule | None) -> bool:
     """Whether a rule needs statistics of whole groups that are not sums over ranks, such as a median."""
     return rule is not None and rule.scales_noise
+
+
+def _per_head(factors: Sequence[float], like: Tensor) -> float | Tensor:
+    """Factors of the modules of a piece: one number if they are equal, otherwise [modules, 1]."""
+    if len(set(factors)) == 1:
+        return factors[0]
+    return torch.tensor(factors, dtype=compute_dtype(like), device=like.device).unsqueeze(1)
+
+
+def _by_weights(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces that lie in the same parameters, such as q, k and v of a packed projection."""
+    alike: dict[tuple[LocalWeight, ...], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        alike[piece.weights].append(piece)
+    return list(alike.values())
 
 
 def _parameter_key(part: HeadSlice) -> tuple[int, str]:

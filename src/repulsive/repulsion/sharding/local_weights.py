@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadSlice
+from repulsive.repulsion.optimizers import has_nothing_to_follow
 from repulsive.repulsion.sharding.shard_layout import MeshDims, ShardLayout, gradient_of, is_sharded, shard_layout
 
 if TYPE_CHECKING:
@@ -22,15 +23,17 @@ class LocalWeight:
 
     Args:
         part: a slice of the parameter.
+        may_be_idle: whether the parameter may lack a gradient, as that of an expert that got no token.
 
     Attributes:
         theta: shaped as the parameter: all output features, possibly only some columns.
-        grad: the gradient, shaped alike.
+        grad: the gradient, shaped alike; None if the parameter has none.
         layout: None for a plain tensor.
     """
 
-    def __init__(self, part: HeadSlice) -> None:
+    def __init__(self, part: HeadSlice, may_be_idle: bool = False) -> None:
         self.part = part
+        self.may_be_idle = may_be_idle
         self.theta: Tensor | None = None
         self.grad: Tensor | None = None
         self.layout: ShardLayout | None = None
@@ -42,9 +45,26 @@ class LocalWeight:
         return () if self.layout is None else self.layout.summed_dims
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the parameter has no gradient in this step, and may do so."""
+        return self.may_be_idle and has_nothing_to_follow(self.part.parameter())
+
+    @property
     def is_copy(self) -> bool:
         """Whether `theta` and `grad` are moved copies, which have to be written back."""
         return self.layout is not None and self.layout.work_placements != self.layout.placements
+
+    def weights(self) -> Tensor:
+        """The parameter as loaded."""
+        assert self.theta is not None
+        return self.theta
+
+    def gradients(self) -> Tensor:
+        """The gradient as loaded; zeros for an idle parameter."""
+        if self.grad is None:
+            assert self.may_be_idle
+            return torch.zeros_like(self.weights())
+        return self.grad
 
     def find_layout(self, whole: bool) -> None:
         """Set `layout` for the parameter as it is placed now."""
@@ -93,8 +113,9 @@ def load_local(
         with torch.no_grad():
             for weight in weights:
                 weight.find_layout(whole)
-                for name in names:
-                    setattr(weight, name, weight.stored(name))
+                weight.theta = weight.stored("theta")
+                if gradients and not weight.is_idle:
+                    weight.grad = weight.stored("grad")
             _redistribute(weights, names, back=False)
         yield
         if write is not None:
@@ -121,6 +142,8 @@ def _redistribute(weights: Sequence[LocalWeight], names: Sequence[str], *, back:
         parameter = weight.part.parameter()
         if is_sharded(parameter) and weight.is_copy:
             for name in names:
+                if getattr(weight, name) is None:
+                    continue
                 key = (weight.layout, parameter.device_mesh, parameter.shape, getattr(weight, name).dtype)
                 alike[key].append((weight, name))
     for members in alike.values():
