@@ -164,16 +164,22 @@ def _kinds(
         return None, ["kinds of heads are not labelled: the model does not read input_ids alone"]
     try:
         heads = Heads(model)
-        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-        # RoBERTa counts positions from 2
-        length = min(_KINDS_LENGTH, (positions - 2) // 2) if isinstance(positions, int) else _KINDS_LENGTH
-        result = head_kinds(heads, separators=separators, length=length, twins=twins, seed=seed)
+        result = head_kinds(heads, separators=separators, length=_kinds_length(model), twins=twins, seed=seed)
         rows = [[name for name, _ in heads.shape].index(layer.name) for layer in layers]
         return replace(result, scores={kind: values[rows] for kind, values in result.scores.items()}), []
     except SelectionError as error:
         return None, [f"kinds of heads are not labelled: {error}"]
     except (RepulsiveError, ValueError, TypeError, IndexError, RuntimeError) as error:  # raised by the model's own code
         return None, [f"kinds of heads are not labelled: {type(error).__name__} on generated token ids"]
+
+
+def _kinds_length(model: nn.Module) -> int:
+    """Tokens of each half of the generated inputs, which have different tokens and are read twice."""
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    limits = [(positions - 2) // 2] if isinstance(positions, int) else []  # RoBERTa counts positions from 2
+    embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
+    limits += [embedding.num_embeddings // 2] if isinstance(embedding, nn.Embedding) else []
+    return min([_KINDS_LENGTH, *limits])
 
 
 def _hookable_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[AttentionLayer], list[str]]:

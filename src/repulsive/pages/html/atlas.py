@@ -61,12 +61,12 @@ def head_atlas(
         "<noscript><p>The atlas needs JavaScript.</p></noscript>\n"
         '<div class="atlas" id="atlas-grid" role="grid" aria-label="Heads, layer by layer"></div>\n'
         f'<script type="application/json" id="atlas-data">{data}</script></section>\n'
-        '<aside id="drawer" class="drawer" role="dialog" aria-labelledby="drawer-title" tabindex="-1" hidden>'
+        '<div id="drawer" class="drawer" role="dialog" aria-labelledby="drawer-title" tabindex="-1" hidden>'
         '<div class="drawer-bar"><h2 id="drawer-title"></h2>'
         '<button type="button" id="drawer-previous" aria-label="Previous head">‹</button>'
         '<button type="button" id="drawer-next" aria-label="Next head">›</button>'
         '<button type="button" id="drawer-close" aria-label="Close">✕</button></div>'
-        '<div id="drawer-body"></div></aside>\n'
+        '<div id="drawer-body"></div></div>\n'
     )
 
 
