@@ -253,6 +253,7 @@ def test_the_page_fits_a_phone_and_passes_axe(tmp_path, dark):
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
     with driven_browser() as browser:
         with driven_page(browser, path, dark=dark, width=360) as (page, console):
+            page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
             wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
             names = page.evaluate(
                 """() => [...document.querySelectorAll(".scroll")].map(

@@ -69,11 +69,12 @@
       const hex = style.getPropertyValue(name).trim().slice(1);
       return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
     };
-    return [...Array(256).keys()].map((byte) => {
-      if (!byte) return [0, 0, 0, 0];  // not visible
+    const pixels = new Uint8ClampedArray(4 * 256);  // byte 0, not visible, stays transparent
+    for (let byte = 1; byte < 256; byte += 1) {
       const less = Math.round((3 * (UNIFORM - byte)) / 127), more = Math.round((9 * (byte - UNIFORM)) / 127);
-      return [...read(byte < UNIFORM && less ? `--l${less}` : `--h${Math.max(0, more)}`), 255];
-    });
+      pixels.set([...read(byte < UNIFORM && less ? `--l${less}` : `--h${Math.max(0, more)}`), 255], 4 * byte);
+    }
+    return new Uint32Array(pixels.buffer);  // one number per pixel
   }
 
   const decode = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -84,7 +85,8 @@
     palette ??= colours();
     Object.assign(canvas, { width: across, height: down });
     const context = canvas.getContext("2d"), image = context.createImageData(across, down);
-    bytes.get(layer).subarray(head * size, (head + 1) * size).forEach((byte, at) => image.data.set(palette[byte], 4 * at));
+    const pixels = new Uint32Array(image.data.buffer), start = head * size;
+    for (let at = 0; at < size; at += 1) pixels[at] = palette[bytes.get(layer)[start + at]];
     context.putImageData(image, 0, 0);
     return canvas;
   }
