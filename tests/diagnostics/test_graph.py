@@ -86,7 +86,8 @@ def test_redundancy_and_inspection_of_a_graph_network():
     assert (scores[0] > 0).all() and scores[1, 2].isnan()
     inspection = inspect_heads(model, [graph()], ablation=True)
     assert set(inspection.diversity) == {"weights", "attention", "outputs"}
-    (note,) = inspection.notes
+    note, kinds = inspection.notes
+    assert "kinds of heads are not labelled" in kinds
     assert "GATConv (gat) has no queries and keys" in note and "TransformerConv attends along the edges" in note
     with pytest.raises(HeadLayoutError, match="GATConv cannot be pruned"):
         prune(model, [(0, 0)])

@@ -97,6 +97,15 @@ def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
     assert "note: without inputs only weights are measured" in out
 
 
+def test_json_alone_is_printed_to_stdout(inspect, folder, tmp_path):
+    code, out, err = inspect(folder, "--sentence", "the movie was great", "--twins", "1", "--json")
+    assert code == 0 and out.rstrip("\n") == (tmp_path / "inspect.json").read_text() and "written to" in err
+    numbers = json.loads(out)
+    assert numbers["verdict"].endswith(".") and "separator" in numbers["kinds"]["scores"]
+    code, out, err = inspect(folder, "--json")
+    assert code == 0 and json.loads(out)["kinds"] is None and "without inputs" in err
+
+
 def test_the_weights_of_the_folder_are_measured(inspect, folder):
     code, loaded, _ = inspect(folder)
     again, other, _ = inspect(folder, "--random")

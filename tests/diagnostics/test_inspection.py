@@ -1,5 +1,6 @@
 """Label-free measures against their formulas; inspection of models; its text, JSON and page."""
 
+import html
 import json
 import math
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from repulsive.diagnostics.head_kinds import head_kinds
 from repulsive.diagnostics.hooks.calling import evaluating
 from repulsive.diagnostics.hooks.capture import capture
 from repulsive.diagnostics.inspection import inspect_heads
@@ -15,6 +17,7 @@ from repulsive.diagnostics.output_change import Output, OutputChange, label_free
 from repulsive.diagnostics.redundancy import Ablation
 from repulsive.diagnostics.similarity import of_attention, of_weights
 from repulsive.diagnostics.summary import as_json, as_text
+from repulsive.diagnostics.verdict import verdict
 from repulsive.errors import DataError, NoHeadsFound
 from repulsive.heads import find_heads
 from repulsive.pages.inspection_page import layered_examples, render_inspection, write_inspection
@@ -185,19 +188,36 @@ def test_notes_explain_what_is_not_measured():
     assert "0 (q_proj/k_proj/v_proj)" in both.notes[0] and "attention is not measured" in both.notes[1]
 
 
+def test_kinds_are_labelled_for_models_that_read_token_ids_alone():
+    model = masked_lm()
+    found = inspect_heads(model, text(), separators=[3])
+    assert found.kinds is not None and not any("kinds" in note for note in found.notes)
+    own = head_kinds(model, separators=[3], length=24)
+    assert found.kinds.thresholds == own.thresholds
+    for kind, scores in own.scores.items():
+        torch.testing.assert_close(found.kinds.scores[kind], scores, equal_nan=True)
+    short = inspect_heads(masked_lm(max_position_embeddings=16, vocab_size=64), text(), twins=0)
+    assert short.kinds is not None and short.kinds.scores["induction"].shape == (2, 4)
+    image, inputs = build("vit, sdpa")
+    other = inspect_heads(image, [inputs])
+    assert other.kinds is None and "does not read input_ids alone" in other.notes[-1]
+    assert as_json(other)["kinds"] is None and len(as_json(found)["kinds"]["scores"]["separator"]) == 2
+
+
 def test_page_text_and_json_have_the_numbers(tmp_path):
     model, batches = masked_lm(), text()
     found = inspect_heads(model, batches, ablation=True)
     tokens = [[f"<w{place}>" for place in range(7)] for _ in range(2)]
     path = write_inspection(tmp_path / "deep" / "page.html", found, title="Heads of <x>", tokens=tokens)
     page = path.read_text()
-    assert page.count("<script") == 2 and "http" not in page.replace("http-equiv", "")
+    assert page.count("<script") == 3 and "http" not in page.replace("http-equiv", "")
     assert page.count("Heads of &lt;x&gt;") == 2 and "<x>" not in page
     assert "\\u003cw3\\u003e" in page and "<w3>" not in page
     assert f"{found.diversity['outputs'][1].effective_heads:.2f}" in page
     assert "Exact ablation of one head" in page and "% of heads" in page
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     text_summary = as_text(found)
+    assert text_summary.startswith(f"{verdict(found)}\n\n") and html.escape(verdict(found)) in page
     last = found.diversity["outputs"][-1]
     assert page.count('<th scope="col">cosine of tokens</th>') == text_summary.count("  cosine of tokens\n") == 1
     assert f"<td>{last.tokens:.3f}</td></tr>" in page and f"{last.mean_distance:.4g}" in text_summary
@@ -220,7 +240,7 @@ def test_page_text_and_json_have_the_numbers(tmp_path):
 def test_a_browser_reports_no_errors(tmp_path):
     found = inspect_heads(masked_lm(), text(), ablation=True)
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
-    opened = open_page(path)
+    opened = open_page(path, "example=1")  # unfolds the explorer
     assert opened.console == []
     assert opened.dom.count('class="overlap"') == grids_of(found)
     assert opened.dom.count('class="alone"') == 4 and 'class="h9"' in opened.dom  # all heads of the first layer
@@ -233,6 +253,7 @@ def test_the_page_fits_a_phone_and_passes_axe(tmp_path, dark):
     path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
     with driven_browser() as browser:
         with driven_page(browser, path, dark=dark, width=360) as (page, console):
+            page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
             wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
             names = page.evaluate(
                 """() => [...document.querySelectorAll(".scroll")].map(
@@ -329,6 +350,8 @@ def test_tokens_beside_a_map_are_not_cut_off(tmp_path):
     words = [["a" * 60, "漢字" * 9, "Ġthe", "▁" * 20, "x", "nnnnnnnnnnnnnnnn", "."]]
     page_of = write_inspection(tmp_path / "words.html", found, title="words", tokens=words)
     with driven_browser() as browser, driven_page(browser, page_of, width=390) as (page, _):
+        page.evaluate("location.hash = 'example=1'")
+        page.wait_for_selector("#stage text")
         cut = page.evaluate(
             "[...document.querySelectorAll('#stage text')].filter((text) => { const box = text.getBoundingClientRect(),"
             " all = text.closest('svg').getBoundingClientRect(); return box.left + 0.5 < all.left || box.top + 0.5 <"

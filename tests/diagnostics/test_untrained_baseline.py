@@ -129,7 +129,7 @@ def test_the_inspection_shows_numbers_and_verdicts():
     assert len(numbers["logits"][1]["cosine"]) == 4 and numbers["logits"][1]["largest_pair"][1] > 0
     page = render_inspection(found, title="Heads")
     places = [
-        page.index(f"<h2>{title}</h2>")
+        page.index(f"<h3>{title}</h3>")
         for title in ("Similarity of attention logits", "Similarity of value-output circuits", "Redundant heads")
     ]
     assert places == sorted(places) and "<td>more alike</td>" in page and "mean over layers; untrained" in page

@@ -62,11 +62,11 @@ def test_the_explorer_follows_clicks_and_keys(browser, path):
         page.focus("#head")
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
-        assert page.evaluate("location.hash") == "#example=2&view=head&head=3"
-        assert "head 3 of 10, peak on" in page.inner_text("#example-2 .card:nth-child(2) .peaks")
+        assert page.evaluate("location.hash") == "#example=2&view=head&head=2"
+        assert "head 2, peak on" in page.inner_text("#example-2 .card:nth-child(2) .peaks")
         page.select_option("#pick", "3")
         page.hover("#example-3 .card .w")
-        assert re.search(r"MA · head 3 · “.+” · 0\.\d{3}", page.inner_text("#readout"))
+        assert re.search(r"MA · head 2 · “.+” · 0\.\d{3}", page.inner_text("#readout"))
         assert messages == []
 
 

@@ -155,7 +155,7 @@ def test_coverage_is_shown_per_aspect():
     reading = Reading("MA", "a", 1.0, [[0.1, 0.2, 0.2, 0.5], [0.7, 0.1, 0.1, 0.1]])
     example = Example(["a", "b", "c", "d"], "a", [reading], {"food": [1, 2], "price": [1], "none": [], "place": [3]})
     shown = re.findall(r"<td>.*?([✓✗]).*?<small>(.*?)</small>", evidence_table(example, 0.4))
-    assert shown == [("✓", "0.40, head 1"), ("✗", "0.20"), ("✓", "0.50, head 1")]
+    assert shown == [("✓", "0.40, head 0"), ("✗", "0.20"), ("✓", "0.50, head 0")]
 
 
 def test_json_is_safe_inside_a_script_element():
@@ -232,13 +232,13 @@ def test_the_policy_stops_what_escaping_would_miss(tmp_path):
 def test_the_url_selects_example_view_and_head(tmp_path):
     content = sample_content(3)
     path = write_report(tmp_path / "report.html", content)
-    seen = open_page(path, "example=2&view=head&head=4")
+    seen = open_page(path, "example=2&view=head&head=3")
     assert seen.console == []
     assert re.findall(r'id="example-(\d)" open', seen.dom) == ["2"]
     weights = content.examples[1].readings[0].weights()
     word = content.examples[1].tokens[int(weights[3].argmax())]
     section = seen.dom.split('id="example-2"')[1].split("</details>")[0]
-    assert f"head 4 of 10, peak on “{word}” ({float(weights[3].max()):.3f})" in section
+    assert f"head 3, peak on “{word}” ({float(weights[3].max()):.3f})" in section
     card = section.split('<p class="words">')[1].split("</p>")[0]
     top = max(float(reading.weights().max()) for reading in content.examples[1].readings)
     thousandths = (weights[3] * 1000).round() / 1000  # the precision of the page
@@ -275,8 +275,8 @@ def test_buttons_slider_and_cells_select_too(tmp_path):
     assert json.loads(html.unescape(title[1])) == [
         "#example=2&view=overall",
         "#example=2&view=heads",
-        f"MA + R · head {head + 1} · “{last}” · {float(weights[head, -1]):.3f}",
-        f"#example=2&view=head&head={head + 1}",
+        f"MA + R · head {head} · “{last}” · {float(weights[head, -1]):.3f}",
+        f"#example=2&view=head&head={head}",
         "#example=2&view=head&head=2",
         "#example=2&view=overall",
         "#example=1&view=overall",

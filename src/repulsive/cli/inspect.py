@@ -43,13 +43,16 @@ def inspect(
         int, typer.Option(min=2, help="Maximum number of tokens per sentence; longer sentences are cut.")
     ] = 128,
     out: Annotated[Path, typer.Option(help="Output folder for inspect.html and inspect.json.")] = Path("."),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the content of inspect.json to stdout instead of tables.")
+    ] = False,
 ) -> None:
     """Measure how similar the heads of a model are, and which are redundant."""
     from repulsive.diagnostics.inspection import inspect_heads
     from repulsive.diagnostics.loading.inputs import example_inputs, read_sentences, tokenize
     from repulsive.diagnostics.loading.model import load_model
     from repulsive.diagnostics.summary import as_text
-    from repulsive.pages.inspection_page import write_inspection_files
+    from repulsive.pages.inspection_page import inspection_json, write_inspection_files
 
     if example and (text or sentence):
         raise typer.BadParameter("use text or --example, not both", param_hint="--example")
@@ -60,19 +63,28 @@ def inspect(
     loaded = load_model(target, random=random)
     reading = tokenize(loaded, sentences, length) if sentences else None
     batches = reading.batches if reading else [example_inputs(example, loaded.model)] if example else []
-    found = inspect_heads(loaded.model, batches, ablation=ablate, twins=twins, progress=_show_progress)
-    say(as_text(found))
+    separator = getattr(loaded.tokenizer, "sep_token_id", None)
+    found = inspect_heads(
+        loaded.model,
+        batches,
+        ablation=ablate,
+        twins=twins,
+        separators=[] if separator is None else [separator],
+        progress=_show_progress,
+    )
+    say(inspection_json(found) if as_json else as_text(found))
     if not batches:
         say(
             "\nnote: without inputs only weights are measured; add --text, --sentence or --example to measure the "
-            "similarity of logits, attention and outputs, and the importance of heads"
+            "similarity of logits, attention and outputs, and the importance of heads",
+            err=as_json,
         )
     facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
     facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.decoder_reads_source else []
     page = write_inspection_files(
         out, found, title=f"Heads of {target}", facts=facts, tokens=reading.tokens if reading else []
     )
-    say(f"\nwritten to {page}")
+    say(f"\nwritten to {page}", err=as_json)
 
 
 def _show_progress(done: int, total: int) -> None:

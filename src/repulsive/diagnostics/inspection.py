@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.head_kinds import HeadKinds, head_kinds
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.hooks.calling import evaluating, items_in
 from repulsive.diagnostics.hooks.measure_batches import measure_batches
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.layer_names import short_names
+from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.redundancy import Ablation, Curve, head_ablation, pruning_curve
 from repulsive.diagnostics.similarity import Diversity, Pair, of_weights
 from repulsive.diagnostics.untrained_baseline import TWINS, AgainstChance, against_chance
-from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.errors import HeadLayoutError, NoHeadsFound, RepulsiveError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import module_of
+
+_TOKEN_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
+_KINDS_LENGTH = 24  # tokens of each half of the generated inputs, if the model has enough positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,7 @@ class Inspection:
         notes: what could not be measured, and why.
         pruned: with `ablation`, the pruning curve of `metric` by first-order importance.
         circuits: similarity of attention logits and OV circuits, with untrained twins; empty without inputs.
+        kinds: well-known kinds of heads, rows in the order of `layers`; None if the model does not read token ids.
     """
 
     groups: list[HeadGroup]
@@ -52,6 +58,7 @@ class Inspection:
     notes: tuple[str, ...] = ()
     pruned: Curve | None = None
     circuits: AgainstChance = field(default_factory=AgainstChance)
+    kinds: HeadKinds | None = None
 
     def label(self, name: str) -> str:
         """Short name of a group or layer, such as "layer 3 q" or "encoder layer 3"."""
@@ -80,6 +87,7 @@ def inspect_heads(
     shown: int = 4,
     twins: int = TWINS,
     seed: int = 0,
+    separators: Sequence[int] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """Measure the heads of any model on any inputs, without labels.
@@ -91,6 +99,7 @@ def inspect_heads(
         shown: number of inputs of the first batch whose attention maps are kept.
         twins: number of untrained twins to compare attention logits and OV circuits with.
         seed: random seed of importance (labels or signs), of token samples and of twins.
+        separators: token ids that separate sentences, to label heads that attend to them.
         progress: as in `head_ablation`.
 
     Raises:
@@ -111,7 +120,8 @@ def inspect_heads(
     if not layers:
         return Inspection(groups, [], diversity, notes=(*notes, *circuits.notes), circuits=circuits)
     measured = measure_batches(model, batches, layers, shown=shown)
-    notes = [*notes, *measured.notes, *circuits.notes]
+    kinds, kinds_notes = _kinds(model, batches[0], layers, separators, twins, seed)
+    notes = [*notes, *measured.notes, *circuits.notes, *kinds_notes]
     loss = label_free_loss(torch.Generator().manual_seed(seed))
     importance = first_order_importance(model, loss, batches, layers=layers)
     exact, metric, pruned = None, "", None
@@ -132,6 +142,7 @@ def inspect_heads(
         notes=tuple(notes),
         pruned=pruned,
         circuits=circuits,
+        kinds=kinds,
     )
 
 
@@ -142,6 +153,33 @@ def _circuits(
         return against_chance(model, batches, twins=twins, seed=seed, groups=groups)
     except HeadLayoutError as error:
         return AgainstChance(notes=(str(error),))
+
+
+def _kinds(
+    model: nn.Module, batch: Any, layers: Sequence[AttentionLayer], separators: Sequence[int], twins: int, seed: int
+) -> tuple[HeadKinds | None, list[str]]:
+    """Label the kinds of heads if the model reads token ids; otherwise a note says why not."""
+    keys = set(batch) if isinstance(batch, Mapping) else set()
+    if "input_ids" not in keys or keys - _TOKEN_INPUTS:
+        return None, ["kinds of heads are not labelled: the model does not read input_ids alone"]
+    try:
+        heads = Heads(model)
+        result = head_kinds(heads, separators=separators, length=_kinds_length(model), twins=twins, seed=seed)
+        rows = [[name for name, _ in heads.shape].index(layer.name) for layer in layers]
+        return replace(result, scores={kind: values[rows] for kind, values in result.scores.items()}), []
+    except SelectionError as error:
+        return None, [f"kinds of heads are not labelled: {error}"]
+    except (RepulsiveError, ValueError, TypeError, IndexError, RuntimeError) as error:  # raised by the model's own code
+        return None, [f"kinds of heads are not labelled: {type(error).__name__} on generated token ids"]
+
+
+def _kinds_length(model: nn.Module) -> int:
+    """Tokens of each half of the generated inputs, which have different tokens and are read twice."""
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    limits = [(positions - 2) // 2] if isinstance(positions, int) else []  # RoBERTa counts positions from 2
+    embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
+    limits += [embedding.num_embeddings // 2] if isinstance(embedding, nn.Embedding) else []
+    return min([_KINDS_LENGTH, *limits])
 
 
 def _hookable_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[AttentionLayer], list[str]]:

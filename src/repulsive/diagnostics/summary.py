@@ -12,19 +12,20 @@ from torch import Tensor
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.similarity import Diversity
 from repulsive.diagnostics.untrained_baseline import Compared, Null
+from repulsive.diagnostics.verdict import redundant_heads, verdict
 from repulsive.heads import describe
 
 SPACES = ("weights", "attention", "outputs")
 
 
 def as_text(inspection: Inspection, count: int = 5) -> str:
-    """Format the tables that `repulsive inspect` prints.
+    """Format what `repulsive inspect` prints: the verdict, then tables.
 
     Args:
         inspection: the measurements.
         count: number of pairs and of heads to list.
     """
-    blocks = [describe(inspection.groups)]
+    blocks = [verdict(inspection), describe(inspection.groups)]
     for circuit, entries in (("attention logits", inspection.circuits.logits), ("OV circuits", inspection.circuits.ov)):
         if entries:
             blocks.append(_circuits(circuit, entries))
@@ -49,6 +50,7 @@ def as_text(inspection: Inspection, count: int = 5) -> str:
 def as_json(inspection: Inspection) -> dict[str, Any]:
     """Convert an inspection to a dictionary for `json.dumps`; nan and infinity become None."""
     return {
+        "verdict": verdict(inspection),
         "items": inspection.items,
         "layers": [
             {"name": name, "layer": layer, "where": where, "heads": heads}
@@ -86,6 +88,14 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
             "removed": list(inspection.pruned.removed),
             "change": [_number(value) for value in inspection.pruned.metric],
             "order": [list(head) for head in inspection.pruned.order],
+        },
+        "redundant": [list(head) for head in redundant_heads(inspection)],
+        "kinds": None
+        if inspection.kinds is None
+        else {
+            "labels": [[*head, kind] for head, kind in inspection.kinds.labels().items()],
+            "scores": {kind: _nested(scores) for kind, scores in inspection.kinds.scores.items()},
+            "thresholds": dict(inspection.kinds.thresholds),
         },
         "notes": list(inspection.notes),
     }

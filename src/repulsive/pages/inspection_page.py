@@ -1,4 +1,4 @@
-"""Report on the heads of one model: similarity, redundancy, diversity per layer, attention explorer."""
+"""Report on the heads of one model: verdict, head atlas, and the evidence behind them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.summary import as_json, format_distance
+from repulsive.diagnostics.verdict import verdict
 from repulsive.errors import RunError
 from repulsive.pages.charts import pruning_chart, redundancy_charts
+from repulsive.pages.data.atlas import atlas_layers
 from repulsive.pages.data.layers import Layered, Maps
 from repulsive.pages.data.panels import Grid, HeadTable
+from repulsive.pages.html.atlas import head_atlas
 from repulsive.pages.html.circuits import MEASURE, similarity_sections
-from repulsive.pages.html.document import asset, document, header, write_whole
+from repulsive.pages.html.document import asset, document, fact_list, folded, header, write_whole
 from repulsive.pages.html.layer_explorer import layer_explorer
 from repulsive.pages.html.panel import charts_with_legend, grid_rows, head_table, scrolling_table
 from repulsive.pages.report_page import FRAME_BYTES, MAX_BYTES
@@ -30,6 +33,12 @@ _TOKEN_COSINE = (
     "The cosine of tokens compares the outputs of all heads together for two tokens of the same input. Near 1, the "
     "layers above cannot distinguish tokens: the model is untrained, or its outputs are constant."
 )
+_LEAD = (
+    "The number of effective heads ranges from 1 (all heads are the same) to the number of heads (all are different). "
+    "Layers and heads are counted from 0."
+)
+_LEFT_OUT = "The grids of pairwise cosines are left out, to keep this file small; inspect.json has the numbers."
+_EVIDENCE_SHARE = 0.6  # of the file; with more heads, grids are left out
 _METHOD = "model"  # the only method of this page
 
 
@@ -58,11 +67,15 @@ def write_inspection_files(
     """
     try:
         page = write_inspection(folder / "inspect.html", inspection, title=title, facts=facts, tokens=tokens)
-        numbers = json.dumps(as_json(inspection), indent=1, allow_nan=False)
-        safe.write_whole(folder / "inspect.json", numbers.encode())
+        safe.write_whole(folder / "inspect.json", inspection_json(inspection).encode())
     except OSError as error:
         raise RunError(f"{str(folder)!r}: cannot be written ({error.strerror}); choose another folder") from None
     return page
+
+
+def inspection_json(inspection: Inspection) -> str:
+    """Encode the numbers of an inspection as in `inspect.json`."""
+    return json.dumps(as_json(inspection), indent=1, allow_nan=False)
 
 
 def write_inspection(
@@ -100,19 +113,36 @@ def render_inspection(
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """Render the page as a string; arguments as in `write_inspection`."""
-    lead = (
-        "The number of effective heads ranges from 1 (all heads are the same) to the number of heads (all are "
-        "different). Layers and heads are counted from 0."
-    )
-    body = similarity_sections(inspection, _row_header) + _redundancy(inspection) + _closest_pairs(inspection)
-    body += "".join(_diversity(space, inspection) for space in _SPACES)
-    notes = "".join(f"<li>{escaped(note)}</li>" for note in inspection.notes)
-    body += f'<section><h2>Not measured</h2>\n<ul class="notes">{notes}</ul></section>\n' if notes else ""
-    before, script = header(title, lead, [*facts, *_sizes(inspection)]) + body, asset("layer_explorer.js")
+    layers = atlas_layers(inspection)
+    script = "".join(asset(name) for name in ("attention_map.js", "layer_explorer.js", "atlas.js"))
+    before = header(title, verdict(inspection), lead_class="verdict")
+    after = fact_list([*facts, *_sizes(inspection)]) + _notes(inspection)
+    fixed = sum(len(part.encode()) for part in (asset("page.css"), script, before, after)) + FRAME_BYTES
+    evidence = _evidence(inspection, is_open=not layers)
+    if fixed + len(evidence.encode()) > max_bytes * _EVIDENCE_SHARE:
+        evidence = f'<p class="warn">{_LEFT_OUT}</p>\n' + _evidence(inspection, is_open=not layers, with_grids=False)
+    room = max_bytes - fixed - len(evidence.encode())
+    thresholds = inspection.kinds.thresholds if inspection.kinds else {}
+    atlas = head_atlas(layers, room, metric=inspection.metric, thresholds=thresholds) if layers else ""
     examples = layered_examples(inspection, tokens)
-    room = max_bytes - sum(len(part.encode()) for part in (asset("page.css"), script, before)) - FRAME_BYTES
-    explorer = layer_explorer(examples, [_METHOD], room) if examples else ""
-    return document(title, before + explorer, script=script if examples else "")
+    explorer = layer_explorer(examples, [_METHOD], room - len(atlas.encode())) if examples else ""
+    if explorer:
+        explorer = folded("Attention, layer by layer", explorer)
+    body = f'{before}{atlas}<section class="folds"><h2>Evidence</h2>\n<p>{_LEAD}</p>\n{explorer}{evidence}</section>\n'
+    return document(title, body + after, script=script if atlas or explorer else "")
+
+
+def _evidence(inspection: Inspection, *, is_open: bool, with_grids: bool = True) -> str:
+    """Render tables and charts, each section folded unless `is_open`."""
+    page = similarity_sections(inspection, _row_header, with_grids=with_grids, is_open=is_open)
+    sections = [("Redundant heads", _redundancy(inspection)), ("Most similar pairs", _closest_pairs(inspection))]
+    sections += [(f"Diversity of {space}", _diversity(space, inspection, with_grids)) for space in _SPACES]
+    return page + "".join(folded(title, body, is_open=is_open) for title, body in sections if body)
+
+
+def _notes(inspection: Inspection) -> str:
+    notes = "".join(f"<li>{escaped(note)}</li>" for note in inspection.notes)
+    return f'<section><h2>Not measured</h2>\n<ul class="notes">{notes}</ul></section>\n' if notes else ""
 
 
 def layered_examples(inspection: Inspection, tokens: Sequence[Sequence[str]]) -> list[Layered]:
@@ -135,7 +165,7 @@ def layered_examples(inspection: Inspection, tokens: Sequence[Sequence[str]]) ->
     return examples
 
 
-def _diversity(space: str, inspection: Inspection) -> str:
+def _diversity(space: str, inspection: Inspection, with_grids: bool) -> str:
     if space not in inspection.diversity:
         return ""
     entries = inspection.diversity[space]
@@ -152,7 +182,7 @@ def _diversity(space: str, inspection: Inspection) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in columns)
     grids = [Grid(inspection.label(d.name), d.cosine.cpu(), MEASURE) for d in entries if d.num_heads > 1]
     table = scrolling_table(f"Diversity of {space}, layer by layer", head, rows)
-    return f"<section><h2>Diversity of {space}</h2>\n{lead}{table}{grid_rows(grids)}</section>\n"
+    return lead + table + grid_rows(grids if with_grids else [])
 
 
 def _closest_pairs(inspection: Inspection) -> str:
@@ -165,8 +195,7 @@ def _closest_pairs(inspection: Inspection) -> str:
     if not rows:
         return ""
     head = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "compared by", "heads", "cosine"))
-    table = scrolling_table("Pairs with the largest cosines of weights, attention and outputs", head, rows)
-    return f"<section><h2>Most similar pairs</h2>\n{table}</section>\n"
+    return scrolling_table("Pairs with the largest cosines of weights, attention and outputs", head, rows)
 
 
 def _redundancy(inspection: Inspection) -> str:
@@ -181,7 +210,7 @@ def _redundancy(inspection: Inspection) -> str:
             name = "Least important heads first"
             charts.append(replace(pruning_chart({name: [inspection.pruned]}, name), y_name="change of the output"))
         page += charts_with_legend(charts, [chart.name for chart in charts])
-    return f"<section><h2>Redundant heads</h2>\n{page}</section>\n" if page else ""
+    return page
 
 
 def _heads(inspection: Inspection, scores: Tensor, caption: str) -> str:

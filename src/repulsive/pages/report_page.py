@@ -33,7 +33,7 @@ def write_report(path: str | Path, content: Content, *, max_bytes: int = MAX_BYT
 
 def render_page(content: Content, *, max_bytes: int = MAX_BYTES) -> str:
     """Render a report as a self-contained HTML document; arguments as in `write_report`."""
-    script = asset("layer_explorer.js" if content.layered else "example_explorer.js")
+    script = asset("attention_map.js") + asset("layer_explorer.js") if content.layered else asset("example_explorer.js")
     methods = content.methods()
     before = header(content.title, content.lead, content.facts) + _results(content) + _curves(content, methods)
     before += _overlaps(content) + "".join(panel_section(panel, methods) for panel in content.panels)

@@ -141,7 +141,7 @@ def _by_head(method: str, runs: Mapping[int, Measured], what: str) -> HeadTable:
         return HeadTable(f"{method}, seed {min(runs)}: {what}", names, values, (-values).clamp(min=0), digits=2)
     values = 100 * torch.stack([run.change for run in runs.values() if run.change is not None])  # [seeds, M]
     rows = [f"seed {seed}" for seed in runs]
-    return HeadTable(f"{method}: {what}", rows, values, (-values).clamp(min=0), first=1, digits=2)
+    return HeadTable(f"{method}: {what}", rows, values, (-values).clamp(min=0), digits=2)
 
 
 def calibration(measured: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Tensor]]]) -> Panel:

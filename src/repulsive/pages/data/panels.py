@@ -81,7 +81,7 @@ class Grid:
 
     Args:
         method: name of the method.
-        values: [M, M]: 1 for identical heads, 0 or less for unrelated heads.
+        values: [M, M]: 1 for identical heads, 0 for unrelated heads, -1 for opposite heads.
         what: name of the similarity measure, such as "overlap".
         layer: name of the layer of these heads, for models with several layers.
     """
@@ -110,7 +110,6 @@ class HeadTable:
         rows: names of the layers, or of the runs.
         values: [L, M]; NaN if a row has fewer heads.
         weight: [L, M], not negative: determines the colour of each cell.
-        first: number of the first head.
         digits: decimals shown.
     """
 
@@ -118,7 +117,6 @@ class HeadTable:
     rows: Sequence[str]
     values: Tensor
     weight: Tensor
-    first: int = 0
     digits: int = 3
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from repulsive.pages.figures.canvas import hide_ticks, new_figure, plain
 from repulsive.pages.text import shortened
 
 HEAT = ("#ffffff", "#d6e3f8", "#9fbeec", "#3f6bb8", "#122c66")
+SIGNED_HEAT = ("#5f2600", "#b45a14", "#f1b68c", "#fbe2cf", *HEAT)  # from -1 to 1, 0 is white
 _GAP_COLOUR = "#e6e9ef"  # between maps
 _GRIDS_PER_ROW = 6
 _COLUMN_WIDTH = 0.115  # inches: one word of a map
@@ -40,8 +41,10 @@ def grid_figure(grids: Sequence[Grid]) -> Any:
     rows, columns = math.ceil(len(grids) / _GRIDS_PER_ROW), min(len(grids), _GRIDS_PER_ROW)
     figure, all_axes = new_figure(1.7 * columns + 0.5, 1.9 * rows, rows, columns)
     image = None
+    is_signed = any(float(grid.values.min()) < 0 for grid in grids)
+    lowest, colours = (-1, _heat(SIGNED_HEAT)) if is_signed else (0, _heat())
     for axes, grid in zip(all_axes, grids, strict=False):
-        image = axes.imshow(grid.values.numpy(), vmin=0, vmax=1, cmap=_heat())
+        image = axes.imshow(grid.values.numpy(), vmin=lowest, vmax=1, cmap=colours)
         axes.set_title(plain(grid.name), fontsize=8)
     for axes in all_axes:
         hide_ticks(axes)
@@ -94,7 +97,7 @@ def _layers_figure(layers: Sequence[Maps], method: str) -> Any:
     return figure
 
 
-def _heat() -> Any:
+def _heat(colours: Sequence[str] = HEAT) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("heat", HEAT)
+    return LinearSegmentedColormap.from_list("heat", list(colours))

@@ -9,6 +9,7 @@ from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.summary import count_verdicts
 from repulsive.diagnostics.untrained_baseline import DEVIATIONS, MARGIN, Compared, Null
 from repulsive.pages.data.panels import Grid
+from repulsive.pages.html.document import folded
 from repulsive.pages.html.panel import grid_rows, scrolling_table
 from repulsive.pages.text import escaped, mean_and_sd, number
 
@@ -27,24 +28,35 @@ _CHANCE = (
     f"{MARGIN:g} away from the untrained mean."
 )
 _COLUMNS = ("layer", "mean cosine", "versus chance", "untrained", "most similar pair", "versus chance", "untrained")
-MEASURE = "cosine of two heads (negative values have the colour of 0)"
+MEASURE = "cosine of two heads"
 RowHeader = Callable[[Inspection, str], str]
 
 
-def similarity_sections(inspection: Inspection, row_header: RowHeader) -> str:
+def similarity_sections(
+    inspection: Inspection, row_header: RowHeader, *, with_grids: bool = True, is_open: bool = False
+) -> str:
     """Render both sections; a section without measurements is omitted.
 
     Args:
         inspection: the inspection.
         row_header: renders the first cell of a layer's row.
+        with_grids: draw the cosines of all pairs of heads.
+        is_open: unfolded at first.
     """
-    page = _section("Similarity of attention logits", _LOGITS, inspection.circuits.logits, inspection, row_header)
-    return page + _section("Similarity of value-output circuits", _OV, inspection.circuits.ov, inspection, row_header)
+    page = ""
+    for title, lead, entries in (
+        ("Similarity of attention logits", _LOGITS, inspection.circuits.logits),
+        ("Similarity of value-output circuits", _OV, inspection.circuits.ov),
+    ):
+        if entries:
+            body = _body(title, lead, entries, inspection, row_header, with_grids)
+            page += folded(title, body, is_open=is_open)
+    return page
 
 
-def _section(title: str, lead: str, entries: Sequence[Compared], inspection: Inspection, row_header: RowHeader) -> str:
-    if not entries:
-        return ""
+def _body(
+    title: str, lead: str, entries: Sequence[Compared], inspection: Inspection, row_header: RowHeader, with_grids: bool
+) -> str:
     rows = "".join(_row(entry, inspection, row_header) for entry in entries)
     head = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
     with_pairs = [entry.similarity for entry in entries if entry.similarity.num_heads > 1]
@@ -53,7 +65,7 @@ def _section(title: str, lead: str, entries: Sequence[Compared], inspection: Ins
     chance = f"<p>{_CHANCE.format(twins=twins)}</p>\n" if twins else ""
     summary = f"<p><b>{escaped(count_verdicts(entries).capitalize())}.</b></p>\n" if twins else ""
     table = scrolling_table(f"{title}, layer by layer", head, rows)
-    return f"<section><h2>{title}</h2>\n{summary}<p>{lead}</p>\n{chance}{table}{grid_rows(grids)}</section>\n"
+    return f"{summary}<p>{lead}</p>\n{chance}{table}{grid_rows(grids if with_grids else [])}"
 
 
 def _row(entry: Compared, inspection: Inspection, row_header: RowHeader) -> str:

@@ -38,21 +38,38 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
     )
 
 
-def header(title: str, lead: str = "", facts: Sequence[tuple[str, str]] = ()) -> str:
+def header(title: str, lead: str = "", facts: Sequence[tuple[str, str]] = (), *, lead_class: str = "lead") -> str:
     """Render the page header and open `<main>`.
 
     Args:
         title: heading of the page.
         lead: paragraph below it.
         facts: (name, value) pairs below the paragraph.
+        lead_class: CSS class of the paragraph.
     """
-    paragraph = f'<p class="lead">{escaped(lead)}</p>\n' if lead else ""
+    paragraph = f'<p class="{lead_class}">{escaped(lead)}</p>\n' if lead else ""
+    return f"<header>\n<h1>{escaped(title)}</h1>\n{paragraph}{fact_list(facts)}</header>\n<main>\n"
+
+
+def fact_list(facts: Sequence[tuple[str, str]]) -> str:
+    """Render (name, value) pairs in a box; "" for no facts."""
     items = ""
     for name, value in facts:
         wide = ' class="wide"' if len(value) > _LONG_FACT else ""
         items += f"<div{wide}><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
-    listed = f'<dl class="facts">{items}</dl>\n' if items else ""
-    return f"<header>\n<h1>{escaped(title)}</h1>\n{paragraph}{listed}</header>\n<main>\n"
+    return f'<dl class="facts">{items}</dl>\n' if items else ""
+
+
+def folded(title: str, body: str, *, is_open: bool = False) -> str:
+    """Render a section that unfolds when its title is selected.
+
+    Args:
+        title: plain text.
+        body: markup.
+        is_open: unfolded at first.
+    """
+    opened = " open" if is_open else ""
+    return f'<details class="fold"{opened}><summary><h3>{escaped(title)}</h3></summary>\n{body}</details>\n'
 
 
 def write_whole(path: str | Path, page: str) -> Path:

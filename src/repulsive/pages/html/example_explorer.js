@@ -10,16 +10,16 @@
   const pick = byId("pick"), slider = byId("head"), readout = byId("readout");
   const views = [...explorer.querySelectorAll("input[name=view]")];
   const runs = [...explorer.querySelectorAll("input[name=runs]")];
-  const state = { example: 1, view: "overall", head: 1, runs: [] };  // empty: all methods
+  const state = { example: 1, view: "overall", head: 0, runs: [] };  // empty: all methods
 
-  const clamp = (text, max) => Math.min(max, Math.max(1, Math.trunc(Number(text)) || 1));
+  const clamp = (text, max, min = 1) => Math.min(max, Math.max(min, Math.trunc(Number(text)) || min));
   const level = (weight, top) => (top > 0 ? Math.floor(9.5 * Math.sqrt(Math.min(1, weight / top))) : 0);
   const methodName = (card) => card.querySelector("h3").textContent;
 
   function readHash() {
     const hash = new URLSearchParams(location.hash.slice(1));
     state.example = clamp(hash.get("example"), examples.length);
-    state.head = clamp(hash.get("head"), Number(slider.max));
+    state.head = clamp(hash.get("head"), Number(slider.max), 0);
     state.view = views.some((view) => view.value === hash.get("view")) ? hash.get("view") : "overall";
     state.runs = (hash.get("runs") || "").split(",").filter((run) => runs.some((box) => box.value === run));
   }
@@ -34,7 +34,7 @@
   function paint(card, rows, top) {
     const words = [...card.querySelectorAll(".w")], peaks = card.querySelector(".peaks");
     peaks.dataset.overall ??= peaks.textContent;
-    const row = state.view === "head" ? rows[state.head - 1] || [] : null;
+    const row = state.view === "head" ? rows[state.head] || [] : null;
     words.forEach((word, index) => {
       word.dataset.step ??= word.className.match(/\bh\d\b/)[0];
       const step = row ? `h${level((row[index] || 0) / 1000, top)}` : word.dataset.step;
@@ -46,9 +46,9 @@
   function describeHead(row, count, words) {
     if (!row.length) return `no head ${state.head}: this method has ${count} head${count === 1 ? "" : "s"}`;
     const peak = Math.max(...row);
-    if (!peak) return `head ${state.head} of ${count} has no attention`;
+    if (!peak) return `head ${state.head} has no attention`;
     const word = words[row.indexOf(peak)].textContent;
-    return `head ${state.head} of ${count}, peak on “${word}” (${(peak / 1000).toFixed(3)})`;
+    return `head ${state.head}, peak on “${word}” (${(peak / 1000).toFixed(3)})`;
   }
 
   function show() {
@@ -91,7 +91,7 @@
     if (!cell) return;
     const card = examples[state.example - 1].querySelectorAll(".card")[cell.method];
     const word = card.querySelectorAll(".w")[cell.word].textContent;
-    readout.textContent = `${methodName(card)} · head ${cell.head + 1} · “${word}” · ${(cell.weight / 1000).toFixed(3)}`;
+    readout.textContent = `${methodName(card)} · head ${cell.head} · “${word}” · ${(cell.weight / 1000).toFixed(3)}`;
   }
 
   function readWord(event) {
@@ -100,7 +100,7 @@
     const rows = data[state.example - 1].maps[[...card.parentNode.children].indexOf(card)];
     const index = [...card.querySelectorAll(".w")].indexOf(event.target);
     const mean = rows.reduce((sum, row) => sum + row[index], 0) / rows.length;
-    const head = state.view === "head" && rows[state.head - 1];
+    const head = state.view === "head" && rows[state.head];
     const [name, weight] = head ? [`head ${state.head}`, head[index]] : ["mean over heads", mean];
     readout.textContent = `${methodName(card)} · ${name} · “${event.target.textContent}” · ${(weight / 1000).toFixed(3)}`;
   }
@@ -118,7 +118,7 @@
   explorer.addEventListener("pointerover", readWord);
   explorer.addEventListener("click", (event) => {
     const cell = cellAt(event);
-    if (cell) update({ view: "head", head: cell.head + 1 });
+    if (cell) update({ view: "head", head: cell.head });
   });
   window.addEventListener("hashchange", () => { readHash(); show(); });
 

@@ -128,8 +128,8 @@ def controls(content: Content, shown: int) -> str:
         '<div class="controls" id="controls" hidden>'
         f'{picker(summaries)}<fieldset class="views"><legend>Show</legend>{views}</fieldset>'
         f"{_method_filter([reading.method for reading in content.examples[0].readings])}"
-        f'<div class="choose" id="choose"><label for="head">Head</label> <input type="range" id="head" min="1" '
-        f'max="{heads}" value="1"> <output id="chosen" for="head">1</output></div></div>\n'
+        f'<div class="choose" id="choose"><label for="head">Head</label> <input type="range" id="head" min="0" '
+        f'max="{heads - 1}" value="0"> <output id="chosen" for="head">0</output></div></div>\n'
         '<p class="readout" id="readout" hidden>Point at a cell or a word to see its attention. Click a cell to show '
         "its head.</p>\n"
     )
@@ -181,5 +181,5 @@ def _coverage(reading: Reading, positions: Sequence[int], threshold: float) -> s
     head = int(attention.argmax())
     best = float(attention[head])
     if best >= threshold:
-        return f'<td><span class="better">✓ covered</span> <small>{best:.2f}, head {head + 1}</small></td>'
+        return f'<td><span class="better">✓ covered</span> <small>{best:.2f}, head {head}</small></td>'
     return f'<td><span class="worse">✗ not covered</span> <small>{best:.2f}</small></td>'

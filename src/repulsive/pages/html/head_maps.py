@@ -46,7 +46,7 @@ def _block(reading: Reading, index: int, labels: Sequence[str], top: float, aspe
     y += _BAR_HEIGHT
     x = _NUMBERS_WIDTH - 6
     numbers = "".join(
-        f'<text class="number" x="{x}" y="{y + (row + 0.5) * row_size + 3:.1f}">{order[row] + 1}</text>'
+        f'<text class="number" x="{x}" y="{y + (row + 0.5) * row_size + 3:.1f}">{order[row]}</text>'
         for row in range(0, len(order), 1 if row_size >= 9 else 4)
     )
     grid = (

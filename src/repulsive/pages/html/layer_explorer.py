@@ -16,7 +16,7 @@ from repulsive.pages.html.example_explorer import HEADING, picker
 from repulsive.pages.html.heat_map import scale
 from repulsive.pages.text import escaped, script_json, shortened, visible
 
-ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"  # the same as in `layer_explorer.js`
+ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"  # the same as in `attention_map.js`
 STEPS = len(ALPHABET) ** 2 - 1  # resolution of a packed weight between 0 and 1
 LEAD = (
     "Each row is a query token, each column a key token; stronger colours mean more attention. Select heads by number, "

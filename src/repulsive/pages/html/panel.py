@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from repulsive.pages.data.panels import Chart, Grid, HeadTable, Panel, Sheet
-from repulsive.pages.html.heat_map import LEVELS, overlap_grid, scale
+from repulsive.pages.html.heat_map import LEVELS, overlap_grid, scale, signed_scale
 from repulsive.pages.html.svg_chart import legend, svg_chart
 from repulsive.pages.text import escaped, number
 
@@ -74,7 +74,7 @@ def head_table(table: HeadTable) -> str:
             if not math.isnan(value)
         )
         rows += f'<tr><th scope="row">{escaped(name)}</th>{cells}</tr>\n'
-    heads = "".join(f'<th scope="col">{table.first + head}</th>' for head in range(table.values.shape[1]))
+    heads = "".join(f'<th scope="col">{head}</th>' for head in range(table.values.shape[1]))
     return scrolling_table(table.caption, f'<th scope="col">head</th>{heads}', rows)
 
 
@@ -84,7 +84,8 @@ def grid_rows(grids: Sequence[Grid]) -> str:
     for measure in dict.fromkeys(grid.what for grid in grids):
         same = [grid for grid in grids if grid.what == measure]
         methods = dict.fromkeys(grid.method for grid in same if grid.layer)
-        page += f"<h3>{escaped(measure)}</h3>\n{scale('1', '')}"
+        is_signed = any(float(grid.values.min()) < 0 for grid in same)
+        page += f"<h3>{escaped(measure)}</h3>\n{signed_scale() if is_signed else scale('1', '')}"
         for method in methods:
             page += f"<h4>{escaped(method)}</h4>\n{_grids([grid for grid in same if grid.method == method], measure)}"
         page += "" if methods else _grids(same, measure)
