@@ -23,14 +23,13 @@ from studies.output import save
 from studies.pruning.tables import draw, markdown, settings
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.calling import evaluating
+from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.loading.inputs import read_sentences, tokenize
 from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.portable_pruning import Selection, prove_equal, prune_portably, select_heads
 from repulsive.diagnostics.pruned_checkpoint import (
     cache_bytes,
-    forward_milliseconds,
     perplexity,
     rank_heads,
     train_causal,
@@ -81,6 +80,7 @@ def study(arguments: argparse.Namespace) -> dict[str, Any]:
     for kept, selection in selections(heads, score, arguments):
         row = measure_size(heads, selection, similar, (score, test), models, arguments, log)
         sizes.append({"keep": kept, **row})
+        log(str(sizes[-1]))
     if arguments.recover:
         trained = copy.deepcopy(model)
         train_causal(trained, score, arguments.recover, arguments.learning_rate)
@@ -169,10 +169,13 @@ def size(model: nn.Module, heads: Heads) -> dict[str, int]:
 def time_in_turns(models: dict[str, nn.Module], batch: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
     """Time forward passes of all models in turns, so that other work on the machine slows all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(rounds):
+    for _ in range(rounds + 1):
         for name, model in models.items():
-            times[name] += forward_milliseconds(model, batch, runs=1)
-    return {name: {"milliseconds": sorted(values)} for name, values in times.items()}
+            start = time.perf_counter()
+            with torch.no_grad(), evaluating(model):
+                call(model, batch)
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: {"milliseconds": sorted(values[1:])} for name, values in times.items()}  # the first is a warm-up
 
 
 class Log:
