@@ -29,6 +29,7 @@ ENCODER = {
     "num_attention_heads": 6,
     "intermediate_size": 64,
 }
+FALCON = {k: v for k, v in ENCODER.items() if k != "intermediate_size"}
 VISION = {**ENCODER, "image_size": 16, "patch_size": 4}
 T5 = {"vocab_size": 60, "d_model": 48, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 6}
 PORTABLE = {
@@ -45,6 +46,11 @@ REFUSED = {
     "BertForMaskedLM": ("BertConfig", ENCODER, "width / heads"),
     "ElectraForMaskedLM": ("ElectraConfig", ENCODER, "width / heads"),
     "GPT2LMHeadModel": ("GPT2Config", {"vocab_size": 60, "n_embd": 48, "n_layer": 2, "n_head": 6}, "width / heads"),
+    "FalconForCausalLM": (
+        "FalconConfig",
+        {k: v for k, v in ENCODER.items() if k != "intermediate_size"},
+        "width / heads",
+    ),
     "Olmo2ForCausalLM": ("Olmo2Config", {k: v for k, v in GROUPED.items() if k != "head_dim"}, "spans all heads"),
 }
 
@@ -124,6 +130,18 @@ def test_the_best_heads_of_each_group_stay():
     assert selection.removed == [(0, 1), (0, 3), (1, 0), (1, 5)]
     half = select_heads(heads, scores, 0.5)  # one group of three, or two groups... 3 = 1 x 3
     assert half.heads == (6, 3) and half.kept == ((0, 1, 2), (3, 4, 5)) and half.kept_kv == ((0,), (1,))
+
+
+def test_the_number_of_key_value_heads_can_be_fixed():
+    """4 of 6 heads: 2 groups of 2, since one group has only 3 heads; 3 of 6 heads only as 1 group of 3."""
+    model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"])
+    heads = Heads(model)
+    scores = torch.tensor([[9.0, 1, 8, 2, 7, 6], [1.0, 2, 3, 6, 5, 4]])
+    one = select_heads(heads, scores, 0.67, kv_heads=1)
+    assert one.heads == (6, 3) and one.kv_heads == (2, 1) and one.kept == ((0, 1, 2), (3, 4, 5))
+    assert select_heads(heads, scores, 0.67, kv_heads=2) == select_heads(heads, scores, 0.67)
+    with pytest.raises(SelectionError, match="choose 1 to 2"):
+        select_heads(heads, scores, 0.67, kv_heads=3)
 
 
 def test_all_layers_of_t5_keep_the_same_heads():

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from repulsive.cli.app import run
+from repulsive.diagnostics.loading.inputs import tokenize
 from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.model_heads import Heads
-from repulsive.diagnostics.pruned_checkpoint import rank_heads
+from repulsive.diagnostics.pruned_checkpoint import perplexity, prune_model, rank_heads
+from repulsive.errors import DataError
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -77,6 +79,91 @@ def test_the_checkpoint_is_ordinary_and_says_what_was_done(folder, text, tmp_pat
     assert "4 of 6 query heads" in card and all(f"`{name}`" in card for name in facts["removed"])
     assert sum(len(heads) for heads in facts["removed"].values()) == 4
     assert sorted(p.name for p in out.parent.iterdir()) == ["small", "text.txt"]
+    on = "the text that heads were scored on and the model was trained on"
+    assert on in card and on in printed and facts["measured_on"] == on
+    assert all(m["fastest"] <= m["milliseconds"] <= m["slowest"] for m in measured.values())
+
+
+def test_quality_is_measured_on_the_held_out_text(folder, text, tmp_path, capfd):
+    """The perplexities are those of the written model on --test, not on --text."""
+    other = "\n".join(" ".join(WORDS[(i + j * j) % 40] for j in range(8)) for i in range(5))
+    test = tmp_path / "test.txt"
+    test.write_text(other)
+    out = tmp_path / "small"
+    words = [
+        "prune",
+        str(folder),
+        "--text",
+        str(text),
+        "--test",
+        str(test),
+        "--keep",
+        "67%",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert run(words) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["measured_on"] == "held-out text" and "held-out text" in (out / "README.md").read_text()
+    loaded = load_model(str(out))
+    on_test, on_text = (perplexity(loaded.model, tokenize(loaded, t.split("\n"), 128).batches) for t in (other, TEXT))
+    assert facts["measured"]["pruned"]["perplexity"] == pytest.approx(on_test, rel=1e-5)
+    assert abs(on_test - on_text) > 0.1 * on_text
+    same = json.loads((out / "pruning.json").read_text())
+    assert same == facts
+
+
+def test_held_out_text_does_not_change_the_choice_or_the_training(folder):
+    """Another held-out text changes the measurements alone; the weights after training are the same."""
+    results = []
+    for held_out in (TEXT.split("\n")[:4], ["w1 w2 w3 w4", "w9 w9 w9"]):
+        loaded = load_model(str(folder))
+        batches, test = (tokenize(loaded, lines, 128).batches for lines in (TEXT.split("\n")[4:], held_out))
+        results.append(prune_model(loaded, batches, 0.5, test=test, recover=2))
+    first, second = results
+    assert first.selection == second.selection
+    assert first.measured["pruned"].perplexity != second.measured["pruned"].perplexity
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_perplexity_agrees_with_a_loop_over_tokens(folder):
+    """exp of the mean of -ln p(token | tokens before it) over all real tokens but the first of each sentence."""
+    loaded = load_model(str(folder))
+    loaded.model.double()
+    sentences = ["w1 w2 w3", "w4 w5 w6 w7 w8 w9"]
+    losses = []
+    with torch.no_grad():
+        for sentence in sentences:
+            ids = loaded.tokenizer(sentence, return_tensors="pt")["input_ids"]
+            for position in range(1, ids.shape[1]):
+                logits = loaded.model(input_ids=ids[:, :position]).logits[0, -1]
+                losses.append(-logits.log_softmax(-1)[ids[0, position]])
+    expected = torch.stack(losses).mean().exp()
+    actual = perplexity(loaded.model, tokenize(loaded, sentences, 128).batches)
+    assert actual == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_an_empty_held_out_text_is_refused(folder, text, tmp_path, capfd):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    words = ["prune", str(folder), "--text", str(text), "--test", str(empty), "--out", str(tmp_path / "out")]
+    assert run(words) == 2
+    assert "no sentence" in capfd.readouterr().err
+    loaded = load_model(str(folder))
+    with pytest.raises(DataError, match="held-out"):
+        prune_model(loaded, tokenize(loaded, ["w1 w2"], 8).batches, 0.5, test=[])
+
+
+def test_without_a_border_ranks_follow_gradient_scores(folder, monkeypatch):
+    loaded = load_model(str(folder))
+    batches = tokenize(loaded, TEXT.split("\n"), 128).batches
+    heads = Heads(loaded.model)
+    monkeypatch.setattr(Heads, "ablated", None)  # exact ablation would call it
+    ranks = rank_heads(heads, batches, 0.5, border=0)
+    assert all(sorted(row.tolist()) == [0, 1, 2, 3, 4, 5] for row in ranks)
+    assert torch.equal(ranks, rank_heads(heads, batches, 0.9, border=0))
 
 
 def test_key_value_heads_go_where_that_fits(folder, text, tmp_path, capfd):
@@ -85,6 +172,15 @@ def test_key_value_heads_go_where_that_fits(folder, text, tmp_path, capfd):
     facts = json.loads(capfd.readouterr().out)
     assert facts["heads"] == [6, 3] and facts["kv_heads"] == [2, 1]
     assert facts["measured"]["pruned"]["cache_bytes"] * 2 == facts["measured"]["whole"]["cache_bytes"]
+
+
+def test_the_command_takes_a_number_of_key_value_heads(folder, text, tmp_path, capfd):
+    words = ["prune", str(folder), "--text", str(text), "--keep", "67%", "--kv-heads"]
+    assert run([*words, "1", "--border", "0", "--out", str(tmp_path / "one"), "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["heads"] == [6, 3] and facts["kv_heads"] == [2, 1]
+    assert run([*words, "5", "--out", str(tmp_path / "five")]) == 2
+    assert "choose 1 to 2" in capfd.readouterr().err and not (tmp_path / "five").exists()
 
 
 def test_ranks_follow_exact_ablation_on_the_border(folder):

@@ -15,7 +15,12 @@ def prune(
     out: Annotated[Path, typer.Option(help="Folder to create for the pruned model.")],
     text: Annotated[Path | None, typer.Option(help="UTF-8 file, one sentence per line, to score heads on.")] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence; may be given several times.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Held-out text to measure on, one sentence per line.")] = None,
     keep: Annotated[str, typer.Option(help="Share of the heads to keep in every layer, such as 75%.")] = "75%",
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key-value heads to keep in every layer.")] = None,
+    border: Annotated[
+        int, typer.Option(min=0, help="Heads on each side of the cut to ablate one by one; 0: gradient scores only.")
+    ] = 2,
     recover: Annotated[int, typer.Option(min=0, help="Train this many steps on the text after pruning.")] = 0,
     learning_rate: Annotated[float, typer.Option(min=0, help="Learning rate of --recover.")] = 5e-5,
     most: Annotated[int, typer.Option(min=1, help="Read at most this many sentences.")] = 256,
@@ -24,8 +29,8 @@ def prune(
 ) -> None:
     """Remove the least important heads of a model and write a checkpoint that plain transformers loads.
 
-    Heads are scored on the text, without labels. Every layer keeps the same number of heads, and the pruned model is
-    compared with the ablated one before anything is written.
+    Heads are scored on --text, without labels; quality is measured on --test, or else on the same text. Every layer
+    keeps the same number of heads, and the pruned model is compared with the ablated one before anything is written.
     """
     import json
 
@@ -39,12 +44,17 @@ def prune(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise typer.BadParameter(f"{str(out)!r} is not an empty folder; choose another", param_hint="--out")
     sentences = read_sentences(text, sentence or [], most)
+    test_sentences = read_sentences(test, [], most) if test else []
     loaded = load_model(model)
     batches = tokenize(loaded, sentences, length).batches
+    held_out = tokenize(loaded, test_sentences, length).batches if test else None
     result = prune_model(
         loaded,
         batches,
         share,
+        test=held_out,
+        kv_heads=kv_heads,
+        border=border,
         recover=recover,
         learning_rate=learning_rate,
         progress=lambda line: say(line, err=True),
@@ -58,7 +68,8 @@ def prune(
     for row in rows:
         cells = (f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
         say(row[0].ljust(widths[0]) + "".join(cells))
-    say(f"\nwritten to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
+    say(f"\nmeasured on {result.measured_on}")
+    say(f"written to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
 
 
 def _share(keep: str) -> float:

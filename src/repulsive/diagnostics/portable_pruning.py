@@ -27,6 +27,7 @@ from repulsive.heads.module_paths import module_of
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _HEAD_SIZE = ("head_dim", "d_kv")
+_ADVICE = "Use prune(model, heads) and save_pruned if they support this class, or ablate the heads"
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}  # relative to the largest output; others 0.05
 
 
@@ -53,7 +54,7 @@ class Selection:
         return [(layer, head) for layer, kept in enumerate(self.kept) for head in every if head not in kept]
 
 
-def select_heads(heads: Heads, scores: Tensor, keep: float) -> Selection:
+def select_heads(heads: Heads, scores: Tensor, keep: float, kv_heads: int | None = None) -> Selection:
     """Choose the heads to keep: the same number in every layer and for every key-value head.
 
     Among all numbers of key-value heads and of query heads for each of them that come nearest to `keep`, those whose
@@ -63,9 +64,11 @@ def select_heads(heads: Heads, scores: Tensor, keep: float) -> Selection:
         heads: the heads of a transformers model.
         scores: importance of each head [layers, heads].
         keep: share of the query heads that stay, above 0 and below 1.
+        kv_heads: key-value heads that stay in every layer; None: as many as the scores favour.
 
     Raises:
-        SelectionError: the share leaves no head, removes none, or layers differ in their number of heads.
+        SelectionError: the share leaves no head, removes none, does not fit `kv_heads`, or layers differ in their
+            number of heads.
         HeadLayoutError: the model has no config in which the number of heads can change.
     """
     if not 0 < keep < 1:
@@ -78,13 +81,16 @@ def select_heads(heads: Heads, scores: Tensor, keep: float) -> Selection:
         raise SelectionError(f"layers have different numbers of heads ({shown}); portable pruning needs equal ones")
     (total, kv_total) = counts.pop()
     group = total // kv_total
+    if kv_heads is not None and not 1 <= kv_heads <= kv_total:
+        raise SelectionError(f"kv_heads={kv_heads}: every layer has {kv_total} key-value heads; choose 1 to {kv_total}")
     accepted: dict[tuple[int, int], float] = {}
-    for kv in range(1, kv_total + 1):
+    for kv in range(1, kv_total + 1) if kv_heads is None else [kv_heads]:
         for each in range(1, group + 1):
             if kv * each < total and _accepts(config, kv * each, kv):
                 accepted[kv, each] = abs(kv * each - keep * total)
     if not accepted:
-        raise SelectionError(f"the config accepts no smaller number of heads than {total}")
+        fixed = "" if kv_heads is None else f" with {kv_heads} key-value heads"
+        raise SelectionError(f"the config accepts no smaller number of heads than {total}{fixed}")
     nearest = min(accepted.values())
     if nearest > max(1.0, 0.25 * total):
         numbers = ", ".join(str(number) for number in sorted({kv * each for kv, each in accepted}))
@@ -168,8 +174,7 @@ def _check_shapes(smaller: nn.Module, state: Mapping[str, Tensor], heads: Heads,
             reason = "this parameter spans all heads, so that removing some changes the others"
         raise HeadLayoutError(
             f"{type(smaller).__name__} with {selection.heads[1]} heads expects {name} {list(parameter.shape)}, the "
-            f"remaining heads have {list(state[name].shape)}: {reason}. Use prune(model, heads) and save_pruned, which "
-            "work with this package's own loader"
+            f"remaining heads have {list(state[name].shape)}: {reason}. {_ADVICE}"
         )
 
 
@@ -210,7 +215,15 @@ def _accepts(config: Any, heads: int, kv_heads: int) -> bool:
 
 def _smaller_config(config: Any, selection: Selection, head_dim: int) -> Any:
     fields = _changes(config, selection.heads[1], selection.kv_heads[1], head_dim)
-    changed = type(config).from_dict({**config.to_dict(), **fields})
+    try:
+        changed = type(config).from_dict({**config.to_dict(), **fields})
+    except Exception as error:  # a config may compute the head size, or refuse values for reasons of its own
+        computed = isinstance(getattr(type(config), "head_dim", None), property)
+        reason = "it computes the head size as width / heads" if computed else str(error).strip().split("\n")[0]
+        raise HeadLayoutError(
+            f"{type(config).__name__} does not accept {selection.heads[1]} heads of size {head_dim}: {reason}. "
+            f"{_ADVICE}"
+        ) from error
     changed._attn_implementation = config._attn_implementation
     return changed
 

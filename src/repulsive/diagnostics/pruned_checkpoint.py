@@ -24,8 +24,8 @@ from repulsive.diagnostics.portable_pruning import Selection, prune_portably, se
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
 from repulsive.safety.files import sync_folder
 
-_BORDER = 2  # heads on each side of the cut that are ranked by exact ablation
-_RUNS = 5  # timed forward passes
+BORDER = 2  # heads on each side of the cut that are ranked by exact ablation
+_RUNS = 5  # timed forward passes, after one that is not timed
 Progress = Callable[[str], None]
 
 
@@ -37,6 +37,8 @@ class Measured:
         parameters: number of parameters.
         cache_bytes: bytes of keys and values per token and sequence; 0 for models without a cache.
         milliseconds: median time of a forward pass over the first batch.
+        fastest: shortest of these times.
+        slowest: longest of these times.
         perplexity: perplexity per token of a causal language model; None for other models.
         change: change of the output against the whole model: KL divergence in nats, or relative change of states.
     """
@@ -44,18 +46,38 @@ class Measured:
     parameters: int
     cache_bytes: int
     milliseconds: float
+    fastest: float
+    slowest: float
     perplexity: float | None
     change: float
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """A pruned model and its measurements: "whole", "ablated", "pruned", and "recovered" after training."""
+    """A pruned model and its measurements.
+
+    Args:
+        model: the pruned model.
+        selection: the heads that stay.
+        layers: names of the attention layers.
+        measured: "whole", "ablated", "pruned", and "recovered" after training.
+        is_held_out: quality was measured on text that was used neither to score heads nor to train.
+        recover: number of training steps.
+    """
 
     model: nn.Module
     selection: Selection
     layers: tuple[str, ...]
     measured: dict[str, Measured]
+    is_held_out: bool = False
+    recover: int = 0
+
+    @property
+    def measured_on(self) -> str:
+        """The text that quality was measured on."""
+        if self.is_held_out:
+            return "held-out text"
+        return "the text that heads were scored on" + (" and the model was trained on" if self.recover else "")
 
 
 def prune_model(
@@ -63,6 +85,9 @@ def prune_model(
     batches: Sequence[dict[str, Any]],
     keep: float,
     *,
+    test: Sequence[dict[str, Any]] | None = None,
+    kv_heads: int | None = None,
+    border: int = BORDER,
     recover: int = 0,
     learning_rate: float = 5e-5,
     seed: int = 0,
@@ -72,9 +97,12 @@ def prune_model(
 
     Args:
         loaded: the model with its tokenizer.
-        batches: tokenised text.
+        batches: tokenised text to score heads on, and to train on if `recover` is above 0.
         keep: share of the heads that stay in every layer.
-        recover: optimizer steps of training on the text afterwards; causal language models only.
+        test: tokenised held-out text to measure on; None measures on `batches`.
+        kv_heads: key-value heads that stay in every layer; None: as many as the scores favour.
+        border: heads of a layer on each side of the cut that are ranked by exact ablation; 0: gradient scores only.
+        recover: optimizer steps of training on `batches` afterwards; causal language models only.
         learning_rate: of that training.
         seed: random seed of the scores.
         progress: called with a line of text at each stage.
@@ -88,42 +116,52 @@ def prune_model(
     model: Any = loaded.model
     if not batches:
         raise DataError("no text to score heads on; give a file with at least one sentence")
+    if test is not None and not test:
+        raise DataError("no held-out text to measure on; give a file with at least one sentence")
     if getattr(model, "is_quantized", False) or getattr(model.config, "quantization_config", None) is not None:
         raise UnsupportedWeights(f"{type(model).__name__} is quantised; load it in 16 or 32 bits and prune that")
     if recover and not _is_causal(model):
         raise SelectionError(f"recovery needs a causal language model, {type(model).__name__} is not one; leave it out")
     heads = Heads(model, batches[0])
     progress(f"scoring {len(heads)} heads")
-    selection = select_heads(heads, rank_heads(heads, batches, keep, seed), keep)
-    whole = OutputChange(model, batches)
-    measured = {"whole": _measure(model, batches, whole, heads, model)}
+    selection = select_heads(heads, rank_heads(heads, batches, keep, seed, border), keep, kv_heads)
+    measure_on = batches if test is None else test
+    with evaluating(model):
+        whole = OutputChange(model, measure_on)
+    measured = {"whole": _measure(model, measure_on, whole, heads)}
     progress(f"removing {len(selection.removed)} of {len(heads)} heads")
     smaller = prune_portably(heads, selection, batches[0])
     with heads.ablated(selection.removed):
-        measured["ablated"] = _measure(model, batches, whole, heads, model)
-    measured["pruned"] = _measure(smaller, batches, whole, heads, smaller)
+        measured["ablated"] = _measure(model, measure_on, whole, heads)
+    measured["pruned"] = _measure(smaller, measure_on, whole, heads)
     if recover:
         progress(f"training {recover} steps")
         train_causal(smaller, batches, recover, learning_rate, seed)
-        measured["recovered"] = _measure(smaller, batches, whole, heads, smaller)
-    return Pruned(smaller, selection, tuple(layer.name for layer in heads.layers), measured)
+        measured["recovered"] = _measure(smaller, measure_on, whole, heads)
+    names = tuple(layer.name for layer in heads.layers)
+    return Pruned(smaller, selection, names, measured, test is not None, recover)
 
 
-def rank_heads(heads: Heads, batches: Sequence[dict[str, Any]], keep: float, seed: int = 0) -> Tensor:
+def rank_heads(
+    heads: Heads, batches: Sequence[dict[str, Any]], keep: float, seed: int = 0, border: int = BORDER
+) -> Tensor:
     """Rank the heads of each layer: by gradient score, and by exact ablation on both sides of the cut.
+
+    Exact ablation takes up to 2 x border x layers passes over the batches, gradient scores one.
 
     Returns:
         [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
     """
     loss = label_free_loss(torch.Generator().manual_seed(seed))
     scores = first_order_importance(heads.model, loss, batches, normalise=False, layers=heads.layers)
-    with evaluating(heads.model):
-        change = OutputChange(heads.model, batches)
+    if border:
+        with evaluating(heads.model):
+            change = OutputChange(heads.model, batches)
     ranks = torch.zeros_like(scores)
     for row, layer in enumerate(heads.layers):
         order = sorted(range(layer.num_heads), key=lambda head: float(scores[row, head]))
         cut = layer.num_heads - round(keep * layer.num_heads)
-        low, high = max(0, cut - _BORDER), min(layer.num_heads, cut + _BORDER)
+        low, high = max(0, cut - border), min(layer.num_heads, cut + border)
         exact = {}
         for head in order[low:high]:
             with torch.no_grad(), evaluating(heads.model), heads.ablated([(row, head)]):
@@ -194,6 +232,8 @@ def as_json(pruned: Pruned, source: str) -> dict[str, Any]:
         "heads": list(pruned.selection.heads),
         "kv_heads": list(pruned.selection.kv_heads),
         "removed": removed,
+        "recovery_steps": pruned.recover,
+        "measured_on": pruned.measured_on,
         "measured": {name: asdict(values) for name, values in pruned.measured.items()},
     }
 
@@ -225,7 +265,7 @@ def model_card(pruned: Pruned, source: str) -> str:
         "|" + " --- |" * len(table_rows(pruned)[0]),
         *("| " + " | ".join(row) + " |" for row in table_rows(pruned)[1:]),
         "",
-        "Quality was measured on the text that the heads were scored on.",
+        f"Quality was measured on {pruned.measured_on}. Times are medians of {_RUNS} forward passes over one batch.",
         "",
         "Removed heads, counted from 0:",
         "",
@@ -247,22 +287,37 @@ def _labels(batch: dict[str, Any]) -> Tensor:
 
 
 @torch.no_grad()
-def _measure(
-    model: nn.Module, batches: Sequence[dict[str, Any]], change: OutputChange, heads: Heads, owner: Any
-) -> Measured:
+def _measure(model: nn.Module, batches: Sequence[dict[str, Any]], change: OutputChange, heads: Heads) -> Measured:
     with evaluating(model):
-        perplexity = _perplexity(model, batches) if _is_causal(owner) else None
+        quality = perplexity(model, batches) if _is_causal(model) else None
         moved = float(change(model).mean())
-        seconds = []
-        for _ in range(_RUNS):
+    times = forward_milliseconds(model, batches[0])
+    return Measured(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        cache_bytes=cache_bytes(model, heads),
+        milliseconds=statistics.median(times),
+        fastest=min(times),
+        slowest=max(times),
+        perplexity=quality,
+        change=moved,
+    )
+
+
+@torch.no_grad()
+def forward_milliseconds(model: nn.Module, batch: dict[str, Any], runs: int = _RUNS) -> list[float]:
+    """Time forward passes over one batch, after one that is not timed."""
+    times = []
+    with evaluating(model):
+        for _ in range(runs + 1):
             start = time.perf_counter()
-            call(model, batches[0])
-            seconds.append(time.perf_counter() - start)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Measured(parameters, _cache_bytes(owner, heads), 1e3 * statistics.median(seconds), perplexity, moved)
+            call(model, batch)
+            times.append(1e3 * (time.perf_counter() - start))
+    return times[1:]
 
 
-def _perplexity(model: nn.Module, batches: Sequence[dict[str, Any]]) -> float:
+@torch.no_grad()
+def perplexity(model: nn.Module, batches: Sequence[dict[str, Any]]) -> float:
+    """Compute the perplexity per token of a causal language model, without padding."""
     total, tokens = 0.0, 0
     for batch in batches:
         labels = _labels(batch)
@@ -272,7 +327,7 @@ def _perplexity(model: nn.Module, batches: Sequence[dict[str, Any]]) -> float:
     return float(torch.tensor(total / max(tokens, 1)).exp())
 
 
-def _cache_bytes(model: Any, heads: Heads) -> int:
+def cache_bytes(model: Any, heads: Heads) -> int:
     """Bytes of keys and values of one token in all layers of a causal model."""
     if not _is_causal(model):
         return 0
