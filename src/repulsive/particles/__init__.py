@@ -1,6 +1,7 @@
 """Rules: from particles [..., M, D] and their gradients to what the optimizer descends. Pure mathematics."""
 
 from repulsive.particles.bandwidths import CollapsedHeads
+from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.kernels import IMQ, RBF, Cosine, Hinge, Kernel
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.named import RULES, RuleName, rule_by_name
@@ -23,6 +24,7 @@ __all__ = [
     "Gaussian",
     "Hinge",
     "Kernel",
+    "KernelFree",
     "Rule",
     "RuleName",
     "Uniform",

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from repulsive.errors import RuleError, did_you_mean
+from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 
-RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits"]
+RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits", "kernel-free"]
 RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callbacks
 
 # Built on demand, so that an error in one rule does not affect the others.
@@ -23,6 +24,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "spos": lambda: SPOS(),
     "sgld": lambda: SGLD(),
     "logits": lambda: SVGD(space="logits"),
+    "kernel-free": lambda: KernelFree(),
 }
 
 
@@ -35,6 +37,7 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] = RULES) -> 
     | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
     | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
     | "logits" | `SVGD(space="logits")` |
+    | "kernel-free" | `KernelFree()`, a control for "paper": the same without a kernel |
 
     Args:
         name: a key of `known`.
