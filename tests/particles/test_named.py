@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from repulsive.errors import RuleError
-from repulsive.particles import RULES, SGLD, SPOS, SVGD, CosineLadder, rule_by_name
+from repulsive.particles import RULES, SGLD, SPOS, SVGD, CosineLadder, KernelFree, rule_by_name
 from repulsive.particles.bandwidths import released, released_lower
 
 EXPECTED = {
+    "recommended": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "paper": SVGD(stepsize=0.1, alpha=0.01),
     "svgd": SVGD(),
     "spos": SPOS(),
@@ -20,6 +21,7 @@ EXPECTED = {
     "recommended": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "sphere": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "logits": SVGD(space="logits"),
+    "kernel-free": KernelFree(stepsize=0.1, alpha=0.01),
 }
 
 

@@ -20,7 +20,7 @@ def bench(
     ] = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="With --model: paper, sphere, spos, sgld or logits; repeatable. Default: all."),
+        typer.Option(help="With --model: paper, sphere, spos, sgld, logits or kernel-free; repeatable. Default: all."),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="With --model: sequences or images per step.")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="With --model: tokens per sequence.")] = None,

@@ -2,6 +2,7 @@
 
 from repulsive.particles.bandwidths import CollapsedHeads
 from repulsive.particles.function_space import function_repulsion
+from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.kernels import IMQ, RBF, Cosine, Hinge, Kernel
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.named import RULES, RuleName, rule_by_name
@@ -24,6 +25,7 @@ __all__ = [
     "Gaussian",
     "Hinge",
     "Kernel",
+    "KernelFree",
     "Rule",
     "RuleName",
     "Uniform",

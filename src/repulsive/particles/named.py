@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
 from repulsive.errors import RuleError, did_you_mean
+from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
@@ -13,7 +14,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.plugins import RULES as GROUP
 from repulsive.plugins import load_plugins
 
-RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits"]
+RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits", "kernel-free"]
 RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callbacks
 
 # Built on demand, so that an error in one rule does not affect the others.
@@ -25,6 +26,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "spos": lambda: SPOS(),
     "sgld": lambda: SGLD(),
     "logits": lambda: SVGD(space="logits"),
+    "kernel-free": lambda: KernelFree(),
 }
 
 
@@ -43,6 +45,7 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] | None = Non
     | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
     | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
     | "logits" | `SVGD(space="logits")` |
+    | "kernel-free" | `KernelFree()`, a control for "paper": the same without a kernel |
 
     Args:
         name: a key of `known`.

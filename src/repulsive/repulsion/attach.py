@@ -61,8 +61,8 @@ def repel(
     Args:
         model: any model with attention; also wrapped (DDP, torch.compile, PEFT) or sharded (FSDP2, tensor parallel).
         optimizer: the torch optimizer that trains the heads, or a wrapper that contains it.
-        rule: a name, "recommended", "paper", "sphere", "svgd", "spos", "sgld" or "logits" (see `rule_by_name`); a rule,
-            `SVGD`, `SPOS` or `SGLD`; or None for plain training that is only measured.
+        rule: a name, "recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits" or "kernel-free" (see
+            `rule_by_name`); a rule, `SVGD`, `SPOS` or `SGLD`; or None for plain training that is only measured.
 
             **Which heads** (`groups` replaces the others):
         layers: "all", "first" or "last" of each stack, or indices.

@@ -10,6 +10,7 @@ from torch import nn
 
 from repulsive import SGLD, SPOS, SVGD, Handle, find_heads, repel
 from repulsive.lab.engine.recipe import Method, Optimizer, Recipe
+from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.priors import Gaussian
 from repulsive.particles.rule import Rule
@@ -42,6 +43,8 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
         settings["prior"] = Gaussian(method.prior_std, num_data)
     if method.rule == "svgd":
         return SVGD(**settings)
+    if method.rule == "kernel-free":
+        return KernelFree(**settings)
     return SPOS(**settings, beta=method.beta, temperature=temperature, noise=method.noise)
 
 

@@ -119,7 +119,8 @@ class Method:
     Defaults are those of `repel` and of the rules.
 
     Args:
-        rule: "none" is plain training (MA); "cosine" is the cosine ladder of the paper's appendix, see `rung`.
+        rule: "none" is plain training (MA); "cosine" is the cosine ladder of the paper's appendix, see `rung`;
+            "kernel-free" is the control `KernelFree`.
         stepsize: epsilon.
         alpha: repulsive weight, or "auto" to hold |repulsion| / |drive| at `ratio`.
         ratio: target of `alpha = "auto"`.
@@ -145,7 +146,7 @@ class Method:
         penalty: weight of the task's regularizer in the loss ("MA + R").
     """
 
-    rule: Literal["none", "sgld", "svgd", "spos", "cosine"] = "none"
+    rule: Literal["none", "sgld", "svgd", "spos", "cosine", "kernel-free"] = "none"
     stepsize: float = 0.1
     alpha: float | Literal["auto"] = 0.01
     ratio: float = 0.1

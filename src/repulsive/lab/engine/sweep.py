@@ -36,6 +36,7 @@ DEFAULTS: dict[str, list[dict[str, list[str]]]] = {  # grids by the recipe's rul
     "svgd": [{"method.stepsize": ["0.01", "0.1", "1.0"], "method.alpha": ["0.001", "0.01", "0.1", "1.0"]}],
     "cosine": [{"method.stepsize": ["0.1", "1.0"], "method.alpha": ["0.001", "0.01", "0.1"]}],
 }
+DEFAULTS["kernel-free"] = DEFAULTS["svgd"]
 DEFAULTS["spos"] = [*DEFAULTS["svgd"], {"method.beta": ["100.0", "1000.0", "10000.0", "100000.0"]}]
 
 
