@@ -1,4 +1,4 @@
-"""Rules by name, for `repel`, the callbacks and the benchmark."""
+"""Look up rules by name, for `repel`, the callbacks and the benchmark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 
 def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] = RULES) -> Rule:
-    """Build the rule of that name.
+    """Build a rule from its name.
 
     | name | rule |
     | --- | --- |
