@@ -1,8 +1,8 @@
-"""The eager update, in plain torch: reads particles, writes gradients. The reference for the fused backend.
+"""Eager update in plain torch: read particles, write gradients. It is the reference for the fused backend.
 
 A *block* holds the slices that one tensor operation works on. On the CPU that is a single slice: a projection fits the
-cache, and stacking would cost more than a call. On a GPU, where calls are expensive, it is a stack of slices of one
-shape. Of sharded weights a block sees the columns that this rank works on, the same for every head.
+cache, and stacking would cost more than a call. On a GPU, where calls are expensive, it is a stack of slices of the
+same shape. If weights are sharded, a block holds only the columns that this rank works on, the same for every head.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from repulsive.repulsion.sharding.shard_layout import MeshDims, has_heads_on_oth
 T = TypeVar("T")
 Sigmas = dict[str, "float | Tensor"]  # by `Piece.noise_name`
 
-_PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # the gradient itself, to measure training without a rule
+_PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # leaves the gradient unchanged, to measure training without a rule
 MAX_BLOCK = 2**26  # elements of one block: half a gigabyte while its products are summed in float64
 MAX_MOVED = 2**28  # bytes of weights and gradients that are moved here from other ranks at one time
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One group's row in a measurement of several groups. Numbers stay on their device until `values` is called."""
+    """One group's entry in a measurement of several groups. Numbers stay on their device until `values` is called."""
 
     step: int
     measure: Measure
@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Piece:
-    """One slice of one group; `group` is the index of that group."""
+    """One slice of a group, with the local weight that contains it; `group` is the index of the group."""
 
     group: int
     slice: HeadSlice
@@ -74,13 +74,13 @@ class Piece:
         return rates.get(id(self.slice.parameter()), 0.0)
 
     def draw(self, like: Tensor, *, step: int, seed: int) -> Tensor:
-        """Standard normal numbers keyed by (seed, step, group, element), [M, D]."""
+        """Draw standard normal numbers [M, D], determined by (seed, step, group, element)."""
         key = counters.key(seed, step, self.noise_name)
         elements = self.weight.elements(self.slice)
         return counters.normal(key, elements, dtype=like.dtype, device=like.device).view_as(like)
 
     def block_key(self) -> tuple[object, ...]:
-        """A key that is equal for pieces that may share a block."""
+        """Key that is equal for pieces that may be stacked into one block."""
         parameter = self.slice.parameter()
         if not is_sharded(parameter):
             return (self.slice.dim, parameter.dtype)
@@ -90,13 +90,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Pieces that go through one call, and the row of each piece's group in the batch."""
+    """Pieces that one tensor operation works on, and the position of each piece's group in the batch."""
 
     pieces: list[Piece]
     rows: Tensor
 
     def gather(self, read: Callable[[Piece], Tensor]) -> Tensor:
-        """[pieces, M, D] in the dtype of computation."""
+        """Read all pieces and stack them to [pieces, M, D] in the dtype to compute in."""
         parts = [read(piece) for piece in self.pieces]
         stacked = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
         return stacked.to(compute_dtype(stacked))
@@ -107,7 +107,7 @@ class Batch:
 
     Args:
         members: indices of the groups.
-        pieces: their slices.
+        pieces: the slices of all groups.
     """
 
     def __init__(self, members: list[int], pieces: Sequence[Piece]) -> None:
@@ -127,7 +127,7 @@ class Batch:
         ]
 
     def products(self, *reads: Callable[[Piece], Tensor]) -> Tensor:
-        """Gram matrices [reads, groups, M + 1, M + 1], summed over the slices of a group and over ranks."""
+        """Compute Gram matrices [reads, groups, M + 1, M + 1], summed over the slices of a group and over ranks."""
         size = (len(reads), len(self.members), self.heads + 1, self.heads + 1)
         totals: dict[MeshDims, Tensor] = {}  # nearly always one entry
         for block in self.blocks:
@@ -143,7 +143,7 @@ class Batch:
 
 
 class EagerUpdate:
-    """The update of a fixed set of groups.
+    """The update of a fixed set of groups, in plain torch.
 
     Args:
         groups: the groups.
@@ -170,7 +170,7 @@ class EagerUpdate:
         ]
 
     def _bytes_moved(self, index: int) -> int:
-        """Bytes of weights and gradients that one group brings here from other ranks."""
+        """Count the bytes of weights and gradients that one group moves to this rank from other ranks."""
         parameters = {_parameter_key(part): part for part in self.groups[index].slices}.values()
         return sum(2 * local_size(part) * part.parameter().element_size() for part in parameters)
 
@@ -204,7 +204,7 @@ class EagerUpdate:
         return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
-        """Add a rule's noise to the parameters themselves: -lr * sigma * xi, as a step of plain SGD would."""
+        """Add a rule's noise directly to the parameters: -lr * sigma * xi, as a step of plain SGD would."""
         by_weight: dict[LocalWeight, list[Piece]] = defaultdict(list)
         for piece in self.pieces:
             by_weight[piece.weight].append(piece)
@@ -261,7 +261,7 @@ class EagerUpdate:
             piece.put_grad(heads)
 
     def _sigmas(self, pieces: Sequence[Piece], rule: Rule, rates: Mapping[int, float], scale: Tensor | None) -> Sigmas:
-        """The factor on the noise of each piece, empty without noise. `pieces` must hold whole groups."""
+        """Compute the noise factor sigma of each piece; empty if there is no noise. `pieces` must hold whole groups."""
         if not rates:
             return {}
         sigmas: Sigmas = {piece.noise_name: rule.noise_scale(piece.rate(rates)) for piece in pieces}
@@ -279,13 +279,13 @@ class EagerUpdate:
         return sigmas
 
     def _noise(self, piece: Piece, like: Tensor, sigmas: Sigmas, step: int) -> Tensor:
-        """sigma * xi, [M, D]."""
+        """Draw the noise sigma * xi of one piece, [M, D]."""
         return sigmas[piece.noise_name] * piece.draw(like, step=step, seed=self.seed)
 
     def _run_directly(
         self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None, draw_noise: bool
     ) -> dict[str, Measured]:
-        """Run a rule without a matrix form: whole particles, one group at a time. Nothing is measured."""
+        """Run a rule without a matrix form on whole particles, one group at a time. Nothing is measured."""
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
             with torch.no_grad(), load_local(dict.fromkeys(piece.weight for piece in members), whole=True):
@@ -304,7 +304,7 @@ class EagerUpdate:
 
 
 def _needs_whole(rule: Rule | None) -> bool:
-    """Whether a rule needs statistics of whole groups that are not sums over ranks, such as a median."""
+    """Check whether a rule needs statistics of whole groups that cannot be summed over ranks, such as a median."""
     return rule is not None and rule.scales_noise
 
 
@@ -313,7 +313,7 @@ def _parameter_key(part: HeadSlice) -> tuple[int, str]:
 
 
 def _split_by_size(items: Sequence[T], most: int, size: Callable[[T], int]) -> list[list[T]]:
-    """Split items into runs whose sizes sum to at most `most`; a larger item is a run of its own."""
+    """Split a sequence into consecutive chunks of total size at most `most`; a larger item gets its own chunk."""
     runs: list[list[T]] = []
     room = 0
     for item in items:

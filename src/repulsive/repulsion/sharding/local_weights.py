@@ -1,4 +1,4 @@
-"""Weights and gradients as one rank works on them during an update: in place if possible, otherwise as moved copies."""
+"""Weights and gradients that one rank works on during an update: in place if possible, otherwise as moved copies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class LocalWeight:
         part: a slice of the parameter.
 
     Attributes:
-        theta: shaped as the parameter: all output features, possibly only some columns.
-        grad: the gradient, shaped alike.
-        layout: None for a plain tensor.
+        theta: the weight with all output features, but possibly only some columns (input features).
+        grad: the gradient, with the shape of `theta`.
+        layout: where a sharded parameter is stored and worked on; None for a plain tensor.
     """
 
     def __init__(self, part: HeadSlice) -> None:
@@ -38,7 +38,7 @@ class LocalWeight:
 
     @property
     def summed_dims(self) -> MeshDims:
-        """Mesh dimensions over which products of this weight are summed."""
+        """Mesh dimensions over which inner products of this weight's columns are summed."""
         return () if self.layout is None else self.layout.summed_dims
 
     @property
@@ -47,7 +47,7 @@ class LocalWeight:
         return self.layout is not None and self.layout.work_placements != self.layout.placements
 
     def find_layout(self, whole: bool) -> None:
-        """Set `layout` for the parameter as it is placed now."""
+        """Set `layout` from the current placement of the parameter."""
         parameter = self.part.parameter()
         if not is_sharded(parameter):
             self.layout = None
@@ -64,9 +64,9 @@ class LocalWeight:
         return tensor.to_local() if is_sharded(tensor) else tensor
 
     def elements(self, part: HeadSlice) -> Tensor | int:
-        """Indices of the local elements of `part`, row-major over [M, R, columns]: [M, local D]; or just their number.
+        """Return the indices of the local elements of `part`, row-major over [M, R, columns]: [M, local D].
 
-        The number is returned if all elements are here.
+        If all elements are on this rank, return only their number.
         """
         if self.layout is None:
             return part.num_heads * part.dim
@@ -79,11 +79,11 @@ class LocalWeight:
 def load_local(
     weights: Iterable[LocalWeight], *, whole: bool = False, gradients: bool = True, write: str | None = "grad"
 ) -> Iterator[None]:
-    """Make weights readable, and write changes back at the end.
+    """Make weights readable on this rank during a block, and write changes back at the end.
 
     Args:
         weights: one per parameter.
-        whole: bring every column as well, for rules that need whole particles.
+        whole: move all columns to every rank, for rules that need whole particles.
         gradients: False if only weights are needed.
         write: the part that will be changed: "grad", "theta" or None.
     """
@@ -106,7 +106,7 @@ def load_local(
 
 
 def _redistribute(weights: Sequence[LocalWeight], names: Sequence[str], *, back: bool) -> None:
-    """Move tensors to their work placements, or back: one call for all that are alike, as each call is expensive."""
+    """Move tensors to their work placements, or back: one call for all tensors of a kind, as calls are expensive."""
     alike: dict[tuple[object, ...], list[tuple[LocalWeight, str]]] = defaultdict(list)
     for weight in weights:
         parameter = weight.part.parameter()
@@ -135,7 +135,7 @@ def _move(
     source: Sequence[Placement],
     target: Sequence[Placement],
 ) -> Sequence[Tensor]:
-    """Move tensors of one shape: their local parts under `source` -> their local parts under `target`."""
+    """Move tensors of one shape from the placements `source` to `target`; take and return their local parts."""
     from torch.distributed.tensor import DTensor
 
     whole = torch.empty((len(tensors), *shape), device="meta")
@@ -151,7 +151,7 @@ def _move(
 
 
 def _shift_dim(placement: Placement) -> Placement:
-    """The placement of the same tensor with one more dimension in front."""
+    """Return the placement of the same tensor after a dimension is added in front."""
     from torch.distributed.tensor import Shard
 
     dim: int | None = getattr(placement, "dim", None)
