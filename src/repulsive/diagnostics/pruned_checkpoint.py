@@ -1,4 +1,4 @@
-"""Prune a model and write it as an ordinary checkpoint, with what was removed and measured."""
+"""Prune a model and write it as an ordinary checkpoint, with a list of removed heads and measurements."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from repulsive.diagnostics.portable_pruning import Selection, prune_portably, se
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
 from repulsive.safety.files import sync_folder
 
-_BORDER = 2  # heads on each side of the cut that are ranked by exact ablation
-_RUNS = 5  # timed forward passes
+_BORDER = 2  # number of heads on each side of the cut that are ranked by exact ablation
+_RUNS = 5  # number of timed forward passes
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Size, speed and quality of one model on the text.
+    """Size, speed and quality of one model, measured on the text.
 
     Args:
         parameters: number of parameters.
-        cache_bytes: bytes of keys and values per token and sequence; 0 for models without a cache.
+        cache_bytes: bytes of cached keys and values per token and sequence; 0 for models without a cache.
         milliseconds: median time of a forward pass over the first batch.
         perplexity: perplexity per token of a causal language model; None for other models.
         change: change of the output against the whole model: KL divergence in nats, or relative change of states.
@@ -73,9 +73,9 @@ def prune_model(
     Args:
         loaded: the model with its tokenizer.
         batches: tokenised text.
-        keep: share of the heads that stay in every layer.
-        recover: optimizer steps of training on the text afterwards; causal language models only.
-        learning_rate: of that training.
+        keep: share of the heads that remain in every layer.
+        recover: number of optimizer steps of training on the text after pruning; causal language models only.
+        learning_rate: learning rate of the training after pruning.
         seed: random seed of the scores.
         progress: called with a line of text at each stage.
 
@@ -110,7 +110,7 @@ def prune_model(
 
 
 def rank_heads(heads: Heads, batches: Sequence[dict[str, Any]], keep: float, seed: int = 0) -> Tensor:
-    """Rank the heads of each layer: by gradient score, and by exact ablation on both sides of the cut.
+    """Rank the heads of each layer by gradient score; near the cut between kept and removed heads, by exact ablation.
 
     Returns:
         [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
@@ -137,7 +137,7 @@ def rank_heads(heads: Heads, batches: Sequence[dict[str, Any]], keep: float, see
 def train_causal(
     model: nn.Module, batches: Sequence[dict[str, Any]], steps: int, learning_rate: float, seed: int = 0
 ) -> None:
-    """Train a causal language model on the batches for some steps with AdamW, and leave it in evaluation mode."""
+    """Train a causal language model on the batches with AdamW, and leave it in evaluation mode."""
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     model.train()
@@ -155,8 +155,8 @@ def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> 
 
     Args:
         pruned: the pruned model.
-        tokenizer: its tokenizer; None: none is written.
-        out: the folder to create; it must not exist, or be empty.
+        tokenizer: the model's tokenizer; None writes no tokenizer.
+        out: the folder to create; if it exists, it must be empty.
         source: name of the model that was pruned, for the model card.
 
     Raises:
@@ -185,7 +185,7 @@ def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> 
 
 
 def as_json(pruned: Pruned, source: str) -> dict[str, Any]:
-    """Removed heads and measurements, for other programs."""
+    """Convert removed heads and measurements to a dictionary for JSON."""
     removed: dict[str, list[int]] = {}
     for layer, head in pruned.selection.removed:
         removed.setdefault(pruned.layers[layer], []).append(head)
@@ -199,7 +199,7 @@ def as_json(pruned: Pruned, source: str) -> dict[str, Any]:
 
 
 def table_rows(pruned: Pruned) -> list[list[str]]:
-    """Measurements as rows of text: model, parameters, cache per token, time, quality."""
+    """Format the measurements as rows of text: model, parameters, cache per token, time, quality."""
     causal = pruned.measured["whole"].perplexity is not None
     head = ["", "parameters", "cache per token", "forward pass", "perplexity" if causal else "change of output"]
     rows = [head]
@@ -211,7 +211,7 @@ def table_rows(pruned: Pruned) -> list[list[str]]:
 
 
 def model_card(pruned: Pruned, source: str) -> str:
-    """Markdown that says what was removed and what was measured."""
+    """Write a model card in Markdown that lists the removed heads and the measurements."""
     before, after = pruned.selection.heads
     kv_before, kv_after = pruned.selection.kv_heads
     lines = [
@@ -273,7 +273,7 @@ def _perplexity(model: nn.Module, batches: Sequence[dict[str, Any]]) -> float:
 
 
 def _cache_bytes(model: Any, heads: Heads) -> int:
-    """Bytes of keys and values of one token in all layers of a causal model."""
+    """Compute the bytes of cached keys and values of one token, over all layers of a causal model."""
     if not _is_causal(model):
         return 0
     config = model.config
