@@ -18,7 +18,6 @@ EXPECTED = {
     "svgd": SVGD(),
     "spos": SPOS(),
     "sgld": SGLD(),
-    "recommended": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "sphere": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "logits": SVGD(space="logits"),
     "kernel-free": KernelFree(stepsize=0.1, alpha=0.01),

@@ -12,7 +12,7 @@ from repulsive.metrics.classification import binned
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Reliability diagram: values per bin of confidence (lower, upper], float64 [bins] except the counts.
+    """Reliability diagram: one value per confidence bin (lower, upper], float64 [bins] except the counts.
 
     Args:
         lower: lower edges of the bins.
@@ -44,7 +44,7 @@ class Reliability:
         return float((self._share() * self._filled(self.confidence * self.gap.clamp(min=0))).sum())
 
     def _filled(self, values: Tensor) -> Tensor:
-        """Fill empty bins, and only these, with zero: a nan prediction must not look perfectly calibrated."""
+        """Set only empty bins to zero; other nan values stay, so that a nan prediction does not look calibrated."""
         return values.masked_fill(self.count == 0, 0)
 
     def _share(self) -> Tensor:
@@ -52,7 +52,7 @@ class Reliability:
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
-    """Compute confidence and accuracy per bin of confidence, with the bins of `repulsive.metrics.classification.ece`.
+    """Compute mean confidence and accuracy of each confidence bin, with the bins of `metrics.classification.ece`.
 
     Args:
         probabilities: predicted probabilities [N, C]; rows sum to one.

@@ -40,12 +40,12 @@ TOKENS = 2048
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Similarity of the heads of one attention layer, as functions.
+    """Similarity of the heads of one attention layer, compared as functions of tokens.
 
     Args:
         name: the attention module's dotted name.
         circuit: "logits" (QK) or "ov".
-        cosine: between every two heads, float64 [M, M].
+        cosine: cosine between every two heads, float64 [M, M].
         tokens: number of sampled tokens.
     """
 
@@ -113,10 +113,10 @@ def circuit_similarity(
             their masks, does not count.
         tokens: maximum number of tokens to sample.
         seed: random seed of the sample.
-        groups: the result of `find_heads` for all parts; None calls it.
+        groups: the result of `find_heads` for all parts; None calls `find_heads`.
         queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T],
             or None for all. The default leaves out padding.
-        keys: the same for the tokens of keys and values.
+        keys: like `queries`, for the tokens of keys and values.
 
     Raises:
         HeadLayoutError: no layer has queries and keys that can be recorded; the message gives the reasons.

@@ -3,7 +3,7 @@ r"""Linear centred kernel alignment (Kornblith et al., 2019) between the outputs
 $$\mathrm{CKA}(X, Y) = \frac{\|X^\top Y\|_F^2}{\|X^\top X\|_F\,\|Y^\top Y\|_F}$$
 
 for outputs X, Y [N, d] of two heads on the same N tokens, centred over tokens. It is 1 if Y is a rotation and scaling
-of X, so it also finds heads that compute the same in another basis, which cosines miss.
+of X, so it also finds heads that compute the same function in another basis, which cosines miss.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from repulsive.particles.gram import wide_dtype
 
-TOKENS = 1024  # more tokens are thinned out evenly
+TOKENS = 1024  # largest number of tokens; of more tokens, an evenly spaced subset is used
 
 
 @torch.no_grad()
 def linear_cka(outputs: Tensor, real: Tensor | None = None) -> Tensor:
-    """Compare all pairs of heads.
+    """Compute the linear CKA of every pair of heads.
 
     Args:
         outputs: outputs of each head [B, M, T, d].

@@ -1,11 +1,11 @@
-r"""Error as a function of the number of heads: fit a curve of the form of the paper's bound.
+r"""Error as a function of the number of heads: fit a curve with the form of the paper's bound.
 
 The bound on the error of M particles has a decreasing term in $1/\sqrt M$ and an increasing term in $M$. Measured
 errors also have a constant part, so the curve is
 
 $$e(M) = \frac{a}{\sqrt M} + b M + c, \qquad a \ge 0,\; b \ge 0,$$
 
-fitted by least squares over all runs. If a and b are positive, its minimum is at $M^* = (a / 2b)^{2/3}$.
+fitted by least squares over all runs. If a and b are positive, the minimum is at $M^* = (a / 2b)^{2/3}$.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from repulsive.metrics.student import interval
 
 @dataclass(frozen=True)
 class HeadCount:
-    """Errors with M heads.
+    """Errors of training runs with the same number of heads M.
 
     Args:
         heads: M.
-        errors: one per seed.
+        errors: the error of each seed.
     """
 
     heads: int
@@ -45,14 +45,14 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class HeadFit:
-    """The curve a / sqrt(M) + b M + c."""
+    """The fitted curve a / sqrt(M) + b M + c."""
 
     a: float
     b: float
     c: float
 
     def at(self, heads: float) -> float:
-        """Value of the curve at a number of heads."""
+        """Evaluate the curve at a number of heads."""
         return self.a / math.sqrt(heads) + self.b * heads + self.c
 
     @property
@@ -64,8 +64,8 @@ class HeadFit:
 def fit_heads(points: Sequence[HeadCount]) -> HeadFit:
     """Fit the curve by least squares over all runs, with a, b >= 0 and c free.
 
-    Each of a and b is either free or fixed at zero. Of these four fits, the one with the smallest error among those
-    without a negative a or b is the exact solution.
+    Each of a and b is either free or fixed at zero, which gives four fits. Among the fits without a negative a or b,
+    the fit with the smallest error is the exact solution.
 
     Args:
         points: errors for at least three different numbers of heads.
@@ -84,7 +84,7 @@ def fit_heads(points: Sequence[HeadCount]) -> HeadFit:
     heads = torch.tensor([m for m, _ in runs], dtype=torch.float64)  # [R]
     errors = torch.tensor([error for _, error in runs], dtype=torch.float64)  # [R]
     columns = torch.stack([heads.rsqrt(), heads, torch.ones_like(heads)], 1)  # [R, 3]
-    scale = columns.amax(0)  # M may be 100 times 1 / sqrt(M)
+    scale = columns.amax(0)  # M may be 100 times larger than 1 / sqrt(M)
     fits = []
     for free in ([0, 1, 2], [0, 2], [1, 2], [2]):
         solved = torch.zeros(3, dtype=torch.float64)

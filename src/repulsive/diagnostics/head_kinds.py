@@ -1,7 +1,8 @@
 r"""Label well-known kinds of heads by their attention on generated inputs.
 
-Random tokens are read twice, $r_1 \dots r_L\, r_1 \dots r_L$, so that content and position are independent and every
-token of the second half has one earlier copy. With attention A of a head, averaged over sequences and queries t:
+The input is a random sequence repeated once, $r_1 \dots r_L\, r_1 \dots r_L$, so that content and position are
+independent and every token of the second half has one earlier copy. Scores use the attention A of a head, averaged
+over sequences and queries t:
 
 | kind | score |
 | --- | --- |
@@ -12,8 +13,8 @@ token of the second half has one earlier copy. With attention A of a head, avera
 | induction | $\sum A_{ts}$ over tokens s that follow an earlier copy of the token at t (Olsson et al., 2022) |
 | separator | $\sum A_{ts}$ over separator tokens s |
 
-A head gets the label of its largest score if that score exceeds 0.3 and what any head of untrained twins of the same
-architecture reaches.
+A head gets the label of its largest score if that score exceeds 0.3 and the scores of all heads of untrained twins
+(models of the same architecture with random weights).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LOWEST = 0.3  # smallest score that earns a label
 
 @dataclass(frozen=True, eq=False)
 class HeadKinds:
-    """Scores and labels of all heads.
+    """Scores of all heads for each kind, and the labels that follow from them.
 
     Args:
         scores: name of a kind -> scores [layers, heads], float64; nan where a layer has fewer heads.
@@ -46,7 +47,7 @@ class HeadKinds:
     thresholds: dict[str, float]
 
     def label(self, layer: int, head: int) -> str:
-        """The kind of one head; "" if no score exceeds its threshold."""
+        """Return the kind of one head; "" if no score exceeds its threshold."""
         found = {kind: float(scores[layer, head]) for kind, scores in self.scores.items()}
         passed = {kind: score for kind, score in found.items() if score > self.thresholds[kind]}
         return max(passed, key=lambda kind: passed[kind]) if passed else ""
@@ -74,9 +75,9 @@ def head_kinds(
         model: a model called with `input_ids`, or its `Heads`.
         vocabulary: number of token ids to draw from; None: the size of the input embedding.
         separators: token ids that separate sentences; one is put at the end of each half.
-        length: tokens of each half, separator included.
+        length: number of tokens in each half, including the separator.
         batch: number of sequences.
-        twins: number of untrained twins that calibrate the thresholds; 0: only the lower limit of 0.3.
+        twins: number of untrained twins that set the thresholds; 0: the threshold is 0.3 for every kind.
         seed: random seed of inputs and twins.
 
     Raises:
@@ -120,7 +121,7 @@ def score_kinds(heads: Heads, ids: Tensor, separators: Sequence[int] = ()) -> di
 
 
 def pattern_masks(ids: Tensor, separators: Sequence[int] = ()) -> dict[str, Tensor]:
-    """Keys that belong to each pattern, bool [B, T, T] (query, key); "separator" only if separators are given.
+    """Mark the keys that belong to each pattern, bool [B, T, T] (query, key); "separator" only if there are separators.
 
     Args:
         ids: token ids [B, T].
@@ -151,7 +152,7 @@ def pattern_masks(ids: Tensor, separators: Sequence[int] = ()) -> dict[str, Tens
 
 
 def _repeated_tokens(vocabulary: int, separators: Sequence[int], length: int, batch: int, seed: int) -> Tensor:
-    """Token ids [B, 2 length]: distinct random tokens, read twice; each half ends with the first separator, if any."""
+    """Draw distinct random token ids and repeat them once, [B, 2 length]; each half ends with the first separator."""
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor([token for token in range(vocabulary) if token not in set(separators)])
     words = length - bool(len(separators))

@@ -1,4 +1,4 @@
-r"""First-order importance of heads: the derivative of the loss in a factor on each head (Michel et al., 2019).
+r"""First-order importance of heads: the derivative of the loss by a factor on each head (Michel et al., 2019).
 
 With the factor $\xi_h$ on head h, $|\partial L / \partial \xi_h| = |o_h^\top \partial L / \partial o_h|$: the output of
 the head times its gradient. The value is the same before and after the output projection.
@@ -31,14 +31,14 @@ def first_order_importance(
 ) -> Tensor:
     r"""Compute first-order importance $I_h = E\,|o_h^\top \partial L / \partial o_h|$, a mean over tokens.
 
-    Runs one forward and one backward pass per batch. Gradients of parameters are not computed, `.grad` does not change.
+    Runs one forward and one backward pass per batch. Parameter gradients are not computed, and `.grad` does not change.
 
     Args:
         model: any module with heads that `find_heads` finds; it runs in evaluation mode.
         loss: called with the model and a batch; returns a scalar, for example a mean over items.
-        batches: second argument of `loss`.
+        batches: batches that are passed to `loss`, one at a time.
         normalise: divide by the l2 norm over each layer's heads, as in the paper, so that layers are comparable.
-        layers: the result of `find_attention_layers`; None calls it.
+        layers: the result of `find_attention_layers`; None calls that function.
 
     Returns:
         float64 [L, M]; nan for missing heads of layers with fewer heads, zeros for a layer that did not run.

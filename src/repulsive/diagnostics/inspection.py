@@ -41,7 +41,7 @@ class Inspection:
         metric: description of the measured change of the output.
         items: number of inputs.
         maps: for the first inputs, layer name -> attention of each head [M, T, S], without padding.
-        notes: what could not be measured, and why.
+        notes: messages about measurements that failed, with the reasons.
         pruned: with `ablation`, the pruning curve of `metric` by first-order importance.
         circuits: similarity of attention logits and OV circuits, with untrained twins; empty without inputs.
         kinds: well-known kinds of heads, rows in the order of `layers`; None if the model does not read token ids.
@@ -61,16 +61,16 @@ class Inspection:
     kinds: HeadKinds | None = None
 
     def label(self, name: str) -> str:
-        """Short name of a group or layer, such as "layer 3 q" or "encoder layer 3"."""
+        """Return the short name of a group or layer, such as "layer 3 q" or "encoder layer 3"."""
         return short_names(self.groups).get(name, name)
 
     def closest(self, space: str, count: int = 5) -> list[Pair]:
-        """The most similar pairs of heads over all layers in one space."""
+        """Return the most similar pairs of heads over all layers in one space: "weights", "attention" or "outputs"."""
         pairs = [pair for entry in self.diversity.get(space, ()) for pair in entry.closest(count)]
         return sorted(pairs, key=lambda pair: -pair.cosine)[:count]
 
     def least(self, scores: Tensor, count: int = 5) -> list[tuple[str, int, float]]:
-        """(layer name, head, score) of the heads with the lowest scores [L, M]."""
+        """Return (layer name, head, score) of the `count` heads with the lowest scores [L, M]."""
         heads = [
             (name, head, float(scores[row, head]))
             for row, (name, _, _, heads) in enumerate(self.layers)
@@ -183,7 +183,7 @@ def _kinds_length(model: nn.Module) -> int:
 
 
 def _hookable_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[AttentionLayer], list[str]]:
-    """Layers whose head outputs can be hooked, and a note for each other layer."""
+    """Find the layers whose head outputs can be hooked, and write a note for each layer where they cannot."""
     by_module: dict[str, list[HeadGroup]] = {}
     for group in groups:
         by_module.setdefault(module_of(group), []).append(group)

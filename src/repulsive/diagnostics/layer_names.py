@@ -10,9 +10,9 @@ from repulsive.heads.module_paths import module_of
 
 
 def short_names(groups: Sequence[HeadGroup]) -> dict[str, str]:
-    """Map the dotted names of attention layers and groups to short ones: "layer 3", "layer 3 q".
+    """Map the dotted names of attention layers and groups to short names: "layer 3", "layer 3 q".
 
-    Models with several stacks have a prefix: "encoder layer 3". Layers that would get the same short name keep their
+    Models with several stacks get a prefix: "encoder layer 3". Layers that would share a short name keep their
     dotted names.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Heads`: the heads of a model as things to look at, compare and switch off."""
+"""`Heads`: inspect, compare and ablate the attention heads of a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODES: tuple[Mode, ...] = ("zero", "mean", "patch")
 
 
 class Heads:
-    """The attention heads of a model.
+    """The attention heads of a model, with methods to capture, ablate, measure and plot them.
 
     Layers are counted from 0 in the order of the model, heads from 0 within their layer; with grouped key-value heads
     a head is a query head. Nothing here changes the model: hooks exist only while a method or a `with` block runs.
@@ -42,7 +42,7 @@ class Heads:
         model: any module with heads that `find_heads` finds.
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. With an example the heads are
             proved, and those of unknown classes are inferred.
-        out: dotted name of an attention module -> dotted name of its output projection, if it is not found.
+        out: dotted name of an attention module -> dotted name of its output projection, for projections not found.
 
     Raises:
         NoHeadsFound: the model has no heads.
@@ -63,7 +63,7 @@ class Heads:
         self.layers: list[AttentionLayer] = find_attention_layers(model, self.groups, out=out)
         self._example = example_inputs
 
-    # -- which heads there are ------------------------------------------------------------------------------------
+    # -- list of heads --------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> list[tuple[str, int]]:
@@ -77,7 +77,7 @@ class Heads:
         return (Head(self, layer, head) for layer, head in heads_of(self.layers))
 
     def __getitem__(self, place: tuple[int, int]) -> Head:
-        """One head: `heads[3, 5]` is head 5 of layer 3."""
+        """Return one head: `heads[3, 5]` is head 5 of layer 3."""
         if not isinstance(place, tuple) or len(place) != 2:
             raise SelectionError(f"heads[{place!r}]: expected a layer and a head, such as heads[3, 5]")
         layer, head = place
@@ -85,10 +85,10 @@ class Heads:
         return Head(self, layer, head)
 
     def proofs(self) -> dict[str, str]:
-        """How each group of heads is known: "proved", "table", "given" or "guess"."""
+        """How the layout of each group of heads is known: "proved", "table", "given" or "guess"."""
         return {group.name: group.proof for group in self.groups}
 
-    # -- look -----------------------------------------------------------------------------------------------------
+    # -- capture --------------------------------------------------------------------------------------------------
 
     def attention(self, inputs: object) -> list[Tensor | None]:
         """Capture the attention weights of every layer, whatever backend the model uses.
@@ -105,7 +105,7 @@ class Heads:
     def outputs(self, inputs: object) -> list[Tensor | None]:
         r"""Capture the contribution of every head after its output projection, $W^O_h o_h$.
 
-        The contributions of a layer, added up, are its output without the bias of the output projection. A layer
+        The sum of a layer's contributions is its output without the bias of the output projection. A layer
         without an output projection gives the outputs of its heads as they are.
 
         Returns:
@@ -114,11 +114,11 @@ class Heads:
         """
         return self._per_layer(self._capture(inputs, weights=False), _contributions)
 
-    # -- switch off -----------------------------------------------------------------------------------------------
+    # -- ablate ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def ablated(self, heads: Iterable[tuple[int, int]], mode: Mode = "zero", source: object = None) -> Iterator[None]:
-        """Replace the outputs of some heads inside this context.
+        """Ablate heads inside this context: replace their outputs.
 
         Args:
             heads: (layer, head) pairs.
@@ -251,7 +251,7 @@ class Heads:
         figure.suptitle(f"layer {layer}: {self.layers[layer].name}", fontsize=9)
         return figure
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- private --------------------------------------------------------------------------------------------------
 
     def _capture(self, inputs: object, *, weights: bool, strict: bool = True) -> list[Captured]:
         return capture(self.model, inputs, weights=weights, strict=strict, layers=self.layers).layers
@@ -262,7 +262,7 @@ class Heads:
         return [None if not each else each[0] if len(each) == 1 else torch.stack(each) for each in runs]
 
     def _replacements(self, source: object, mode: Mode, masks: Any) -> dict[str, list[Tensor]]:
-        """Outputs to put in place of each layer's, one for each time that the layer runs."""
+        """Compute the outputs that replace those of each layer, one for each time that the layer runs."""
         captured = {each.name: each for each in self._capture(source, weights=False)}
         missing = [name for name in masks if name not in captured]
         if missing:
@@ -285,9 +285,9 @@ class Head:
     """One head of a model: `heads[layer, index]`.
 
     Args:
-        heads: the heads of the model.
-        layer: index of its attention layer.
-        index: index within the layer.
+        heads: all heads of the model.
+        layer: index of the attention layer.
+        index: index of the head within the layer.
     """
 
     def __init__(self, heads: Heads, layer: int, index: int) -> None:
@@ -301,11 +301,11 @@ class Head:
         return f"{self.heads.layers[self.layer].name}[{self.index}]"
 
     def attention(self, inputs: object) -> Tensor:
-        """Attention weights of this head, [B, T, S]; with a leading axis for a layer that runs several times."""
+        """Capture the attention weights of this head, [B, T, S]; with a leading axis if the layer runs repeatedly."""
         return self._own(self.heads.attention(inputs)).select(-3, self.index)
 
     def output(self, inputs: object) -> Tensor:
-        """Contribution of this head after its output projection, [B, T, d_model]."""
+        """Capture the contribution of this head after the output projection, [B, T, d_model]."""
         return self._own(self.heads.outputs(inputs)).select(-2, self.index)
 
     def ablated(self, mode: Mode = "zero", source: object = None) -> Any:
@@ -333,7 +333,7 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _mean_outputs(captured: Captured, real: Tensor | None) -> list[Tensor]:
-    """Mean output of each head over the tokens that are not padding, [M, d] for each run."""
+    """Compute the mean output of each head over the tokens that are not padding, [M, d] for each run."""
     masks = [captured.own_mask(real, run) for run in range(len(captured.outputs))]
     return [
         (x.flatten(0, 1) if mask is None else x[mask.to(x.device)]).mean(0)
@@ -343,7 +343,7 @@ def _mean_outputs(captured: Captured, real: Tensor | None) -> list[Tensor]:
 
 @torch.no_grad()
 def _contributions(captured: Captured) -> list[Tensor]:
-    """Head outputs after the output projection, [B, T, M, d_model] for each run."""
+    """Compute head outputs after the output projection, [B, T, M, d_model] for each run."""
     if captured.layer.kind in ("result", "graph"):
         return list(captured.outputs)
     weight = output_weight(captured.layer)  # [d_model, M d]
@@ -352,7 +352,7 @@ def _contributions(captured: Captured) -> list[Tensor]:
 
 
 def _compare(captured: Captured, space: Space, mask: Tensor | None) -> tuple[Tensor, int]:
-    """Similarity matrix of one layer on one batch, averaged over its runs, and the number of tokens."""
+    """Compute the similarity matrix of one layer on one batch, averaged over its runs, and the number of tokens."""
     if space == "attention":
         matrices = [of_attention(x, captured.own_mask(mask, i)).cosine for i, x in enumerate(captured.weights)]
     else:

@@ -22,21 +22,21 @@ Log = Callable[[str, float, int], None]
 
 
 class Monitor:
-    """Measures the similarity of a model's heads inside a training loop.
+    """Monitor of the similarity of a model's heads inside a training loop.
 
     For every layer and space it logs `heads/<space>/<name>/cosine` and `.../distance` (means over pairs) and
     `.../effective` (effective number of heads); for outputs also `.../tokens`, the mean cosine between two tokens.
 
-    With an example the model also runs on it twice, in evaluation mode and without gradients. This adds attention and
-    outputs, and `heads/logit_similarity`, the mean cosine between attention logits of two heads over all layers, and
-    `heads/logit_similarity_largest`, the cosine of the most similar pair.
+    If example inputs are given, the model runs on them twice, in evaluation mode and without gradients. This adds the
+    spaces "attention" and "outputs"; `heads/logit_similarity`, the mean cosine between attention logits of two heads
+    over all layers; and `heads/logit_similarity_largest`, the cosine of the most similar pair.
 
     Args:
         model: any module with heads that `find_heads` finds.
         log: a TensorBoard `SummaryWriter`, or a callable that takes (name, value, step).
         every: number of steps between two measurements.
         example: inputs for the model, a tensor, a tuple or a mapping; None: measure weights only.
-        threshold: mean cosine above which heads are too similar; there is one warning per layer and space.
+        threshold: mean cosine above which heads count as too similar; each layer and space warns once.
         attention: with an example, also measure attention weights, which some fused kernels do not expose.
         match: patterns on group names, as in `find_heads`; None: all.
 
@@ -78,7 +78,7 @@ class Monitor:
         self._steps = 0
 
     def step(self, step: int | None = None) -> list[Diversity]:
-        """Call once per training step; measures on steps 0, `every`, 2 `every`, ...
+        """Count one training step, and measure on steps 0, `every`, 2 `every`, ...
 
         Args:
             step: the number of this step; None: the monitor counts steps.
@@ -140,6 +140,6 @@ class Monitor:
             )
 
     def _all_parts(self) -> list[HeadGroup]:
-        """All parts of the matched layers, also those that `match` left out: attention layers need them."""
+        """Find all q, k and v groups of the matched layers, also those that `match` excludes, to find whole layers."""
         layers = {(group.stack, group.where, group.layer) for group in self.groups}
         return [g for g in find_heads(self.model) if (g.stack, g.where, g.layer) in layers]

@@ -1,7 +1,7 @@
 r"""Change of a model's output when heads are removed: measures that need no labels.
 
 A model with logits has a distribution p per token; the change to p' is $KL(p \| p') = \sum_c p_c \ln(p_c / p'_c)$ in
-nats, averaged over an item's tokens. Any other output h is taken as states; its change is $|h' - h| / |h|$.
+nats, averaged over an item's tokens. Any other output h is treated as hidden states; its change is $|h' - h| / |h|$.
 
 The gradient of both is zero at no change, so first-order importance needs another loss. For logits it is $-\ln p_y$
 with y drawn from p itself: by $KL \approx \frac12 E_y (\delta^\top \nabla \ln p_y)^2$, its derivative with respect to a
@@ -29,18 +29,18 @@ METRICS = {
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """Output of a model: "logits" [B, ..., C] or "states" [B, ...]."""
+    """Output of a model and its kind: "logits" [B, ..., C] or "states" [B, ...]."""
 
     kind: str
     values: Tensor
 
     @property
     def metric(self) -> str:
-        """Description of what `output_change` measures."""
+        """Description of the metric that `output_change` computes."""
         return METRICS[self.kind]
 
     def by_token(self) -> Tensor:
-        """Output per token [B, T, E], detached; T = 1 for an output without tokens."""
+        """Reshape the output to [B, T, E], detached; T = 1 for an output without tokens."""
         x = self.values.detach()
         if x.ndim < 3:
             return x.reshape(len(x), 1, -1)
@@ -48,7 +48,7 @@ class Output:
 
 
 def read_output(result: Any) -> Output:
-    """Read the logits of a model's result if it has more than one class, else the first floating-point tensor.
+    """Read the logits from a model's result if they have more than one class, else the first floating-point tensor.
 
     Raises:
         DataError: the result has no floating-point tensor.
@@ -66,7 +66,7 @@ def read_output(result: Any) -> Output:
 
 
 def output_change(before: Output, after: Output, real: Tensor | None = None) -> Tensor:
-    """Compute the change of each item, float64 [B], as defined at the top of this file; 0 for items of padding only.
+    """Compute the output change of each item, float64 [B], as defined at the top of this file; 0 for all-padding items.
 
     Args:
         before: output of the complete model.
@@ -109,12 +109,12 @@ def label_free_loss(generator: torch.Generator) -> Any:
 
 
 def real_tokens(batch: Any) -> Tensor | None:
-    """Mask of the output tokens that are not padding, bool [B, T]; the decoder's tokens if it has its own."""
+    """Return a mask of output tokens that are not padding, bool [B, T]; of the decoder's tokens if there are any."""
     return real_queries(batch, "decoder")
 
 
 class OutputChange:
-    """Metric for `head_ablation`: the change of the model's output on some batches, one value per item.
+    """Metric for `head_ablation`: the change of the model's output on given batches, one value per item.
 
     Args:
         model: the complete model; its outputs are stored.
@@ -140,7 +140,7 @@ class OutputChange:
 
 
 def _divergence(old: Tensor, new: Tensor) -> Tensor:
-    r"""KL divergence of each row of logits [..., C].
+    r"""Compute the KL divergence between two tensors of logits [..., C], for each row.
 
     It is $\ln(1 + \sum_c p_c (e^{d_c} - 1 - d_c))$ with d centred: $\sum_c p_c d_c = 0$. No term is negative, so a
     small divergence is not lost to cancellation, as it is in $\sum p (\ln p - \ln q)$. A large divergence uses the

@@ -1,4 +1,4 @@
-"""Overlap of the attention of heads."""
+"""Overlap of attention weights between heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def head_overlap(attention: Tensor) -> Tensor:
     r"""Compute $\sum_t \min(a_{it}, a_{jt})$ for each pair of heads.
 
     Args:
-        attention: weights [..., M, T], each head's summing to one.
+        attention: attention weights [..., M, T]; the weights of each head sum to one.
 
     Returns:
         [..., M, M]: 1 for heads with the same attention, 0 for heads that share no token.

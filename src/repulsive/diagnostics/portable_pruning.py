@@ -1,9 +1,9 @@
 """Prune heads so that the result is an ordinary transformers checkpoint: same class, changed config fields.
 
-Every layer keeps the same number of query heads and of key-value heads. No table says which classes can have fewer
-heads of the same size: the smaller model is built from the changed config, filled with the remaining weights, and
-compared with the ablated model. A class that computes the head size as width / heads (BERT, GPT-2) is refused with that
-reason.
+Every layer keeps the same number of query heads and of key-value heads. Whether a class supports fewer heads of the
+same size is tested, not looked up: the smaller model is built from the changed config, filled with the remaining
+weights, and compared with the ablated model. A class that computes the head size as width / heads (BERT, GPT-2) is
+refused for that reason.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}  # relative to the lar
 
 @dataclass(frozen=True)
 class Selection:
-    """The heads that stay.
+    """The heads that remain after pruning.
 
     Args:
-        kept: per layer the query heads that stay, in order.
-        kept_kv: per layer the key-value heads that stay, in order.
-        heads: query heads per layer before and after.
-        kv_heads: key-value heads per layer before and after.
+        kept: for each layer, the query heads that remain, in order.
+        kept_kv: for each layer, the key-value heads that remain, in order.
+        heads: number of query heads per layer, before and after.
+        kv_heads: number of key-value heads per layer, before and after.
     """
 
     kept: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class Selection:
 
     @property
     def removed(self) -> list[tuple[int, int]]:
-        """(layer, head) of every query head that goes."""
+        """(layer, head) of every query head that is removed."""
         every = range(self.heads[0])
         return [(layer, head) for layer, kept in enumerate(self.kept) for head in every if head not in kept]
 
@@ -57,8 +57,8 @@ class Selection:
 def select_heads(heads: Heads, scores: Tensor, keep: float, kv_heads: int | None = None) -> Selection:
     """Choose the heads to keep: the same number in every layer and for every key-value head.
 
-    Among all numbers of key-value heads and of query heads for each of them that come nearest to `keep`, those whose
-    heads have the largest scores are taken. Configs that refuse a number of heads are not considered.
+    Several combinations (key-value heads, query heads per key-value head) may come equally close to `keep`. Of these,
+    the one whose heads have the largest scores is taken. Combinations that the config rejects are not considered.
 
     Args:
         heads: the heads of a transformers model.
@@ -105,19 +105,19 @@ def select_heads(heads: Heads, scores: Tensor, keep: float, kv_heads: int | None
 
 
 def prune_portably(heads: Heads, selection: Selection, example_inputs: object) -> nn.Module:
-    """Build the smaller model and prove that it computes what the ablated model computes.
+    """Build the smaller model, and check on example inputs that it computes the same as the ablated model.
 
     Args:
         heads: the heads of the whole model, which does not change.
-        selection: the heads that stay.
-        example_inputs: inputs for the proof.
+        selection: the heads that remain.
+        example_inputs: inputs for the check.
 
     Returns:
         A model of the same class with a changed config; `save_pretrained` writes an ordinary checkpoint.
 
     Raises:
-        HeadLayoutError: the class cannot have fewer heads of the same size, or the smaller model computes something
-            else than the ablated one. Nothing is returned then.
+        HeadLayoutError: the class cannot have fewer heads of the same size, or the smaller model does not compute the
+            same as the ablated model.
     """
     model: Any = heads.model
     config = _smaller_config(_config(model), selection, heads.layers[0].head_dim)
@@ -141,13 +141,13 @@ def prune_portably(heads: Heads, selection: Selection, example_inputs: object) -
 
 
 def prove_equal(heads: Heads, selection: Selection, smaller: nn.Module, inputs: object) -> float:
-    """Compare the smaller model with the ablated one.
+    """Check that the outputs of the smaller model equal those of the ablated model.
 
     Returns:
         The largest difference of an output, relative to the largest output.
 
     Raises:
-        HeadLayoutError: they differ by more than rounding.
+        HeadLayoutError: the outputs differ by more than rounding errors.
     """
     with torch.no_grad(), evaluating(heads.model), heads.ablated(selection.removed):
         expected = read_output(call(heads.model, inputs)).values.double()
@@ -193,7 +193,7 @@ def _field(config: Any, names: Sequence[str]) -> str | None:
 
 
 def _changes(config: Any, heads: int, kv_heads: int, head_dim: int | None = None) -> dict[str, int]:
-    """Config fields to change."""
+    """Compute new values of the config fields that depend on the number of heads."""
     fields = {_field(config, _HEADS) or "num_attention_heads": heads}
     if (name := _field(config, _KV_HEADS)) is not None:
         fields[name] = kv_heads
@@ -203,12 +203,12 @@ def _changes(config: Any, heads: int, kv_heads: int, head_dim: int | None = None
 
 
 def _accepts(config: Any, heads: int, kv_heads: int) -> bool:
-    """Whether the config's own checks accept this number of heads."""
+    """Check whether the config's own validation accepts these numbers of heads."""
     try:
         changed = type(config).from_dict({**config.to_dict(), **_changes(config, heads, kv_heads)})
         if hasattr(changed, "validate"):
             changed.validate()
-    except Exception:  # validators raise what they like
+    except Exception:  # validators raise exceptions of any type
         return False
     return True
 
@@ -240,7 +240,7 @@ def _groups(heads: Heads, layer: AttentionLayer) -> list[HeadGroup]:
 
 
 def _sharing(heads: Heads, layer: AttentionLayer) -> tuple[int, ...]:
-    """The key-value head of each query head."""
+    """Find the key-value head of each query head."""
     query = next((group for group in _groups(heads, layer) if group.part == "q"), None)
     if query is None:
         raise HeadLayoutError(f"{layer.name}: has no queries of its own; portable pruning needs q, k and v")
@@ -271,12 +271,12 @@ def _choose(
 
 
 def _shares_position_bias(model: nn.Module) -> bool:
-    """T5 computes one position bias per head in the first layer and uses it in all layers."""
+    """Check for T5, which computes one position bias per head in the first layer and uses it in all layers."""
     return any(name.endswith("relative_attention_bias") for name, _ in model.named_modules())
 
 
 def _scores_shared_by_layers(heads: Heads, scores: Tensor) -> Tensor:
-    """Scores added up over the layers of a stack, so that all of them keep the same heads."""
+    """Sum scores over the layers of each stack, so that all layers of a stack keep the same heads."""
     shared = scores.clone()
     stacks = [(layer.where, _groups(heads, layer)[0].stack) for layer in heads.layers]
     for stack in set(stacks):
@@ -286,7 +286,7 @@ def _scores_shared_by_layers(heads: Heads, scores: Tensor) -> Tensor:
 
 
 def _remaining_weights(heads: Heads, selection: Selection) -> dict[str, Tensor]:
-    """The state dict without the rows and columns of the heads that go."""
+    """Build the state dict without the rows and columns of the removed heads."""
     model = heads.model
     state = {name: value.detach() for name, value in model.state_dict().items()}
     for row, layer in enumerate(heads.layers):

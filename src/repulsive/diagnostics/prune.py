@@ -1,6 +1,6 @@
-"""Prune heads: make a smaller model that computes the same function as with these heads ablated.
+"""Prune heads: make a smaller model that computes the same function as the model with these heads ablated.
 
-Only classes in `RESIZABLE`, which support any number of heads, can be pruned; for others there is `ablate`.
+Only classes in `RESIZABLE`, which support any number of heads, can be pruned; for other classes use `ablate`.
 `save_pruned` writes a pruned model, `load_pruned` loads it into a model that was built at full size.
 """
 
@@ -57,11 +57,11 @@ CONSUMERS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "SentenceClassifier": (("classify.1.weight", 1),),
     "PairClassifier": (("premise_gate", 0), ("hypothesis_gate", 0), ("classify.1.weight", 1)),
 }
-PRUNED = "pruned.json"  # in a model folder: number of remaining heads of each layer
+PRUNED = "pruned.json"  # file in a model folder with the number of remaining heads of each layer
 
 
 def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module:
-    """Return a copy of the model without these heads; the model itself does not change.
+    """Return a smaller copy of the model without the given heads; the model itself does not change.
 
     Args:
         model: BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ALBERT, DistilBERT, ViT, GPT-2, BART, mBART, Marian, Pegasus,
@@ -177,7 +177,7 @@ def _pruned_copy(
     keep: Mapping[str, Sequence[int]],
     kv_heads: Mapping[str, Sequence[int]] | None = None,
 ) -> nn.Module:
-    """Copy a model with only the query heads `keep` of each layer; `kv_heads` None derives key-value heads."""
+    """Copy a model with only the query heads `keep` of each layer; `kv_heads=None` derives the key-value heads."""
     smaller = [layer for layer in layers if len(keep[layer.name]) < layer.num_heads]
     for layer in smaller:
         _attributes(unwrap(model), layer)
@@ -197,7 +197,7 @@ def _pruned_copy(
 
 
 def kept_kv_heads(keep: Sequence[int], queries_per_kv: int) -> list[int]:
-    """List the key-value heads of the remaining query heads, duplicated so that each serves equally many.
+    """List the key-value heads of the remaining query heads, duplicated so that each serves the same number.
 
     Args:
         keep: the remaining query heads.
@@ -246,7 +246,7 @@ def _prune_layer(
 
 
 def _attributes(model: nn.Module, layer: AttentionLayer) -> Mapping[str, str]:
-    """Attributes to update after pruning a layer -> the quantity that they hold.
+    """Map each attribute to update after pruning a layer to the quantity that it holds.
 
     Raises:
         HeadLayoutError: the class does not support another number of heads.
@@ -264,7 +264,7 @@ def _attributes(model: nn.Module, layer: AttentionLayer) -> Mapping[str, str]:
 
 
 def _refuse_adapters(model: nn.Module) -> None:
-    """Raise an error for adapters: only the rows of lora_B would be removed, not those of the frozen weight."""
+    """Raise an error for LoRA adapters: rows of lora_B would be removed, but not the rows of the frozen weight."""
     for group in find_heads(model):
         for s in group.slices:
             if ".lora_B." in s.parameter_name:
@@ -279,7 +279,7 @@ def _by_layer(model: nn.Module) -> dict[str, list[HeadGroup]]:
 
 
 def _select(module: nn.Module, attribute: str, axis: int, kept: Tensor) -> None:
-    """Replace a parameter by some of its rows or columns, and update the size attributes of its module."""
+    """Replace a parameter by the kept rows or columns, and update the size attributes of its module."""
     old = getattr(module, attribute)
     new = nn.Parameter(old.detach().index_select(axis, kept.to(old.device)).clone(), old.requires_grad)
     setattr(module, attribute, new)

@@ -1,4 +1,4 @@
-"""Prune a model and write it as an ordinary checkpoint, with what was removed and measured."""
+"""Prune a model and write it as an ordinary checkpoint, with a list of removed heads and measurements."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """Size, speed and quality of one model on the text.
+    """Size, speed and quality of one model, measured on the text.
 
     Args:
         parameters: number of parameters.
-        cache_bytes: bytes of keys and values per token and sequence; 0 for models without a cache.
+        cache_bytes: bytes of cached keys and values per token and sequence; 0 for models without a cache.
         milliseconds: median time of a forward pass over the first batch.
         fastest: shortest of these times.
         slowest: longest of these times.
@@ -175,7 +175,7 @@ def rank_heads(
 def train_causal(
     model: nn.Module, batches: Sequence[dict[str, Any]], steps: int, learning_rate: float, seed: int = 0
 ) -> None:
-    """Train a causal language model on the batches for some steps with AdamW, and leave it in evaluation mode."""
+    """Train a causal language model on the batches with AdamW, and leave it in evaluation mode."""
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     model.train()
@@ -193,8 +193,8 @@ def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> 
 
     Args:
         pruned: the pruned model.
-        tokenizer: its tokenizer; None: none is written.
-        out: the folder to create; it must not exist, or be empty.
+        tokenizer: the model's tokenizer; None writes no tokenizer.
+        out: the folder to create; if it exists, it must be empty.
         source: name of the model that was pruned, for the model card.
 
     Raises:
@@ -223,7 +223,7 @@ def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> 
 
 
 def as_json(pruned: Pruned, source: str) -> dict[str, Any]:
-    """Removed heads and measurements, for other programs."""
+    """Convert removed heads and measurements to a dictionary for JSON."""
     removed: dict[str, list[int]] = {}
     for layer, head in pruned.selection.removed:
         removed.setdefault(pruned.layers[layer], []).append(head)
@@ -239,7 +239,7 @@ def as_json(pruned: Pruned, source: str) -> dict[str, Any]:
 
 
 def table_rows(pruned: Pruned) -> list[list[str]]:
-    """Measurements as rows of text: model, parameters, cache per token, time, quality."""
+    """Format the measurements as rows of text: model, parameters, cache per token, time, quality."""
     causal = pruned.measured["whole"].perplexity is not None
     head = ["", "parameters", "cache per token", "forward pass", "perplexity" if causal else "change of output"]
     rows = [head]
@@ -251,7 +251,7 @@ def table_rows(pruned: Pruned) -> list[list[str]]:
 
 
 def model_card(pruned: Pruned, source: str) -> str:
-    """Markdown that says what was removed and what was measured."""
+    """Write a model card in Markdown that lists the removed heads and the measurements."""
     before, after = pruned.selection.heads
     kv_before, kv_after = pruned.selection.kv_heads
     lines = [

@@ -32,7 +32,7 @@ class Ablation:
         layers: names of the attention layers.
         baseline: metric of the complete model.
         change: metric minus baseline [L, M], float64; nan for missing heads of layers with fewer heads.
-        items: the same for each item [L, M, N], if the metric has one value per item.
+        items: change of each item's metric [L, M, N], if the metric has one value per item.
     """
 
     layers: tuple[str, ...]
@@ -54,7 +54,7 @@ class Curve:
 def ablate(
     model: nn.Module, heads: Iterable[tuple[int | str, int]], *, layers: Sequence[AttentionLayer] | None = None
 ) -> Iterator[None]:
-    """Set the outputs of these heads to zero, at the input of the output projection, inside this context.
+    """Set the outputs of the given heads to zero, at the input of the output projection, inside this context.
 
     Args:
         model: any module with heads that `find_heads` finds.
@@ -92,7 +92,7 @@ def head_ablation(
     layers: Sequence[AttentionLayer] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ablation:
-    """Ablate each head in turn; H heads cost H + 1 evaluations.
+    """Measure the change of a metric when each head is ablated in turn; H heads need H + 1 evaluations.
 
     Args:
         model: any module with heads that `find_heads` finds; it runs in evaluation mode, without gradients.
@@ -110,7 +110,7 @@ def all_but_one(
     layers: Sequence[AttentionLayer] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ablation:
-    """Keep each head in turn as the only one of its layer; other layers stay complete. See `head_ablation`."""
+    """Keep each head in turn as the only head of its layer; other layers stay complete. See `head_ablation`."""
 
     def others(layer: AttentionLayer, row: int, head: int) -> list[Head]:
         return [(row, other) for other in range(layer.num_heads) if other != head]
@@ -126,12 +126,12 @@ def pruning_curve(
     share: float = 0.1,
     layers: Sequence[AttentionLayer] | None = None,
 ) -> Curve:
-    """Remove more and more heads, the least important first, and evaluate after each share of all heads.
+    """Remove heads cumulatively, the least important first, and evaluate each time `share` of all heads is removed.
 
     Args:
         model: as in `head_ablation`.
         evaluate: as in `head_ablation`; items are averaged.
-        scores: importance of each head [L, M], nan for missing heads: `first_order_importance`, or the loss of the
+        scores: importance of each head [L, M], nan for missing heads: `first_order_importance`, or the decrease of the
             metric under ablation.
         share: share of all heads that is removed between two evaluations; the paper uses a tenth.
         layers: the result of `find_attention_layers`; None calls it.
@@ -209,7 +209,7 @@ def _ablate_each(
 def _evaluate(
     model: nn.Module, evaluate: Evaluate, heads: Iterable[Head], layers: Sequence[AttentionLayer]
 ) -> tuple[float, Tensor | None]:
-    """Metric without these heads: its mean, and its values per item [N] if there are any."""
+    """Evaluate the metric without the given heads: return its mean, and its values per item [N] if there are any."""
     with evaluating(model), ablate(model, heads, layers=layers):
         value = evaluate(model)
     if isinstance(value, Tensor) and value.ndim:
@@ -219,7 +219,7 @@ def _evaluate(
 
 
 def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str, int]]) -> Mapping[str, Tensor]:
-    """Layer name -> which of its heads are ablated, bool [M]."""
+    """Map each layer name to a mask of the heads that are ablated, bool [M]."""
     names = [layer.name for layer in layers]
     masks: dict[str, Tensor] = {}
     for layer, head in heads:

@@ -8,7 +8,7 @@ $$d_{ij} = \frac1P \sum_p |x_{pi} - x_{pj}|, \qquad S_{ij} = \frac1P \sum_p u_{p
 
 where $\lambda$ are the eigenvalues of $S / \mathrm{tr}\, S$. N is the effective number of heads: the Vendi score
 (Friedman and Dieng, 2023) of the cosine kernel, the effective rank (Roy and Vetterli, 2007) of the unit heads. It is 1
-if all heads are parallel or antiparallel and M if they are orthogonal. Heads that repel beyond that, to the cosine
+if all heads are parallel or antiparallel and M if they are orthogonal. Heads that repel even further, to a cosine of
 -1 / (M - 1), span M - 1 dimensions evenly: N = M - 1.
 
 Tokens can become similar, too: if the head outputs of a layer are equal for all tokens of an item, the layers above
@@ -30,7 +30,7 @@ from repulsive.errors import DivergedError
 from repulsive.heads import HeadGroup
 from repulsive.particles.gram import wide_dtype
 
-_BLOCK = 1 << 24  # elements that are compared at once
+_BLOCK = 1 << 24  # largest number of elements that are compared at once
 
 
 class Pair(NamedTuple):
@@ -80,7 +80,7 @@ class Diversity:
         return effective_number(self.cosine)
 
     def closest(self, count: int = 5) -> list[Pair]:
-        """The most similar pairs i < j, largest cosine first."""
+        """Return the most similar pairs i < j, largest cosine first."""
         i, j = torch.triu_indices(self.num_heads, self.num_heads, 1)
         cosines = self.cosine.cpu()[i, j]  # [M (M - 1) / 2]
         order = cosines.argsort(descending=True, stable=True)[:count]
@@ -88,16 +88,16 @@ class Diversity:
 
 
 def of_weights(groups: Sequence[HeadGroup]) -> list[Diversity]:
-    """Similarity of heads in their weights, for each group in the given order.
+    """Measure the similarity of heads in their weights, for each group in the given order.
 
     Args:
-        groups: the result of `find_heads`; with `particle="head"` one per layer.
+        groups: the result of `find_heads`; with `particle="head"` there is one group per layer.
     """
     return [_measure(group.name, "weights", [group.read().unsqueeze(0)]) for group in groups]
 
 
 def of_attention(weights: Tensor, real: Tensor | None = None, name: str = "") -> Diversity:
-    """Similarity of heads in their attention: cosine and distance of their weights over keys, averaged over queries.
+    """Measure the similarity of attention weights: cosine and distance over keys, averaged over queries.
 
     Args:
         weights: attention weights of each head [B, M, T, S].
@@ -108,7 +108,7 @@ def of_attention(weights: Tensor, real: Tensor | None = None, name: str = "") ->
 
 
 def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> Diversity:
-    """Similarity of head outputs, averaged over tokens (the cosine of Li et al., 2018).
+    """Measure the similarity of head outputs, averaged over tokens (the cosine of Li et al., 2018).
 
     Args:
         outputs: output of each head [B, M, T, d].
@@ -120,7 +120,7 @@ def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> D
 
 
 def merged(parts: Sequence[tuple[Diversity, float]]) -> Diversity:
-    """Weighted mean of several measurements of the same heads."""
+    """Compute the weighted mean of several measurements of the same heads."""
     total, first = sum(weight for _, weight in parts), parts[0][0]
     distance = torch.stack([part.distance * (weight / total) for part, weight in parts]).sum(0)
     cosine = torch.stack([part.cosine * (weight / total) for part, weight in parts]).sum(0)
@@ -187,7 +187,7 @@ def _measure(name: str, space: str, blocks: Iterable[Tensor]) -> Diversity:
 
 @torch.no_grad()
 def _between_tokens(x: Tensor, real: Tensor | None) -> float:
-    """Mean cosine between two tokens of an item, items weighted by their tokens; x is finite, [B, M, T, d]."""
+    """Compute the mean cosine between two tokens of an item, items weighted by length; x is finite, [B, M, T, d]."""
     total, count = 0.0, 0
     for rows in _items(x, real):
         if len(rows) > 1:

@@ -1,4 +1,4 @@
-r"""Uncertainty of a classifier: entropy on in-domain and foreign inputs, and the head bootstrap.
+r"""Uncertainty of a classifier: entropy on in-domain and foreign (out-of-domain) inputs, and the head bootstrap.
 
 A head i with its slice $W_i$ of the readout's first layer is a particle: the layer receives $z = b + \sum_i W_i m_i$, a
 sum over particles in any order. Resampling the M particles with replacement, head i $n_i$ times, gives
@@ -19,7 +19,7 @@ from repulsive.metrics.classification import entropy
 
 @dataclass(frozen=True, eq=False)
 class EntropyCDF:
-    """Share of predictions with at most a given entropy, both float64 [points]; entropy in nats, from 0 to ln C."""
+    """Share of predictions with at most the given entropy; both float64 [points], entropy in nats from 0 to ln C."""
 
     entropy: Tensor
     share: Tensor
@@ -30,7 +30,8 @@ class Detection:
     """Detection of foreign inputs by the entropy of predictions.
 
     Args:
-        auroc: probability that a foreign input has the higher entropy, ties count half; 0.5 is chance.
+        auroc: probability that a foreign input has higher entropy than an in-domain input, ties count half; 0.5 is
+            chance.
         inside: mean entropy of predictions on in-domain inputs, in nats.
         outside: mean entropy of predictions on foreign inputs, in nats.
     """

@@ -1,8 +1,8 @@
-"""Compare the similarity of heads with that of untrained twins: is it more than chance?
+"""Compare the similarity of heads with untrained twins, to test whether it exceeds chance.
 
 A value is *more alike than chance* (or *more different*) if it is outside the twins' mean plus or minus three standard
-deviations, and more than 0.02 from that mean. Three twins give a rough standard deviation, which is too small in some
-layers by chance. Therefore it is at least the root mean square of the standard deviations over all layers.
+deviations, and more than 0.02 from that mean. A standard deviation of three twins is imprecise, and too small in some
+layers by chance. Therefore the root mean square of the standard deviations over all layers is used if it is larger.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Null:
     """Null distribution of one measure in one layer: its values for untrained twins.
 
     Args:
-        values: one per twin.
+        values: the value of each twin.
         pooled: root mean square of the standard deviations of all layers.
     """
 
@@ -55,7 +55,7 @@ class Null:
         return math.nan if len(self.values) < 2 or math.isnan(self.mean) else statistics.stdev(self.values)
 
     def verdict(self, value: float) -> str:
-        """Compare `value` with the twins, by the rule at the top of this file."""
+        """Compare `value` with the twins, as defined at the top of this file."""
         difference = value - self.mean
         if math.isnan(difference) or math.isnan(self.deviation):
             return UNKNOWN
@@ -96,7 +96,7 @@ class AgainstChance:
     Args:
         logits: similarity of attention logits, one entry per layer.
         ov: similarity of OV circuits, one entry per layer.
-        notes: layers that are not measured, and why; why there are no twins.
+        notes: reasons why layers were not measured, or why there are no twins.
     """
 
     logits: list[Compared] = field(default_factory=list)
@@ -153,7 +153,7 @@ def against_chance(
 
 
 def _inferred(groups: Sequence[HeadGroup]) -> bool:
-    """Check if any group was found by means of example inputs."""
+    """Check whether any group was inferred from example inputs."""
     return any(group.family == "inferred" for group in groups)
 
 
@@ -165,7 +165,7 @@ def _compared(own: Sequence[Similarity], twins: Sequence[Sequence[Similarity]]) 
 
 
 def _nulls(values: Sequence[Sequence[float]]) -> list[Null]:
-    """Null distributions, one per layer, from the values of the twins in each layer."""
+    """Compute the null distribution of each layer from the values of the twins."""
     variances = [Null(tuple(layer)).deviation ** 2 for layer in values]
     finite = [variance for variance in variances if not math.isnan(variance)]
     pooled = math.sqrt(statistics.fmean(finite)) if finite else 0.0

@@ -14,8 +14,8 @@ from torch import nn
 from repulsive.errors import NoTwin
 from repulsive.heads.module_paths import unwrap
 
-_SEED_OFFSET = 1 << 20  # with the small seed of the model, the twin would equal the initial model
-_RESETS = ("reset_parameters", "_reset_parameters")  # torch.nn.Transformer has the second
+_SEED_OFFSET = 1 << 20  # with the seed of the model itself, the twin would equal the initial model
+_RESETS = ("reset_parameters", "_reset_parameters")  # torch.nn.Transformer has the second name
 
 
 def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -47,7 +47,7 @@ def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def _from_config(model: nn.Module) -> nn.Module | None:
-    """Build a model from the configuration; None if there is none, or if the parameters have other shapes."""
+    """Build a model from the config of `model`; None if there is no config, or if the parameters have other shapes."""
     config = getattr(model, "config", None)
     if config is None or isinstance(config, nn.Module):
         return None
@@ -62,7 +62,7 @@ def _from_config(model: nn.Module) -> nn.Module | None:
 
 
 def _match_placement(model: nn.Module, twin: nn.Module) -> nn.Module:
-    """Move every parameter and buffer to the device and dtype of the one with the same name."""
+    """Move every parameter and buffer of the twin to the device and dtype of its counterpart in the model."""
     originals = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
         if name in originals:

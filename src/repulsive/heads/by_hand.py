@@ -20,14 +20,15 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
 
     Args:
         model: the model.
-        heads: dotted name of a projection -> its heads as
-            (part, number of heads), such as ("q", 8);
+        heads: dotted name of a projection -> its heads, in one of these forms:
+            (part, number of heads), such as ("q", 8), where the part is "q", "k" or "v";
             (layout, number of heads) for a packed projection, such as ("qkv head dim", 8);
             (layout, query heads, key-value heads) if query heads share key-value heads; or
             (part, rows) with rows as int64 [heads, features].
 
     Returns:
-        One group per part of each projection, in the order given. A key-value head serves neighbouring query heads.
+        One group per part (q, k or v) of each projection, in the order given. A key-value head serves neighbouring
+        query heads.
 
     Raises:
         HeadLayoutError: no projection has that name, or it does not divide into that many heads.
@@ -69,7 +70,7 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
 
 
 def _rows(path: str, entry: ByHand, features: int) -> tuple[dict[str, Tensor], tuple[int, ...] | None]:
-    """Rows of each part, and the kv head of each q head if there are fewer kv heads."""
+    """Compute the rows of each part, and the kv head that each q head uses if there are fewer kv heads than q heads."""
     layout, heads, *kv = entry
     if isinstance(heads, Tensor):
         return {layout: heads}, None

@@ -40,7 +40,7 @@ def find_heads(
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. If given, a forward pass
             proves every slice and infers heads of classes that the family table does not list. If not, heads of such
             a class are a guess from names and shapes, and `proof` of the group says so.
-        layout: "heads", or "strided": feature c belongs to particle c mod M, as in one public release, for comparison.
+        layout: "heads", or "strided" for comparison: feature c belongs to particle c mod M, as in one public release.
         layers: "all", "first" or "last" of each stack, or a list of indices.
         parts: any of the letters q, k, v.
         where: "encoder", "decoder", "cross" or "all".
@@ -104,10 +104,10 @@ def left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> dict[str, str]:
 
     Args:
         model: any module.
-        groups: heads found in it. Those of the family table count too, even if they were not selected.
+        groups: heads found in the model. Heads in the family table count as known even if they were not selected.
 
     Returns:
-        {module name: class name}.
+        {module name: class name} for each such module.
     """
     inner = unwrap(model)
     with_heads = {module_of(group) for group in (*heads_from_table(inner)[0], *groups)}

@@ -1,7 +1,7 @@
-"""The rows of a model's weights that belong to each attention head.
+"""Head layout: the rows of a model's weights that belong to each attention head.
 
-A head is a set of output features of a projection, and those are rows of its weight. `HeadSlice` stores them as a table
-of row numbers, one line per head. Reading, writing, verifying and selecting heads all work on that table.
+A head is a set of output features of a projection, and each output feature is one row of its weight. `HeadSlice` stores
+the row numbers as a table, one line per head. Reading, writing, verifying and selecting heads all work on that table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HeadSlice:
         axis: the dimension of the parameter that counts output features (0 for `nn.Linear`, 1 for `Conv1D`).
 
     Raises:
-        HeadLayoutError: the rows are not a table, do not exist, or are listed twice.
+        HeadLayoutError: `rows` is not two-dimensional, or a row does not exist or is listed twice.
     """
 
     module: nn.Module
@@ -72,12 +72,12 @@ class HeadSlice:
 
     @property
     def is_whole(self) -> bool:
-        """True if the heads follow each other and cover the whole parameter."""
+        """Whether the heads follow each other without gaps and cover the whole parameter."""
         features = self.parameter().shape[self.axis]
         return self.axis == 0 and self._strides == (0, self.rows.shape[1], 1) and self.rows.numel() == features
 
     def parameter(self) -> Tensor:
-        """The current parameter.
+        """Look up the current parameter on its module.
 
         Raises:
             UnsupportedWeights: the module has no tensor of that name any more.
@@ -103,7 +103,7 @@ class HeadSlice:
         )
 
     def take(self, tensor: Tensor) -> Tensor:
-        """Heads of `tensor` (shaped as the parameter) as [M, D], row-major within a head; a view if possible."""
+        """Return the heads of `tensor` (shaped as the parameter) as [M, D], row-major in a head; a view if possible."""
         heads = self.view(tensor)
         if heads is None:
             features = tensor.movedim(self.axis, 0)
@@ -128,7 +128,7 @@ class HeadGroup:
     Other particles are grouped alike: experts, members of an ensemble, adapters (`group_modules`, `group_stacked`).
 
     Args:
-        name: unique in the model: the attention module's dotted name, then the part.
+        name: the attention module's dotted name, then the part; unique in the model.
         layer: index of the attention layer in its stack, from 0.
         part: "q", "k" or "v"; joined groups have several letters, such as "qkv". Any name outside attention.
         where: "encoder", "decoder" or "cross"; "-" outside attention.
@@ -187,12 +187,12 @@ class HeadGroup:
         return [self.slices[i : i + self.modules] for i in range(0, len(self.slices), self.modules)]
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The current parameter of each slice."""
+        """Return the current parameter of each slice."""
         return tuple(s.parameter() for s in self.slices)
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Copy the current weights of the heads, [M, D]; slices follow each other within a head.
+        """Copy the current weights of the heads to [M, D]; the slices of a head are concatenated in order.
 
         Sharded weights are gathered, so every rank must call this.
         """
@@ -217,7 +217,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def _regular_strides(rows: Tensor) -> tuple[int, int, int] | None:
-    """(offset, head stride, feature stride) if rows[i, k] = offset + i * head stride + k * feature stride."""
+    """Find (offset, head stride, feature stride) with rows[i, k] = offset + i * head stride + k * feature stride."""
     heads, features = rows.shape
     offset = int(rows[0, 0])
     head_stride = int(rows[1, 0]) - offset if heads > 1 else features

@@ -1,4 +1,4 @@
-"""Dotted names of attention modules: without wrappers, by stack and layer, encoder, decoder or cross."""
+"""Dotted names of attention modules: remove wrappers, find the stack and layer, and classify the kind of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from repulsive.heads.layout import HeadGroup
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_NOT_TEXT = ("vision", "visual", "audio", "speech", "acoustic")  # towers that encode other inputs than text
+_NOT_TEXT = ("vision", "visual", "audio", "speech", "acoustic")  # encoders of inputs other than text
 _TEXT = ("language", "text")
 _CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_attn", "context_attn")
 
@@ -25,14 +25,15 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def clean(name: str) -> str:
-    """Remove the parts that wrappers add to a dotted name."""
+    """Remove the components that wrappers add to a dotted name."""
     return ".".join(part for part in name.split(".") if part not in INNER)
 
 
 def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
     """Classify the attention module `name` as "cross", "encoder" or "decoder".
 
-    Its path and class decide, then its tower, then `default`, then its `is_causal` flag.
+    The module's path and class decide first, then a word such as "vision" or "audio" in its path, then `default`, then
+    its `is_causal` flag.
     """
     module = model.get_submodule(name)
     parent_name, _, attribute = name.rpartition(".")
@@ -61,7 +62,7 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
 
 
 def stack_of(name: str) -> str:
-    """Dotted name of the list of layers a module is in; of its parent if it is in no list."""
+    """Return the dotted name of the list of layers that contains a module, or of its parent if no list does."""
     parts = clean(name).split(".")
     for i, part in enumerate(parts):
         if part.isdigit():
@@ -90,7 +91,7 @@ def number_layers(groups: Sequence[HeadGroup], modules: Sequence[str]) -> list[H
 
 
 def module_of(group: HeadGroup) -> str:
-    """Dotted name of a group's attention module: the group's name without its part."""
+    """Return the dotted name of a group's attention module: the group's name without its q, k or v suffix."""
     return group.name.removesuffix(f".{group.part}") if group.name != group.part else ""
 
 

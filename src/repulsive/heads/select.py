@@ -1,4 +1,4 @@
-"""Select groups of heads by layer, part, place and name, and join parts into whole heads."""
+"""Select groups of heads by layer, part (q, k, v), place (encoder, decoder, cross) and name; join parts into heads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def select(
 
 
 def join_heads(groups: Sequence[HeadGroup]) -> list[HeadGroup]:
-    """Join the parts of each attention module into one particle per head, or per kv head and the q heads it serves.
+    """Join q, k and v of each attention module into one particle per head, or per kv head with the q heads it serves.
 
     Raises:
         SelectionError: the parts of a module cannot be paired head by head.
@@ -79,7 +79,7 @@ def _joined(module: str, groups: list[HeadGroup]) -> HeadGroup:
 
 
 def _served(s: HeadSlice, group: HeadGroup, kv_heads: int) -> HeadSlice:
-    """Put the q heads that a kv head serves side by side: rows [H, R] -> [H_kv, H / H_kv * R]."""
+    """Concatenate the rows of all q heads that one kv head serves: [H, R] -> [H_kv, H / H_kv * R]."""
     serves = torch.tensor(group.serves or [h * kv_heads // group.num_heads for h in range(group.num_heads)])
     counts = serves.bincount(minlength=kv_heads)
     if counts.numel() != kv_heads or bool((counts != counts[0]).any()):
@@ -92,7 +92,7 @@ def _served(s: HeadSlice, group: HeadGroup, kv_heads: int) -> HeadSlice:
 
 
 def _by_place(groups: Sequence[HeadGroup], where: str) -> list[HeadGroup]:
-    """Select by `where`; on a model with one stack, "encoder" and "decoder" both mean that stack."""
+    """Select groups by `where`; in a model with one stack of layers, "encoder" and "decoder" both mean that stack."""
     if where == "all":
         return list(groups)
     self_attention = [g for g in groups if g.where != "cross"]

@@ -15,7 +15,7 @@ from repulsive.heads.trace.infer import infer
 from repulsive.heads.trace.reports import HeadReport, check_groups, is_sufficient, refuse_wrong
 from repulsive.heads.trace.tracer import trace_as_needed, trace_model
 
-_LISTED = 4  # names in an error message
+_LISTED = 4  # largest number of names in an error message
 
 
 def verify_heads(
@@ -33,7 +33,7 @@ def verify_heads(
     Args:
         model: any module; data-parallel and compile wrappers are removed.
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, with several tokens.
-        groups: the groups to verify. By default those of the family table and those that the trace infers.
+        groups: the groups to verify. By default, groups from the family table and groups that the trace infers.
         tolerance: largest share of a head's squared gradient that may fall outside its slice.
 
     Returns:
@@ -74,7 +74,7 @@ def verify_heads(
 
 
 def refuse_unproved(model: nn.Module, groups: Sequence[HeadGroup], example_inputs: object = None) -> None:
-    """Raise if heads that are to be trained are a guess, or if the example given does not prove them.
+    """Raise if heads to be trained were only guessed, or if the example inputs do not prove them.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""`repel` for callbacks that are created before the optimizer: shared by the callbacks of all trainers."""
+"""Deferred `repel` for callbacks that are created before the optimizer, shared by the callbacks of all trainers."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class Deferred:
         *,
         resumed: bool = False,
     ) -> None:
-        """Attach to every target, and continue from `saved`.
+        """Attach the rule to every target optimizer, and restore the state in `saved`.
 
         Args:
             model: the model.
             targets: optimizers, each with its own settings, such as its `groups`.
             saved: the result of `states` from the checkpoint, one per target.
-            resumed: training resumes from a checkpoint, so `saved` is expected.
+            resumed: whether training resumes from a checkpoint, so that `saved` is expected.
 
         Raises:
             StateError: the checkpoint has another number of optimizers, or other heads.
@@ -103,7 +103,7 @@ class Deferred:
         self._steps_before = [handle.steps for handle in self.handles]
 
     def states(self, *, tensors: bool = True) -> list[dict[str, Any]]:
-        """States of all handles, for a checkpoint.
+        """Return the states of all handles, for a checkpoint.
 
         Args:
             tensors: if False, omit tensors, which JSON cannot store: forces between logits, which a resumed run
@@ -113,9 +113,9 @@ class Deferred:
         return states if tensors else [{k: v for k, v in state.items() if k != "forces"} for state in states]
 
     def measurements(self, step: int, loss: float = math.nan) -> dict[str, float]:
-        """Means over all groups for the log, from the last measurement; empty before the first.
+        """Return means over all groups from the last measurement, for the log; empty before the first measurement.
 
-        `repulsion_step` is the optimizer step they were measured at, which may be up to `measure_every` steps ago.
+        `repulsion_step` is the optimizer step of the measurement, which may be up to `measure_every` steps ago.
         Warns once if the model has collapsed since this training began.
 
         Args:
@@ -138,7 +138,7 @@ class Deferred:
         return means
 
     def end(self) -> None:
-        """Detach; warn if repulsion never acted or stopped acting during training."""
+        """Detach all handles; warn if repulsion never acted or stopped acting during training."""
         if not self.handles:
             warnings.warn("repulsion never began: training ended before its first step", stacklevel=3)
         for handle, before in zip(self.handles, self._steps_before, strict=True):
@@ -156,7 +156,7 @@ class Deferred:
         self.detach()
 
     def detach(self) -> None:
-        """Detach without warnings; the handles stay readable."""
+        """Detach all handles without warnings; their reports stay readable."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `end` has warned already, or an error is being raised
             for handle in self.handles:

@@ -62,7 +62,7 @@ class RepulsiveCallback(TrainerCallback):
     def add_to(self, trainer: Any) -> None:
         """Add this callback to a trainer before its reporters.
 
-        Reporters from `report_to` run before those of `Trainer(callbacks=...)` and would miss what this callback logs.
+        Reporters from `report_to` run before callbacks from `Trainer(callbacks=...)` and would miss what this one logs.
 
         Args:
             trainer: a `Trainer` created without this callback.
@@ -74,7 +74,7 @@ class RepulsiveCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._check_clipping(args)  # a callback added later has missed `on_init_end`
-        callbacks = vars(state).setdefault("_repulsive", [])  # ours in this training, in order
+        callbacks = vars(state).setdefault("_repulsive", [])  # all RepulsiveCallbacks of this training, in order
         if self not in callbacks:
             callbacks.append(self)
         self._key = f"{STATE_KEY}_{callbacks.index(self)}" if callbacks.index(self) else STATE_KEY
@@ -88,7 +88,7 @@ class RepulsiveCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or "loss" not in logs:
-            return  # logs of an evaluation, or the final summary
+            return  # an evaluation log, or the final summary
         measured = self._repulsion.measurements(state.global_step, float(logs["loss"]))
         logs.update(measured)
         if state.log_history:

@@ -8,7 +8,7 @@ from repulsive.metrics.ranks import ranks
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    r"""Area under the ROC curve: $P(s_+ > s_-) + P(s_+ = s_-) / 2$ for a random positive and a random negative item.
+    r"""Area under the ROC curve: $P(s_+ > s_-) + P(s_+ = s_-) / 2$ for a random positive and negative item.
 
     Args:
         scores: [N], higher for items that are more likely positive.

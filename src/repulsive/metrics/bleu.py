@@ -5,16 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 ORDER = 4  # longest n-gram
-COLUMNS = 2 + 2 * ORDER  # words of hypothesis and reference, n-grams in common, n-grams of the hypothesis
+COLUMNS = 2 + 2 * ORDER  # words in hypothesis and reference, n-grams in common, n-grams in the hypothesis
 
 
 def bleu_of(totals: Tensor) -> Tensor:
-    r"""$100 \, e^{\min(0, 1 - r / h)} \prod_{n=1}^4 (c_n / t_n)^{1/4}$ of summed counts; 0 where any $c_n$ is 0.
+    r"""BLEU of summed counts, $100 \, e^{\min(0, 1 - r / h)} \prod_{n=1}^4 (c_n / t_n)^{1/4}$; 0 where any $c_n$ is 0.
 
-    Papineni et al. (2002), without smoothing.
+    Source: Papineni et al. (2002), without smoothing.
 
     Args:
-        totals: [..., 10]: words h and r of hypothesis and reference, n-grams in common c, n-grams t of the hypothesis.
+        totals: [..., 10]: words h and r in hypothesis and reference, then the numbers c_n of n-grams in common
+            for n = 1 to 4, then the numbers t_n of n-grams in the hypothesis for n = 1 to 4.
 
     Returns:
         [...], float64.

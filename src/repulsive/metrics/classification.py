@@ -1,7 +1,7 @@
 """Accuracy, calibration and uncertainty of a classifier, and diversity of its attention heads.
 
-Probabilities are [N, C] with rows that sum to one; take the softmax in float64 (`scores` does). For a test set in
-batches, average a metric over the batches weighted by their sizes. `ece` and `oe` need the whole set at once.
+Probabilities are [N, C] with rows that sum to one; compute the softmax in float64, as `scores` does. To evaluate a test
+set in batches, average a metric over batches, weighted by batch size. `ece` and `oe` need the whole set at once.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def accuracy(probabilities: Tensor, labels: Tensor) -> Tensor:
-    r"""$\frac1N \sum_n 1(\arg\max_c p_{nc} = y_n)$; a tie goes to the first class, and nan counts as wrong."""
+    r"""Accuracy $\frac1N \sum_n 1(\arg\max_c p_{nc} = y_n)$; a tie goes to the first class, and nan counts as wrong."""
     _check(probabilities, labels)
     valid = ~probabilities.isnan().any(-1)
     return ((probabilities.argmax(-1) == labels) & valid).double().mean()
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> Tensor:
-    r"""$-\frac1N \sum_n \ln p_{n y_n}$ in nats; infinite if a true class has probability zero."""
+    r"""Negative log-likelihood $-\frac1N \sum_n \ln p_{n y_n}$ in nats; infinite if a true class has probability 0."""
     _check(probabilities, labels)
     return -probabilities.double().gather(-1, labels.long().unsqueeze(-1)).log().mean()
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> Tensor:
-    r"""$\frac1N \sum_n \sum_c (p_{nc} - 1(c = y_n))^2$, between 0 and 2 (Brier, 1950)."""
+    r"""Brier score $\frac1N \sum_n \sum_c (p_{nc} - 1(c = y_n))^2$, between 0 and 2 (Brier, 1950)."""
     _check(probabilities, labels)
     truth = torch.nn.functional.one_hot(labels.long(), probabilities.shape[-1])  # [N, C]
     return (probabilities.double() - truth).square().sum(-1).mean()
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    r"""$-\sum_c p_c \ln p_c$ of each prediction, in nats: [..., C] -> [...], from 0 (certain) to ln C."""
+    r"""Entropy $-\sum_c p_c \ln p_c$ of each prediction in nats, [..., C] -> [...], from 0 (certain) to ln C."""
     return torch.special.entr(probabilities.double()).sum(-1)
 
 
@@ -77,7 +77,7 @@ def oe(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
 
 
 def binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Share of the items, accuracy and mean confidence of each bin, each [bins]; zeros for empty bins.
+    """Compute the share of items, accuracy and mean confidence of each confidence bin, each [bins]; 0 for empty bins.
 
     Args:
         probabilities: [N, C].
@@ -95,7 +95,7 @@ def binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Te
 
 
 def dist(representations: Tensor) -> Tensor:
-    r"""The paper's Dist: mean over items and pairs $i < j$ of $\|m_i - m_j\|_2$, [B, M, D] -> scalar.
+    r"""The paper's Dist metric: mean over items and pairs $i < j$ of $\|m_i - m_j\|_2$, [B, M, D] -> scalar.
 
     It grows with the norm of the representations; `relative_dist` does not.
     """
@@ -152,7 +152,7 @@ def evidence_coverage(attention: Tensor, evidence: Tensor, threshold: float = 0.
 
 
 def _distances(x: Tensor, p: float) -> Tensor:
-    # The matrix-product form of cdist rounds the distance of nearly equal heads to 0, and those matter here.
+    # The matrix-product form of cdist rounds the distance of nearly equal heads to 0, and such heads matter here.
     return torch.cdist(x.double(), x.double(), p=p, compute_mode="donot_use_mm_for_euclid_dist")  # [B, M, M]
 
 

@@ -13,18 +13,18 @@ from torch import Tensor
 from repulsive.metrics.student import half_width
 
 OVER = ("items", "seeds", "both")
-_CHUNK = 4_000_000  # random numbers per draw; bounds memory. Changing it changes the results of a seed
+_CHUNK = 4_000_000  # random numbers per draw, to limit memory. Changing it changes the results of a seed
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Confidence interval and test of the mean of first - second.
+    """Mean difference between two systems (first - second), with confidence interval and p-value.
 
     Args:
         difference: mean over seeds and items.
         low: lower end of the confidence interval.
-        high: upper end.
-        p_value: two-sided, under the null hypothesis that the two systems are exchangeable.
+        high: upper end of the confidence interval.
+        p_value: two-sided p-value under the null hypothesis that the two systems are exchangeable.
         over: the units that are resampled: items, seeds or both.
         seeds: number of seeds.
         items: number of test items.
@@ -52,7 +52,7 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    r"""Confidence interval and sign-flip test of the mean of $d_{sn} = first_{sn} - second_{sn}$.
+    r"""Compute the confidence interval and sign-flip test of the mean of $d_{sn} = first_{sn} - second_{sn}$.
 
     "items" averages over seeds, $d_n = \frac1S \sum_s d_{sn}$, and tests whether *these* trained models differ on new
     test items. "seeds" averages over items and tests whether *new training runs* would differ on this test set; with S
@@ -108,14 +108,14 @@ def compare_totals(
     resamples: int = 1_000,
     seed: int = 0,
 ) -> Comparison:
-    """`compare` for a score that is a function of sums over items, such as BLEU or a correlation.
+    """Compare systems like `compare`, by a score that is a function of sums over items, such as BLEU or a correlation.
 
     Over items, bootstrap samples of the test set are scored again (Koehn, 2004), and the test swaps the two systems'
     outputs for random items (Riezler and Maxwell, 2005). Seeds are treated as in `compare`.
 
     Args:
         first: statistics of each item under each seed, [S, N, C] or [N, C].
-        second: the same for the other system.
+        second: statistics of the other system, with the shape of `first`.
         score: function of summed statistics, [..., C] -> [...].
         over: "items", "seeds" or "both".
         level: confidence level of the interval.
@@ -162,7 +162,7 @@ def compare_totals(
 def _swap_test(
     a: Tensor, b: Tensor, score: Callable[[Tensor], Tensor], resamples: int, generator: torch.Generator
 ) -> float:
-    """Two-sided p-value of the difference in score when the outputs for random items are swapped."""
+    """Compute the two-sided p-value of the score difference by swapping the systems' outputs for random items."""
     ours, theirs = score(a.sum(1)), score(b.sum(1))  # [S]
     threshold = _tie_threshold((ours - theirs).mean(), torch.stack([ours, theirs]))
     items, reached = a.shape[1], 0
@@ -175,7 +175,7 @@ def _swap_test(
 
 
 def _interval(runs: Tensor, sampled: Tensor | None, over: str, level: float) -> tuple[float, float]:
-    """Ends of the confidence interval.
+    """Compute the lower and upper end of the confidence interval.
 
     Args:
         runs: difference for each seed [S].
@@ -195,20 +195,20 @@ def _interval(runs: Tensor, sampled: Tensor | None, over: str, level: float) -> 
 
 
 def _bootstrap(d: Tensor, resamples: int, generator: torch.Generator) -> Tensor:
-    """Means of bootstrap samples of the differences of items: [N] -> [resamples]."""
+    """Compute the means of bootstrap samples of item differences: [N] -> [resamples]."""
     items = len(d)
     drawn = (torch.randint(items, (size, items), generator=generator) for size in _chunks(resamples, items))
     return torch.cat([d[rows].mean(1) for rows in drawn])
 
 
 def _counts(units: int, size: int, generator: torch.Generator) -> Tensor:
-    """Number of times each unit is drawn in `size` bootstrap samples, [size, units]."""
+    """Draw `size` bootstrap samples, as the number of times each unit occurs: [size, units]."""
     drawn = torch.randint(units, (size, units), generator=generator)
     return torch.zeros(size, units, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(1).double().expand_as(drawn))
 
 
 def _sign_flip_test(d: Tensor, resamples: int, generator: torch.Generator) -> float:
-    """Two-sided p-value of the mean of differences [n] under random signs."""
+    """Compute the two-sided p-value of the mean of differences [n] under random signs."""
     threshold = _tie_threshold(d.mean(), d)
     if 2 ** len(d) <= resamples:
         signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(d))), dtype=torch.float64)
@@ -221,7 +221,7 @@ def _sign_flip_test(d: Tensor, resamples: int, generator: torch.Generator) -> fl
 
 
 def _tie_threshold(observed: Tensor, values: Tensor) -> Tensor:
-    """Threshold that a flip must reach: slightly below the observed value, so that ties count in spite of rounding."""
+    """Compute the threshold for counting a flip: slightly below the observed value, so that rounding keeps ties."""
     return observed.abs() * (1 - 1e-9) - 1e-12 * values.abs().max()
 
 

@@ -1,4 +1,4 @@
-"""Correlation and F1: the metrics of GLUE tasks that do not use accuracy.
+"""Correlations and F1: the metrics of GLUE tasks that are not scored by accuracy.
 
 Predictions and labels are [N]. scipy and scikit-learn give the same numbers, except for constant input: a correlation
 with a constant is 0 here.
@@ -15,16 +15,16 @@ _CONSTANT = 1e-13  # variance / mean square below this is float64 rounding error
 
 
 def matthews(predictions: Tensor, labels: Tensor) -> Tensor:
-    r"""Matthews correlation of two classes, 0 and 1, from -1 to 1; 0 if either side has only one class.
+    r"""Matthews correlation of two classes, 0 and 1, from -1 to 1; 0 if predictions or labels have only one class.
 
     $(tp \cdot tn - fp \cdot fn) / \sqrt{(tp + fp)(tp + fn)(tn + fp)(tn + fn)}$ (Matthews, 1975).
     """
     _check(predictions, labels)
-    return pearson(predictions, labels)  # the two are equal for zeros and ones
+    return pearson(predictions, labels)  # Matthews and Pearson correlation are equal for zeros and ones
 
 
 def f1(predictions: Tensor, labels: Tensor) -> Tensor:
-    r"""F1 of class 1, $2 tp / (2 tp + fp + fn)$; 0 if class 1 is neither predicted nor a label."""
+    r"""F1 score of class 1, $2 tp / (2 tp + fp + fn)$; 0 if class 1 is neither predicted nor a label."""
     _check(predictions, labels)
     hits = ((predictions == 1) & (labels == 1)).sum().double()
     return 2 * hits / ((predictions == 1).sum() + (labels == 1).sum()).clamp(min=1)
@@ -40,12 +40,12 @@ def pearson(first: Tensor, second: Tensor) -> Tensor:
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman correlation: `pearson` of the ranks."""
+    """Spearman correlation: the Pearson correlation of the ranks."""
     return pearson(ranks(first), ranks(second))
 
 
 def counts(predictions: Tensor, labels: Tensor) -> Tensor:
-    """Per-item terms whose sums give Matthews correlation and F1 of any subset of the items.
+    """Compute per-item terms whose sums give the Matthews correlation and F1 of any subset of the items.
 
     Returns:
         int32 [N, 4]: 1, the prediction, the label and their product, for `matthews_of` and `f1_of`.
@@ -55,26 +55,26 @@ def counts(predictions: Tensor, labels: Tensor) -> Tensor:
 
 
 def moments(first: Tensor, second: Tensor) -> Tensor:
-    """Per-item terms whose sums give Pearson correlation: float64 [N, 6], for `pearson_of`."""
+    """Compute per-item terms whose sums give the Pearson correlation: float64 [N, 6], for `pearson_of`."""
     _check(first, second)
     a, b = first.double(), second.double()
     return torch.stack([torch.ones_like(a), a, b, a * a, b * b, a * b], 1)
 
 
 def matthews_of(totals: Tensor) -> Tensor:
-    """`matthews` of summed `counts`, [..., 4] -> [...]."""
+    """Matthews correlation from summed `counts`, [..., 4] -> [...]."""
     n, p, y, both = totals.double().unbind(-1)
     return pearson_of(torch.stack([n, p, y, p, y, both], -1))  # 0 and 1 are their own squares
 
 
 def f1_of(totals: Tensor) -> Tensor:
-    """`f1` of summed `counts`, [..., 4] -> [...]."""
+    """F1 score of class 1 from summed `counts`, [..., 4] -> [...]."""
     _, p, y, both = totals.double().unbind(-1)
     return 2 * both / (p + y).clamp(min=1)
 
 
 def pearson_of(totals: Tensor) -> Tensor:
-    """`pearson` of summed `moments`, [..., 6] -> [...]; 0 if either side is constant."""
+    """Pearson correlation from summed `moments`, [..., 6] -> [...]; 0 if either variable is constant."""
     n, a, b, aa, bb, ab = totals.double().unbind(-1)
     spread = (n * aa - a * a) * (n * bb - b * b)
     varies = ~((n * aa - a * a <= _CONSTANT * n * aa) | (n * bb - b * b <= _CONSTANT * n * bb))  # nan stays nan

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Rank of each value, from 1; ties share their mean rank. If a value is nan, all ranks are nan.
+    """Compute the rank of each value, from 1; ties share their mean rank. If a value is nan, all ranks are nan.
 
     Example:
         >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()

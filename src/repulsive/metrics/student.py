@@ -1,4 +1,4 @@
-"""Student's t: quantiles, and confidence intervals of the mean of a few numbers."""
+"""Student's t distribution: quantiles, and confidence intervals of the mean of a few numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def quantile(level: float, degrees: int) -> float:
-    r"""Two-sided quantile: t with $P(|T| \le t)$ = level, for an integer number of degrees of freedom.
+    r"""Two-sided quantile of Student's t: the t with $P(|T| \le t)$ = level, for integer degrees of freedom.
 
     With $t = \sqrt\nu \tan\theta$ the probability is a finite sum of powers of $\cos\theta$. It grows with $\theta$,
     so bisection finds t.
@@ -33,7 +33,7 @@ def quantile(level: float, degrees: int) -> float:
 
 
 def _within(angle: float, degrees: int) -> float:
-    """P(|T| <= sqrt(degrees) tan(angle))."""
+    """Compute the probability P(|T| <= sqrt(degrees) tan(angle))."""
     sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
     term, total = cosine if odd else 1.0, 0.0
     for power in range(odd, degrees - 1, 2):

@@ -1,4 +1,4 @@
-"""Rules: from particles [..., M, D] and their gradients to what the optimizer descends. Pure mathematics."""
+"""Rules: turn particles [..., M, D] and their loss gradients into the gradients that the optimizer descends."""
 
 from repulsive.particles.bandwidths import CollapsedHeads
 from repulsive.particles.function_space import function_repulsion

@@ -1,4 +1,4 @@
-"""Bandwidths: the h of exp(-d2 / h). Conventions differ by a factor of up to 3.2 at M = 2, so each one has a name."""
+"""Kernel bandwidths: the h of exp(-d2 / h). Conventions differ by a factor of up to 3.2 at M = 2; each has a name."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EQUAL_HEADS = (
 
 
 class CollapsedHeads(UserWarning):
-    """All heads of a group are equal, so no direction leads them apart."""
+    """Warning: all heads of a group are equal, so repulsion has no direction in which to separate them."""
 
 
 def paper(d2: Tensor) -> Tensor:
-    r"""$h = \mathrm{med}^2 / \log M$, where med is the median of the distances i < j (appendix B of the paper).
+    r"""Compute $h = \mathrm{med}^2 / \log M$; med is the median of the distances i < j (appendix B of the paper).
 
-    An even count averages the two middle distances, before squaring.
+    For an even number of distances, the two middle distances are averaged before squaring.
 
     Args:
         d2: squared distances [..., M, M].
@@ -48,9 +48,9 @@ def paper(d2: Tensor) -> Tensor:
 
 
 def released(d2: Tensor) -> Tensor:
-    r"""$h = \mathrm{med}(d^2) / \log(M + 1)$ over the whole matrix, zero diagonal included (the authors' ELECTRA code).
+    r"""Compute $h = \mathrm{med}(d^2) / \log(M + 1)$ over the whole matrix with zero diagonal (authors' ELECTRA code).
 
-    An even count averages the two middle values, as TensorFlow's percentile with midpoints does.
+    For an even count, the two middle values are averaged, as in TensorFlow's percentile with midpoints.
 
     Args:
         d2: squared distances [..., M, M].
@@ -62,7 +62,7 @@ def released(d2: Tensor) -> Tensor:
 
 
 def released_lower(d2: Tensor) -> Tensor:
-    r"""$h = \mathrm{med}(d^2) / \log(M + 1)$ with torch's lower median (the authors' early PyTorch code).
+    r"""Compute $h = \mathrm{med}(d^2) / \log(M + 1)$ with torch's lower median (the authors' early PyTorch code).
 
     For an even count `torch.median` takes the lower of the two middle values. Otherwise this equals `released`.
 
@@ -83,10 +83,10 @@ NAMED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def check(bandwidth: Bandwidth) -> Bandwidth:
-    """Check a bandwidth; return a name or a callable unchanged, and a number as a float.
+    """Check a bandwidth setting; return a name or a callable unchanged, and a number as a float.
 
     Raises:
-        RuleError: it is neither a known name, a callable nor a positive number.
+        RuleError: the bandwidth is neither a known name, a callable nor a positive number.
     """
     if callable(bandwidth):
         return bandwidth
@@ -96,7 +96,7 @@ def check(bandwidth: Bandwidth) -> Bandwidth:
             raise RuleError(f"bandwidth={bandwidth!r} is unknown; {hint}choose {sorted(NAMED)}, a number or a callable")
         return bandwidth
     try:
-        number = float(bandwidth)  # also of numpy and torch
+        number = float(bandwidth)  # also converts numpy and torch scalars
     except (TypeError, ValueError, RuntimeError):
         raise RuleError(f"bandwidth={bandwidth!r}: choose one of {sorted(NAMED)}, a number or a callable") from None
     if not (number > 0 and math.isfinite(number)):
@@ -127,7 +127,7 @@ def resolve(bandwidth: Bandwidth, d2: Tensor, scale2: Tensor) -> Tensor:
 
 
 def _call_per_group(bandwidth: Callable[[Tensor], Tensor | float], d2: Tensor) -> Tensor:
-    """Call a user's function for one group after the other: it expects a single group, and `d2` holds many."""
+    """Call a user's bandwidth function once per group: it expects the distances of one group, and `d2` holds many."""
     values = []
     for group in d2.reshape(-1, *d2.shape[-2:]):
         h = torch.as_tensor(bandwidth(group), dtype=d2.dtype, device=d2.device)
@@ -138,7 +138,7 @@ def _call_per_group(bandwidth: Callable[[Tensor], Tensor | float], d2: Tensor) -
 
 
 def _middle(values: Tensor) -> Tensor:
-    """Median over the last axis; an even count averages the two middle values."""
+    """Compute the median over the last axis; for an even count, average the two middle values."""
     ordered = values.sort(dim=-1).values
     count = ordered.shape[-1]
     return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2

@@ -20,12 +20,12 @@ from torch import Tensor
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype of computation: float64 for float64 particles, float32 for all others."""
+    """Return the dtype to compute in: float64 for float64 particles, float32 for all others."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of M x M matrices: float64 if the device supports it."""
+    """Return the dtype of M x M matrices: float64 if the device supports it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -88,7 +88,7 @@ class Gram:
 
 
 def centre(theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Split particles [..., M, D] into deviations from their mean [..., M, D] and the mean [..., 1, D]."""
+    """Split particles [..., M, D] into their mean [..., 1, D] and deviations from it; return (deviations, mean)."""
     mean = theta.mean(dim=-2, keepdim=True)
     return theta - mean, mean
 

@@ -4,9 +4,9 @@ A kernel with a matrix form gives, from the Gram matrix alone, K and R with
 
 $$K_{ij} = \kappa(\theta_j, \theta_i), \qquad (R\,\theta)_i = \sum_j \nabla_{\theta_j} \kappa(\theta_j, \theta_i),$$
 
-so one update costs two small matrices. In `space="sphere"` the kernel sees unit-norm heads u = theta / |theta| and the
-force on head i is $-\nabla_{\theta_i} \sum_j \kappa(u_j, u_i)$. It is tangential to the sphere, so norms stay as they
-are. A zero head has no direction: u = 0, and it neither exerts nor receives a force.
+so one update needs only two small matrices. With `space="sphere"` the kernel sees unit-norm heads u = theta / |theta|
+and the force on head i is $-\nabla_{\theta_i} \sum_j \kappa(u_j, u_i)$. This force is tangential to the sphere, so it
+does not change norms. A zero head has no direction: u = 0, and it neither exerts nor receives a force.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHORTEST = 3e-3
 
 @dataclass(frozen=True)
 class Interaction:
-    """Kernel values and forces of a batch of groups.
+    """Kernel values and repulsion matrices of a batch of groups.
 
     Args:
         values: K [..., M, M].
@@ -49,10 +49,10 @@ class Interaction:
 
 @runtime_checkable
 class Kernel(Protocol):
-    """A kernel with a matrix form."""
+    """Interface of a kernel whose values and forces follow from the Gram matrix alone (a matrix form)."""
 
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
-        """Compute K, R and h from the Gram matrix."""
+        """Compute K, R and the bandwidth h from the Gram matrix."""
         ...
 
 
@@ -147,7 +147,7 @@ class Hinge:
     r"""$\kappa = \max(0, \cos(\theta_i, \theta_j) - t)$: repulsion between near-duplicates only, along the sphere.
 
     Heads with a cosine of at most t do not interact. Above t the force of head j on head i is that of `Cosine`,
-    $-(u_j - \cos_{ij} u_i) / |\theta_i|$. It has no bandwidth.
+    $-(u_j - \cos_{ij} u_i) / |\theta_i|$. The kernel has no bandwidth.
 
     Args:
         threshold: t, the largest cosine at which two heads are left alone.
@@ -184,7 +184,7 @@ class Hinge:
 class Differentiable:
     """A kernel without a matrix form: a callable whose force is computed by autograd.
 
-    It needs the particles themselves, so it is slower than kernels with a matrix form. Use it to try ideas.
+    It needs the particles themselves, so it is slower than kernels with a matrix form. Use it to try new kernels.
 
     Args:
         function: k(x, y) on broadcastable [..., D] tensors, which returns [...].
@@ -221,10 +221,10 @@ AnyKernel = KernelName | Kernel | Callable[[Tensor, Tensor], Tensor]
 
 
 def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
-    """Return a kernel by its name, unchanged if it is a kernel, or wrapped if it is a plain callable.
+    """Resolve a kernel setting: look up a name, wrap a plain callable, and return a kernel unchanged.
 
     Raises:
-        RuleError: the name is unknown, or it is none of these.
+        RuleError: the name is unknown, or the setting is neither a name, a kernel nor a callable.
     """
     if isinstance(kernel, str):
         if kernel not in NAMED:
@@ -240,11 +240,11 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
 
 
 def _are_zero(norms2: Tensor) -> Tensor:
-    """Mask of heads that count as zero, [..., M], from squared norms with rounding errors."""
+    """Find heads that count as zero, as a mask [..., M], from squared norms that contain rounding errors."""
     return norms2 <= SHORTEST**2 * norms2.mean(-1, keepdim=True).clamp(min=0)
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Normalise rows; keep zero rows, with which adapters start."""
+    """Normalise rows to unit length; keep zero rows, because new adapters start at zero."""
     norm = x.norm(dim=-1, keepdim=True)
     return x / torch.where(norm == 0, 1, norm)

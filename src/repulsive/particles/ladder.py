@@ -1,4 +1,4 @@
-r"""From a regularizer to the framework in three steps ("rungs"): appendix C.6 of the paper.
+r"""The ladder from a cosine regularizer to SVGD in three steps ("rungs"): appendix C.6 of the paper.
 
 The appendix prints rung 1 with the sign that *attracts*; here every rung reduces the similarity.
 """
@@ -20,7 +20,7 @@ RUNGS: tuple[str, ...] = get_args(Rung)
 
 @dataclass(frozen=True)
 class CosineLadder(SVGD):
-    r"""Repulsion by the cosine similarity between the weights of heads, in one of three rungs.
+    r"""Repulsion by the cosine similarity between the weights of heads, as one of the ladder's three rungs.
 
     | rung | direction $\phi_i$ |
     | --- | --- |

@@ -35,7 +35,7 @@ class Circuits:
         left: queries, or values [..., N, M_left, d].
         right: centred keys, or rows of the output projection [..., N', M_right, d].
         left_of: index of the left factor of each of the M heads; None if head i has factor i.
-        right_of: the same for the right factor, for key-value heads that several query heads share.
+        right_of: index of the right factor of each of the M heads, for key-value heads that several query heads share.
     """
 
     left: Tensor
@@ -98,7 +98,7 @@ def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
         weights: [..., S, n], 0 for padding; None if there is no padding.
 
     Returns:
-        [..., S, n, M, d]; zero where the weight is.
+        Centred keys [..., S, n, M, d]; zero where the weight is zero.
     """
     if weights is None:
         return keys - keys.mean(-3, keepdim=True)
@@ -108,7 +108,7 @@ def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def function_gram(products: Tensor) -> Gram:
-    """Convert inner products of functions [..., M, M] to the form that kernels take: centred, with the mean."""
+    """Convert inner products of functions [..., M, M] to a centred `Gram`, with the mean, as kernels expect."""
     wide = products.to(wide_dtype(products.device))
     heads = wide.shape[-1]
     eye = torch.eye(heads, dtype=wide.dtype, device=wide.device)
@@ -139,7 +139,7 @@ def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moments(factor: Tensor, of: Sequence[int] | None) -> Tensor:
-    """Second moments: [..., N, M', d] -> [..., M, d, M, d]."""
+    """Compute the second moments of one factor: [..., N, M', d] -> [..., M, d, M, d]."""
     flat = factor.flatten(-2)  # [..., N, M' d]
     square = (flat.mT @ flat) / factor.shape[-3]
     both: Tensor = square.unflatten(-1, factor.shape[-2:]).unflatten(-3, factor.shape[-2:])

@@ -1,4 +1,4 @@
-"""Rules by name, for `repel`, the callbacks and the benchmark."""
+"""Look up rules by name, for `repel`, the callbacks and the benchmark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Counter-based normal noise: the same (seed, step, group, element) gives the same number on every rank.
 
-Ranks with copies of a weight draw equal noise, shards draw their own elements of it, and a resumed run draws the same
-noise as one that was not interrupted.
+Ranks that hold copies of a weight draw equal noise, a rank that holds a shard draws the noise of its own elements, and
+a resumed run draws the same noise as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MIX_2 = -7723592293110705685  # 0x94d049bb133111eb
 
 
 def key(seed: int, step: int, name: str) -> int:
-    """The signed 64-bit key of one group's noise in one step."""
+    """Compute the signed 64-bit key of one group's noise in one step."""
     return at_step(stream(seed, name), step)
 
 
 def stream(seed: int, name: str) -> int:
-    """The signed 64-bit key of one group's noise in all steps: a hash of seed and name."""
+    """Hash seed and group name to the signed 64-bit key of the group's noise stream, which all steps share."""
     return _signed(int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little"))
 
 
@@ -63,7 +63,7 @@ def normal(
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
-    """Logical right shift: torch's is arithmetic."""
+    """Shift bits right logically, filling with zeros; torch's `>>` keeps the sign."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 

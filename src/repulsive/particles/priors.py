@@ -47,10 +47,10 @@ NAMED: dict[str, Prior] = {"uniform": Uniform(), "gaussian": Gaussian()}
 
 
 def resolve(prior: PriorName | Prior) -> Prior:
-    """Return a prior by its name, or unchanged if it is a prior.
+    """Resolve a prior setting: look up a name, and return a prior unchanged.
 
     Raises:
-        RuleError: the name is unknown, or it is not a prior.
+        RuleError: the name is unknown, or the setting is neither a name nor a prior.
     """
     if isinstance(prior, str):
         if prior not in NAMED:

@@ -2,8 +2,8 @@ r"""The base class of rules: two small matrices and a noise scale.
 
 $$\text{what the optimizer descends} = -\epsilon\,\phi = A\,\nabla U + B\,\theta + \sigma\,\xi$$
 
-with A and B [M, M] per group. A rule computes A, B and sigma. Reading particles and writing gradients is the same for
-all rules, and done in `repulsion`.
+with one [M, M] matrix A and one [M, M] matrix B per group. A rule computes A, B and sigma. Reading particles and
+writing gradients is the same for all rules; `repulsion` does both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_pre
 
 @dataclass(frozen=True)
 class Measure:
-    """Measured quantities, one number per group: each is a tensor [...].
+    """Measured quantities of an update: each field is a tensor [...] with one number per group.
 
     Args:
         drive: |A grad|, the norm of the part that follows the loss.
@@ -31,7 +31,7 @@ class Measure:
         distance: mean distance between two heads.
         alpha: repulsive weight.
         similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
-        largest: the largest such cosine.
+        largest: largest cosine between two heads, of the same kind as `similarity`.
     """
 
     drive: Tensor
@@ -45,7 +45,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The matrices of one update, [..., M, M] each: `drive` is A; `force` is B, or None if it is zero."""
+    """The matrices of one update, [..., M, M] each: `drive` is A; `force` is B, or None if B is zero."""
 
     drive: Tensor
     force: Tensor | None
@@ -62,13 +62,13 @@ class RadialForm:
     Args:
         kernel: "rbf" or "imq".
         bandwidth: "paper", "released", or h itself.
-        on_sphere: heads are compared as unit vectors.
+        on_sphere: whether heads are compared as unit vectors.
         stepsize: epsilon.
         alpha: repulsive weight at this step.
-        own_drive: w, the weight of a head's own gradient beside the smoothed ones.
-        smoothing: s.
-        precision: p, of the prior.
-        has_schedule: alpha may differ at the next step.
+        own_drive: w, the weight of a head's own gradient, which is added to the smoothed gradients.
+        smoothing: s, how much gradients are averaged over similar heads: 0 not at all, 1 as published.
+        precision: p, the precision of the prior.
+        has_schedule: whether alpha may differ at the next step.
     """
 
     kernel: Literal["rbf", "imq"]
@@ -83,7 +83,7 @@ class RadialForm:
 
 
 class Rule(ABC):
-    """One way to turn loss gradients of a group's heads into what the optimizer descends.
+    """Base class of rules, which turn the loss gradients of a group's heads into what the optimizer descends.
 
     A subclass has to define `coefficients`. The properties tell the rest of the package what the rule needs; their
     defaults suit a rule without noise that reads weights and gradients only.
@@ -93,12 +93,12 @@ class Rule(ABC):
 
     @property
     def has_interaction(self) -> bool:
-        """Whether heads of a group act on each other, so that a group with one head has nothing to gain."""
+        """Whether heads of a group act on each other; such a rule has no effect on a group with one head."""
         return False
 
     @property
     def has_matrix_form(self) -> bool:
-        """Whether `coefficients` is available. If not, only `gradient` and `direction` are; they read the particles."""
+        """Whether `coefficients` is available. If not, use `gradient` or `direction`, which read the particles."""
         return True
 
     @property
@@ -118,12 +118,12 @@ class Rule(ABC):
 
     @property
     def needs_gradient_products(self) -> bool:
-        """Whether A or B depend on the Gram matrix of the gradients."""
+        """Whether the matrices A and B of the rule depend on inner products of the loss gradients."""
         return False
 
     @abstractmethod
     def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
-        """Compute A and B of one update.
+        """Compute the matrices A and B of one update.
 
         Args:
             theta: inner products of the particles.
@@ -132,15 +132,15 @@ class Rule(ABC):
         """
 
     def drive_scale(self, heads: int) -> float | None:
-        """The factor on a head's own gradient where heads do not share gradients; None if the rule does not know it.
+        """Return the factor on a head's own gradient when gradients are not smoothed over heads; None if unknown.
 
         Args:
-            heads: M, heads of the group.
+            heads: M, the number of heads in the group.
         """
         return None
 
     def radial_form(self, step: int) -> RadialForm | None:
-        """The settings of SVGD's formula with a radial kernel, if `coefficients` computes exactly that; else None.
+        """Return the settings of SVGD's radial-kernel formula if `coefficients` computes exactly that; else None.
 
         Args:
             step: optimizer steps taken so far, for schedules.
@@ -148,7 +148,7 @@ class Rule(ABC):
         return None
 
     def noise_scale(self, lr: float) -> float:
-        """sigma: the factor on standard normal numbers that are added to the gradient; zero for no noise."""
+        """Return sigma, the factor on the standard normal noise that is added to the gradient; zero for no noise."""
         return 0.0
 
     @property
@@ -162,7 +162,7 @@ class Rule(ABC):
         return False
 
     def noise_factor(self, grad: Tensor) -> Tensor:
-        """The factor on the noise of each group, from its gradients: [..., M, D] -> [...]."""
+        """Compute an extra factor on each group's noise from the group's gradients: [..., M, D] -> [...]."""
         return grad.new_ones(grad.shape[:-2])
 
     def gradient(
@@ -209,7 +209,7 @@ class Rule(ABC):
 
 
 def check_number(rule: object, name: str, *, above: float | None = None, least: float | None = None) -> None:
-    """Raise `RuleError` unless an attribute of the rule is a finite number in range."""
+    """Raise `RuleError` unless the attribute `name` of a rule is a finite number in range."""
     value = getattr(rule, name)
     bound = f"> {above:g}" if above is not None else f">= {least:g}"
     fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -17,7 +17,7 @@ from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, 
 
 @dataclass(frozen=True)
 class SGLD(Rule):
-    r"""Each head follows its own gradient, plus noise.
+    r"""Langevin dynamics for each head: it follows its own gradient, plus noise.
 
     $$\phi_i = -\nabla U_i + \sqrt{2 T / (\epsilon\,\eta)}\;\xi_i$$
 

@@ -33,7 +33,7 @@ class SPOS(SVGD):
     Args:
         beta: inverse weight of the Langevin terms; the limit of large beta is SVGD.
         temperature: T; 1 if the loss is a sum over the data, 1 / N if it is a mean over N examples.
-        noise: "langevin" as above; "released" multiplies it by the group's median |gradient| as the authors' code.
+        noise: "langevin" as above; "released" multiplies it by the group's median |gradient|, as in the authors' code.
 
     Raises:
         RuleError: a setting is out of range or unknown.

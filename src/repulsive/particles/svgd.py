@@ -27,7 +27,7 @@ Ratio = float | Callable[[int], float]
 
 
 class Unset(float):
-    """The default of a setting, which differs from the same number given by the user."""
+    """The default value of a setting, distinguishable from the same number given by the user."""
 
 
 RATIO = Unset(0.1)  # default with alpha="auto"
@@ -36,7 +36,7 @@ _FORMULA = ("coefficients", "drive", "interact", "weight_of")  # the methods tha
 
 @dataclass(frozen=True)
 class SVGD(Rule):
-    r"""Heads follow smoothed gradients, averaged over similar heads, and repel each other.
+    r"""Stein variational gradient descent: heads follow gradients averaged over similar heads, and repel each other.
 
     $$\phi_i = \frac1M \sum_j \left[ -(s K_{ij} + (1 - s)\,\delta_{ij})\,\nabla U_j
       + \alpha\,\nabla_{\theta_j} \kappa(\theta_j, \theta_i) \right]$$
@@ -57,7 +57,8 @@ class SVGD(Rule):
             `space="logits"` and `kernel="hinge"`, which allow nothing else, and 1 otherwise.
         space: "weights" as published; "sphere" compares unit-norm heads and does not change norms; "logits" compares
             heads by their attention logits on the layer's own tokens, and moves q and k.
-        ratio: the target with alpha="auto", a number or a schedule; 0.1 by default. An error without alpha="auto".
+        ratio: the target of |repulsion| / |drive| with alpha="auto", a number or a schedule; 0.1 by default. It is an
+            error to set it without alpha="auto".
         circuits: with `space="logits"`: "qk" compares logits only; "qk+ov" also repels the outputs of heads, and moves
             v and the output projection.
         tokens: with `space="logits"`: number of tokens of a training pass on which logits are compared.
@@ -147,7 +148,7 @@ class SVGD(Rule):
 
     @property
     def default_smoothing(self) -> float:
-        """The value of `smoothing` if it is left out."""
+        """The value of `smoothing` if the user does not set it."""
         return 0.0 if self.reads_tokens or isinstance(kernels.resolve(self.kernel), Hinge) else 1.0
 
     @property
@@ -202,7 +203,7 @@ class SVGD(Rule):
         if bandwidth == "released-lower" or callable(bandwidth):
             return None
         if any(getattr(type(self), name) is not getattr(SVGD, name) for name in _FORMULA):
-            return None  # a subclass with a formula of its own
+            return None  # a subclass that overrides the formula
         return RadialForm(
             kernel="rbf" if kernel is kernels.RBF else "imq",
             bandwidth=bandwidth,

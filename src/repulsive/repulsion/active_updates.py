@@ -40,16 +40,16 @@ class AnyUpdate(Protocol):
     def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
-_MOST_UPDATES = 16  # kept at the same time
+_MOST_UPDATES = 16  # largest number of cached updates
 
 
 class ActiveUpdates:
-    """Updates of the groups that have gradients, cached by group names. Nearly always that is one update of all groups.
+    """Cache of updates by the names of the groups that have gradients. Usually it holds one update, of all groups.
 
     Args:
         groups: all groups of a handle.
         seed: seed of the noise.
-        make: builds the update of some of the groups.
+        make: function that builds the update of a list of groups.
 
     Attributes:
         skipped: number of steps without a gradient, by group name.
@@ -89,7 +89,7 @@ class ActiveUpdates:
         self.current = None
 
     def choose(self, optimizer: Optimizer) -> AnyUpdate | None:
-        """Return the update of this step, and count groups without gradients as skipped; None if no group has any.
+        """Return the update of this step, and count groups without a gradient as skipped; None if all are skipped.
 
         Raises:
             UnsupportedWeights: a weight of the model is not the tensor that the optimizer trains.
@@ -123,7 +123,7 @@ class ActiveUpdates:
         return self._updates.get(names)
 
     def _refuse_replaced(self, parameters: list[Tensor], optimizer: Optimizer) -> None:
-        """Raise an error for weights that the optimizer does not train: unlike frozen ones, they never would be."""
+        """Raise an error for weights that the optimizer does not train and, unlike frozen weights, never will train."""
         dims = [parameter.ndim for parameter in parameters]
         tensors = [parameters, *(entry["params"] for entry in optimizer.param_groups)]
         if dims == self._dims and are_same(tensors, self._accepted):
@@ -155,7 +155,7 @@ class ActiveUpdates:
 
 
 def are_same(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
-    """Whether two lists of lists hold the same tensor objects.
+    """Check whether two lists of lists hold the same tensor objects.
 
     `==` on lists compares items by identity first, without reading the tensors. That matters here: after a backward
     pass hundreds of tensors are not in the CPU cache.

@@ -65,7 +65,7 @@ def repel(
             `rule_by_name`); a rule, `SVGD`, `SPOS` or `SGLD`; or None for plain training that is only measured.
 
             **Which heads** (`groups` replaces the others):
-        layers: "all", "first" or "last" of each stack, or indices.
+        layers: "all", "first" or "last" of each stack of layers, or a list of indices.
         parts: any of the letters q, k, v.
         where: "encoder", "decoder", "cross" or "all".
         particle: "projection" keeps q, k and v apart; "head" joins them into one particle per head.
@@ -167,7 +167,7 @@ def check_arguments(settings: Mapping[str, object]) -> None:
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Return the torch optimizer inside wrappers, such as those of Accelerate, Lightning, SAM or schedule-free ones.
 
-    The step of the innermost optimizer changes the weights. A wrapper's own step may never be called, or more often.
+    The step of the innermost optimizer changes the weights. A wrapper's own step may be called more often, or never.
 
     Raises:
         OptimizerError: there is no torch optimizer inside, or more than one.
@@ -185,7 +185,7 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
 
 
 def _wrapped_optimizer(outer: Any) -> Optimizer | None:
-    """The `optimizer` attribute of a wrapper, or the only other optimizer in it that trains the same parameters."""
+    """Return a wrapper's `optimizer` attribute, or its only attribute that is an optimizer of the same parameters."""
     named = getattr(outer, "optimizer", None)
     if isinstance(named, Optimizer):
         return named

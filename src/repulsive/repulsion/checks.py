@@ -1,4 +1,4 @@
-"""Check the arguments of `repel`: unknown ones, values out of range, and settings that would be ignored."""
+"""Check the arguments of `repel`: unknown names, values out of range, and settings that would be ignored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
 
     Args:
         settings: arguments by name.
-        known: the names of its arguments.
+        known: the names of the arguments of `repel`.
 
     Raises:
         UnknownSetting: an argument is unknown. The message names the rule that has such a setting, or a similar
@@ -76,7 +76,7 @@ def resolve_rule(rule: object) -> Rule | None:
 
 
 def check_settings(rule: Rule | None, settings: Settings) -> Settings:
-    """Check settings, and return them with the seed as an int.
+    """Check the settings of a handle, and return them with the seed as an int.
 
     Raises:
         RuleError: a value is unknown or out of range, or would have no effect.
@@ -109,7 +109,7 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
 
 
 def check_given(selection: Mapping[str, object]) -> None:
-    """Refuse arguments that select heads if `groups` are given.
+    """Raise an error for arguments that select heads, because `groups` are given as well.
 
     Raises:
         SelectionError: an argument would be ignored.
@@ -146,7 +146,7 @@ def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) ->
     """Return a warning about groups with one head; None if there are none.
 
     Args:
-        rule: the rule.
+        rule: the rule, or None.
         groups: the groups that are trained.
         given: whether the caller chose the groups, so that one head in each is intended.
 
@@ -171,7 +171,7 @@ def logit_groups(
     """Return the groups that a rule on logits moves: q and k; also v and the output projection with `moves_values`.
 
     Raises:
-        RuleError: the selection excludes one of them, or the model has no q and k heads.
+        RuleError: the selection excludes a projection that the rule moves, or the model has no q and k heads.
     """
     if other := [group.name for group in groups if not group.is_attention]:
         raise RuleError(

@@ -11,7 +11,7 @@ def clip(optimizer: Optimizer, max_norm: float, scale: Tensor | None = None) -> 
     """Scale the gradients of all parameters of an optimizer so that their joint norm is at most `max_norm`.
 
     Args:
-        optimizer: whose gradients to clip.
+        optimizer: the optimizer whose gradients are clipped.
         max_norm: the largest joint 2-norm.
         scale: the factor in the gradients (loss scaling); the norm is computed without it.
 

@@ -6,5 +6,5 @@ import torch
 
 
 def is_capturing() -> bool:
-    """Whether the current stream is being captured into a CUDA graph, such as one of the user's training loop."""
+    """Check whether the current stream is being captured into a CUDA graph, for example by the user's training loop."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

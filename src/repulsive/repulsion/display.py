@@ -19,7 +19,7 @@ from repulsive.repulsion.measurements import GroupReport
 
 
 def short_rule(rule: Rule | None) -> str:
-    """Format a rule with its positional settings and those that differ from their defaults.
+    """Format a rule with its positional settings and all settings that differ from their defaults.
 
     Example:
         >>> from repulsive.particles.svgd import SVGD
@@ -95,7 +95,7 @@ class Overview:
 
 
 def overview(reports: Sequence[GroupReport]) -> Overview:
-    """Summarise the reports of all groups; NaN without a finite measurement."""
+    """Average the reports of all groups; NaN if there is no finite measurement."""
     return Overview(
         max(one.step for one in reports),
         _mean([one.ratio for one in reports]),
@@ -115,7 +115,7 @@ def as_text(title: str, rows: Mapping[str, Overview]) -> str:
 
 
 def as_html(title: str, rows: Mapping[str, Overview]) -> str:
-    """Format the same as an HTML table, for notebooks."""
+    """Format the title and the measurements as an HTML table, for notebooks."""
     head = "".join(f"<th>{name}</th>" for name in ("", "step", "ratio", "similarity", "largest"))
     body = "".join(
         f"<tr><th>{name}</th><td>{row.step}</td><td>{row.ratio:.3g}</td><td>{row.similarity:+.3f}</td>"

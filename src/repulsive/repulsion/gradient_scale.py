@@ -1,8 +1,8 @@
 """Warn about optimizers that do not compensate for the smaller gradients of heads.
 
 SVGD multiplies a head's own gradient by about stepsize / M: 0.025 at the defaults with four heads. Adam divides by the
-size of gradients, so this factor cancels. Plain SGD does not, and constants that are compared with or added to the
-gradient (Adam's eps, coupled weight decay) gain weight in proportion.
+size of gradients, so this factor cancels. With plain SGD it does not cancel, and constants that are compared with or
+added to the gradient (Adam's eps, coupled weight decay) have a proportionally larger effect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def scale_warnings(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Op
 
     Args:
         rule: the rule.
-        groups: the heads that it acts on.
+        groups: the heads that the rule acts on.
         optimizer: the torch optimizer itself, not a wrapper.
     """
     heads = max(group.num_heads for group in groups)

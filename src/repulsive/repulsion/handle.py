@@ -30,9 +30,9 @@ from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale,
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import Settings
 
-FORMAT = 1  # of `state_dict`
+FORMAT = 1  # format version of `state_dict`
 
-# Weak on both sides: a handle refers to its optimizer, and lives as long as the optimizer's hooks.
+# Weak keys and values: a handle refers to its optimizer, and lives as long as the optimizer's hooks.
 _attached: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Handle]] = weakref.WeakKeyDictionary()
 
 
@@ -67,7 +67,7 @@ class Handle:
         self.scaler: GradScaler | None = None  # gradient scaler of the training loop, for `apply`
         self._applied = False  # `apply` has changed the gradients of this step
         self._pending = False  # gradients are changed, and the optimizer has not stepped yet
-        self._changes = 0  # how often gradients were changed
+        self._changes = 0  # number of times that gradients were changed
         self._measurements = Measurements(groups, optimizer, rule, untrained)
         self._hooks: list[RemovableHandle] = []
         self._logits = logits
@@ -77,7 +77,7 @@ class Handle:
     # -- attaching ----------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Register with the optimizer, unless it is registered already.
+        """Register hooks with the optimizer, unless they are registered already.
 
         Raises:
             OptimizerError: another handle repels the same heads or clips the same gradients, or the noise cannot follow
@@ -188,10 +188,10 @@ class Handle:
         return closure_then_repel
 
     def _repel(self, scale: Tensor | None = None) -> None:
-        """Replace the gradients of heads by the direction of the rule, and clip if asked to.
+        """Replace the gradients of heads by the direction of the rule, and clip if `max_norm` is set.
 
         Args:
-            scale: the factor in the gradients, if the optimizer does not know it.
+            scale: the loss scale in the gradients, if the optimizer does not know it.
         """
         if scale is None and self._repeat_last_step():
             self._changes += 1
@@ -221,7 +221,7 @@ class Handle:
         self._pending = True
 
     def _repeat_last_step(self) -> bool:
-        """Repeat the last update by a replay, without any lookup; return False if this step differs from the last."""
+        """Replay the last update without looking up parameters; return False if this step differs from the last."""
         settings, optimizer = self.settings, self.optimizer
         last = self._updates.current
         if last is None or not self._updates.covers_all or settings.max_norm is not None:
@@ -248,7 +248,7 @@ class Handle:
         self._applied = self._pending = False
 
     def _learning_rates(self) -> dict[int, float]:
-        """Learning rate by id of parameter; empty for a rule without noise, which does not need it."""
+        """Map each parameter id to its learning rate; empty for a rule without noise, which needs no learning rate."""
         if self.rule is None or not self.rule.has_noise:
             return {}
         if any(entry.get("lr") is None for entry in self.optimizer.param_groups):
@@ -272,7 +272,7 @@ class Handle:
         return f"<repulsive.Handle: {self._title()}>"
 
     def __str__(self) -> str:
-        """Rule and step, and the ratio and similarity of heads at the start and now."""
+        """Format the rule, the step, and the ratio and similarity of heads at the start and now."""
         return as_text(self._title(), self._overviews())
 
     def _repr_html_(self) -> str:
@@ -349,5 +349,5 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rule_text(rule: Rule | None) -> str:
-    """The repr of a rule without addresses of functions, so that it is equal in every run of a script."""
+    """Return the repr of a rule without memory addresses of functions, so that it is equal in every run of a script."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(rule))

@@ -1,4 +1,4 @@
-"""The measurements of a handle: reports, and warnings about what they show."""
+"""The measurements of a handle: store and report them, and warn about problems that they show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GroupReport:
         distance: mean distance between two heads.
         alpha: repulsive weight.
         similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
-        largest: the largest such cosine; a mean can hide a pair of duplicate heads.
+        largest: largest cosine between two heads; the mean can hide a pair of duplicate heads.
         step: optimizer step of the measurement, -1 before the first.
         skipped: steps in which the group had no gradient.
     """
@@ -58,8 +58,8 @@ class Measurements:
 
     Args:
         groups: the groups of the handle.
-        optimizer: its optimizer.
-        rule: its rule.
+        optimizer: the optimizer of the handle.
+        rule: the rule of the handle.
         untrained: selected heads that the optimizer did not train when the handle was created.
     """
 
@@ -79,13 +79,13 @@ class Measurements:
         return bool(self._first)
 
     def add(self, measured: dict[str, Measured], step: int, *, due: bool) -> None:
-        """Store a measurement, and warn about what it shows.
+        """Store a measurement, and warn about problems that it shows.
 
         Args:
             measured: measurements by group name.
             step: optimizer step.
-            due: whether a measurement was due. If not, the rule measured for itself, as alpha="auto" does at every
-                step; it is stored, but not read.
+            due: whether a measurement was due. If not, the rule measured for its own use, as alpha="auto" does at every
+                step; such a measurement is stored, but not checked for problems.
         """
         self._last |= measured
         if not due:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-_VANISHED = 1e-4  # of the largest gradient norm so far; successful trainings went down to 1 / 40
-_LOSS_MARGIN = 0.02  # of the decrease of the loss so far
-_IN_A_ROW = 5  # observations: an easy batch followed by a hard one can look like a collapse, once
+_VANISHED = 1e-4  # share of the largest gradient norm so far; in successful training runs it fell to 1 / 40
+_LOSS_MARGIN = 0.02  # share of the decrease of the loss so far
+_IN_A_ROW = 5  # observations: a single one can look like a collapse, if a hard batch follows an easy one
 
 
 class CollapseDetector:
@@ -39,10 +39,10 @@ class CollapseDetector:
         self._first_loss = self._lowest_loss = math.inf
         self._largest_drive = 0.0
         self._last_drive = math.nan
-        self._suspected: list[int] = []  # steps
+        self._suspected: list[int] = []  # steps that looked like a collapse, in a row
 
     def observe(self, step: int, loss: float, drive: float) -> str | None:
-        """Take in one line of the log.
+        """Process one line of the training log.
 
         Args:
             step: training step.
@@ -74,7 +74,7 @@ class CollapseDetector:
         )
 
     def read_log(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take in all lines of a `metrics.jsonl` file."""
+        """Process all lines of a `metrics.jsonl` file."""
         losses: dict[Any, Any] = {}
         for line in lines:
             if line["kind"] == "train":

@@ -1,4 +1,4 @@
-"""Facts about an optimizer and its gradients: nested, skipped and empty steps, unchanged gradients, loss scale."""
+"""Inspect an optimizer and its gradients: nested, skipped and empty steps, unchanged gradients, loss scale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GradientSnapshot:
         self._versions = _versions(self._gradients)
 
     def matches(self, gradients: Sequence[Tensor | None]) -> bool:
-        """Whether these are the same tensors with unchanged contents."""
+        """Check whether `gradients` are the remembered tensors with unchanged contents."""
         is_same = all(one is other for one, other in zip(self._gradients, gradients, strict=True))
         return is_same and _versions(gradients) == self._versions
 
@@ -33,7 +33,7 @@ def _versions(gradients: Iterable[Tensor | None]) -> list[int]:
 
 
 def is_nested_step(optimizer: Optimizer) -> bool:
-    """Whether this step runs inside another of the same optimizer: a subclass that calls `super().step()`.
+    """Check whether this step runs inside another step of the same optimizer: a subclass that calls `super().step()`.
 
     Torch runs hooks for the `step` method of both classes. The call stack distinguishes them; a flag would stay set
     after a step that raised.
@@ -48,13 +48,13 @@ def is_nested_step(optimizer: Optimizer) -> bool:
 
 
 def will_skip_step(optimizer: Optimizer) -> bool:
-    """Whether a fused optimizer will skip its step because the gradient scaler found infinities."""
+    """Check whether a fused optimizer will skip its step because the gradient scaler found infinities."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return found is not None and bool(torch.as_tensor(found).item())
 
 
 def current_loss_scale(scaler: GradScaler | None, optimizer: Optimizer) -> Tensor | None:
-    """Return the factor in the gradients; None without a scaler, or after `scaler.unscale_`."""
+    """Return the loss scale that gradients contain; None without a scaler, or after `scaler.unscale_`."""
     if scaler is None or not scaler.is_enabled():
         return None
     is_unscaled = scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
@@ -62,7 +62,7 @@ def current_loss_scale(scaler: GradScaler | None, optimizer: Optimizer) -> Tenso
 
 
 def only_initialises_state(optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> bool:
-    """Whether a step serves to create the optimizer's state: zero gradients, learning rate 0, and no state yet.
+    """Check whether a step only creates the optimizer's state: zero gradients, learning rate 0, and no state yet.
 
     Distributed checkpoints take such a step with a new optimizer.
     """
@@ -72,9 +72,9 @@ def only_initialises_state(optimizer: Optimizer, gradients: Sequence[Tensor | No
 
 
 def has_nothing_to_follow(parameter: Tensor) -> bool:
-    """Whether a parameter has no gradient, or is frozen with a gradient that is kept as zeros.
+    """Check whether a parameter has no gradient, or is frozen with a gradient of zeros.
 
-    A frozen parameter with another gradient was just trained, by a loop that freezes between backward and step.
+    A frozen parameter with a nonzero gradient is still trained, by a loop that freezes between backward and step.
     """
     grad = parameter.grad
     return grad is None or (not parameter.requires_grad and _is_zero_everywhere(grad))
@@ -87,7 +87,7 @@ def _is_zero(lr: object) -> bool:
 
 
 def _is_zero_everywhere(grad: Tensor) -> bool:
-    """Whether a gradient is zero on all ranks, so that all ranks decide alike."""
+    """Check whether a gradient is zero on all ranks, so that all ranks make the same decision."""
     if grad.layout != torch.strided:
         return False
     norm = torch.linalg.vector_norm(grad.detach())

@@ -11,7 +11,7 @@ from repulsive.heads.layout import HeadGroup
 
 
 def find_overlap(groups: Sequence[HeadGroup]) -> tuple[str, str] | None:
-    """Return the names of the first two groups that have rows of a parameter in common; None if there are none."""
+    """Return the names of the first two groups that share rows of a parameter; None if no groups do."""
     owners: dict[tuple[int, int], Tensor] = {}  # for each row of a parameter, the index of its group; -1 for none
     for index, group in enumerate(groups):
         for part in group.slices:

@@ -1,4 +1,4 @@
-"""Look up the current parameters and gradients of head slices. This is the only Python loop of a fused step."""
+"""Look up the current parameters and gradients of head slices, the only Python loop of a fused step."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from repulsive.particles.rule import Measure
 
 FIRST_STEP = 500  # earlier, q and k may have tiny gradients, which makes the ratio huge
-IN_A_ROW = 3  # measurements
+IN_A_ROW = 3  # number of consecutive measurements that trigger a warning
 _TOO_STRONG = 1.01  # a target ratio of 1 is measured as 1 up to rounding
 
 
@@ -34,11 +34,11 @@ class StrengthMonitor:
         self._is_done = False
 
     def observe(self, step: int, measures: Iterable[Measure]) -> float | None:
-        """Take in a measurement.
+        """Process one measurement.
 
         Args:
             step: optimizer step.
-            measures: one for each batch of groups.
+            measures: one `Measure` for each batch of groups.
 
         Returns:
             The median ratio when repulsion is found to be too strong, once; None otherwise.
@@ -65,7 +65,7 @@ class StrengthMonitor:
 
 
 def _ratios(measures: Iterable[Measure]) -> list[Tensor]:
-    """|repulsion| / |drive| of all groups, one tensor per device."""
+    """Compute |repulsion| / |drive| of all groups, one tensor per device."""
     by_device: dict[torch.device, list[Measure]] = {}
     for measure in measures:
         by_device.setdefault(measure.drive.device, []).append(measure)
@@ -76,7 +76,7 @@ def _ratios(measures: Iterable[Measure]) -> list[Tensor]:
 
 
 def _start_copy_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Return the copy, and the event that is recorded when it is complete."""
+    """Start copying values to the host; return the copy, and the event that marks its completion."""
     if not values.is_cuda:
         return values.detach().cpu(), None
     copy = values.detach().to("cpu", non_blocking=True)

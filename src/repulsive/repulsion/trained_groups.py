@@ -1,4 +1,4 @@
-"""Split groups of heads into those that an optimizer trains and the others."""
+"""Split groups of heads into trained and untrained groups of an optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repulsive.repulsion.sharding.shard_layout import check_placement, is_sharde
 
 
 def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[list[HeadGroup], list[HeadGroup]]:
-    """Split groups into those that the optimizer trains and the others. A warning names the others.
+    """Split groups into those that the optimizer trains and those that it does not; a warning names the latter.
 
     Raises:
         OptimizerError: the optimizer trains none of the groups.
@@ -43,7 +43,7 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
 
 
 def newly_trained(others: Sequence[HeadGroup], optimizer: Optimizer) -> list[str]:
-    """Return the names of groups that were left out and that the optimizer trains by now."""
+    """Return the names of groups that were left out before but that the optimizer now trains."""
     owned = _parameter_ids(optimizer)
     return [group.name for group in others if _why_not_trained(group, owned) is None]
 

@@ -32,7 +32,7 @@ def open_append(path: Path) -> BinaryIO:
     """Open a regular file for appending; create it if it does not exist.
 
     Raises:
-        OSError: it is a link, a pipe or a device, or cannot be written.
+        OSError: the file is a link, a pipe or a device, or cannot be written.
     """
     return _open_regular(path, os.O_WRONLY | os.O_APPEND, "ab")
 
@@ -49,7 +49,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """Replace a file atomically: write a temporary file, sync it and rename it.
 
     Raises:
-        OSError: it cannot be written; the previous file is unchanged.
+        OSError: the file cannot be written; the previous file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.aside-{os.getpid()}")
     try:
@@ -85,10 +85,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a folder or database that is a symbolic link.
+    """Raise an error if a folder or database is a symbolic link.
 
     Raises:
-        OSError: it is a symbolic link.
+        OSError: the path is a symbolic link.
     """
     if path.is_symlink():
         raise OSError(errno.ELOOP, _LINK, str(path))

@@ -1,4 +1,4 @@
-"""Replace a folder atomically: it is written aside, synced, and renamed into place."""
+"""Replace a folder atomically: write a temporary folder next to it, sync it, and rename it into place."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def leftovers(folder: Path, *kinds: str) -> list[Path]:
-    """Find what killed processes left beside a folder.
+    """Find temporary folders that killed processes left beside a folder.
 
     Args:
         folder: the folder that they were replacing.
-        kinds: "new" for unfinished folders, "old" for the ones that were being replaced.
+        kinds: "new" for unfinished folders, "old" for folders that were being replaced.
     """
     name = re.compile(rf"\.{re.escape(folder.name)}\.\d+\.({'|'.join(kinds)})")
     if not folder.parent.is_dir():

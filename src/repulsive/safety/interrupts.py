@@ -1,4 +1,4 @@
-"""End the command line with one line on Ctrl-C, also while torch is still being imported."""
+"""End a command with a one-line message on Ctrl-C, also while torch is still being imported."""
 
 from __future__ import annotations
 

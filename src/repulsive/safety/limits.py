@@ -17,7 +17,7 @@ _RATIO = 200  # unpacked bytes per byte of archive; ten times the best compressi
 
 
 def most_parameters() -> float:
-    """Largest number of parameters of a model built from a configuration.
+    """Return the largest allowed number of parameters of a model built from a configuration.
 
     Raises:
         ConfigError: the environment variable is not a positive number.
@@ -26,10 +26,10 @@ def most_parameters() -> float:
 
 
 def check_parameters(count: float, where: str) -> None:
-    """Refuse a model that is too large.
+    """Raise an error for a model with too many parameters.
 
     Raises:
-        ConfigError: it has more parameters than `most_parameters`.
+        ConfigError: the model has more parameters than `most_parameters`.
     """
     if count > (most := most_parameters()):
         raise ConfigError(
@@ -39,10 +39,10 @@ def check_parameters(count: float, where: str) -> None:
 
 
 def check_layers(count: int, where: str) -> None:
-    """Refuse a model with so many layers that building its modules would take hours.
+    """Raise an error for a model with so many layers that building its modules would take hours.
 
     Raises:
-        ConfigError: it has more than `MOST_LAYERS`, and the limit on parameters was not raised.
+        ConfigError: the model has more than `MOST_LAYERS` layers, and the limit on parameters was not raised.
     """
     if count > MOST_LAYERS and PARAMETERS not in os.environ:
         raise ConfigError(
@@ -56,7 +56,7 @@ class Unpacked:
 
     Args:
         path: the archive, for the error message.
-        size: its size in bytes.
+        size: the size of the archive in bytes.
     """
 
     def __init__(self, path: object, size: int) -> None:
@@ -65,7 +65,7 @@ class Unpacked:
         self._count = 0
 
     def add(self, count: int) -> None:
-        """Add unpacked bytes.
+        """Add a number of unpacked bytes to the total.
 
         Raises:
             DataError: the total exceeds the limit.

@@ -32,7 +32,7 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     Args:
         head: titles of the columns.
-        rows: cells of each row, as many as the head has.
+        rows: cells of each row, as many as there are column titles.
 
     Returns:
         The lines of the table, without a final newline.

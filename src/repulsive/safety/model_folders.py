@@ -32,7 +32,7 @@ def read_config(folder: Path) -> Any:
     """Read the configuration of a model folder with transformers.
 
     Raises:
-        ConfigError: it names code to download, or describes a model that is too large.
+        ConfigError: the configuration names code to download, or describes a model that is too large.
         Exception: raised by transformers for a file that it cannot read.
     """
     path = folder / "config.json"
@@ -50,7 +50,7 @@ def with_attention(config: Any, make: Callable[[str], _T]) -> _T:
     """Build a model with an attention implementation that is part of transformers.
 
     Args:
-        config: configuration of the model; "eager" is used if it names it, otherwise "sdpa".
+        config: configuration of the model; the implementation is "eager" if the configuration says so, else "sdpa".
         make: function that builds the model with a given implementation. It is called again with "eager" if the model
             does not support "sdpa".
     """
@@ -67,10 +67,10 @@ def with_attention(config: Any, make: Callable[[str], _T]) -> _T:
 
 
 def check_size(config: Any, make: Callable[[str], Any], where: object) -> None:
-    """Count the parameters of a model without allocating them, if its architecture allows that.
+    """Check the number of parameters of a model without allocating them, if its architecture allows that.
 
     Raises:
-        ConfigError: there are more than the limit.
+        ConfigError: the model has more parameters than the limit.
     """
     try:
         with torch.device("meta"):
@@ -96,7 +96,7 @@ def offline() -> Iterator[None]:
 
 
 def _check_sections(value: Any, path: Path) -> None:
-    """Check a section of a configuration and its nested sections, such as those of a text and a vision model."""
+    """Raise `ConfigError` if a configuration section, or a section nested in it, names code or is too large."""
     if isinstance(value, list):
         for item in value:
             _check_sections(item, path)

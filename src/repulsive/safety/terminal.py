@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`printable` on one line."""
+    """Make text safe to print with `printable`, and put it on one line."""
     return printable(" ".join(text.split()))
 
 

@@ -23,7 +23,7 @@ from repulsive.particles.gram import compute_dtype
 
 @contextmanager
 def recorded_attention(layers: Sequence[AttentionLayer], record: Record) -> Iterator[None]:
-    """Call `record(layer, weights)` with attention weights [B, M, T, S] each time one of these layers runs."""
+    """Call `record(layer, weights)` with attention weights [B, M, T, S] each time one of the layers runs."""
     with ExitStack() as stack:
         recorder = _Recorder(record)
         for layer in layers:
@@ -49,7 +49,7 @@ def dot_product_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Weights that `torch.nn.functional.scaled_dot_product_attention` computes, without dropout, [..., T, S].
+    """Recompute the weights of `torch.nn.functional.scaled_dot_product_attention`, without dropout, [..., T, S].
 
     A query whose keys are all masked has zero weights. Half precision is computed in float32, as in torch's kernels:
     a score of 20 in bfloat16 has an error of up to 0.06, and so has the logarithm of its weight.
@@ -69,7 +69,7 @@ def dot_product_weights(
 
 
 class _Recorder(TorchFunctionMode):
-    """Intercepts softmax and scaled dot-product attention, and tracks which layer is running."""
+    """Torch function mode that intercepts softmax and scaled dot-product attention inside the running layer."""
 
     def __init__(self, record: Record) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Recorder(TorchFunctionMode):
         self._running: list[AttentionLayer] = []
 
     def hooks(self, layer: AttentionLayer) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Forward pre-hook and forward hook that mark a layer as running."""
+        """Make the forward pre-hook and the forward hook that mark a layer as running."""
 
         def enter(_module: nn.Module, _args: object) -> None:
             self._running.append(layer)

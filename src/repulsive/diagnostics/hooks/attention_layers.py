@@ -29,7 +29,7 @@ class AttentionLayer:
 
     Args:
         name: the attention module's dotted name.
-        layer: its index in its stack, from 0.
+        layer: index of the layer in its stack (list of layers), from 0.
         where: "encoder", "decoder" or "cross".
         num_heads: number of query heads.
         attention: the attention module.
@@ -38,7 +38,7 @@ class AttentionLayer:
             which never calls its projection as a module), "result" (no projection: the result of the attention module
             has a head axis, [B, M, d]) or "graph" (no projection: the result of message passing has a head axis,
             [nodes, M, d], before heads are concatenated or averaged).
-        head_dim: d; 0 if it is known only from the result.
+        head_dim: d, the width of a head; 0 if it is known only from the result.
         projection: dotted name of the output projection; "" if there is none.
     """
 
@@ -64,7 +64,7 @@ def find_attention_layers(
 
     Args:
         model: any module, also inside a data-parallel or compile wrapper.
-        groups: the result of `find_heads` for all parts; None calls it.
+        groups: the result of `find_heads` for all parts; None calls `find_heads`.
         example_inputs: passed to `find_heads` if groups is None.
         out: dotted name of an attention module -> dotted name of its output projection, for layers where the
             projection is not found.
@@ -72,7 +72,7 @@ def find_attention_layers(
     Raises:
         HeadLayoutError: a layer has no output projection as wide as its heads.
         NoHeadsFound: the model has no heads.
-        SelectionError: the groups join several parts.
+        SelectionError: a group joins several parts (q, k, v).
     """
     inner = unwrap(model)
     groups = find_heads(model, example_inputs) if groups is None else groups
@@ -103,7 +103,7 @@ def replaced_head_outputs(layers: Sequence[AttentionLayer], change: Change) -> I
 
 @torch.no_grad()
 def output_weight(layer: AttentionLayer) -> Tensor:
-    """Weight of a layer's output projection, [d_model, M d], including an adapter around it.
+    """Return the weight of a layer's output projection, [d_model, M d], including an adapter around it.
 
     Args:
         layer: a layer with an output projection (kind "projection" or "torch").
@@ -191,9 +191,9 @@ class _IdentityProjection(nn.Module):
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()
-        self.originals = [original]  # in a list, so that it is not a submodule
+        self.originals = [original]  # in a list, so that the projection is not registered as a submodule
         weight = original.weight
-        self.changes: list[Change] = []  # of all open contexts, the outermost first
+        self.changes: list[Change] = []  # changes of all open contexts, the outermost first
         self.register_buffer("weight", torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
         self.register_buffer("bias", None if original.bias is None else torch.zeros_like(original.bias).detach())
 

@@ -27,7 +27,7 @@ def call(model: nn.Module, inputs: object) -> Any:
 
 
 def items_in(inputs: object) -> int:
-    """Number of items in a batch: the first dimension of its first tensor; 1 if it has no such tensor."""
+    """Count the items in a batch: the first dimension of its first tensor; 1 if it has no such tensor."""
     return next((len(value) for value in _tensors(inputs) if value.ndim), 1)
 
 
@@ -52,13 +52,13 @@ def _takes_mapping(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
 
 
 def _unwrapped(batch: Any) -> Any:
-    """The mapping inside a tuple or list of one mapping; any other batch as it is."""
+    """Return the mapping inside a tuple or list of one mapping; return any other batch unchanged."""
     single = isinstance(batch, list | tuple) and len(batch) == 1
     return batch[0] if single and isinstance(batch[0], Mapping) else batch
 
 
 def real_queries(batch: Any, where: str) -> Tensor | None:
-    """Mask of the query tokens that are not padding, bool [B, T]; None if the batch has no mask.
+    """Return a mask of the query tokens that are not padding, bool [B, T]; None if the batch has no mask.
 
     Args:
         batch: as the model takes it; masks are recognised by the names that transformers and torch use.
@@ -73,7 +73,7 @@ def real_queries(batch: Any, where: str) -> Tensor | None:
 
 
 def real_keys(batch: Any, where: str) -> Tensor | None:
-    """Mask of the key and value tokens that are not padding; in cross-attention they are the encoder's tokens."""
+    """Return a mask of the key and value tokens that are not padding; in cross-attention, of the encoder's tokens."""
     batch = _unwrapped(batch)
     if where != "cross" or not isinstance(batch, Mapping):
         return real_queries(batch, where)

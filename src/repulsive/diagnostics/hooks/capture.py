@@ -40,11 +40,11 @@ class Captured:
         return self.layer.name
 
     def diversity(self, space: str, real: Tensor | None = None) -> Diversity:
-        """Measure the similarity of these heads, averaged over all runs of the layer.
+        """Measure the similarity of the layer's heads, averaged over all runs of the layer.
 
         Args:
             space: "outputs" or "attention".
-            real: which tokens (queries) count, bool [B, T]; ignored if it masks other tokens (see `own_mask`).
+            real: which tokens (queries) count, bool [B, T]; ignored if the mask is for other tokens (see `own_mask`).
         """
         if space not in ("outputs", "attention"):
             raise ValueError(f"space={space!r}: choose 'outputs' or 'attention'")
@@ -60,7 +60,7 @@ class Captured:
     def own_mask(self, real: Tensor | None, run: int = 0) -> Tensor | None:
         """Return the mask if it masks this layer's tokens, else None; a text mask does not apply to an image.
 
-        Lengths must agree. In self-attention, no token inside the mask may attend to a token outside.
+        The mask must have as many tokens as the layer. In self-attention, no real token may attend to a masked token.
 
         Args:
             real: which tokens count, bool [B, T].
@@ -79,7 +79,7 @@ class Captured:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """Result of one forward pass.
+    """Everything that `capture` recorded in one forward pass.
 
     Args:
         layers: one entry per attention layer that ran, in model order.
@@ -110,7 +110,7 @@ def capture(
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
         weights: also capture attention weights.
         strict: raise an error if the weights of a layer cannot be captured; False lists the layer in `hidden`.
-        layers: the result of `find_attention_layers`; None calls it.
+        layers: the result of `find_attention_layers`; None calls that function.
 
     Raises:
         HeadLayoutError: no layer ran; or, if `strict`, the attention weights of a layer cannot be captured.
@@ -160,14 +160,14 @@ def _remedy(layer: AttentionLayer) -> str:
 
 
 def check_hooks_ran(layers: Sequence[AttentionLayer], ran: set[str]) -> None:
-    """Raise an error if no hook ran: then nothing was recorded or changed, and results would be silently wrong.
+    """Raise an error if no hook ran: nothing was recorded or changed, and results would be silently wrong.
 
     Args:
         layers: the layers that were hooked.
         ran: names of the layers whose hooks ran.
 
     Raises:
-        HeadLayoutError: with the name of the first hooked module.
+        HeadLayoutError: no hook ran; the message names the first hooked module.
     """
     if not ran & {layer.name for layer in layers}:
         first = layers[0].projection or layers[0].name

@@ -16,7 +16,7 @@ from repulsive.diagnostics.similarity import Diversity, merged
 
 @dataclass(frozen=True, eq=False)
 class BatchMeasurements:
-    """Similarity of heads and attention maps over some batches.
+    """Similarity of heads, averaged over batches, and attention maps of the first items.
 
     Args:
         diversity: "outputs" and "attention" -> one entry per layer that ran; layers whose attention weights could not
@@ -41,10 +41,10 @@ def measure_batches(
     """Run a model on all batches and average over them, weighted by the number of tokens that count.
 
     Args:
-        model: its weights, flags and results do not change.
+        model: any module with heads; its weights, flags and results do not change.
         batches: inputs of the model, each a tensor, a tuple of arguments or a mapping.
         layers: the result of `find_attention_layers`.
-        real: returns which queries of a batch count.
+        real: function that returns which queries of a batch count.
         shown: number of items of the first batch whose attention maps are kept.
     """
     parts: dict[str, dict[str, list[tuple[Diversity, float]]]] = {"attention": {}, "outputs": {}}
@@ -67,7 +67,7 @@ def measure_batches(
 
 
 def _tokens(captured: Captured, mask: Tensor | None, run: int) -> float:
-    """Number of tokens of a run that count; B T without a mask."""
+    """Count the tokens of a run that are not masked; B T without a mask."""
     own = captured.own_mask(mask, run)
     batch, length = captured.outputs[run].shape[:2]
     return float(batch * length) if own is None else float(own.sum())
@@ -76,7 +76,7 @@ def _tokens(captured: Captured, mask: Tensor | None, run: int) -> float:
 def _maps(
     captured: Capture, batch: Any, real: TokenMask, shown: int, notes: dict[str, None]
 ) -> tuple[dict[str, Tensor], ...]:
-    """Attention maps of the first items, without layers that attend within parts of items (windows of an image)."""
+    """Collect attention maps of the first items; skip layers that attend within windows of an item (Swin)."""
     items, layers = items_in(batch), []
     for each in captured.layers:
         parts = len(each.weights[0]) if each.weights else 0
@@ -92,7 +92,7 @@ def _maps(
 
 
 def _map(captured: Captured, item: int, batch: Any, real: TokenMask) -> Tensor:
-    """Attention map [M, T, S] of one item, without padding if the mask is known."""
+    """Return the attention map [M, T, S] of one item, without padding if the mask is known."""
     weights, where = captured.weights[0][item].float().cpu(), captured.layer.where
     queries = captured.own_mask(real(batch, where))
     keys = real(batch, "encoder") if where == "cross" else queries

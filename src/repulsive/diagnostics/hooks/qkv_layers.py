@@ -22,10 +22,10 @@ EXTRA_BIASES = ("q_bias", "k_bias", "v_bias")  # DeBERTa and LayoutLM add them a
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """One part (q, k or v) of one attention layer.
+    """The projection to q, k or v in one attention layer.
 
     Args:
-        group: the heads.
+        group: the heads of the projection.
         module: the module whose result holds the heads; for `nn.MultiheadAttention`, the attention module itself.
         norm: norm that is applied to the result before the dot product; None if there is none.
     """
@@ -53,7 +53,7 @@ class QKVLayer:
     Args:
         name: the attention module's dotted name.
         where: "encoder", "decoder" or "cross".
-        parts: "q", "k" and, if the layer has its own values, "v".
+        parts: projections by part: "q", "k" and, if the layer has its own values, "v".
         serves: the key-value head of each query head; None if each query head has its own.
     """
 
@@ -71,7 +71,7 @@ def find_qkv_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list
         groups: the result of `find_heads` for all parts.
 
     Returns:
-        The layers, and {name: reason} for those whose queries and keys cannot be recorded.
+        The layers, and {name: reason} for layers whose queries and keys cannot be recorded.
     """
     modules = {clean(name): module for name, module in unwrap(model).named_modules()}
     parts: dict[str, dict[str, HeadGroup]] = {}

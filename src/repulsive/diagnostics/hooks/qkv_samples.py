@@ -1,7 +1,7 @@
 """Sample queries, keys and values of attention layers while a model runs.
 
-They are recorded after the projections, biases and norms, and before rotary position embeddings. The model runs in
-evaluation mode.
+Queries, keys and values are recorded after the projections, biases and norms, and before rotary position embeddings.
+The model runs in evaluation mode.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class QKVSamples:
 
     Args:
         layer: the attention layer.
-        samples: part -> blocks [N, M, d], one per pass; keys are centred per sequence, padding is left out.
-        problem: why they could not be recorded; "" if they were.
+        samples: part (q, k or v) -> blocks [N, M, d], one per pass; keys are centred per sequence, padding is left out.
+        problem: why the layer could not be recorded; "" if it was.
     """
 
     layer: QKVLayer
@@ -36,11 +36,11 @@ class QKVSamples:
     problem: str = ""
 
     def part(self, name: str) -> Tensor:
-        """All sampled tokens of one part, [N, M, d]."""
+        """Concatenate all sampled tokens of one part (q, k or v), [N, M, d]."""
         return torch.cat(self.samples[name])
 
     def count(self, name: str) -> int:
-        """Number of sampled tokens N."""
+        """Count the sampled tokens N of one part (q, k or v)."""
         return sum(len(block) for block in self.samples.get(name, ()))
 
 
@@ -57,16 +57,16 @@ def sample_qkv(
 ) -> list[QKVSamples]:
     """Run a model on all batches and keep the queries, keys and values of some tokens.
 
-    The runs of a layer that runs several times in a pass are pooled. Every layer keeps the same tokens.
+    If a layer runs several times in a pass, tokens of all runs are pooled. Every layer keeps the same tokens.
 
     Args:
-        model: its weights, flags and results do not change.
+        model: any module with heads; its weights, flags and results do not change.
         batches: inputs of the model, each a tensor, a tuple of arguments or a mapping of keyword arguments.
         layers: the result of `find_qkv_layers`.
-        tokens: maximum number of tokens per part, an equal share from each batch.
+        tokens: maximum number of tokens for each of q, k and v, with an equal share from each batch.
         seed: random seed of the sample.
         queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T].
-        keys: the same for the tokens of keys and values.
+        keys: like `queries`, for the tokens of keys and values.
     """
     results = [QKVSamples(layer) for layer in layers]
     for number, batch in enumerate(batches):
@@ -91,14 +91,14 @@ def sample_qkv(
 
 @dataclass(frozen=True)
 class _Sampler:
-    """Samples tokens; layers with the same number of tokens get the same sample."""
+    """Random sampler of tokens; layers with the same number of tokens get the same sample."""
 
     tokens: int
     batches_left: int
     seed: int
 
     def share(self, kept: int) -> int:
-        """Number of tokens to take from this batch after `kept` were kept."""
+        """Compute the number of tokens to take from this batch, given that `kept` tokens were kept before."""
         return -(-(self.tokens - kept) // self.batches_left)
 
     def sample(self, heads: Tensor, share: int) -> Tensor:
@@ -120,7 +120,7 @@ class _Recorder:
         self.unmatched_norms: set[str] = set()  # parts whose norm had another input
 
     def keep(self, part: str, heads: Tensor, real: Tensor | None) -> None:
-        """Keep a sample of [S, n, M, d]; `real` [S, n] is False for padding."""
+        """Keep a sample of the tokens in `heads` [S, n, M, d]; `real` [S, n] is False for padding."""
         heads = heads.detach().to(compute_dtype(heads))
         if part == "k":
             heads = centre_keys(heads, real)
@@ -173,7 +173,7 @@ class _Recorder:
             self.keep(part, heads, self.mask_of(part, heads))
 
     def mask_of(self, part: str, heads: Tensor) -> Tensor | None:
-        """Mask of this part's tokens, bool [S, n]; None if there is none or it has another shape."""
+        """Return the mask of the tokens of this part (q, k or v), bool [S, n]; None if no mask has this shape."""
         real = self.real[part]
         return real.to(heads.device) if real is not None and real.shape == heads.shape[:2] else None
 

@@ -19,14 +19,14 @@ _INPUTS = {"q": "query", "k": "key", "v": "value"}
 
 
 def hook_torch(stack: ExitStack, part: str, projection: Projection, real: Tensor | None, keep: Keep) -> None:
-    """Compute one projection of every call; keys that the call itself masks as padding do not count.
+    """Hook the attention module to compute q, k or v of every call, without keys that the call masks as padding.
 
     Args:
-        stack: removes the hook when it is closed.
+        stack: exit stack that removes the hook when it closes.
         part: "q", "k" or "v".
         projection: the projection of that part; its module is the attention.
         real: which tokens count, bool [S, n]; None if there is no mask.
-        keep: called with the heads.
+        keep: called with the part, the heads and the mask.
     """
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -50,13 +50,13 @@ def _without_padding(padding: Tensor | None) -> Tensor | None:
 
 
 def _intersect(masks: Sequence[Tensor | None], heads: Tensor) -> Tensor | None:
-    """Intersection of the masks that have the shape of the tokens, bool [S, n]; None if there is none."""
+    """Intersect the masks that have the shape of the tokens, bool [S, n]; None if no mask has that shape."""
     fitting = [mask.to(heads.device) for mask in masks if mask is not None and mask.shape == heads.shape[:2]]
     return torch.stack(fitting).all(0) if fitting else None
 
 
 def _project(module: nn.Module, part: str, projection: Projection, x: Tensor) -> Tensor:
-    """[..., D] -> [..., M, d]"""
+    """Project tokens [..., D] to the heads of one part, [..., M, d]."""
     head, rows = projection.group.slices[0], projection.rows.flatten().to(x.device)
     weight, bias = head.parameter(), getattr(module, "in_proj_bias", None)
     if bias is not None:

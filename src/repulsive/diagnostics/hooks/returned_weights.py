@@ -1,6 +1,6 @@
 """Make attention layers return their weights: `nn.MultiheadAttention` and graph attention.
 
-Their callers, and hooks that were registered before, still receive the result they asked for.
+Callers of the layers, and hooks that were registered earlier, still receive the result they asked for.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def return_graph_weights(stack: ExitStack, layer: AttentionLayer, record: Record
 def _with_changes(
     names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], changes: dict[str, Any]
 ) -> Arguments:
-    """Change some arguments; positional ones stay positional, since other hooks read them by position."""
+    """Change some arguments of a call; positional arguments stay positional, as other hooks read them by position."""
     positional = [changes.get(name, value) for name, value in zip(names, args, strict=False)]
     return tuple(positional), {**kwargs, **{name: changes[name] for name in names[len(args) :] if name in changes}}
 

@@ -28,7 +28,7 @@ def reweighted_logits(
         model: a classifier with one additive attention whose heads feed only the readout; it does not change.
         inputs: a tensor, a tuple of arguments or a mapping, as the model takes them.
         weights: $\xi$ [K, M]; `leave_one_out(M)` removes each head in turn.
-        layers: the result of `find_attention_layers`; None calls it.
+        layers: the result of `find_attention_layers`; None calls that function.
 
     Raises:
         HeadLayoutError: the model does not have exactly one additive attention of M heads.
@@ -54,12 +54,12 @@ def reweighted_logits(
 
 
 def keep_one(heads: int) -> Tensor:
-    """Weightings that keep a single head, each in turn, float64 [M, M]."""
+    """Make M weightings that each keep a single head, float64 [M, M]."""
     return torch.eye(heads, dtype=torch.float64)
 
 
 def leave_one_out(heads: int) -> Tensor:
-    """Weightings that remove a single head, each in turn, float64 [M, M].
+    """Make M weightings that each remove a single head, float64 [M, M].
 
     Example:
         >>> leave_one_out(2).tolist()
@@ -69,7 +69,7 @@ def leave_one_out(heads: int) -> Tensor:
 
 
 def remove_in_order(order: Sequence[int]) -> Tensor:
-    """Weightings that remove the first 0, 1, ..., M heads of an order, float64 [M + 1, M].
+    """Make weightings that remove the first 0, 1, ..., M heads of an order, float64 [M + 1, M].
 
     Example:
         >>> remove_in_order([1, 0]).tolist()

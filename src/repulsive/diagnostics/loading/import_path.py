@@ -14,7 +14,7 @@ from repulsive.errors import RepulsiveError
 
 
 class LoadError(RepulsiveError, ValueError):
-    """A model or its inputs cannot be loaded: a typo, a missing file or package, or an object of another type."""
+    """Error for a model or inputs that cannot be loaded: a typo, a missing file or package, or a wrong type."""
 
 
 def import_object(path: str) -> Any:
@@ -61,6 +61,6 @@ def suggest(word: str, choices: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error message."""
+    """Return the type of an error and the first line of its message."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

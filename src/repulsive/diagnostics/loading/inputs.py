@@ -16,7 +16,7 @@ from repulsive.diagnostics.loading.import_path import LoadError, first_line, imp
 from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.errors import DataError
 
-BATCH_SIZE = 8  # sentences: large enough to use a CPU well, small enough for little memory
+BATCH_SIZE = 8  # sentences per batch: large enough to use a CPU well, small enough to need little memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class TokenizedText:
     Args:
         batches: keyword arguments of the model.
         tokens: tokens of each sentence, without padding.
-        decoder_reads_source: the decoder of an encoder-decoder reads the same sentences as its encoder.
+        decoder_reads_source: whether the decoder of an encoder-decoder reads the same sentences as its encoder.
     """
 
     batches: list[dict[str, Any]]
@@ -35,7 +35,7 @@ class TokenizedText:
 
 
 def read_sentences(path: Path | None, sentences: Sequence[str], limit: int) -> list[str]:
-    """Collect the given sentences and those of a file, one per line, without blank ones.
+    """Collect the given sentences and the sentences of a file (one per line); skip blank lines.
 
     Args:
         path: UTF-8 text file; None: no file.
@@ -118,7 +118,7 @@ def example_inputs(path: str, model: nn.Module) -> Any:
 
 
 def _max_positions(model: nn.Module) -> int | None:
-    """Number of positions that a model supports: fewer than configured if they start after the padding index."""
+    """Return the number of positions a model supports: less than configured if they start after the padding index."""
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
     padding = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
     configured = getattr(model.config, "max_position_embeddings", None)

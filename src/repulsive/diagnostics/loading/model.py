@@ -27,7 +27,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with its tokenizer; the tokenizer is None if the folder has none, or without a folder."""
+    """A model with its tokenizer; the tokenizer is None if the folder has none, or the model was imported."""
 
     model: nn.Module
     tokenizer: Any = None
@@ -44,7 +44,7 @@ def load_architecture(source: str) -> nn.Module:
         The model. From a folder, its parameters are on the meta device if the architecture supports that.
 
     Raises:
-        LoadError: the message says what is wrong and what to write instead.
+        LoadError: the model cannot be loaded; the message says why and what to write instead.
     """
     path = Path(source)
     if path.is_file() and path.name == "config.json":
@@ -130,7 +130,7 @@ def _architecture_from_folder(folder: Path) -> nn.Module:
     try:
         with torch.device("meta"):  # shapes are enough, and models of any size fit
             return with_attention(config, from_config)
-    except Exception:  # some architectures compute with tensors in the constructor, and need real ones
+    except Exception:  # some architectures compute with tensors in the constructor, and need real tensors
         try:
             return with_attention(config, from_config)
         except Exception as error:
@@ -178,7 +178,7 @@ def _read_config(folder: Path) -> Any:
 
 
 def _model_class(transformers: Any, config: Any) -> Any:
-    """The class that saved the folder, so that all saved weights are loaded and no random ones are added."""
+    """Return the class that saved the folder, so that all saved weights are loaded and no random weights are added."""
     names = getattr(config, "architectures", None)
     classes = [getattr(transformers, name, None) for name in names or [] if isinstance(name, str)]
     models = [each for each in classes if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel)]

@@ -10,8 +10,8 @@ slowest to the fastest, as in einops.
     group q+k+v dim            per key-value head: the q heads it serves, then its k, then its v
     4 qvk head dim             a number is an axis over which the heads are divided
 
-Other letters than q, k and v (such as g for a gate) take up features but belong to no head. In a block with q, `head`
-is the number of query heads; in other blocks it is the number of key-value heads.
+Letters other than q, k and v (such as g for a gate) take up features but belong to no head. In a block that contains q,
+`head` is the number of query heads; in other blocks it is the number of key-value heads.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ NO_HEADS = {
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the family table.
+    """One row of the family table: an attention class, its projections and where to find its number of heads.
 
     Args:
         name: name of the family in reports.
         classes: patterns (fnmatch) of class names; "*" matches any class that has the projections (a signature).
         projections: (attribute path, layout) pairs; a path leads to a module with a weight, or to a parameter.
         heads: attribute paths that may hold the number of (query) heads, tried in order.
-        kv_heads: the same for key-value heads; if none exists, the shapes decide.
+        kv_heads: attribute paths that may hold the number of key-value heads; if none exists, the shapes decide.
         where: "encoder", "decoder" or "cross", used if neither the path nor the module shows it.
         out: attribute path of the output projection; "../" starts from the parent module.
-        package: top-level package that defines the classes. A class of that name elsewhere is only a guess.
+        package: top-level package that defines the classes. A class of the same name in another package is a guess.
     """
 
     name: str

@@ -19,7 +19,7 @@ from repulsive.heads.table.surveyed_classes import SURVEYED
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter that counts a projection's output features along `axis`."""
+    """The weight of a projection; its dimension `axis` counts the output features."""
 
     module: nn.Module
     attribute: str
@@ -39,12 +39,12 @@ class Weight:
 
 @dataclass(frozen=True)
 class Match:
-    """The rows of an attention module's heads.
+    """An attention module matched to a row of the family table, with the weight rows of each head.
 
     Args:
         family: the row of the table that matched.
         parts: part -> (weight, int64 rows [heads, features]); several weights if several adapters are active.
-        serves: the kv head of each q head if there are fewer kv heads, else None.
+        serves: the kv head that each q head uses, if there are fewer kv heads than q heads, else None.
         proof: "table" if the table lists the class, "guess" if only names and shapes match.
     """
 
@@ -88,7 +88,7 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
 
 
 def kinds_of(module: nn.Module) -> list[str]:
-    """Names of a module's class and its base classes, its own first."""
+    """Return the names of a module's class and its base classes, the module's own class first."""
     names = [kind.__name__ for kind in type(module).__mro__ if issubclass(kind, nn.Module) and kind is not nn.Module]
     return [name.removeprefix("Parametrized") for name in names]  # torch renames the class of a parametrised module
 
@@ -127,14 +127,14 @@ def _package(kind: type) -> str:
 
 
 def _is_surveyed(kind: type[nn.Module], family: Family) -> bool:
-    """Check whether a survey proved this signature for this class of its package."""
+    """Check whether a survey proved that this signature finds the heads of this class."""
     package, _, path = kind.__module__.partition(".")
     names = SURVEYED.get((package, family.name), ())
     return kind.__name__ in names or f"{path}.{kind.__name__}" in names
 
 
 def weights_of(module: nn.Module, path: str) -> list[Weight]:
-    """Trainable weights at an attribute path: the weight itself, or `lora_B` of each active LoRA adapter.
+    """Find the trainable weights at an attribute path: the weight itself, or `lora_B` of each active LoRA adapter.
 
     Raises:
         UnsupportedWeights: the weight is quantised, parametrised or of another adapter kind.
@@ -153,7 +153,7 @@ def weights_of(module: nn.Module, path: str) -> list[Weight]:
 
 
 def follow(module: nn.Module, path: str) -> object:
-    """`module.a.b` for the path "a.b"; None if an attribute is missing."""
+    """Return `module.a.b` for the path "a.b"; None if an attribute is missing."""
     target: object = module
     for attribute in path.split("."):
         target = getattr(target, attribute, None)
@@ -178,7 +178,7 @@ def _heads_of(module: nn.Module, family: Family, heads: int, proof: str) -> Matc
 
 
 def _kv_heads(module: nn.Module, family: Family, heads: int, features: list[int]) -> int:
-    """Number of key-value heads: the module's attribute if the shapes agree with it, else from the shapes."""
+    """Find the number of key-value heads: the module's attribute if the shapes agree with it, else from the shapes."""
     layouts = [layout for _, layout in family.projections]
     declared = _number(module, family.kv_heads)
     if layouts[:2] not in (["q head dim", "k head dim"], ["q head dim", "kv head dim"]):
@@ -196,7 +196,7 @@ def _kv_heads(module: nn.Module, family: Family, heads: int, features: list[int]
 
 
 def _check_widths(module: nn.Module, family: Family, heads: int, parts: dict[str, list[tuple[Weight, Tensor]]]) -> None:
-    """Check a guess: the head width must match the module's attribute and the output projection."""
+    """Check a match by names and shapes: the head width must fit the module's attribute and the output projection."""
     width = parts["q"][0][1].shape[1]
     if width == 1 and _number(module, tuple(name for name in family.heads if name != "h")) is None:
         raise HeadLayoutError(f"{family.name}: h={heads} would make heads of one feature each; is h the width instead?")
@@ -230,7 +230,7 @@ def _number(module: nn.Module, paths: tuple[str, ...]) -> int | None:
 
 
 def _adapters(layer: nn.Module, path: str) -> list[Weight]:
-    """`lora_B` of each active LoRA adapter of a layer; [] if the layer has no adapter."""
+    """Find `lora_B` of each active LoRA adapter of a layer; [] if the layer has no adapter."""
     adapters: nn.ModuleDict = getattr(layer, "lora_B", None) or nn.ModuleDict()
     if not len(adapters):
         if hasattr(layer, "base_layer"):

@@ -54,13 +54,13 @@ def output_projection(
     Args:
         modules: all modules of the model by dotted name.
         name: dotted name of the attention module.
-        family: name of the row of the family table that matched it.
+        family: name of the family table row that matched the module.
         heads: number of query heads.
         head_dim: width of a head's values; 0 if unknown.
         out: dotted name of the projection, if the caller knows it.
 
     Returns:
-        Its dotted name, the module and its number of input features; None if none is as wide as the heads.
+        The projection's dotted name, module and number of input features; None if no projection has the heads' width.
     """
     attention = modules[name]
     table = [f.out for f in known_families() if f.name == family and f.out]
@@ -79,7 +79,7 @@ def _absolute(name: str, path: str) -> str:
 
 
 def _input_features(projection: object) -> int | None:
-    """Number of input features of a projection; None if it is not a projection."""
+    """Return the number of input features of a projection; None if the object is not a projection."""
     declared = getattr(projection, "in_features", None)
     weight = getattr(projection, "weight", None)
     if isinstance(declared, int):

@@ -11,16 +11,16 @@ from repulsive.errors import HeadLayoutError
 
 
 def rows_of(layout: str, features: int, heads: int, kv_heads: int | None = None) -> dict[str, Tensor]:
-    """Divide a projection's output features among heads as a layout says.
+    """Divide a projection's output features among heads according to a layout.
 
     Args:
         layout: words as described in `families`, such as "qkv head dim".
-        features: output features of the projection.
-        heads: query heads.
-        kv_heads: key-value heads; as many as query heads if None.
+        features: number of output features of the projection.
+        heads: number of query heads.
+        kv_heads: number of key-value heads; None for as many as query heads.
 
     Returns:
-        For each part in the layout, int64 [heads of that part, features per head].
+        For each part (q, k or v) in the layout, the feature indices as int64 [heads of that part, features per head].
 
     Raises:
         HeadLayoutError: the features do not divide into that many heads, or the layout has an unknown word.
@@ -68,7 +68,7 @@ def _is_part_word(word: str) -> bool:
 
 
 def _size(word: str, block: list[str], heads: int, kv_heads: int, layout: str) -> int:
-    """Length of the axis that a word names; 1 for `dim`."""
+    """Return the length of the axis that a word of the layout names; 1 for `dim`."""
     parts = [w for w in block if _is_part_word(w)]
     if len(parts) != 1 or block.count("dim") != 1 or not set(parts[0]) & set("qkv"):
         raise HeadLayoutError(f"layout {layout!r}: each block needs one word with letters q, k, v, and one `dim`")

@@ -1,6 +1,7 @@
 """Classes whose signature a survey has proved by building, running and tracing a model.
 
-From `results/survey/transformers.json` (architectures with every group verified) and `results/survey/packages.json`.
+The list comes from `results/survey/transformers.json` (architectures with every group verified) and
+`results/survey/packages.json`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def repeat_for_queries(q: Tensor, *kv: Tensor) -> list[Tensor]:
 
 
 def dot_product_operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments q, k and v of `scaled_dot_product_attention`, with key-value heads repeated."""
+    """Read q, k and v from the arguments of `scaled_dot_product_attention`, and repeat key-value heads."""
     given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
     q, k, v = (given[name] for name in ("query", "key", "value"))
     if q.ndim > 2 and k.ndim == q.ndim:

@@ -16,7 +16,7 @@ from repulsive.heads.trace.recorder import Recorder
 
 
 class _Context:
-    """Stand-in for the `ctx` of a forward that runs as plain code; it discards what is saved."""
+    """Stand-in for the `ctx` argument of a forward that runs as plain code; it discards tensors saved for backward."""
 
     def __init__(self, args: Iterable[Any]) -> None:
         self.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
@@ -64,7 +64,7 @@ def autograd_functions_traced(recorder: Recorder) -> Iterator[None]:
 
 
 def _run_forward(cls: Any, args: tuple[Any, ...], recorder: Recorder) -> tuple[Any, bool]:
-    """Run the forward as plain code; also return whether it wrote into its arguments, so that it cannot run again."""
+    """Run the forward as plain code; also return whether it wrote into its arguments, so that a rerun is unsafe."""
     context = _Context(args)
     separate = cls.setup_context is not torch.autograd.Function.setup_context  # then forward takes no ctx
     try:
@@ -81,7 +81,7 @@ def _carries_gradient(result: Any) -> bool:
 
 @contextmanager
 def saved_tensors_kept() -> Iterator[None]:
-    """Disable saved-tensor hooks: non-reentrant checkpoints would recompute activations and miss the traced ones."""
+    """Disable saved-tensor hooks: non-reentrant checkpoints would recompute activations and lose the traced tensors."""
     hooks = torch.autograd.graph.saved_tensors_hooks
     enter, leave = hooks.__enter__, hooks.__exit__
     hooks.__enter__ = lambda self: None  # type: ignore[method-assign]

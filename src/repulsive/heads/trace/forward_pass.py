@@ -15,7 +15,7 @@ from repulsive.heads.trace.attention_calls import flex_recorded
 from repulsive.heads.trace.autograd_functions import autograd_functions_traced, saved_tensors_kept
 from repulsive.heads.trace.recorder import Recorder
 
-_FEW = 2  # samples; the layout of heads is the same in all of them
+_FEW = 2  # samples to trace; the head layout is the same in every sample
 
 
 def run(model: nn.Module, example: object, recorder: Recorder) -> None:
@@ -30,7 +30,7 @@ def run(model: nn.Module, example: object, recorder: Recorder) -> None:
 
 
 def first_samples(example: object) -> object | None:
-    """The first samples of an example; None if its tensors differ in their first dimension or are short already."""
+    """Take the first samples of an example; None if its tensors differ in batch size or already have few samples."""
     leaves, spec = pytree.tree_flatten(dict(example) if isinstance(example, Mapping) else example)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
@@ -89,7 +89,7 @@ def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _without_compilation() -> Iterator[None]:
-    """Run compiled modules and functions uncompiled. If torch._dynamo was never imported, there are none."""
+    """Run compiled modules and functions uncompiled. If torch._dynamo was never imported, nothing is compiled."""
     if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
         with torch.compiler.set_stance("force_eager"):
             yield

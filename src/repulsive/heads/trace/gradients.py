@@ -16,16 +16,16 @@ PRESENT = 1e-12  # a row is reached if its squared gradient exceeds this share o
 
 @dataclass(frozen=True, eq=False)
 class RoleGradients:
-    """Squared gradients of one role (q, k or v) of one attention call.
+    """Squared gradients from one operand (q, k or v, its *role*) of one attention call to the rows of projections.
 
     Args:
         role: "q", "k" or "v"; "any" where the call does not distinguish them (graph convolutions).
         owner: dotted name of the module that made the call.
-        energy: for each parameter the squared gradient [indices, rows], float64. An index is one head of the call, or
+        energy: for each parameter, the squared gradient [indices, rows], float64. An index is one head of the call, or
             one (sample, head) pair where the model merges the two axes.
         norm_widths: widths of the norms on the path whose statistics were treated as constants.
         mixed: what mixes the heads of this role with each other; "" if nothing does.
-        indices: the call's index for each line of `energy`. Windowed attention repeats the same heads hundreds of
+        indices: the call's index for each row of `energy`. Windowed attention repeats the same heads hundreds of
             times; then only a few repetitions are kept.
         total: number of indices of the call.
     """
@@ -44,7 +44,8 @@ class Trace:
     """The attention calls of one forward pass.
 
     Args:
-        calls: for each attention call, in order, the gradients of its roles. With one token q and k get no gradient.
+        calls: for each attention call, in order, the gradients of its roles. If the input has one token, q and k get no
+            gradient.
         hidden: module name -> why attention inside it could not be traced.
     """
 
@@ -55,7 +56,7 @@ class Trace:
 def gather(
     indices: list[tuple[int, ...]], energy_of: Callable[[tuple[int, ...]], list[dict[Key, Tensor]]]
 ) -> tuple[tuple[int, ...], list[dict[Key, Tensor]]]:
-    """Compute the energy of every index of a call, or of a few repetitions if the heads repeat.
+    """Compute the squared gradients (energy) of every index of a call, or of a few repetitions if the heads repeat.
 
     Args:
         indices: all indices of the call.
@@ -78,7 +79,7 @@ def gather(
 
 
 def _period(lines: list[list[dict[Key, Tensor]]], total: int) -> int:
-    """Number of indices after which the same heads repeat, confirmed by two periods; 0 if they do not."""
+    """Find the number of indices after which the heads repeat, confirmed by two periods; 0 if they do not repeat."""
     energies = [[energy for role in line for energy in role.values()] for line in lines]
     reached = torch.stack([torch.cat([e > PRESENT * e.max() for e in each]) for each in energies])
     if not bool(reached.any(1).all()):
@@ -91,7 +92,7 @@ def _period(lines: list[list[dict[Key, Tensor]]], total: int) -> int:
 
 
 def head_ids(energies: list[dict[Key, Tensor]], total: int) -> list[int]:
-    """Number of the head at each of a call's `total` indices, from the energies that `gather` returned."""
+    """Find the head number at each of a call's `total` indices from the energies that `gather` returned."""
     tables = [energy for role in energies for energy in role.values()]
     if not tables:
         return list(range(total))
@@ -101,13 +102,13 @@ def head_ids(energies: list[dict[Key, Tensor]], total: int) -> list[int]:
 
 
 def same_head_ids(reached: Tensor) -> list[int]:
-    """Give indices of a call the same number if they reach mostly the same rows.
+    """Number the heads of a call: indices whose gradients reach mostly the same rows get the same number.
 
     Args:
         reached: bool [indices, rows].
 
     Returns:
-        A number per index, counted in order of first appearance.
+        The head number of each index, counted from 0 in order of first appearance.
     """
     heads: list[Tensor] = []
     ids = []

@@ -23,7 +23,7 @@ class Completed:
     """Groups from the table and from the trace, with a report on each.
 
     Args:
-        groups: in model order. An inferred group replaces a group of the table that is wrong.
+        groups: the groups in model order. An inferred group replaces a wrong group of the table.
         reports: one per group. "wrong" means that the table is wrong and the trace found no replacement; such a group
             must not be used.
         misses: module name -> why no heads could be inferred there.
@@ -46,7 +46,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class _Split:
-    """Rows of one projection for each head of an attention call."""
+    """The rows of one projection, split into the heads of an attention call."""
 
     key: Key
     rows: Tensor  # [M, R]
@@ -150,12 +150,12 @@ def _without_single_streams(model: nn.Module, groups: Sequence[HeadGroup], trace
 
 
 def _claim(parameter: Tensor, rows: Tensor) -> tuple[int, tuple[int, ...]]:
-    """The rows of a weight, as a key for comparison."""
+    """Build a hashable key from a parameter and its claimed rows."""
     return id(parameter), tuple(sorted(rows.flatten().tolist()))
 
 
 def _parts(call: Sequence[RoleGradients]) -> tuple[dict[str, list[_Split]], str]:
-    """Split the projections of one attention call into heads: {part: splits}, or {} and the reason."""
+    """Split the projections of one attention call into heads: ({part: splits}, ""), or ({}, reason for failure)."""
     by_role = {name: [role for role in call if role.role == name] for name in ("q", "k", "v", "any")}
     first = next((r for name in ("q", "k") for r in by_role[name] if len(_heads(r)) > 1), None)
     if first is None or by_role["any"]:
@@ -193,7 +193,7 @@ def _parts(call: Sequence[RoleGradients]) -> tuple[dict[str, list[_Split]], str]
 
 
 def _split(key: Key, energy: Tensor, ids: list[int], heads: int) -> _Split | str:
-    """Split the rows of one projection into heads; return the reason if that fails."""
+    """Split the rows of one projection into heads; return the reason as a string if they cannot be split."""
     mine = torch.zeros(max(ids) + 1, energy.shape[1], dtype=energy.dtype).index_add_(0, torch.tensor(ids), energy)
     reached = mine > PRESENT * mine.max(1, keepdim=True).values.clamp(min=1e-300)  # [heads, rows]
     if len(reached) == 1:
@@ -227,7 +227,7 @@ def _heads(role: RoleGradients) -> set[int]:
 
 
 def _head_ids(role: RoleGradients) -> list[int]:
-    """Head of each index of the call, so that (sample, head) pairs of one head get the same number: [indices]."""
+    """Find the head number of each index of the call; all (sample, head) pairs of one head get the same number."""
     if not role.energy:
         return []
     return same_head_ids(torch.cat([e > PRESENT * e.max().clamp(min=1e-300) for e in role.energy.values()], 1))
@@ -238,12 +238,12 @@ def _count(role: RoleGradients) -> int:
 
 
 def _belongs(split: _Split, module: str) -> bool:
-    """Check that a projection belongs to the attention module; one that all heads share must be inside it."""
+    """Check that a projection belongs to the attention module; a projection that all heads share must be inside it."""
     return split.rows.shape[0] > 1 or not module or split.key[0].startswith(f"{module}.")
 
 
 def _excluded(path: str, owners: Mapping[str, tuple[nn.Module, str]]) -> tuple[str, str] | None:
-    """(module, reason) if a call is inside a class that is listed as having no heads, else None."""
+    """Return (module, reason) if a call is inside a class that is listed as having no heads, else None."""
     steps = path.split(".")
     for length in range(len(steps), 0, -1):
         name = ".".join(steps[:length])
@@ -254,12 +254,12 @@ def _excluded(path: str, owners: Mapping[str, tuple[nn.Module, str]]) -> tuple[s
 
 
 def _adapters_first(splits: list[_Split]) -> list[_Split]:
-    """Keep LoRA adapters instead of the frozen weights they adapt; without adapters keep all."""
+    """Keep LoRA adapters instead of the frozen weights they adapt; keep all weights if there are no adapters."""
     return [x for x in splits if ".lora_B." in x.key[0]] or splits
 
 
 def _ancestor(names: Sequence[str]) -> str:
-    """Dotted name of the innermost module that contains all of these."""
+    """Find the dotted name of the innermost module that contains all the named modules."""
     paths = [name.split(".") for name in names]
     same = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return ".".join(level[0] for level in same)

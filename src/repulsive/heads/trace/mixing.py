@@ -1,4 +1,4 @@
-"""Detect heads that are mixed with each other around the softmax, as learned talking heads are."""
+"""Detect attention that mixes heads before or after the softmax, such as talking-heads attention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def uses_foreign_rows(roles: Sequence[Mapping[Any, Tensor]], all_queries: Mappin
 
     Args:
         roles: for q and for k, squared gradient [indices, rows] of one query of each head, per parameter.
-        all_queries: the same for all queries together.
+        all_queries: the squared gradient [indices, rows] of all queries together, per parameter.
     """
     for key, energy in all_queries.items():
         tables = [_reached(role[key]) for role in roles if key in role]
@@ -59,10 +59,10 @@ def mixes_after(output: Tensor, axes: Sequence[int], weights: Tensor, heads: Seq
 
     Args:
         output: attention weights times values.
-        axes: its axes that may count heads.
-        weights: the output of the softmax, a leaf.
+        axes: the axes of `output` that may count heads.
+        weights: the output of the softmax, a leaf tensor.
         heads: the axes of `weights` that count heads.
-        ids: the head at each index of those axes.
+        ids: the head number at each index of those axes.
     """
     used = [_heads_used(output, position, weights, heads, ids) for position in _positions(output, axes)]
     sets = {each for each in used if each}
@@ -73,7 +73,7 @@ def mixes_after(output: Tensor, axes: Sequence[int], weights: Tensor, heads: Seq
 
 
 def _positions(output: Tensor, axes: Sequence[int]) -> list[dict[int, int]]:
-    """A few positions along each axis, with the other axes at 0."""
+    """Choose a few positions along each axis, with the other axes at index 0."""
     first = dict.fromkeys(axes, 0)
     return [
         first | {axis: position}
@@ -86,7 +86,7 @@ def _positions(output: Tensor, axes: Sequence[int]) -> list[dict[int, int]]:
 def _heads_used(
     output: Tensor, position: dict[int, int], weights: Tensor, heads: Sequence[int], ids: list[int]
 ) -> frozenset[int]:
-    """The heads whose attention weights one position of the output depends on."""
+    """Find the heads whose attention weights affect one position of the output."""
     index = tuple(position.get(axis, slice(None)) for axis in range(output.ndim))
     noise = torch.randn(output[index].shape, generator=torch.Generator().manual_seed(1)).to(output)
     (grad,) = torch.autograd.grad(output[index], weights, noise, retain_graph=True, allow_unused=True)

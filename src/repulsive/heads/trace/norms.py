@@ -1,7 +1,8 @@
 """Norms between a projection and attention, with their statistics held constant.
 
-A norm over the full width makes every head depend on every other through its mean and variance. These only shift and
-scale heads and do not move features between them, so the trace treats them as constants and notes that in its report.
+A norm over the full width makes every head depend on every other head through its mean and variance. These statistics
+only shift and scale heads and do not move features between heads, so the trace treats them as constants and its report
+says so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class StopGradient(torch.autograd.Function):
 
 
 def constant(x: Tensor, width: int) -> Tensor:
-    """Treat `x` as a constant; `width` is the number of features it was computed from."""
+    """Block the gradient of the statistic `x`; `width` is the number of features that `x` was computed from."""
     result: Tensor = StopGradient.apply(x, width)  # type: ignore[no-untyped-call]
     return result
 

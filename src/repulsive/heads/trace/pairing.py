@@ -1,4 +1,4 @@
-"""Pair query heads with the key-value heads that serve them, as the attention calls of a trace do."""
+"""Pair query heads with the key-value heads that serve them, as observed in the attention calls of a trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-6  # largest share of an index's squared gradient outside its he
 def with_traced_pairs(
     model: nn.Module, groups: Sequence[HeadGroup], calls: Iterable[Sequence[RoleGradients]]
 ) -> list[HeadGroup]:
-    """Set `serves` of grouped query heads to the pairs in the traced calls; other groups stay as they are."""
+    """Set `serves` of grouped query heads to the pairs seen in the traced calls; leave other groups unchanged."""
     names = {id(p): clean(name) for name, p in model.named_parameters()}
     calls = list(calls)
     partners: dict[str, list[HeadGroup]] = {}
@@ -34,7 +34,7 @@ def with_traced_pairs(
 
 
 def pairing_fault(group: HeadGroup, calls: Iterable[Sequence[RoleGradients]], names: Mapping[int, str]) -> str:
-    """Describe where an attention call pairs other heads than a group of joined parts does; "" if none does."""
+    """Describe how an attention call contradicts the q, k, v pairing of a joined group; "" if no call does."""
     for call in calls:
         paired: dict[int, tuple[int, str]] = {}  # index of the call -> head, and the parameter that showed it
         for s in group.slices:
@@ -52,7 +52,7 @@ def pairing_fault(group: HeadGroup, calls: Iterable[Sequence[RoleGradients]], na
 def _serves(
     q: HeadGroup, partners: Sequence[HeadGroup], calls: Iterable[Sequence[RoleGradients]], names: Mapping[int, str]
 ) -> tuple[int, ...] | None:
-    """The kv head of each q head; None if calls do not show it or disagree, or there are as many kv heads."""
+    """Find the kv head of each q head; None if calls do not show it or disagree, or if no kv head is shared."""
     fewer = [group for group in partners if group.num_heads < q.num_heads]
     pairs: dict[int, set[int]] = {}
     for call in calls:
@@ -66,7 +66,7 @@ def _serves(
 
 
 def _each(group: HeadGroup, call: Sequence[RoleGradients], names: Mapping[int, str]) -> Iterator[dict[int, int]]:
-    """For each slice and matching role: index of the call -> head."""
+    """Yield a map from the call's indices to heads, for each slice and each role that uses the slice."""
     for s in group.slices:
         for role in call:
             if role.role == group.part and (heads := _heads_used(s, role, names)):
@@ -74,7 +74,7 @@ def _each(group: HeadGroup, call: Sequence[RoleGradients], names: Mapping[int, s
 
 
 def _heads_used(s: HeadSlice, role: RoleGradients, names: Mapping[int, str]) -> dict[int, int]:
-    """Index of the call -> the head of `s` that it uses; empty if the role uses other rows."""
+    """Map each index of the call to the head of slice `s` that it uses; empty if the role uses other rows."""
     energy = role.energy.get((names.get(id(s.parameter()), s.parameter_name), s.axis))
     if energy is None or role.total < 2:
         return {}
@@ -91,5 +91,5 @@ def _heads_used(s: HeadSlice, role: RoleGradients, names: Mapping[int, str]) -> 
 
 
 def head_energy(s: HeadSlice, energy: Tensor) -> Tensor:
-    """Squared gradient of each head: [indices, rows of the parameter] -> [indices, M]."""
+    """Sum squared gradients over the rows of each head: [indices, rows of the parameter] -> [indices, M]."""
     return torch.stack([energy[:, rows].sum(1) for rows in s.rows.cpu()], 1)

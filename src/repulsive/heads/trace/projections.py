@@ -17,8 +17,8 @@ def weights_in(
     """Yield each operand that may be a projection's weight.
 
     Yields:
-        The operand, its axis of output features, the output's axis of features, and further output axes that the
-        operand makes (einsum with heads and features on separate axes).
+        The operand, its axis that counts output features, the feature axis of the result, and further axes of the
+        result that come from the operand (if an einsum has separate axes for heads and features).
     """
     if name == "linear":
         yield args[1] if len(args) > 1 else kwargs["weight"], 0, -1, ()
@@ -49,17 +49,17 @@ def weights_in(
 
 
 def _is_explicit_einsum(args: tuple[Any, ...]) -> bool:
-    """Check for an einsum with an explicit output and no ellipsis."""
+    """Check whether einsum arguments have an explicit output ("->") and no ellipsis."""
     return isinstance(args[0], str) and "." not in args[0] and "->" in args[0]
 
 
 def value_axes(name: str, args: tuple[Any, ...], out: Tensor, left: bool) -> tuple[int, ...]:
-    """Axes of attention weights times values that may count heads: all but the one of the values' features.
+    """Find the axes that may count heads in the product of attention weights and values: all but the feature axis.
 
     Args:
         name: name of the torch function, a matrix product or einsum.
-        args: its arguments.
-        out: its result.
+        args: the arguments of the call.
+        out: the result of the call.
         left: whether the attention weights are the left operand.
     """
     if name == "einsum" and _is_explicit_einsum(args):
@@ -70,7 +70,7 @@ def value_axes(name: str, args: tuple[Any, ...], out: Tensor, left: bool) -> tup
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among arguments, also those inside lists and tuples."""
+    """Yield the tensors in a call's arguments, including tensors inside lists and tuples."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,7 +1,7 @@
 """Record the projections and attention calls of a forward pass.
 
-The output of every projection is replaced by a fresh leaf, and the statistics of norms are held constant. Gradients of
-a head therefore end at the nearest projections.
+The output of every projection is replaced by a fresh leaf tensor, and the statistics of norms are held constant.
+Therefore, the gradients of a head stop at the nearest projections.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Leaf:
         axis: the weight's dimension that counts output features.
         rows: int64 [features], the weight's row behind each output feature.
         feature_axis: the output's dimension that counts features.
-        inner: further output dimensions that the weight makes, if heads and features have separate axes.
+        inner: further output dimensions that come from the weight, if heads and features have separate axes.
     """
 
     tensor: Tensor
@@ -48,17 +48,17 @@ class Leaf:
 
 @dataclass(eq=False)
 class Call:
-    """One attention call.
+    """One recorded call of an attention function, or one softmax over scores.
 
     Args:
-        owner: dotted name of the module that made it.
-        operands: q, k and v, for functions that take them (scaled dot-product attention).
-        scores: input of the softmax, for attention written out with one.
+        owner: dotted name of the module that made the call.
+        operands: q, k and v, for functions that take all three (such as scaled dot-product attention).
+        scores: input of the softmax, for attention written as explicit tensor operations.
         dim: axis of that softmax.
         attended: number of entries with a weight above 0 in each row of the scores.
         weights: output of the softmax, a leaf; its gradient shows which heads an output depends on.
-        outputs: (weighted values, their axes that may count heads).
-        is_graph: message passing, which does not distinguish q, k and v.
+        outputs: pairs of (attention weights times values, the axes of that product that may count heads).
+        is_graph: whether this is graph message passing, which does not distinguish q, k and v.
     """
 
     owner: str
@@ -140,7 +140,7 @@ class Recorder(TorchFunctionMode):
         self.calls.append(Call(self._owner(), {"q": q, "k": k, "v": v}))
 
     def mark(self) -> tuple[int, int, tuple[str, ...]]:
-        """Current position of the record, for `has_recorded_since` and `rewind`."""
+        """Return the current position of the record, for `has_recorded_since` and `rewind`."""
         return len(self.calls), len(self.leaves), tuple(self.modules)
 
     def has_recorded_since(self, mark: tuple[int, int, tuple[str, ...]]) -> bool:
@@ -166,7 +166,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def inside_opaque(self, name: str) -> Iterator[None]:
-        """Run an autograd function that cannot be traced, and note its name as the reason."""
+        """Mark attention calls in this block as hidden inside the autograd function `name`, which cannot be traced."""
         self.hidden.setdefault(self._owner(), f"the trace cannot look into the autograd function {name}")
         forced, self._forced = self._forced, 0
         self._opaque.append(name)
@@ -204,7 +204,7 @@ class Recorder(TorchFunctionMode):
     def _projection(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
     ) -> tuple[tuple[nn.Parameter, str, int, Tensor], int, tuple[int, ...]] | None:
-        """Source, feature axis and inner axes if the call projects by a parameter, else None."""
+        """Find the weight, feature axis and inner axes if the call is a projection by a parameter, else return None."""
         for weight, weight_axis, feature_axis, inner in weights_in(name, args, kwargs, out):
             source = self._locate(weight, weight_axis)
             if source is not None and out.shape[feature_axis] == weight.shape[weight_axis]:
@@ -240,7 +240,7 @@ class Recorder(TorchFunctionMode):
         return None
 
     def _propagate_tag(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Mark the result as attention weights if an argument was: through dropout, casts, masks, slices, reshapes."""
+        """Mark a result as attention weights if an argument is: follow dropout, casts, masks, slices and reshapes."""
         call = _tag(args, kwargs)
         if call is not None:
             for tensor in tensors_in([result]):

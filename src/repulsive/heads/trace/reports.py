@@ -23,8 +23,8 @@ class HeadReport:
 
     Args:
         name: the group's name.
-        part: its part.
-        num_heads: its number of heads.
+        part: the group's projection part (q, k or v).
+        num_heads: the group's number of heads.
         leak: largest share of a head's squared gradient that falls outside its slice; nan if untraced.
         status: "verified", "untraced" (no attention call reached the group), "wrong", or "mixed" (something mixes the
             heads with each other).
@@ -54,7 +54,7 @@ class _Verdict:
 def check_groups(
     model: nn.Module, groups: Sequence[HeadGroup], trace: Trace, tolerance: float = 1e-6
 ) -> list[HeadReport]:
-    """Check each group against a trace; a wrong slice is reported, not raised.
+    """Check each group against a trace and report wrong slices without raising an error.
 
     Args:
         model: the unwrapped model.
@@ -138,7 +138,7 @@ def _verdicts(
     serves: tuple[int, ...] | None,
     tolerance: float,
 ) -> list[_Verdict]:
-    """One verdict for every role in which attention calls use this slice."""
+    """Judge the slice once for every role (q, k or v) in which attention calls use it."""
     is_joined = len(group.part) > 1
     for is_other, roles in enumerate(_ROLES[group.part] if not is_joined else (("q", "k", "v", "any"),)):
         using = [role for role in gradients if role.role in roles and key in role.energy]
@@ -207,7 +207,7 @@ def _is_served_as(head: list[int], serves: tuple[int, ...]) -> bool:
 
 
 def _unused(s: HeadSlice, reached: Tensor) -> list[int]:
-    """Claimed rows that no head uses, if they are at least a tenth of every head; [] otherwise."""
+    """Find claimed rows that no attention head uses, if they are at least a tenth of every head; [] otherwise."""
     unused = ~reached.any(0)[s.rows.cpu()]  # [M, R]
     return s.rows.cpu()[unused].tolist() if bool((10 * unused.sum(1) >= s.rows.shape[1]).all()) else []
 
@@ -222,7 +222,7 @@ def _note(s: HeadSlice, gradients: list[RoleGradients], shared: int) -> str:
 
 
 def format_rows(rows: Tensor | list[int], most: int = 4) -> str:
-    """Format row numbers as "0-7, 16-23", with at most `most` runs."""
+    """Format row numbers as "0-7, 16-23", with at most `most` ranges."""
     numbers = sorted(rows.tolist() if isinstance(rows, Tensor) else rows)
     runs: list[list[int]] = []
     for n in numbers:
@@ -235,5 +235,5 @@ def format_rows(rows: Tensor | list[int], most: int = 4) -> str:
 
 
 def _is_nested(owner: str, module: str) -> bool:
-    """Check whether one of two modules is the other or inside it."""
+    """Check whether two modules are the same or one is inside the other."""
     return owner == module or owner.startswith(f"{module}.") or module.startswith(f"{owner}.") or not module

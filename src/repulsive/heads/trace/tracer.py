@@ -1,4 +1,4 @@
-"""Trace heads by autograd: which rows of which projection each head of each attention call depends on."""
+"""Trace heads by autograd: find the projection rows that each head of each attention call depends on."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def trace_model(model: nn.Module, example_inputs: object) -> Trace:
 
 
 def trace_as_needed(model: nn.Module, example_inputs: object, is_sufficient: Callable[[Trace], bool]) -> Trace:
-    """Trace the first samples of an example; trace all of it if the model rejects these or they are not sufficient.
+    """Trace the first samples of an example; trace all samples if the model rejects a few or they are not sufficient.
 
     Args:
         model: as in `trace_model`.
         example_inputs: as in `trace_model`.
-        is_sufficient: whether a trace shows everything the caller needs.
+        is_sufficient: returns whether a trace shows everything the caller needs.
     """
     few = first_samples(example_inputs)
     if few is not None:
@@ -63,7 +63,7 @@ def _trace_call(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]:
 def _trace_tensor(
     role: str, owner: str, tensor: Tensor, axes: Sequence[int], leaves: Mapping[int, Leaf]
 ) -> list[RoleGradients]:
-    """Gradients of each head of `tensor`, whose head axes are among `axes`."""
+    """Compute the gradients of each head of `tensor`, whose head axes are among `axes`."""
     sources, norm_widths = _sources(tensor, leaves)
     if not sources:
         return []
@@ -82,7 +82,7 @@ def _trace_tensor(
 
 
 def _trace_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]:
-    """Separate q from k: one row of scores depends on one query and on many keys."""
+    """Trace attention scores and tell q from k: one row of scores depends on one query and on many keys."""
     scores, attended = call.scores, call.attended
     assert scores is not None
     assert attended is not None
@@ -123,7 +123,7 @@ def _trace_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]
 
 
 def _sources(tensor: Tensor, leaves: Mapping[int, Leaf]) -> tuple[list[Leaf], frozenset[int]]:
-    """Projections that `tensor` is computed from, and the widths of the norms in between."""
+    """Find the projections that `tensor` is computed from, and the widths of the norms in between."""
     sources: list[Leaf] = []
     norm_widths: set[int] = set()
     todo, visited = [tensor.grad_fn], set()
@@ -142,7 +142,7 @@ def _sources(tensor: Tensor, leaves: Mapping[int, Leaf]) -> tuple[list[Leaf], fr
 
 
 def _counts_heads(tensor: Tensor, axis: int, leaves: list[Leaf]) -> bool:
-    """Check whether an axis counts heads: different heads reach different features, samples and tokens the same."""
+    """Check whether an axis counts heads: heads reach different features, but samples and tokens reach the same."""
     size = tensor.shape[axis]
     if size < 2:
         return False
@@ -162,7 +162,7 @@ def _counts_heads(tensor: Tensor, axis: int, leaves: list[Leaf]) -> bool:
 
 
 def _gradients(tensor: Tensor, cotangent: Tensor, leaves: list[Leaf]) -> list[tuple[Leaf, Tensor]]:
-    """Gradient of `tensor` with respect to each leaf; zeros where it does not depend on the leaf."""
+    """Compute the gradient of `tensor` with respect to each leaf; zeros if `tensor` does not depend on the leaf."""
     grads = torch.autograd.grad(tensor, [x.tensor for x in leaves], cotangent, retain_graph=True, allow_unused=True)
     return [
         (x, torch.zeros_like(x.tensor) if g is None else g.nan_to_num()) for x, g in zip(leaves, grads, strict=True)
@@ -178,7 +178,7 @@ def _zero_energy(leaves: list[Leaf]) -> dict[Key, Tensor]:
 
 
 def _only(noise: Tensor, axes: Sequence[int], index: Sequence[int]) -> Tensor:
-    """`noise` at one index of some axes, zero elsewhere."""
+    """Keep `noise` at one index of the given axes and set it to zero elsewhere."""
     place: list[int | slice] = [slice(None)] * noise.ndim
     for axis, i in zip(axes, index, strict=True):
         place[axis] = i
@@ -188,7 +188,7 @@ def _only(noise: Tensor, axes: Sequence[int], index: Sequence[int]) -> Tensor:
 
 
 def _fullest_row(attended: Tensor, heads: list[int], index: tuple[int, ...], axes: list[int]) -> dict[int, int]:
-    """For one head, the sample and query that attend to the most keys: {axis: index}."""
+    """Find the sample and query of one head that attend to the most keys: {axis: index}."""
     fixed = dict(zip(heads, index, strict=True))
     free = [axis for axis in axes if axis not in fixed]
     view = attended

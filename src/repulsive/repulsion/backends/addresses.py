@@ -1,4 +1,4 @@
-"""The pointer table of a fused update: strides of slices, built once, and addresses, updated without host waits."""
+"""Pointer table of a fused update: slice strides are built once; addresses are updated without waiting on the host."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 MOST_HEADS = 64
 _GRADIENT = attrgetter("grad")
 _IS_TRAINED = attrgetter("requires_grad")
-Addresses = tuple[list[int], list[int]]  # of weights and of gradients
-COLUMNS = 9  # of the table; see `triton_kernels`
-MOST_POINTER_SETS = 8  # kept on the device: allocators reuse the same few addresses for gradients
+Addresses = tuple[list[int], list[int]]  # addresses of weights, addresses of gradients
+COLUMNS = 9  # columns of the table; see `triton_kernels`
+MOST_POINTER_SETS = 8  # pointer sets kept on the device: allocators reuse the same few addresses for gradients
 
 
 @dataclass(eq=False)
 class PointerSet:
-    """Addresses of all weights and gradients, on the device.
+    """Addresses of all weights and gradients, stored on the device.
 
     Args:
-        pointers: int64 [slices, 2].
-        index: position among the sets that are kept; negative for others.
-        aligned: whether wide loads are allowed.
+        pointers: addresses of weight and gradient, int64 [slices, 2].
+        index: position among the sets that are kept; negative for sets that are not kept.
+        aligned: whether the alignment of the addresses allows wide loads.
     """
 
     pointers: Tensor
@@ -53,7 +53,7 @@ class Row:
 
 
 class SliceTable:
-    """The slices of groups with equally many heads, of one dtype, on one device."""
+    """Table of the slices of groups that have the same number of heads, dtype and device."""
 
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         parts = [(index, k, part) for index, group in enumerate(groups) for k, part in enumerate(group.slices)]
@@ -86,17 +86,17 @@ class SliceTable:
         self.current = PointerSet(torch.zeros(len(rows), 2, dtype=torch.int64, device=self.device), -1)
 
     def refresh(self, quickly: bool = False) -> bool:
-        """Point at the current weights and gradients.
+        """Point the table at the current weights and gradients.
 
         Args:
-            quickly: the modules still have the parameters of the last call, so these are not looked up.
+            quickly: skip the parameter lookup, because modules have the same parameters as at the last call.
 
         Returns:
-            False if they no longer fit the table.
+            False if weights or gradients no longer fit the table.
         """
         parameters = self.parameters if quickly else self.lookup.current()[0]
         if quickly and not all(map(_IS_TRAINED, parameters)):
-            return False  # some were frozen
+            return False  # some parameters were frozen
         try:
             weights = list(map(Tensor.data_ptr, parameters))
             grads = list(map(Tensor.data_ptr, map(_GRADIENT, parameters)))
@@ -120,7 +120,7 @@ class SliceTable:
         return True
 
     def gradient(self, group: int) -> Tensor:
-        """Gradient of a group's heads, its slices joined: [M, D]."""
+        """Return the gradient of a group's heads, with its slices concatenated: [M, D]."""
         heads = []
         for index in self._slices_of[group]:
             grad = self.parameters[self.parameter_of[index]].grad
@@ -129,7 +129,7 @@ class SliceTable:
         return heads[0] if len(heads) == 1 else torch.cat(heads, dim=-1)
 
     def _fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether parameters, or gradients, still have the shapes, strides, dtype and device of the table."""
+        """Check whether parameters (or gradients) still have the shapes, strides, dtype and device of the table."""
         return (
             [tensor.stride() for tensor in tensors] == self._strides
             and [tensor.shape for tensor in tensors] == self._shapes
@@ -138,7 +138,7 @@ class SliceTable:
         )
 
     def _send_addresses(self, weights: list[int], grads: list[int]) -> PointerSet:
-        """Send new addresses to the device. They replace the least recently used set if there are many."""
+        """Send new addresses to the device. They replace the least recently used set if the maximum number is kept."""
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if capturing:  # the user's CUDA graph will read these addresses at every replay
             pointer_set = PointerSet(torch.empty_like(self.current.pointers), -2 - len(self._captured))
@@ -158,7 +158,7 @@ class SliceTable:
 
 
 def send(values: Tensor, target: Tensor) -> Tensor:
-    """Copy a few numbers to the device without waiting.
+    """Copy a few numbers to the device without waiting for the transfer.
 
     Returns:
         The pinned copy that is sent; torch's allocator keeps it until the numbers have arrived.
@@ -169,7 +169,7 @@ def send(values: Tensor, target: Tensor) -> Tensor:
 
 
 def can_be_read_in_place(part: HeadSlice) -> bool:
-    """Whether the Triton kernels can read a slice where it lies."""
+    """Check whether the Triton kernels can read a slice in place, without a copy."""
     parameter = part.parameter()
     return (
         not hasattr(parameter, "placements")
@@ -194,7 +194,7 @@ def _as_matrices(part: HeadSlice) -> Tensor | None:
 
 
 def _row(part: HeadSlice, index: int) -> Row:
-    """Describe a slice, with the smaller stride innermost so that neighbours in memory are read together."""
+    """Build the table row of a slice, with the smaller stride innermost so that adjacent memory is read together."""
     parameter = part.parameter()
     view = _as_matrices(part)
     assert view is not None

@@ -1,4 +1,4 @@
-"""Choose the backend of an update for each group: the fused one if possible, otherwise the eager one."""
+"""Choose the backend of an update for each group: the fused backend if possible, otherwise the eager backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Update:
     """The update of a fixed set of groups, prepared once and run at every step.
 
     Args:
-        groups: the groups.
+        groups: the groups to update.
         seed: seed of the noise.
     """
 
@@ -28,14 +28,15 @@ class Update:
         self.groups = list(groups)
         self._seed = seed
         self._eager_all: EagerUpdate | None = None  # for all groups
-        self._eager_rest: EagerUpdate | None = None  # for groups that the fused updates cannot hold
+        self._eager_rest: EagerUpdate | None = None  # for groups that the fused updates do not support
         self._fused: list[FusedUpdate] | None = None
 
     def again(self, rule: Rule | None) -> bool:
         """Repeat the last `run` on the current gradients by replaying CUDA graphs.
 
         Returns:
-            False, with nothing done, if some group has no gradient or needs more than a replay.
+            True if the run was repeated. False, with nothing done, if some group has no gradient or needs more than a
+            replay.
         """
         if self._fused is None or self._eager_rest is not None:
             return False
@@ -60,11 +61,11 @@ class Update:
 
         Args:
             rule: the rule; None leaves gradients as they are and only measures.
-            rates: learning rate by id of parameter, for the noise.
+            rates: parameter id -> learning rate, for the noise.
             step: optimizer steps taken so far.
-            scale: the factor in the gradients (AMP under a fused optimizer).
+            scale: the loss scale that the gradients still contain (AMP with a fused optimizer), or None.
             measure: also measure drive, repulsion, bandwidth and distance.
-            draw_noise: False if the noise is added to parameters instead.
+            draw_noise: whether to add noise to gradients; False if `add_noise` adds it to parameters instead.
 
         Returns:
             Measurements by group name.
@@ -83,7 +84,7 @@ class Update:
         return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
-        """Add a rule's noise to the parameters themselves."""
+        """Add a rule's noise directly to the parameters."""
         self._eager().add_noise(rule, rates, step=step)
 
     def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -96,7 +97,7 @@ class Update:
         return self._eager_all
 
     def _current_fused(self) -> list[FusedUpdate] | None:
-        """Fused updates that point at the current weights and gradients; None if the eager update is needed."""
+        """Return fused updates that point at the current weights and gradients; None if the eager update is needed."""
         if not use_triton(self.groups[0].slices[0].parameter().device.type):
             return None
         if self._fused is None:
@@ -104,7 +105,7 @@ class Update:
         return self._fused if all(update.refresh() for update in self._fused) else None
 
     def _make_fused(self) -> list[FusedUpdate]:
-        """One update per number of heads, dtype and device; groups that cannot be read in place go to `_eager_rest`."""
+        """Build one update per number of heads, dtype and device; groups not readable in place go to `_eager_rest`."""
         buckets: dict[tuple[int, torch.dtype, torch.device], list[HeadGroup]] = defaultdict(list)
         rest = []
         for group in self.groups:

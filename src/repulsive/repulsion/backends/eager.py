@@ -1,4 +1,4 @@
-"""The eager update, in plain torch: reads particles, writes gradients. The reference for the fused backend.
+"""Eager update in plain torch: read particles, write gradients. It is the reference for the fused backend.
 
 A *piece* is one parameter of a group: one slice, or one slice per module if the particles of a group are modules. A
 *block* holds the pieces that one tensor operation works on. On the CPU that is a single piece: a projection fits the
@@ -27,14 +27,14 @@ from repulsive.repulsion.sharding.shard_layout import MeshDims, has_heads_on_oth
 T = TypeVar("T")
 Sigmas = dict[str, "float | Tensor"]  # by `Piece.noise_name`
 
-_PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # the gradient itself, to measure training without a rule
+_PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # leaves the gradient unchanged, to measure training without a rule
 MAX_BLOCK = 2**26  # elements of one block: half a gigabyte while its products are summed in float64
 MAX_MOVED = 2**28  # bytes of weights and gradients that are moved here from other ranks at one time
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One group's row in a measurement of several groups. Numbers stay on their device until `values` is called."""
+    """One group's entry in a measurement of several groups. Numbers stay on their device until `values` is called."""
 
     step: int
     measure: Measure
@@ -97,7 +97,7 @@ class Piece:
         return [rule.noise_scale(rates.get(id(part.parameter()), 0.0)) for part in self.slices]
 
     def draw(self, like: Tensor, *, step: int, seed: int) -> Tensor:
-        """Standard normal numbers keyed by (seed, step, group, element), [M, D]."""
+        """Draw standard normal numbers [M, D], determined by (seed, step, group, element)."""
         key = counters.key(seed, step, self.noise_name)
         elements = self._elements()
         return counters.normal(key, elements, dtype=like.dtype, device=like.device).view_as(like)
@@ -128,13 +128,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Pieces that go through one call, and the row of each piece's group in the batch."""
+    """Pieces that one tensor operation works on, and the position of each piece's group in the batch."""
 
     pieces: list[Piece]
     rows: Tensor
 
     def gather(self, read: Callable[[Piece], Tensor]) -> Tensor:
-        """[pieces, M, D] in the dtype of computation."""
+        """Read all pieces and stack them to [pieces, M, D] in the dtype to compute in."""
         parts = [read(piece) for piece in self.pieces]
         stacked = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
         return stacked.to(compute_dtype(stacked))
@@ -180,7 +180,7 @@ class Batch:
 
 
 class EagerUpdate:
-    """The update of a fixed set of groups.
+    """The update of a fixed set of groups, in plain torch.
 
     Args:
         groups: the groups.
@@ -208,7 +208,7 @@ class EagerUpdate:
         ]
 
     def _bytes_moved(self, index: int) -> int:
-        """Bytes of weights and gradients that one group brings here from other ranks."""
+        """Count the bytes of weights and gradients that one group moves to this rank from other ranks."""
         parameters = {_parameter_key(part): part for part in self.groups[index].slices}.values()
         return sum(2 * local_size(part) * part.parameter().element_size() for part in parameters)
 
@@ -319,7 +319,7 @@ class EagerUpdate:
             piece.put_grad(heads)
 
     def _sigmas(self, pieces: Sequence[Piece], rule: Rule, rates: Mapping[int, float], scale: Tensor | None) -> Sigmas:
-        """The factor on the noise of each piece, empty without noise. `pieces` must hold whole groups."""
+        """Compute the noise factor sigma of each piece; empty if there is no noise. `pieces` must hold whole groups."""
         if not rates:
             return {}
         scales = {piece.noise_name: piece.noise_scales(rule, rates) for piece in pieces}
@@ -339,13 +339,13 @@ class EagerUpdate:
         return sigmas
 
     def _noise(self, piece: Piece, like: Tensor, sigmas: Sigmas, step: int) -> Tensor:
-        """sigma * xi, [M, D]."""
+        """Draw the noise sigma * xi of one piece, [M, D]."""
         return sigmas[piece.noise_name] * piece.draw(like, step=step, seed=self.seed)
 
     def _run_directly(
         self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None, draw_noise: bool
     ) -> dict[str, Measured]:
-        """Run a rule without a matrix form: whole particles, one group at a time. Nothing is measured."""
+        """Run a rule without a matrix form on whole particles, one group at a time. Nothing is measured."""
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
             weights = dict.fromkeys(weight for piece in members for weight in piece.weights)
@@ -365,7 +365,7 @@ class EagerUpdate:
 
 
 def _needs_whole(rule: Rule | None) -> bool:
-    """Whether a rule needs statistics of whole groups that are not sums over ranks, such as a median."""
+    """Check whether a rule needs statistics of whole groups that cannot be summed over ranks, such as a median."""
     return rule is not None and rule.scales_noise
 
 
@@ -389,7 +389,7 @@ def _parameter_key(part: HeadSlice) -> tuple[int, str]:
 
 
 def _split_by_size(items: Sequence[T], most: int, size: Callable[[T], int]) -> list[list[T]]:
-    """Split items into runs whose sizes sum to at most `most`; a larger item is a run of its own."""
+    """Split a sequence into consecutive chunks of total size at most `most`; a larger item gets its own chunk."""
     runs: list[list[T]] = []
     room = 0
     for item in items:

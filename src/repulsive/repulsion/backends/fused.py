@@ -1,4 +1,4 @@
-"""The fused update: three Triton launches over a table of slices, replayed as one CUDA graph, without host waits.
+"""Fused update: three Triton launches over a table of slices, replayed as one CUDA graph, without waiting on the host.
 
 The environment variable `REPULSIVE_KERNELS` chooses between this backend and `eager`, which is its reference.
 """
@@ -18,13 +18,13 @@ from repulsive.particles.gram import Gram
 from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable, send
 
-SPLITS = 16  # programs per slice, at least; a power of two
+SPLITS = 16  # smallest number of programs per slice; a power of two
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
-LEAST = 1024  # elements of a head that are worth a program
+LEAST = 1024  # smallest number of elements of a head per program
 _HAS_CUDA = torch.backends.cuda.is_built()
-PRECISION = "tf32x3"  # of matrix products on tensor cores
+PRECISION = "tf32x3"  # precision of matrix products on tensor cores
 
-# Launch settings by number of heads, padded to a power of two: as many columns at once as registers hold.
+# Launch settings by number of heads, padded to a power of two: a program reads as many columns as registers hold.
 GRAM: dict[int, dict[str, int]] = {
     2: {"BLOCK": 1024, "LANES": 1, "num_warps": 2},
     4: {"BLOCK": 512, "LANES": 1, "num_warps": 2},
@@ -52,7 +52,7 @@ COMBINE: dict[int, dict[str, int]] = {
 
 
 def _splits(slices: int, dim: int) -> int:
-    """Number of programs per slice."""
+    """Choose the number of programs per slice."""
     splits = SPLITS
     while slices * splits < BUSY and dim >= 2 * splits * LEAST:
         splits *= 2
@@ -82,21 +82,21 @@ class FusedUpdate:
         self.scale = torch.ones(1, device=device)
         self.steps = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._step = -1
-        self._repeatable: tuple[bool, bool] | None = None  # (noisy, scaled) of the last run, if it can be repeated
-        self._rule: Rule | None = None  # of the last graphs
-        self._settings = _DeviceNumbers(8, device)  # of the rule: a schedule may change them at any step
+        self._repeatable: tuple[bool, bool] | None = None  # (noisy, scaled) of the last run; None: not repeatable
+        self._rule: Rule | None = None  # the rule that the graphs were captured with
+        self._settings = _DeviceNumbers(8, device)  # settings of the rule, which a schedule may change at any step
         self._sigmas = _DeviceNumbers(slices, device)
         self.scaled_sigmas = torch.zeros(slices, device=device)  # for a rule that scales its noise by gradients
         by_size: dict[int, list[int]] = {}
         for index, group in enumerate(groups):
             by_size.setdefault(group.dim, []).append(index)
-        self._same_size = list(by_size.values())  # indices of groups of one size
+        self._same_size = list(by_size.values())  # for each size, indices of the groups of that size
         positions = torch.tensor([index for indices in self._same_size for index in indices]).argsort()
         self._position_of = positions[self.table.group_of].to(device)  # position of each slice's group in `_same_size`
-        self._graphs = _GraphCache()  # of `_rule`
+        self._graphs = _GraphCache()  # graphs captured with `_rule`
 
     def refresh(self) -> bool:
-        """Point at the current weights and gradients; return False if they no longer fit the table."""
+        """Point the table at the current weights and gradients; return False if they no longer fit it."""
         return self.table.refresh()
 
     def graph_to_repeat(self, rule: Rule | None) -> torch.cuda.CUDAGraph | None:
@@ -149,7 +149,7 @@ class FusedUpdate:
         return None
 
     def _settings_of(self, form: RadialForm) -> list[float]:
-        """The numbers that `solve_kernel` reads, in its order."""
+        """List the numbers that `solve_kernel` reads, in the order in which it reads them."""
         fixed = 0.0 if isinstance(form.bandwidth, str) else form.bandwidth
         log = math.log(self.heads + (form.bandwidth == "released")) if self.heads > 1 else 1.0
         weights = [form.stepsize, form.alpha, form.own_drive, form.smoothing, form.precision]
@@ -275,7 +275,7 @@ class FusedUpdate:
         return True
 
     def _noise_factors(self, rule: Rule, scale: Tensor | None) -> Tensor:
-        """The rule's own factor for every slice, [slices]; one call for all groups of one size."""
+        """Compute the rule's `noise_factor` for every slice, [slices], with one call for all groups of one size."""
         factors = []
         for indices in self._same_size:
             grad = torch.stack([self.table.gradient(index) for index in indices]).float()  # [groups, M, D]
@@ -297,9 +297,9 @@ class _DeviceNumbers:
 
 
 class _GraphCache:
-    """CUDA graphs of launches that depend on nothing but device memory.
+    """Cache of CUDA graphs of launches that depend on nothing but device memory.
 
-    Three Triton launches cost the host about 0.1 ms, a replay a tenth of that.
+    Three Triton launches cost the host about 0.1 ms; a graph replay costs a tenth of that.
     """
 
     def __init__(self) -> None:
@@ -312,7 +312,7 @@ class _GraphCache:
         return None if graph is None or (_HAS_CUDA and torch.cuda.is_current_stream_capturing()) else graph
 
     def run(self, launch: Callable[[], None], key: object, device: torch.device) -> None:
-        """Launch the first time, which compiles; capture a graph the second time; replay it from then on."""
+        """Launch directly at the first call, which compiles; capture a graph at the second; replay it afterwards."""
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             launch()
         elif key in self._graphs:

@@ -38,7 +38,7 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 
 @triton.jit
 def _offsets(row, column, strides: tl.constexpr, FLAT: tl.constexpr):
-    """Offsets of columns from the start of a head; `strides` is the first of two table columns with the strides."""
+    """Compute offsets of elements from the start of a head; `strides` is the first of two table columns of strides."""
     if FLAT:  # a head is contiguous
         return column.to(tl.int64)
     inner = tl.load(row + 3).to(tl.int32)  # 64-bit divisions are slow
@@ -54,7 +54,7 @@ def _base(pointers, piece, which: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.
 
 @triton.jit
 def _sizes(row, ALIGNED: tl.constexpr):
-    """The stride between heads, and the number of elements of a head."""
+    """Load the stride between heads and the number of elements of a head."""
     stride, size = tl.load(row), tl.load(row + 4).to(tl.int32)
     if ALIGNED:
         stride, size = tl.multiple_of(stride, 16), tl.multiple_of(size, 16)
@@ -63,7 +63,7 @@ def _sizes(row, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
-    """The first column of one program, and the end of its range."""
+    """Compute the range of columns of one program: its first column and its end."""
     length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
     first = split * length
     last = tl.minimum(first + length, size)
@@ -89,7 +89,7 @@ def gram_kernel(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Partial Gram matrices of centred heads [slices, SPLITS, MP, MP], their products with the mean, and its square.
+    """Compute partial Gram matrices of centred heads [slices, SPLITS, MP, MP], with the products of the mean head.
 
     A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
     """
@@ -139,7 +139,7 @@ def gram_kernel(
 
 @triton.jit
 def _middle(values, counted, COUNT: tl.constexpr):
-    """The two middle values of COUNT non-negative ones (equal if COUNT is odd), by bisection instead of sorting."""
+    """Find the two middle values of COUNT non-negative values (equal if COUNT is odd) by bisection, without sorting."""
     bits = tl.ravel(values.to(tl.float32).to(tl.int32, bitcast=True))  # non-negative floats sort like their bits
     counted = tl.ravel(counted)
     high = tl.max(tl.where(counted, bits, 0), axis=0)
@@ -173,7 +173,7 @@ def solve_kernel(
     PROFILE: tl.constexpr,
     SPHERE: tl.constexpr,
 ):
-    """A, B [groups, MP, MP] and the row sums of B [groups, MP], from the partial products, read CHUNK at a time."""
+    """Compute A, B [groups, MP, MP] and the row sums of B [groups, MP] from partial products, CHUNK at a time."""
     # Sums of 2 or 4 at a time are wrong on a GPU (Triton 3.6), though not in the interpreter.
     tl.static_assert((CHUNK == 1) | ((CHUNK == SPLITS) & (CHUNK >= 16)))
     group = tl.program_id(0)
@@ -286,7 +286,7 @@ def combine_kernel(
     NOISE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """grad <- A grad + B theta + sigma xi, in place."""
+    """Write the new gradients in place: grad <- A grad + B theta + sigma xi."""
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
     head_stride, size = _sizes(row, ALIGNED)

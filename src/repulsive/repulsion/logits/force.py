@@ -1,4 +1,4 @@
-"""Compute the force between the logits of heads from sampled tokens, and pull it back to weights."""
+"""Compute the force between the attention logits of heads from sampled tokens, and pull it back to weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample
 
-LARGEST = 2**28  # bytes of second moments in memory at a time
+LARGEST = 2**28  # largest number of bytes of second moments in memory at a time
 
 
 @dataclass(frozen=True)
 class LayerForce:
-    """Force that is added to the gradients of one layer's heads.
+    """The force that is added to the gradients of one layer's heads, with its measurements.
 
     Args:
-        parts: for each of the layer's sides, a tensor [M, rows, columns] for each target, [M, rows] for a bias.
-        alpha: current repulsive weight; a scalar, as are the following.
+        parts: for each of the layer's sides (such as q and k), one tensor per target parameter: [M, rows, columns], or
+            [M, rows] for a bias.
+        alpha: current repulsive weight; a scalar, like all fields below.
         norm: norm of all tensors in `parts` together.
         bandwidth: bandwidth of the kernel.
-        distance: mean distance between two unit functions.
+        distance: mean distance between two heads' logits, normalised as unit functions.
         similarity: mean cosine between two heads' logits.
         largest: largest cosine between two heads' logits.
     """
@@ -44,7 +45,7 @@ class LayerForce:
 
     @property
     def numbers(self) -> tuple[Tensor, ...]:
-        """The scalars, in the order of the fields."""
+        """Return the scalar fields in order of definition."""
         return self.alpha, self.norm, self.bandwidth, self.distance, self.similarity, self.largest
 
 
@@ -56,13 +57,13 @@ def logit_forces(
     step: int = 0,
     drives: Tensor | None = None,
 ) -> dict[int, LayerForce]:
-    """Compute the force between the logits of every layer that has samples of q and k, by layer number.
+    """Compute the force between heads' logits, by layer number, for every layer that has samples of q and k.
 
     Layers of equal shape are computed together.
 
     Args:
         layers: the attention layers; only `LogitLayer` is used.
-        samples: samples by layer number and part.
+        samples: samples by layer number and projection part ("q" or "k").
         rule: a rule with `space="logits"`.
         step: number of optimizer steps taken so far, for schedules.
         drives: |drive| of every layer [layers], for `alpha="auto"`.
@@ -85,7 +86,7 @@ def logit_forces(
 
 
 def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sample]) -> tuple[object, ...]:
-    """Key of the layers that can be computed together; a layer with a norm is computed alone."""
+    """Return a key that is equal for layers that can be computed together; a layer with a norm is computed alone."""
     q, k = samples[number, "q"], samples[number, "k"]
     separate = number if q.norm is not None or k.norm is not None else None
     sizes = [tuple(x.shape) for s in (q, k) for x in (*s.inputs, s.outputs)]
@@ -170,13 +171,13 @@ def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Pr
 
 
 def unit_distances(products: Tensor) -> Tensor:
-    """Squared distances between unit functions, [..., M, M]."""
+    """Compute squared distances between functions normalised to length 1, [..., M, M]."""
     return (2 - 2 * cosines(products)).clamp(min=0) * (1 - torch.eye(products.shape[-1], device=products.device))
 
 
 @contextmanager
 def _precision(tokens: Tensor) -> Iterator[None]:
-    """Use TF32 for tokens of half precision, which have three digits anyway; use full precision for others."""
+    """Use TF32 for half-precision tokens, which have only three digits; use full precision for other tokens."""
     if tokens.device.type != "cuda" or tokens.dtype not in (torch.float16, torch.bfloat16):
         with full_precision(tokens.device):
             yield

@@ -12,7 +12,7 @@ from repulsive.repulsion.logits.samples import Sample
 
 
 def world_size() -> int:
-    """Number of ranks; 1 without torch.distributed."""
+    """Return the number of ranks; 1 without torch.distributed."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
@@ -28,7 +28,7 @@ def gather_samples(
         tokens: number of rows that every rank sends, at least as many as it sampled.
 
     Returns:
-        The same samples on every rank: [world x tokens] rows of each projection; missing rows have weight 0.
+        The same samples on every rank: ranks x `tokens` rows for each projection; missing rows have weight 0.
     """
     world = world_size()
     joined: dict[tuple[int, str], Sample] = {}
@@ -58,7 +58,7 @@ def gather_samples(
 
 
 def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
-    """The norm of q or k, which is equal on all ranks; a rank without tokens derives it from random ones."""
+    """Return the norm of q or k, equal on all ranks; a rank without tokens derives it from random tokens."""
     if own is not None or projection.norm is None:
         return None if own is None else own.norm
     parameter = projection.targets[0].slice.parameter()
@@ -68,7 +68,7 @@ def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
 
 
 def _columns(projection: Projection) -> list[int]:
-    """Width of each block of columns: the inputs, then the projected token."""
+    """List the widths of the column blocks that are sent: the inputs, then the projected token."""
     weights = [target.slice for target in projection.targets if not target.is_bias]
     inputs = [part.parameter().shape[1 - part.axis] for part in weights]
     return [*inputs, projection.group.num_heads * projection.width]

@@ -12,11 +12,11 @@ from repulsive.errors import RuleError
 
 @dataclass(frozen=True)
 class NormFormula:
-    """`scale * (x - mean) / sqrt(variance + eps) + shift` over the last axis; without the mean for RMS norms.
+    """Norm formula `scale * (x - mean) / sqrt(variance + eps) + shift` over the last axis; RMS norms omit the mean.
 
     Args:
         centres: whether the mean is subtracted (LayerNorm).
-        whole: whether the norm is over the full width of all heads, not over each head.
+        whole: whether statistics are computed over the full width of all heads, instead of over each head.
         eps: added to the variance.
         scale, shift: effective values, [d], [M, d] or [M d]; some norms store scale - 1.
     """

@@ -18,13 +18,13 @@ _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 
 
 def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Masks among the arguments of a call, by argument name."""
+    """Find the masks in the arguments of a call, by argument name."""
     named = dict(zip(_parameters(module), args, strict=False)) | dict(kwargs)
     return {name: value for name, value in named.items() if name in NAMES and isinstance(value, Tensor)}
 
 
 def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:
-    """Tokens of a projection's input that are not padding, bool [B, T]; None if no mask refers to them.
+    """Find the tokens of a projection's input that are not padding, bool [B, T]; None if no mask covers these tokens.
 
     Args:
         masks: masks by argument name.
@@ -56,7 +56,7 @@ def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
 
 
 def _parameters(module: nn.Module) -> tuple[str, ...]:
-    """Names of the arguments of a module's forward."""
+    """List the argument names of a module's forward."""
     kind = type(module)
     if kind not in _SIGNATURES:
         _SIGNATURES[kind] = tuple(inspect.signature(kind.forward).parameters)[1:]

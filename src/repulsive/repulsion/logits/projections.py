@@ -25,7 +25,7 @@ class Target:
     """A parameter that receives a share of the force.
 
     Args:
-        slice: rows of each head; a row of a bias is one number.
+        slice: the parameter's rows for each head; a row of a bias is one number.
         factor: scaling of the parameter's output (for LoRA).
     """
 
@@ -42,11 +42,12 @@ class Projection:
     """The q or k projection of one attention layer.
 
     Args:
-        group: its heads.
+        group: the heads of the projection.
         output: the module whose output contains the projected tokens. For `nn.MultiheadAttention`, whose projections
             are not modules, the attention module itself.
-        targets: parameters that receive the force: the weight and its bias, or the rows of LoRA adapters.
-        width: features of a head that enter the dot product; fewer than its rows if the others encode positions.
+        targets: parameters that receive the force: the weight and its bias, or the weights of LoRA adapters.
+        width: number of features of a head that enter the dot product; fewer than its rows if other rows encode
+            positions.
         norm: norm between the projection and the dot product, or None.
     """
 
@@ -58,7 +59,7 @@ class Projection:
 
     @property
     def is_torch(self) -> bool:
-        """True for `nn.MultiheadAttention`."""
+        """Whether the projection belongs to `nn.MultiheadAttention`."""
         return isinstance(self.output, nn.MultiheadAttention)
 
     @property
@@ -75,9 +76,9 @@ class LogitLayer:
         name: dotted name of the attention module.
         attention: the attention module.
         where: "encoder", "decoder" or "cross".
-        query: its query projection.
-        key: its key projection.
-        reads: the key-value head of each query head, or None if there are as many.
+        query: the query projection.
+        key: the key projection.
+        reads: the key-value head of each query head, or None if each query head has its own.
     """
 
     name: str
@@ -93,12 +94,12 @@ class LogitLayer:
 
     @property
     def watched(self) -> dict[str, Projection]:
-        """Projections whose tokens are sampled, by part."""
+        """Projections whose tokens are sampled, by part ("q", "k")."""
         return {"q": self.query, "k": self.key}
 
     @property
     def sides(self) -> tuple[tuple[HeadGroup, tuple[Target, ...]], ...]:
-        """Groups that receive the force, with their parameters."""
+        """The two groups of heads that the force moves (q, then k), each with the parameters that receive the force."""
         return (self.query.group, self.query.targets), (self.key.group, self.key.targets)
 
 
@@ -129,7 +130,7 @@ def logit_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[LogitLay
 
     Args:
         model: the model the groups were found in.
-        groups: groups of single parts, as returned by `find_heads`.
+        groups: groups with one part (q or k) each, as returned by `find_heads`.
 
     Raises:
         RuleError: a layer has no q or no k, or its logits are not a dot product of two linear projections.
@@ -175,7 +176,7 @@ def _layer(name: str, parts: dict[str, HeadGroup], modules: dict[str, nn.Module]
 
 
 def reads_of(query: HeadGroup, key: HeadGroup) -> tuple[int, ...] | None:
-    """The key-value head of each query head; None if there are as many.
+    """Find the key-value head of each query head; None if each query head has its own.
 
     Raises:
         RuleError: the query heads cannot share the key-value heads evenly.
@@ -194,8 +195,8 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
     """Find the module and the parameters that project tokens for one group of heads.
 
     Args:
-        group: heads of one part.
-        width: features of a head that enter the product.
+        group: heads of one part (q, k or v).
+        width: number of features of a head that enter the dot product.
         attention: the attention module.
         modules: all modules of the model by dotted name.
 
@@ -238,7 +239,7 @@ def _bias(part: HeadSlice) -> list[Target]:
 
 
 def _adapted(part: HeadSlice, modules: dict[str, nn.Module]) -> nn.Module | None:
-    """The layer that a LoRA adapter belongs to; None for an ordinary weight."""
+    """Find the layer that a LoRA adapter belongs to; None for an ordinary weight."""
     owner, mark, _ = part.parameter_name.rpartition(".lora_B.")
     if not mark:
         return None

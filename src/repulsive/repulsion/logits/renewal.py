@@ -1,8 +1,8 @@
 """Decide in which optimizer steps the force is recomputed.
 
 Early in training heads move fast, and a force is out of date after a few steps; later it changes slowly. Therefore
-`every="auto"` recomputes it in every step at first, and never uses a force older than 2 % of the steps so far. That is
-346 times in the first 10,000 steps.
+`every="auto"` recomputes it in every step at first, and never uses a force older than 2 % of the steps so far. The
+force is computed 346 times in the first 10,000 steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _due = [0]  # steps with a new force for every="auto"; extended as needed
 
 
 def is_renewed(step: int, every: int | str) -> bool:
-    """Check whether a step computes a new force. This depends only on the step, so a resumed run agrees.
+    """Check whether a step computes a new force. The result depends only on the step, so a resumed run is identical.
 
     Args:
         step: number of optimizer steps taken so far.

@@ -31,7 +31,7 @@ _samplers: weakref.WeakValueDictionary[int, Sampler] = weakref.WeakValueDictiona
 
 
 class Sampler:
-    """Samples the tokens of every projection while a sample is `wanted`.
+    """Sample the input tokens of every projection, in training passes that `want` selects.
 
     Args:
         model: the model; padding is read from the masks it is called with.
@@ -112,7 +112,7 @@ class Sampler:
 
     @property
     def samples(self) -> dict[tuple[int, str], Sample]:
-        """The latest samples, by layer number and part."""
+        """The latest samples, by layer number and part ("q", "k" or "v")."""
         return self.taken.latest
 
     def clear(self) -> None:
@@ -166,13 +166,13 @@ class Sampler:
         return args[0] if args else next(iter(kwargs.values()), None)
 
     def _is_sampled(self, module: nn.Module) -> bool:
-        """Check whether to sample: in training, if a sample is wanted. Compiled code checks the second when it runs."""
+        """Check whether to sample: in training, if a sample is wanted. Compiled code checks `wanted` at run time."""
         is_training = module.training and torch.is_grad_enabled()
         return is_training if torch.compiler.is_compiling() else is_training and (self.wanted or is_capturing())
 
 
 class Hook:
-    """Module hook that calls a method of a sampler. In copies of the module it does nothing."""
+    """Module hook that calls a method of a sampler. In a copied module the hook does nothing."""
 
     def __init__(self, sampler: Sampler | None, method: str, *leading: Any) -> None:
         self.sampler, self.method, self.leading = sampler, method, leading
@@ -191,7 +191,7 @@ class Hook:
 def _take_tokens(
     given: Tensor, result: Tensor, valid: Tensor | None, sampler: int, layer: int, part: int, written: Tensor
 ) -> None:
-    """`Samples.take` as an operator for compiled models; it checks at run time whether a sample is wanted."""
+    """Call `Samples.take` as a custom operator in compiled models, if at run time a sample is wanted."""
     target = _samplers.get(sampler)
     if target is not None:
         target.is_compiled = True

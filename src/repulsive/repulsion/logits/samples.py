@@ -25,7 +25,7 @@ class Sample:
         inputs: input of each weight of the projection, [N, D_in] each.
         outputs: projected tokens [N, M, d], before any norm.
         weights: 1 for a real token, 0 for padding, [N].
-        sequences: number of the sequence that a token belongs to, int64 [N].
+        sequences: index of the sequence that each token belongs to, int64 [N].
         count: number of sequences.
         norm: norm on q or k during the forward pass, or None.
     """
@@ -39,7 +39,7 @@ class Sample:
 
 
 class Samples:
-    """The latest sample of every projection, by layer number and part.
+    """The latest sample of every projection, by layer number and part ("q", "k" or "v").
 
     Args:
         layers: attention layers.
@@ -72,7 +72,7 @@ class Samples:
             number: layer number.
             part: "q", "k" or "v".
             given: input of the projection [..., D_in].
-            result: its output [..., features]; for `nn.MultiheadAttention` the input again.
+            result: output of the projection [..., features]; for `nn.MultiheadAttention` the input again.
             valid: bool [B, T], False for padding; None if there is no padding.
         """
         projection = self.layers[number].watched[part]
@@ -97,8 +97,8 @@ class Samples:
         self.latest[number, part] = Sample(tuple(inputs), outputs, at.weights, at.sequences, at.count, norm)
 
     def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> Positions:
-        """Positions for one call; layers with the same batch share them."""
-        step = None if is_capturing() else self.step  # a CUDA graph cannot draw: use the last positions
+        """Choose the positions to sample in one call; layers that see the same batch share positions."""
+        step = None if is_capturing() else self.step  # a CUDA graph cannot draw random numbers: use the last positions
         key = (shape, device, None if valid is None else valid.data_ptr(), step)
         if key not in self._positions:
             self._positions[key] = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
@@ -106,7 +106,7 @@ class Samples:
         return self._positions[key]
 
     def _sampled_rows(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
-        """Sampled rows of an input, [N, D_in]."""
+        """Take the sampled rows of a projection's input, [N, D_in]."""
         if self._given is not None:
             last, positions, rows = self._given
             if positions is at and last.data_ptr() == given.data_ptr() and last.shape == given.shape:
@@ -158,7 +158,7 @@ class Samples:
 
 
 def grid_of(tokens: Tensor, projection: Projection) -> tuple[int, int]:
-    """Number of sequences and of tokens per sequence, (B, T)."""
+    """Return the number of sequences and of tokens per sequence, (B, T)."""
     if tokens.ndim == 2:
         return 1, tokens.shape[0]
     if _is_transposed(projection):

@@ -1,4 +1,4 @@
-"""Choose the tokens of a batch to sample: evenly over sequences and their tokens without padding, at random offsets."""
+"""Choose the tokens of a batch to sample: evenly spaced over sequences and non-padding tokens, at random offsets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEAST = 32  # smallest number of tokens from a sequence (if it has that many), t
 
 @dataclass(frozen=True)
 class Positions:
-    """Sampled tokens of a batch [B, T].
+    """Positions of the sampled tokens in a batch [B, T].
 
     Args:
         index: index into the flattened batch, int64 [N].
         weights: 1 for a real token, 0 for padding, [N].
-        sequences: number of the sampled sequence that a token belongs to, int64 [N].
+        sequences: index of the sampled sequence that each token belongs to, int64 [N].
         count: number of sampled sequences.
     """
 
@@ -35,7 +35,7 @@ def choose(
     """Choose about `tokens` positions of a batch; the same seed and step give the same positions.
 
     Args:
-        shape: (B, T).
+        shape: (B, T), the number of sequences and of tokens per sequence.
         tokens: number of tokens to sample; a smaller batch is sampled completely.
         valid: bool [B, T], False for padding; None if there is no padding.
         device: device of the result.

@@ -1,4 +1,4 @@
-"""One optimizer step with repulsion between logits: add a force to gradients, and recompute it from time to time."""
+"""One optimizer step with repulsion between logits: add a force to gradients, and recompute the force when due."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Held:
     """The force on one layer, added to gradients until it is recomputed.
 
     Args:
-        sides: for each side of the layer, its parameters and the force on each.
+        sides: for each side of the layer (q and k, or v and o), its parameters and the force on each.
         measured: the scalars of the force, without its tensors.
     """
 
@@ -38,11 +38,11 @@ class Held:
 
 
 class LogitRepulsion:
-    """State of repulsion between logits that a handle owns: layers, sampled tokens and forces.
+    """A handle's state for repulsion between logits: layers, sampled tokens and forces.
 
     Args:
         model: the model.
-        groups: its q and k groups; also v and o for `circuits="qk+ov"`.
+        groups: the q and k groups of the model; also v and o (output projection) for `circuits="qk+ov"`.
         rule: a rule with `space="logits"`.
         seed: seed of the sampled positions.
 
@@ -58,8 +58,8 @@ class LogitRepulsion:
         tokens = -(-rule.tokens // world_size())
         self.sampler = Sampler(model, self.layers, tokens, seed)
         self.held: dict[int, Held] = {}
-        self.renewals = 0  # lets an update notice new forces
-        self._shares: dict[int, float] = {}  # share of the gradient by number of heads
+        self.renewals = 0  # number of times that forces were computed, so that an update notices new forces
+        self._shares: dict[int, float] = {}  # number of heads -> factor on the gradient
         self._warned = False
 
     def attach(self) -> None:
@@ -86,7 +86,7 @@ class LogitRepulsion:
         return callable(self.rule.alpha) and self.rule.alpha(step) == 0
 
     def update(self, groups: Sequence[HeadGroup], seed: int) -> LogitUpdate:
-        """Build the update of some of the groups."""
+        """Build the update of the given groups."""
         return LogitUpdate(self, groups, seed)
 
     def renew(self, step: int, scale: Tensor | None) -> None:
@@ -112,14 +112,14 @@ class LogitRepulsion:
             self.sampler.clear()
 
     def drive_norms(self, scale: Tensor | None) -> Tensor:
-        """|drive| of every layer: norm of its heads' gradients as the optimizer gets them, without repulsion."""
+        """Compute |drive| of every layer: the norm of its heads' gradients after scaling, without repulsion."""
         parts = [[target.slice for _, targets in layer.sides for target in targets] for layer in self.layers]
         norms = gradient_norms(parts)
         shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
         return shares * norms if scale is None else shares * norms / scale.to(norms)
 
     def share(self, layer: CircuitLayer) -> float:
-        """Factor on the gradients of a layer's heads."""
+        """Return the factor on the gradients of a layer's heads."""
         heads = layer.num_heads
         if heads not in self._shares:
             self._shares[heads] = self.rule.drive_scale(heads)
@@ -138,7 +138,7 @@ class LogitRepulsion:
     # -- saving -------------------------------------------------------------------------------------------------
 
     def state(self, step: int) -> dict[str, list[Tensor]]:
-        """Current forces by layer name; empty if the next step computes new ones.
+        """Return the current forces by layer name; empty if the next step computes new forces.
 
         Each layer has one tensor per parameter, and a last tensor with the scalars of its force.
         """
@@ -151,7 +151,7 @@ class LogitRepulsion:
         return forces
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue with saved forces; without them the next step computes new ones."""
+        """Continue with saved forces; if there are none, the next step computes new forces."""
         self.held = {}
         for number, layer in enumerate(self.layers):
             tensors = list(state.get(layer.name, ()))
@@ -220,7 +220,7 @@ class LogitUpdate:
         return self._noise.standard_noise(step=step)
 
     def _make_writers(self) -> list[Writer]:
-        """One writer for each factor on gradients, which depends on the number of heads."""
+        """Build one writer for each factor on gradients; the factor depends on the number of heads."""
         by_share: dict[float, list[Written]] = {}
         for number, layer in enumerate(self.source.layers):
             held = self.source.held.get(number)

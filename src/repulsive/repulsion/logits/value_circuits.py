@@ -34,9 +34,9 @@ class ValueLayer:
         name: dotted name of the attention module, followed by "(values)".
         attention: the attention module.
         where: "encoder", "decoder" or "cross".
-        value: its value projection.
-        out: the columns of its output projection, by head.
-        reads: the value head of each query head, or None if there are as many.
+        value: the value projection.
+        out: the columns of the output projection that belong to each head.
+        reads: the value head of each query head, or None if each query head has its own.
     """
 
     name: str
@@ -52,21 +52,21 @@ class ValueLayer:
 
     @property
     def watched(self) -> dict[str, Projection]:
-        """Projections whose tokens are sampled, by part."""
+        """Projections whose tokens are sampled, by part ("v")."""
         return {"v": self.value}
 
     @property
     def sides(self) -> tuple[tuple[HeadGroup, tuple[Target, ...]], ...]:
-        """Groups that receive the force, with their parameters."""
+        """The two groups of heads that the force moves (v, then o), each with the parameters that receive the force."""
         return (self.value.group, self.value.targets), (self.out, (Target(self.out.slices[0]),))
 
 
 def output_groups(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGroup]:
-    """Columns of every output projection by head, as groups of the part "o".
+    """Find the columns of every output projection that belong to each head, as groups with the part "o".
 
     Args:
         model: the model.
-        groups: its q and v groups, single parts.
+        groups: the q and v groups of the model, not joined.
 
     Raises:
         RuleError: a layer's output projection is not found, or is not one matrix.
@@ -81,7 +81,7 @@ def value_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[ValueLay
 
     Args:
         model: the model the groups were found in.
-        groups: its q, v and o groups.
+        groups: the q, v and o groups of the model.
     """
     modules = {clean(name): module for name, module in unwrap(model).named_modules()}
     layers: dict[str, dict[str, HeadGroup]] = {}

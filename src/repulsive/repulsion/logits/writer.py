@@ -1,4 +1,4 @@
-"""Add forces to gradients, whole or sharded."""
+"""Add forces to gradients, for whole and for sharded parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Change:
-    """gradient <- factor x gradient + force for one parameter; tensors have the shape of this rank's part."""
+    """The change gradient <- factor x gradient + force of one parameter; tensors have the shape of this rank's part."""
 
     slice: HeadSlice
     factor: Tensor | None  # None: the writer's share for all rows
@@ -36,7 +36,7 @@ class _Change:
     registry: dict[str, Tensor] | None  # the module's parameters, for a fast lookup of a plain tensor
 
     def gradient(self) -> Tensor | None:
-        """The current gradient, or this rank's part of it; None if there is none."""
+        """Return the current gradient, or this rank's part of it; None if there is no gradient."""
         if self.registry is not None:
             return self.registry[self.slice.attribute].grad
         if self.slice.parameter().grad is None:
@@ -46,7 +46,7 @@ class _Change:
 
 
 class Writer:
-    """gradient <- share x gradient + force, for the rows of many slices in a few calls.
+    """Apply gradient <- share x gradient + force to the rows of many slices in a few calls.
 
     Args:
         written: rows and forces.
@@ -113,7 +113,7 @@ class Writer:
         return _Change(first, factor, force, kept if plain else None)
 
     def _factor(self, members: Sequence[Written], parameter: Tensor) -> Tensor:
-        """Tensor with the share in rows of heads and 1 in other rows."""
+        """Build a tensor with the share in rows that belong to heads and 1 in other rows."""
         rows = [(one.slice.axis, tuple(one.slice.rows.flatten().tolist())) for one in members]
         key = (*rows, parameter.shape, parameter.dtype, parameter.device)
         if key not in self._factors:
@@ -125,7 +125,7 @@ class Writer:
 
 
 def gradient_norms(layers: Sequence[Sequence[HeadSlice]]) -> Tensor:
-    """Norm of the gradients of each layer's slices together, [layers]; sharded gradients are gathered."""
+    """Compute the joint gradient norm of each layer's slices, [layers]; sharded gradients are gathered."""
     rows, owners = [], []
     for number, parts in enumerate(layers):
         for part in parts:

@@ -1,4 +1,4 @@
-"""Weights and gradients as one rank works on them during an update: in place if possible, otherwise as moved copies."""
+"""Weights and gradients that one rank works on during an update: in place if possible, otherwise as moved copies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LocalWeight:
 
     @property
     def summed_dims(self) -> MeshDims:
-        """Mesh dimensions over which products of this weight are summed."""
+        """Mesh dimensions over which inner products of this weight's columns are summed."""
         return () if self.layout is None else self.layout.summed_dims
 
     @property
@@ -67,7 +67,7 @@ class LocalWeight:
         return self.grad
 
     def find_layout(self, whole: bool) -> None:
-        """Set `layout` for the parameter as it is placed now."""
+        """Set `layout` from the current placement of the parameter."""
         parameter = self.part.parameter()
         if not is_sharded(parameter):
             self.layout = None
@@ -84,9 +84,9 @@ class LocalWeight:
         return tensor.to_local() if is_sharded(tensor) else tensor
 
     def elements(self, part: HeadSlice) -> Tensor | int:
-        """Indices of the local elements of `part`, row-major over [M, R, columns]: [M, local D]; or just their number.
+        """Return the indices of the local elements of `part`, row-major over [M, R, columns]: [M, local D].
 
-        The number is returned if all elements are here.
+        If all elements are on this rank, return only their number.
         """
         if self.layout is None:
             return part.num_heads * part.dim
@@ -99,11 +99,11 @@ class LocalWeight:
 def load_local(
     weights: Iterable[LocalWeight], *, whole: bool = False, gradients: bool = True, write: str | None = "grad"
 ) -> Iterator[None]:
-    """Make weights readable, and write changes back at the end.
+    """Make weights readable on this rank during a block, and write changes back at the end.
 
     Args:
         weights: one per parameter.
-        whole: bring every column as well, for rules that need whole particles.
+        whole: move all columns to every rank, for rules that need whole particles.
         gradients: False if only weights are needed.
         write: the part that will be changed: "grad", "theta" or None.
     """
@@ -136,7 +136,7 @@ def to_stored(weight: LocalWeight, tensor: Tensor) -> Tensor:
 
 
 def _redistribute(weights: Sequence[LocalWeight], names: Sequence[str], *, back: bool) -> None:
-    """Move tensors to their work placements, or back: one call for all that are alike, as each call is expensive."""
+    """Move tensors to their work placements, or back: one call for all tensors of a kind, as calls are expensive."""
     alike: dict[tuple[object, ...], list[tuple[LocalWeight, str]]] = defaultdict(list)
     for weight in weights:
         parameter = weight.part.parameter()
@@ -167,7 +167,7 @@ def _move(
     source: Sequence[Placement],
     target: Sequence[Placement],
 ) -> Sequence[Tensor]:
-    """Move tensors of one shape: their local parts under `source` -> their local parts under `target`."""
+    """Move tensors of one shape from the placements `source` to `target`; take and return their local parts."""
     from torch.distributed.tensor import DTensor
 
     whole = torch.empty((len(tensors), *shape), device="meta")
@@ -183,7 +183,7 @@ def _move(
 
 
 def _shift_dim(placement: Placement) -> Placement:
-    """The placement of the same tensor with one more dimension in front."""
+    """Return the placement of the same tensor after a dimension is added in front."""
     from torch.distributed.tensor import Shard
 
     dim: int | None = getattr(placement, "dim", None)

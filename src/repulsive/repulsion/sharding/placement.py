@@ -22,13 +22,13 @@ def head_placement(
 ) -> Callable[[nn.Parameter], Shard | None]:
     """Build a `shard_placement_fn` for `fully_shard` that splits weights of heads along their input features.
 
-    A rule then sends nothing but its M x M products. Every other parameter keeps torch's default placement.
+    Ranks then exchange only M x M inner products. Every other parameter keeps torch's default placement.
 
     Args:
         model: the model, before `fully_shard`; tensor parallelism may have been applied already.
         mesh: the mesh that `fully_shard` will get; None for all ranks. The last dimension of a two-dimensional mesh
             (HSDP) is the one that shards.
-        groups: groups of heads from `find_heads` or made by hand, instead of all that `find_heads(model)` finds.
+        groups: groups of heads from `find_heads` or made by hand; None for all groups that `find_heads(model)` finds.
 
     Returns:
         A function parameter -> `Shard(dim)`, or None for torch's default.
@@ -56,7 +56,7 @@ def head_placement(
 
 
 def _dimension_to_split(part: HeadSlice, shards: int) -> int | None:
-    """The first dimension other than the output features that divides evenly; dimension 0 does not need to."""
+    """Find the first dimension, other than the output features, that splits evenly; dimension 0 may be uneven."""
     parameter = part.parameter()
     shape = parameter.to_local().shape if is_sharded(parameter) else parameter.shape
     others = [dim for dim in range(parameter.ndim) if dim != part.axis]

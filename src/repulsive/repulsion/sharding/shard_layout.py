@@ -1,4 +1,4 @@
-"""Sharded weights: which part of every head a rank works on.
+"""Layout of sharded weights: the part of every head that a rank works on.
 
 A rule needs two things of a group: its Gram matrix, which is a sum over the elements of a head, and the same linear
 combination for every element. So each rank can work on any split *within* heads: it combines its own elements, and
@@ -31,7 +31,7 @@ _ADVICE = "use fully_shard(..., shard_placement_fn=head_placement(model)): every
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is distributed over ranks (FSDP2, tensor parallel)."""
+    """Check whether a tensor is distributed over ranks (FSDP2, tensor parallel)."""
     return hasattr(tensor, "placements")
 
 
@@ -58,24 +58,24 @@ def explaining_flat_weights(model: nn.Module) -> Iterator[None]:
 
 
 def has_heads_on_other_ranks(part: HeadSlice) -> bool:
-    """Whether whole heads lie on different ranks, so that the weight has to be moved before a rule is applied."""
+    """Check whether whole heads lie on different ranks, so that the weight must be moved before a rule is applied."""
     parameter = part.parameter()
     return is_sharded(parameter) and any(_sharded_dim(p) == part.axis for p in parameter.placements)
 
 
 def local_size(part: HeadSlice) -> int:
-    """Number of elements of the parameter on this rank."""
+    """Return the number of elements of the parameter on this rank."""
     parameter = part.parameter()
     return parameter.to_local().numel() if is_sharded(parameter) else parameter.numel()
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Where a sharded parameter lies, and where it is worked on.
+    """How a sharded parameter is stored over ranks, and how it is split while a rule works on it.
 
     Args:
-        placements: where it lies, one placement per mesh dimension.
-        work_placements: where it is worked on: never sharded along the output features.
+        placements: how it is stored, one placement per mesh dimension.
+        work_placements: how it is split for the rule: never along the output features.
         summed_dims: mesh dimensions over which products are summed. Their process groups are looked up when needed, so
             that no destroyed one is kept alive.
         columns: index of each local column among all columns, int64 [local columns]; a column is one input feature.
@@ -89,12 +89,12 @@ class ShardLayout:
 
 
 def shard_layout(part: HeadSlice, parameter: DTensor, whole: bool = False) -> ShardLayout:
-    """Determine where the weight of a slice is worked on.
+    """Determine how the weight of a slice is split over ranks while a rule works on it.
 
     Args:
         part: the slice.
-        parameter: its parameter.
-        whole: bring every column to every rank, for rules that need whole particles.
+        parameter: the parameter that contains the slice.
+        whole: move all columns to every rank, for rules that need whole particles.
 
     Raises:
         UnsupportedWeights: the weight is sharded in an unsupported way.
@@ -139,7 +139,7 @@ def gradient_of(part: HeadSlice) -> Tensor:
 
 
 def _work_placements(part: HeadSlice, parameter: DTensor, whole: bool) -> tuple[Placement, ...]:
-    """Placements to work on: splits of the output features become splits of the largest other dimension."""
+    """Choose the work placements: a split of the output features becomes a split of the largest other dimension."""
     from torch.distributed.tensor import Replicate, Shard
 
     others = [dim for dim in range(parameter.ndim) if dim != part.axis]
@@ -174,7 +174,7 @@ def _check_interleaved_rows(part: HeadSlice, parameter: DTensor) -> None:
 
 
 def local_part(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """Return the part of a tensor, equal on every rank, that this rank would hold. Nothing is sent."""
+    """Return this rank's part of a tensor that is equal on every rank, without communication."""
     from torch.distributed.tensor import DTensor, Replicate
 
     whole = DTensor.from_local(numbers, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -182,7 +182,7 @@ def local_part(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement
 
 
 def _sharded_dim(placement: Placement) -> int | None:
-    """The dimension that a placement shards, also for interleaved shards; None for copies and partial sums."""
+    """Return the dimension that a placement shards, also for interleaved shards; None for copies and partial sums."""
     dim: int | None = getattr(placement, "dim", None)
     return dim
 
