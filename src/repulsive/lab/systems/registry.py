@@ -1,4 +1,4 @@
-"""Tasks by name, and the recipe class of each."""
+"""Look up tasks and recipe classes by name, and make tasks from recipes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:
-    """A recipe from nested tables, as a run folder stores them."""
+    """Make a recipe from nested tables, as a run folder stores them."""
     task = tables.get("task")
     if not isinstance(task, str) or task not in KINDS:
         raise ConfigError(f"{source}: task must be one of {', '.join(KINDS)}, not {task!r}")
@@ -51,7 +51,7 @@ def from_tables(tables: dict[str, Any], source: str) -> Recipe:
 
 
 def make_task(recipe: Recipe) -> Task:
-    """The task of a recipe, with its data read.
+    """Make the task of a recipe and read its data.
 
     Raises:
         DataError: the data are missing or damaged.
@@ -61,5 +61,5 @@ def make_task(recipe: Recipe) -> Task:
 
 
 def restore_task(recipe: Recipe, assets: Mapping[str, bytes]) -> Task:
-    """The task of a trained run from the assets in its folder, without its data; see `Task.restore`."""
+    """Rebuild the task of a trained run from the assets in its folder, without its data; see `Task.restore`."""
     return as_task(KINDS[recipe.task][1].restore(recipe, assets))
