@@ -16,10 +16,10 @@ from repulsive.pages.figures.canvas import hide_ticks, new_figure, plain
 from repulsive.pages.text import shortened
 
 HEAT = ("#ffffff", "#d6e3f8", "#9fbeec", "#3f6bb8", "#122c66")
-_GAP_COLOUR = "#e6e9ef"  # between maps
+_GAP_COLOUR = "#e6e9ef"  # colour of the gaps between maps
 _GRIDS_PER_ROW = 6
 _COLUMN_WIDTH = 0.115  # inches: one word of a map
-_MAX_LETTERS = 14  # of a word
+_MAX_LETTERS = 14  # maximum letters shown of a word
 
 
 def attention_figures(content: Content) -> dict[str, Any]:

@@ -32,11 +32,11 @@ RowHeader = Callable[[Inspection, str], str]
 
 
 def similarity_sections(inspection: Inspection, row_header: RowHeader) -> str:
-    """Render both sections; a section without measurements is omitted.
+    """Render the sections on attention logits and value-output circuits; a section without measurements is omitted.
 
     Args:
-        inspection: the inspection.
-        row_header: renders the first cell of a layer's row.
+        inspection: result of `inspect_heads`.
+        row_header: function that renders the first cell of a layer's row.
     """
     page = _section("Similarity of attention logits", _LOGITS, inspection.circuits.logits, inspection, row_header)
     return page + _section("Similarity of value-output circuits", _OV, inspection.circuits.ov, inspection, row_header)
@@ -71,7 +71,7 @@ def _row(entry: Compared, inspection: Inspection, row_header: RowHeader) -> str:
 
 
 def _short(verdict: str) -> str:
-    """Drop "than chance", which the column header says."""
+    """Drop "than chance" from a verdict, because the column header says it."""
     return verdict.removesuffix(" than chance")
 
 
