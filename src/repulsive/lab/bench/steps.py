@@ -53,7 +53,7 @@ class Options:
 
 
 class Workload:
-    """One model, one optimizer and a batch of each size; a variant adds to the loss or to the optimizer step."""
+    """A model, its optimizer and a batch of each size; each variant adds work to the loss or to the optimizer step."""
 
     def __init__(self, options: Options, config: TransformerConfig | None = None) -> None:
         torch.manual_seed(0)

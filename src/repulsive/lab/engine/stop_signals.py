@@ -14,7 +14,7 @@ _REPEAT_SECONDS = 1.0  # within this time a second Ctrl-C counts as the first on
 
 
 class Stopped(Exception):
-    """The training was stopped by a signal. It is saved, and the same command resumes it.
+    """A signal stopped the training. The training is saved, and the same command resumes it.
 
     Args:
         message: progress of the training.

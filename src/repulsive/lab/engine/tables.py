@@ -91,7 +91,7 @@ class Row:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about the runs behind the numbers."""
+        """List warnings about the runs of this row, such as collapsed models."""
         return [f"{self.label}, seed {seed}: collapsed at step {step:,}" for seed, step in self.collapsed.items()]
 
 

@@ -45,7 +45,7 @@ def label_of(method: str) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """The paper's number and ours.
+    """A number of a table: the paper's value and ours.
 
     Args:
         paper: the number that the paper prints; None if it prints none.

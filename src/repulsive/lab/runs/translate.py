@@ -22,8 +22,8 @@ def open_translator(
     Args:
         folder: folder of the run, or of a recipe with a single seed.
         device: "cpu", "cuda" or None for the default.
-        beam: as in `Search`; None: the recipe's.
-        lenpen: as in `Search`; None: the recipe's.
+        beam: beam size, as in `Search`; None: the recipe's.
+        lenpen: length penalty, as in `Search`; None: the recipe's.
         nbest: number of translations per line that will be requested.
 
     Raises:

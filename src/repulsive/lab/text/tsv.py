@@ -112,7 +112,7 @@ def label_rows(
     Args:
         path: the file, for messages.
         rows: rows as read from the file.
-        classes: as in `read_tsv`.
+        classes: the labels allowed, as in `read_tsv`.
         bad: counter of lines that are skipped because of invalid labels.
         read: function that converts a label of the file into a class name, or None for an invalid label.
     """

@@ -77,10 +77,10 @@ class SelfAttentiveConfig:
 
 
 class AdditiveAttention(nn.Module):
-    r"""$A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top))$ over words, $M = A H$, without biases.
+    r"""Additive attention without biases: $A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top))$ over words, $M = A H$.
 
     All heads share W1, `hidden`; head i is row i of W2, `score`. With `own_hidden` each head has its own W1, and row i
-    of `score`, [heads, d_a (2u + 1)], holds all of head i: the row of W1 and the entry of W2 of each hidden unit.
+    of `score`, [heads, d_a (2u + 1)], holds all weights of head i: for each hidden unit its row of W1 and entry of W2.
     """
 
     def __init__(self, width: int, hidden: int, heads: int, own_hidden: bool = False) -> None:

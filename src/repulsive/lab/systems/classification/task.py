@@ -84,7 +84,7 @@ class Classification(Recipe):
 
 
 class ClassificationTask(Task):
-    """Sentences, or pairs of sentences, and their classes.
+    """Classification task: sentences, or sentence pairs, and their classes.
 
     Args:
         recipe: recipe of the run.

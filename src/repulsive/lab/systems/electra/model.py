@@ -120,7 +120,7 @@ class Electra(nn.Module):
         seen: Tensor | None = None,
         draw: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Predict masked tokens, replace them by samples, and detect the replaced ones.
+        """Predict masked tokens, replace them by the generator's samples, and detect the replaced tokens.
 
         Args:
             tokens: original token ids, int64 [B, T].
@@ -262,7 +262,7 @@ def open_electra(folder: Path, share: float = 0.25) -> Electra:
     """Load an ELECTRA from a folder with a discriminator and, in the subfolder `generator`, a generator.
 
     Args:
-        folder: as `save_pretrained` writes it; nothing is downloaded.
+        folder: a folder that `save_pretrained` wrote; nothing is downloaded.
         share: width of a generator with random weights, as a fraction, if the folder has none.
 
     Raises:

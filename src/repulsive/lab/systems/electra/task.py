@@ -145,7 +145,7 @@ class Pretraining(Recipe):
 
 
 class PretrainingTask(Task):
-    """Blocks of word pieces: the generator predicts masked pieces, the discriminator detects replaced ones.
+    """Pre-training task: the generator predicts masked word pieces, and the discriminator detects replaced ones.
 
     Args:
         recipe: recipe of the run.

@@ -94,7 +94,7 @@ class Glue(Recipe):
 
 
 class GlueTask(Task):
-    """Texts, or pairs of texts, and their classes or scores.
+    """A GLUE task: texts, or text pairs, and their classes or scores.
 
     The data split "test" is the benchmark's development set, because the labels of its test set are not public. With
     `training.average = 1`, the default, the last weights are evaluated: nothing is selected on that set.

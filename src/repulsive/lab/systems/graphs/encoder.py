@@ -17,7 +17,7 @@ from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
 
 class GraphLayer(nn.Module):
-    r"""$t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code uses one norm for both."""
+    r"""Layer $t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code uses one norm for both."""
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__()

@@ -132,7 +132,7 @@ def rouge(texts: Sequence[str], references: References, name: str = "L") -> Roug
 
 
 def caption_rouge(texts: Sequence[str], references: References) -> float:
-    r"""ROUGE-L as in image captioning: $(1 + β^2) P R / (R + β^2 P)$, β = 1.2, the mean over texts.
+    r"""Compute ROUGE-L as in image captioning: $(1 + β^2) P R / (R + β^2 P)$, β = 1.2, the mean over texts.
 
     P and R are each the best over the references; words are split at spaces.
 

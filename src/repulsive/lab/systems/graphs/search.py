@@ -40,9 +40,9 @@ def write(
 
     Args:
         model: a GraphWriter in evaluation mode.
-        titles: as in `GraphWriter.forward`.
-        entities: as in `GraphWriter.forward`.
-        relations: as in `GraphWriter.forward`.
+        titles: words of the titles, as in `GraphWriter.forward`.
+        entities: words of the entities, as in `GraphWriter.forward`.
+        relations: relations of the graphs, as in `GraphWriter.forward`.
         types: word of each entity's type, [B, E], the decoder's input after a copy.
         ends: the words at the two ends of a text.
         beam: number of open hypotheses.

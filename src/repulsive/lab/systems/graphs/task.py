@@ -108,7 +108,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWriting(Recipe):
-    """Recipe for text generation from graphs.
+    """Recipe for training GraphWriter to generate texts from graphs.
 
     Args:
         data: prepared data.
@@ -124,7 +124,7 @@ class GraphWriting(Recipe):
 
 
 class GraphWritingTask(Task):
-    """Graphs and texts about them. A training item is a text; an item of an evaluation is a graph.
+    """Graph-to-text task. A training item is a text about a graph; an evaluation item is a graph.
 
     Args:
         recipe: recipe of the run.

@@ -98,7 +98,7 @@ class LanguageModel(Recipe):
 
 
 class LanguageModelTask(Task):
-    """Windows of a text, in which every token but the first is predicted from those before it.
+    """Language-modelling task: in windows of a text, predict each token but the first from the tokens before it.
 
     Args:
         recipe: recipe of the run.

@@ -71,7 +71,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Loss:
-    """Settings of the loss.
+    """Settings of the translation loss.
 
     Args:
         label_smoothing: probability that is spread over all pieces.
@@ -89,7 +89,7 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(Recipe):
-    """Recipe for translation.
+    """Recipe for training a translator.
 
     Args:
         data: prepared data.
@@ -115,7 +115,7 @@ class Translation(Recipe):
 
 
 class TranslationTask(Task):
-    """Sentences and their translations.
+    """Translation task: sentences and their translations.
 
     Args:
         recipe: recipe of the run.
