@@ -1,4 +1,4 @@
-"""`repulsive evaluate RUN...`: evaluate trained models on a part of the data."""
+"""`repulsive evaluate RUN...`: evaluate trained models on a data split."""
 
 from __future__ import annotations
 

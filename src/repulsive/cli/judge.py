@@ -58,6 +58,6 @@ def tally(
     from repulsive.lab.judge.tally import tally as count
 
     opened = read_key(key)
-    answers = [path for path in files if realpath(path) != realpath(key)]  # the shell pattern *.json matches it, too
+    answers = [path for path in files if realpath(path) != realpath(key)]  # the pattern *.json matches the key, too
     result = count(opened, read_all(answers, opened))
     say(to_json(result) if as_json else as_markdown(result))

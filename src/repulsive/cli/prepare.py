@@ -1,4 +1,4 @@
-"""`repulsive prepare DATASET`: turn raw files into a folder that training reads, once."""
+"""`repulsive prepare DATASET`: turn raw files, once, into a folder that training reads."""
 
 from __future__ import annotations
 

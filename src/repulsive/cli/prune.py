@@ -73,7 +73,7 @@ def prune(
 
 
 def _share(keep: str) -> float:
-    """75%, 0.75 -> 0.75."""
+    """Parse the share of heads to keep: "75%" or "0.75" -> 0.75."""
     try:
         value = float(keep.removesuffix("%")) / (100 if keep.endswith("%") else 1)
     except ValueError:

@@ -81,5 +81,5 @@ def reproduce(
 
 
 def _split(words: list[str] | None) -> tuple[str, ...]:
-    """`["a,b", "c"]` -> `("a", "b", "c")`."""
+    """Split words at commas: `["a,b", "c"]` -> `("a", "b", "c")`."""
     return tuple(part.strip() for word in words or [] for part in word.split(",") if part.strip())

@@ -29,7 +29,7 @@ CHARTS = {
     "dev accuracy": ("dev", "accuracy"),
     "overlap of heads": ("dev", "overlap"),
 }
-SHOWN = 6  # examples on the page
+SHOWN = 6  # number of examples on the page
 DATASETS = {  # dataset -> description on the page
     "reviews": "Generated reviews mention several aspects. The stars depend on all of them, and one counts three "
     "times. A head that reads one spot misses most of the evidence.",

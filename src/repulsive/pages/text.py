@@ -28,7 +28,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """Cut text to `length` characters; the last one is an ellipsis if some were cut."""
+    """Cut text to `length` characters; if characters were cut, the last one is an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -56,7 +56,7 @@ def number(value: float, digits: int, *, percent: bool = False, signed: bool = F
     scaled = 100 * value if percent else value
     shown = f"{scaled:{'+' if signed else ''}.{digits}f}"
     if not signed and not shown.strip("-0."):
-        shown = shown.removeprefix("-")  # it rounds to zero
+        shown = shown.removeprefix("-")  # a number that rounds to zero has no minus sign
     return shown.replace("inf", "∞").replace("-", "−")
 
 

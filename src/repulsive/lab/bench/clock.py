@@ -25,10 +25,10 @@ class Ratio:
         rounds: number of compared pairs.
         ratio: 1 + median of the differences within rounds / median of the baseline.
         low: lower end of the interval of `ratio`.
-        high: upper end of it.
+        high: upper end of the interval of `ratio`.
         quick: ratio of the fastest tenths (10th percentiles); less noisy, because a busy host only adds time.
         quick_low: lower end of the interval of `quick`.
-        quick_high: upper end of it.
+        quick_high: upper end of the interval of `quick`.
     """
 
     seconds: float
@@ -48,7 +48,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def wall(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, including its work on the device."""
+    """Measure the seconds of one call, including its work on the device."""
     synchronise(device)
     start = time.perf_counter()
     function()
@@ -57,7 +57,7 @@ def wall(function: Callable[[], object], device: torch.device) -> float:
 
 
 def laps(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Seconds of functions that run one after the other, without synchronising in between.
+    """Measure the seconds of each function, run one after the other without synchronising in between.
 
     The device is idle before the first. On a GPU the seconds are between events on the device: the time of the device's
     work if the host is ahead, and of the host's work if it is behind.
@@ -79,7 +79,7 @@ def laps(functions: Sequence[Callable[[], object]], device: torch.device) -> lis
 
 
 def median_time(function: Callable[[], object], device: torch.device, repeats: int = 30, warm_up: int = 5) -> float:
-    """Median seconds of one call; on a GPU between events, so that host time counts only if the host is slower."""
+    """Measure the median seconds of a call; on a GPU between events, so that only a slower host adds host time."""
     for _ in range(warm_up):
         function()
     if device.type != "cuda":
@@ -96,7 +96,7 @@ def median_time(function: Callable[[], object], device: torch.device, repeats: i
 
 
 def host_time(function: Callable[[], object], device: torch.device, repeats: int = 200) -> float:
-    """Median seconds until a call returns, without waiting for the device."""
+    """Measure the median seconds until a call returns, without waiting for the device."""
     times = []
     for _ in range(repeats):
         synchronise(device)
@@ -107,7 +107,7 @@ def host_time(function: Callable[[], object], device: torch.device, repeats: int
 
 
 def replayed(functions: Sequence[Callable[[], object]], times: int = 10) -> float:
-    """Seconds per call on the device alone: at least `times` calls, captured and replayed as one CUDA graph."""
+    """Measure seconds per call on the device alone: at least `times` calls, replayed as one CUDA graph."""
     calls = max(1, times // len(functions))
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -138,7 +138,7 @@ def interleaved(
 
     Args:
         variants: name -> function that does its work and returns the seconds it took.
-        rounds: name -> number of counted rounds; those of variants with fewer than the baseline are spread evenly.
+        rounds: name -> number of counted rounds; a variant with fewer rounds than the baseline has them spread evenly.
         baseline: the variant that all others are compared with; it has the most rounds.
         warm_up: number of rounds that are not counted.
     """
@@ -178,7 +178,7 @@ def _by_quickest(pairs: Pairs) -> float:
 
 
 def copy_rate(device: torch.device, numbers: int | None = None) -> float:
-    """Bytes per second of a large copy, reads and writes both counted: the memory bandwidth."""
+    """Measure the memory bandwidth: bytes per second of a large copy, counting reads and writes."""
     count = numbers or (2**28 if device.type == "cuda" else 2**25)
     source, target = torch.ones(count, device=device), torch.empty(count, device=device)
     return 2 * 4 * count / median_time(lambda: target.copy_(source), device, repeats=10)

@@ -1,4 +1,4 @@
-"""Cost of an update against the number of heads, the width and the number of layers."""
+"""Measure the cost of an update against the number of heads, the width and the number of layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHE = 2**27  # bytes: more than the cache of a GPU
 
 
 class Projections(nn.Module):
-    """Only q, k, v projections, with random gradients."""
+    """A model of query, key and value projections only, with random gradients."""
 
     def __init__(self, width: int, heads: int, layers: int, device: torch.device) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Projections(nn.Module):
 
 
 def measure_growth(device: str, quick: bool = False) -> dict[str, Any]:
-    """Measure one update along three axes, and compute the time of four passes over memory, its floor.
+    """Measure one update along three axes, and compute its lower bound, the time of four passes over memory.
 
     Args:
         device: "cpu" or "cuda".
@@ -61,7 +61,7 @@ def measure_growth(device: str, quick: bool = False) -> dict[str, Any]:
 
 
 def _seconds(width: int, heads: int, layers: int, place: torch.device, repeats: int) -> dict[str, float]:
-    """Seconds of one update called from Python; on a GPU also on the device alone, with weights not in its cache."""
+    """Measure seconds of one update called from Python; on a GPU also on the device alone, with a cold cache."""
     on_gpu = place.type == "cuda"
     copies = min(16, CACHE // (8 * 3 * layers * width * width) + 1) if on_gpu else 1
     updates = [Update(Projections(width, heads, layers, place).groups, 0) for _ in range(copies)]
@@ -75,7 +75,7 @@ def _seconds(width: int, heads: int, layers: int, place: torch.device, repeats: 
 
 
 def draw_growth(growth: dict[str, Any], path: str) -> None:
-    """Draw time against size in three panels, with the floor; needs matplotlib."""
+    """Draw time against size in three panels, with the lower bound; needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.4), layout="constrained")

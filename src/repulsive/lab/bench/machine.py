@@ -17,14 +17,14 @@ PACKAGES = ("torch", "transformers", "triton")
 
 
 def machine_name(device: str) -> str:
-    """Name of the GPU, or the architecture of the CPU."""
+    """Return the name of the GPU, or the architecture of the CPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     return f"{platform.processor() or platform.machine()} CPU"
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, Python and the packages that step times depend on."""
+    """Return the versions of this package, Python and the packages that step times depend on."""
     result = {"repulsive": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Machine, threads, versions and date, as plain values for JSON."""
+    """Describe machine, threads, versions and date, as plain values for JSON."""
     facts: dict[str, Any] = {
         "machine": machine_name(device),
         "cores": os.cpu_count(),
@@ -51,7 +51,7 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def free_bytes(device: str) -> int | None:
-    """Free memory in bytes; None if it is unknown."""
+    """Return the free memory in bytes; None if it is unknown."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     try:
@@ -63,7 +63,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def process_peak_bytes() -> int | None:
-    """Peak memory of this process in bytes; None on systems without `getrusage`."""
+    """Return the peak memory of this process in bytes; None on systems without `getrusage`."""
     try:
         import resource
     except ImportError:

@@ -31,7 +31,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What to measure, and how.
+    """Options of the measurement: model, rules, size of a step, and number of rounds.
 
     Args:
         model: a name in `PRESETS`.
@@ -122,7 +122,7 @@ def _build_twins(
     options: CostOptions,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, Twin], dict[str, int | None]]:
-    """Build and warm up two plain twins and one for each rule; rules not requested by name may be left out."""
+    """Build and warm up two plain twins and a twin for each rule; rules not requested by name may be left out."""
     wanted: dict[str, Rule | None] = {PLAIN: None, AGAIN: None, **rules}
     twins: dict[str, Twin] = {}
     peaks: dict[str, int | None] = {}
@@ -142,7 +142,7 @@ def _build_twins(
 
 
 def _finite(loss: Tensor) -> float | None:
-    """A loss for JSON: None if training diverged, which does not affect the cost of a step."""
+    """Convert a loss for JSON: None if training diverged, which does not affect the cost of a step."""
     return float(loss) if bool(loss.isfinite()) else None
 
 

@@ -46,7 +46,7 @@ def print_costs(facts: dict[str, Any], console: Console) -> None:
 
 
 def summary(facts: dict[str, Any]) -> list[str]:
-    """Sentences below the table: model, machine, and how to read the numbers."""
+    """Return the sentences below the table: model, machine, and how to read the numbers."""
     settings, versions, plain = facts["settings"], facts["versions"], facts["results"][PLAIN]
     batch, length, unit = settings["batch"], settings["length"], facts["unit"]
     step = f"{batch} images" if unit == "images" else f"{batch} x {length} tokens"
@@ -66,7 +66,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
 
 
 def _ratio(value: float) -> str:
-    """Four decimals, or an exponent for the wide intervals of two or three rounds."""
+    """Format a ratio with four decimals, or with an exponent for the wide intervals of two or three rounds."""
     return f"{value:.4f}" if value < 100 else f"{value:.1e}"
 
 

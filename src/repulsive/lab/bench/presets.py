@@ -12,24 +12,24 @@ from torch import Tensor, nn
 
 from repulsive.errors import SelectionError
 
-MASKED_SHARE = 0.15  # of the tokens, as in BERT
+MASKED_SHARE = 0.15  # share of masked tokens, as in BERT
 MASK_ID = 103  # [MASK] of BERT's vocabulary
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A model and the size of its training step.
+    """A transformers model and the size of its training step.
 
     Args:
         model: class name in transformers, of a model that returns a loss.
         config: class name of its configuration.
         task: "masked" or "causal" language modelling, or "images" for classification.
-        depth: setting that holds the number of layers.
+        depth: name of the setting that holds the number of layers.
         items: tokens (or images) per step on CUDA.
-        items_on_cpu: the same on a CPU.
+        items_on_cpu: tokens (or images) per step on a CPU.
         length: tokens of one sequence; 1 for images, so that a batch has `items / length` rows.
-        positions: setting that limits the length of a sequence; None for images.
+        positions: name of the setting that limits the length of a sequence; None for images.
         settings: arguments of the configuration that differ from its defaults.
     """
 
@@ -48,7 +48,7 @@ class Preset:
         return "images" if self.task == "images" else "tokens"
 
     def size(self, device: str, batch: int | None = None, length: int | None = None) -> tuple[int, int]:
-        """Rows and length of a batch; if only the length changes, the number of tokens per step stays."""
+        """Return rows and length of a batch; if only `length` is given, the tokens per step stay the same."""
         if length is not None and self.task == "images":
             raise SelectionError(f"--length={length}: {self.model} reads images of one size; leave --length out")
         length = length or self.length
@@ -63,7 +63,7 @@ class Preset:
         Args:
             device: "cpu", "cuda", or "meta" for shapes without weights.
             layers: depth, if not the preset's.
-            length: of the sequences it has to accept.
+            length: length of the sequences that the model has to accept.
             overrides: further settings, such as a smaller width for tests.
         """
         import transformers
@@ -81,7 +81,7 @@ class Preset:
         return model.train()
 
     def inputs(self, config: Any, batch: int, length: int, device: str) -> dict[str, Tensor]:
-        """Random inputs with labels, as arguments of the model."""
+        """Draw random inputs with labels, as arguments of the model."""
         source = torch.Generator().manual_seed(SEED)
         if self.task == "images":
             size = (batch, config.num_channels, config.image_size, config.image_size)

@@ -89,7 +89,7 @@ def _cell(name: str, row: dict[str, float] | None) -> str:
 
 
 def _inside(sizes: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    """Sentences about the time of repulsion inside measured steps."""
+    """Write sentences about the time of repulsion inside measured steps."""
     lines = []
     for size, rows in sizes.items():
         for name, row in rows.items():

@@ -24,14 +24,14 @@ VOCABULARY = 10_000
 LENGTH = 32
 RULE = SVGD(stepsize=0.1, alpha=0.01)
 LAYERS: dict[str, Literal["first", "all"]] = {"first layer": "first", "all layers": "all"}
-COLLECT = {"disagreement": "outputs", "Frobenius": "weights"}  # regularizer -> what it needs from attention
+COLLECT = {"disagreement": "outputs", "Frobenius": "weights"}  # regularizer -> tensors that it needs from attention
 VARIANTS = ("MA", *LAYERS, "one projection at a time", *COLLECT)
 NEVER = 10**9
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, and how.
+    """Options of the measurement: device, batch sizes, variants and rounds.
 
     Args:
         device: "cpu" or "cuda".
@@ -53,7 +53,7 @@ class Options:
 
 
 class Workload:
-    """One model, one optimizer and a batch of each size; a variant adds to the loss or to the optimizer step."""
+    """A model, its optimizer and a batch of each size; each variant adds work to the loss or to the optimizer step."""
 
     def __init__(self, options: Options, config: TransformerConfig | None = None) -> None:
         torch.manual_seed(0)
@@ -78,7 +78,7 @@ class Workload:
         self.optimizer.step()
 
     def time(self, variant: str, tokens: int) -> float:
-        """Seconds of one step."""
+        """Measure the seconds of one step."""
         with self.attached(variant):
             return wall(lambda: self.step(variant, tokens), self.device)
 
@@ -103,7 +103,7 @@ class Workload:
             yield
 
     def _handle(self, variant: str) -> Handle:
-        """The handle of a variant, without measuring steps: by default 49 of 50 steps do not measure."""
+        """Return a variant's handle, set to never measure its groups: by default 49 of 50 steps do not measure."""
         if variant not in self._handles:
             self._handles[variant] = repel(
                 self.model, self.optimizer, RULE, layers=LAYERS[variant], measure_every=NEVER, verbose=False
@@ -112,12 +112,12 @@ class Workload:
         return self._handles[variant]
 
     def inside(self, variant: str, tokens: int, steps: int = 30) -> dict[str, float]:
-        """Seconds of the hook of `repel` inside training steps; see `time_inside`."""
+        """Measure the seconds of the hook of `repel` inside training steps; see `time_inside`."""
         step = partial(self.step, variant, tokens)
         return time_inside(self.optimizer, self.attached(variant), step, self.device, steps)
 
     def loss(self, variant: str) -> Callable[[Tensor], Tensor]:
-        """The loss function of a variant; variants without a regularizer share one compiled function."""
+        """Return the loss function of a variant; variants without a regularizer share one compiled function."""
         collect = COLLECT.get(variant)
         if collect not in self._losses:
             function = lambda batch: self._compute(collect, batch)  # noqa: E731
@@ -150,9 +150,9 @@ def time_inside(
 
     Args:
         optimizer: the optimizer, without the hooks.
-        attached: registers the hooks for the length of a `with` block.
-        step: takes one training step.
-        device: of the model.
+        attached: context manager that registers the hooks for the length of a `with` block.
+        step: function that takes one training step.
+        device: device of the model.
         steps: number of steps; the median counts.
     """
     spent: list[float] = []

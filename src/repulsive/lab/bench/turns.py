@@ -21,7 +21,7 @@ from repulsive.lab.bench.clock import undisturbed
 from repulsive.metrics import student
 from repulsive.repulsion.settings import Settings
 
-PERIOD = Settings().measure_every  # one of so many steps measures, with default settings
+PERIOD = Settings().measure_every  # with default settings, one of this many steps measures
 PLAIN = "plain"  # the twin that all others are compared with
 
 
@@ -52,10 +52,10 @@ class Cost:
     """Step time of one twin relative to the plain twin.
 
     Args:
-        seconds: median over rounds of its average step.
+        seconds: median over rounds of the seconds of its average step.
         ratio: geometric mean over rounds of its seconds over the plain twin's.
         low: lower end of the 95 % interval of `ratio`.
-        high: upper end of it.
+        high: upper end of the interval of `ratio`.
         median_ratio: median over rounds, which is robust against disturbed rounds.
     """
 
@@ -94,7 +94,7 @@ def compare_turns(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Cost]:
 
 
 def order_of_round(names: Sequence[str], number: int) -> list[str]:
-    """Order of turns: reversed in every second round, and rotated every two rounds."""
+    """Return the order of turns in a round: reversed in every second round, and rotated every two rounds."""
     shift = number // 2 % len(names)
     order = [*names[shift:], *names[:shift]]
     return order[::-1] if number % 2 else order

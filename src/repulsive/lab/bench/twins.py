@@ -1,4 +1,4 @@
-"""Twins: equal models that train in turns, plain or with a rule."""
+"""Twins: models with equal weights that train in turns, plain or with a rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEARNING_RATE = 1e-4
 
 
 class Twin:
-    """A model and its optimizer.
+    """A model with its optimizer, trained plainly or with a rule.
 
     Args:
         model: a model of transformers in training mode, on its device.

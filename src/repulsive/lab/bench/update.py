@@ -1,4 +1,4 @@
-"""Time and memory of the update of all layers alone."""
+"""Measure time and memory of the repulsive update of all layers, without a training step around it."""
 
 from __future__ import annotations
 

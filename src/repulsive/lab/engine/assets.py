@@ -22,13 +22,13 @@ DATA, VOCABULARY, EXAMPLES = "data.json", "vocabulary.json", "examples.safetenso
 
 
 def data_json(manifest: Mapping[str, Any], **facts: Any) -> bytes:
-    """The file `data.json`: settings and checksums of prepared data, and other facts about them."""
+    """Return the content of `data.json`: settings and checksums of prepared data, and other facts about the data."""
     kept = {name: manifest[name] for name in ("settings", "files") if name in manifest}
     return json.dumps(kept | facts, ensure_ascii=False, indent=1).encode()
 
 
 def read_data_json(assets: Mapping[str, bytes]) -> dict[str, Any]:
-    """Read `data.json`; a missing key or a wrong type is the caller's to report."""
+    """Read `data.json`; the caller must check for missing keys and wrong types."""
     facts: dict[str, Any] = json.loads(assets[DATA])
     return facts
 
@@ -36,11 +36,11 @@ def read_data_json(assets: Mapping[str, bytes]) -> dict[str, Any]:
 def save_prepared(
     data: Prepared, examples: Mapping[str, Part] | None = None, extra: Sequence[str] = ()
 ) -> dict[str, bytes]:
-    """Assets of a model that was trained on `data`.
+    """Return the assets of a model that was trained on `data`.
 
     Args:
-        data: all of it.
-        examples: part -> a few items of it.
+        data: the prepared data.
+        examples: data split -> a few items of the split.
         extra: names of the task's own files that the model needs.
     """
     from safetensors.torch import save
@@ -62,11 +62,11 @@ def save_prepared(
 
 
 def restore_prepared(assets: Mapping[str, bytes], folder: Path) -> tuple[Prepared, dict[str, Part]]:
-    """Prepared data without parts, and a few examples of each, from what `save_prepared` returned.
+    """Restore what `save_prepared` returned: prepared data without data splits, and a few examples of each split.
 
     Args:
         assets: file name -> content.
-        folder: where the prepared data were, for messages.
+        folder: folder that the prepared data were in, for messages.
 
     Raises:
         RunError: the examples have token ids outside the vocabulary.
@@ -89,37 +89,37 @@ def restore_prepared(assets: Mapping[str, bytes], folder: Path) -> tuple[Prepare
 
 
 def sizes(data: Prepared) -> dict[str, int]:
-    """Number of items of each part, of restored data too."""
+    """Return the number of items in each data split; works for restored data too."""
     return {name: len(part) for name, part in data.parts.items()} or dict(data.manifest["sizes"])
 
 
 def sentences_per_item(data: Prepared) -> int:
-    """1, or 2 for pairs of sentences; of restored data too."""
+    """Return the number of sentences per item: 1, or 2 for sentence pairs; works for restored data too."""
     for part in data.parts.values():
         return len(part.sentences)
     return int(data.manifest["sentences"])
 
 
 def vector_size(data: Prepared) -> int:
-    """Size of the prepared word vectors, 0 if there are none; of restored data too."""
+    """Return the size of the prepared word vectors, 0 if there are none; works for restored data too."""
     return int(data.manifest.get("vector_size", 0)) if data.vectors is None else data.vectors.shape[1]
 
 
 def data_facts(data: Prepared) -> list[tuple[str, str]]:
-    """Name and value of facts about prepared data, for the top of a report."""
+    """List facts about prepared data as (name, value) pairs, for the top of a report."""
     counts = ", ".join(f"{count:,} {name}" for name, count in sizes(data).items())
     return [("data", f"{data.task}: {counts}"), ("words known", f"{len(data.vocabulary):,}")]
 
 
 def select(part: Part, indices: Tensor) -> Part:
-    """Some items of a part, in the order of the indices, int64 [K]."""
+    """Select some items of a data split, in the order of the indices, int64 [K]."""
     sentences = tuple(_rows(side, indices) for side in part.sentences)
     evidence = None if part.evidence is None else _rows(part.evidence, indices)
     return Part(sentences, part.labels[indices], evidence)
 
 
 def middle_length(part: Part, count: int) -> Tensor:
-    """Indices of the items whose lengths are nearest to the median, int64 [count]."""
+    """Return the indices of the items whose lengths are nearest to the median, int64 [count]."""
     lengths = part.lengths.float()
     return (lengths - lengths.median()).abs().argsort(stable=True)[:count]
 

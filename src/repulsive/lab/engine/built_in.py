@@ -6,8 +6,8 @@ A recipe is merged from these files; later ones win:
 2. the method's file;
 3. the dataset's exceptions for the method, such as `[exceptions.svgd.method] ratio = 0.3`.
 
-Three keys of a dataset describe its recipes and are not part of them: `name`, such as "yelp/{method}"; `methods`, the
-baseline first; and `exceptions`. Its `label`, such as "{method}, tiny", takes the method's label.
+Three keys of a dataset's file describe its recipes and are not copied into them: `name`, such as "yelp/{method}";
+`methods`, the baseline first; and `exceptions`. "{method}" in its `label` is replaced by the method's label.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BuiltIn:
 
 @functools.cache
 def recipes() -> dict[str, BuiltIn]:
-    """All built-in recipes by name, sorted."""
+    """Return all built-in recipes, sorted by name."""
     listed = {}
     for path in (FOLDER / "datasets").glob("*.toml"):
         dataset = recipe_tables.read(path)
@@ -69,7 +69,7 @@ def recipes() -> dict[str, BuiltIn]:
 
 
 def names() -> list[str]:
-    """Names of the built-in recipes, such as "yelp/svgd"."""
+    """Return the names of the built-in recipes, such as "yelp/svgd"."""
     return list(recipes())
 
 
@@ -98,5 +98,5 @@ def read_recipe(name: str | Path) -> Tables:
 
 
 def _description(path: Path) -> str:
-    """The second line of a recipe's file, a comment; the first is the command that runs it."""
+    """Return the comment in the second line of a recipe's file; the first line is the command that runs the recipe."""
     return path.read_text(encoding="utf-8").splitlines()[1].removeprefix("#").strip()

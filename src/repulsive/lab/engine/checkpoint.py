@@ -33,8 +33,8 @@ class Checkpoints:
     synced, listed with their checksums in the manifest, and then the folder is renamed.
 
     Args:
-        folder: of all checkpoints.
-        keep: how many of the newest to keep.
+        folder: folder of all checkpoints of the run.
+        keep: number of newest checkpoints to keep.
     """
 
     folder: Path
@@ -44,9 +44,9 @@ class Checkpoints:
         """Save a checkpoint and remove old ones.
 
         Args:
-            step: steps done.
+            step: number of training steps done.
             state: nested dictionaries and lists of tensors and plain values.
-            spare: how many to keep beyond `keep`.
+            spare: number of further checkpoints to keep, beyond `keep`.
 
         Raises:
             CheckpointError: the disk is full or not writable; earlier checkpoints are intact.
@@ -76,7 +76,7 @@ class Checkpoints:
         shutil.rmtree(self.folder / f"step-{step:09d}", ignore_errors=True)
 
     def found(self) -> list[Path]:
-        """All checkpoints, newest first."""
+        """List all checkpoints, newest first."""
         return sorted(self.folder.glob("step-*"), reverse=True) if self.folder.is_dir() else []
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
@@ -141,7 +141,7 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
             raise CheckpointError(f"{path}: {name} is damaged (its checksum differs from the manifest's)")
     try:
         return int(manifest["step"]), _as_table(unpack(from_bytes(contents[_TENSORS]), json.loads(contents[_STATE])))
-    except Exception as error:  # valid checksums of invalid contents; safetensors raises plain exceptions
+    except Exception as error:  # contents may be invalid despite valid checksums; safetensors raises plain exceptions
         raise CheckpointError(f"{path}: not the state of a training ({type(error).__name__}: {error})") from None
 
 
@@ -174,7 +174,7 @@ def _as_table(state: Any) -> dict[str, Any]:
 
 
 def _inside(path: Path, name: str) -> Path:
-    """A file of a checkpoint. Links out of its folder are refused: checkpoints may come from untrusted sources."""
+    """Return the path of a checkpoint file; reject links out of the folder, as checkpoints may be untrusted."""
     file = path / name
     if file.is_symlink() and os.path.dirname(os.path.realpath(file)) != os.path.realpath(path):
         raise CheckpointError(f"{path}: {name} is a link that leads out of its folder; replace it by the file itself")

@@ -1,4 +1,4 @@
-"""Fill dataclasses from nested tables, checked key by key: every error names the key, what it takes and what it got."""
+"""Build dataclasses from nested tables; every error names the key, the expected type and the value found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build(kind: type[T], tree: Mapping[str, Any], *, source: str = "config") -> 
 
     Args:
         kind: the dataclass.
-        tree: its values; tables become dataclasses too.
+        tree: values of the fields; nested tables become dataclasses too.
         source: start of every error message, such as the name of the recipe.
 
     Raises:

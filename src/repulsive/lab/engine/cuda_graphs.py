@@ -1,4 +1,4 @@
-"""Forward and backward pass as CUDA graphs, one per batch shape: one launch instead of hundreds."""
+"""Run forward and backward pass as CUDA graphs, one per batch shape: one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 Inputs = dict[str, Tensor]
-_CAPTURE_AT = 3  # occurrences of a shape; capturing rarer shapes is not worth its cost
+_CAPTURE_AT = 3  # a shape is captured when it occurs for the third time; capturing rarer shapes is not worth its cost
 
 
 @dataclass(eq=False)
@@ -19,7 +19,7 @@ class _Captured:
 
 
 class CapturedGradients:
-    """Calls `compute(inputs, length)`, and replays it as a CUDA graph for frequent batch shapes.
+    """Call `compute(inputs, length)`, and replay it as a CUDA graph for frequent batch shapes.
 
     The first two batches of a shape run eagerly; the third is captured, and later ones are replayed. From the first
     capture on, gradients have fixed addresses: those of the first graph, to which all other passes copy theirs. Replays
@@ -27,7 +27,7 @@ class CapturedGradients:
 
     Args:
         compute: forward and backward pass; it writes to `.grad` and must not synchronise.
-        parameters: those that get gradients.
+        parameters: the parameters that get gradients.
         device: a GPU.
     """
 
@@ -55,7 +55,7 @@ class CapturedGradients:
         if self._occurrences[key] < _CAPTURE_AT:
             self._run_on_side_stream(moved, length)
         else:
-            own = {name: value.clone() for name, value in moved.items()}  # replays overwrite them
+            own = {name: value.clone() for name, value in moved.items()}  # copied: replays overwrite these tensors
             captured = _Captured(torch.cuda.CUDAGraph(), own)
             torch.cuda.synchronize(self._device)
             with torch.cuda.graph(captured.graph, pool=self._pool, stream=self._stream):
@@ -81,7 +81,7 @@ class CapturedGradients:
                 parameter.grad = place
 
     def _gradients(self) -> list[Tensor]:
-        """Gradients of all parameters; zeros for a parameter that got none."""
+        """Return the gradients of all parameters; zeros for a parameter that got no gradient."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

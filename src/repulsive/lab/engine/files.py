@@ -13,10 +13,10 @@ from repulsive.safety.files import write_whole
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; None if the file does not exist.
+    """Read a JSON file; return None if the file does not exist.
 
     Raises:
-        RunError: it is damaged.
+        RunError: the file is damaged.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file atomically, without following links.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     with write_errors(path):
         write_whole(path, data)
@@ -48,7 +48,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of the block, such as a full disk, into a `RunError` that says what to do."""
+    """Turn an `OSError` raised in the block, such as a full disk, into a `RunError` that says what to do."""
     try:
         yield
     except OSError as error:

@@ -16,7 +16,7 @@ import torch
 def shared_gpu(needed: bool = True) -> Iterator[None]:
     """Run MPS within a block, so that processes started there use the GPU at the same time.
 
-    Without MPS they take turns. That is the case where it is not installed or may not be started. A service that is
+    Without MPS, where it is not installed or may not be started, the processes take turns. A service that is
     already running is used as it is.
 
     Args:

@@ -1,4 +1,4 @@
-"""Statistics of the heads for the training log."""
+"""Head statistics for the training log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MEASURED = ("ratio", "drive", "repulsion", "distance", "bandwidth", "alpha")
 
 
 class HeadLog:
-    """Means over all groups of what a handle measured last, in this process or before the training was resumed.
+    """Means over all head groups of the last measurements of a handle, in this process or before a resume.
 
     Args:
-        handle: of the training.
+        handle: the handle that `repel` returned for the training.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -23,7 +23,7 @@ class HeadLog:
         self._restored: dict[str, float] = {}
 
     def values(self) -> dict[str, float]:
-        """Means by name, without nan; with several layers also the mean distance of each layer."""
+        """Return the means by name, without NaN; with several layers, also the mean distance of each layer."""
         reports = [report for report in self._handle.report() if report.step >= 0]
         if not reports:
             return self._restored

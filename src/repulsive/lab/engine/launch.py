@@ -33,11 +33,11 @@ _POLL_SECONDS = 0.25  # between two checks for signals and, in a terminal, updat
 
 @dataclass(frozen=True)
 class Spec:
-    """A run to train.
+    """Specification of a run to train: its recipe, folder and device.
 
     Args:
-        recipe: what to train.
-        folder: run folder.
+        recipe: recipe of the run.
+        folder: folder of the run.
         device: "cpu", "cuda", or None for a GPU where there is one.
     """
 
@@ -50,8 +50,8 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
     """Train one run in this process, with a live table in a terminal and log lines elsewhere.
 
     Args:
-        spec: the run.
-        make_task: recipe -> task.
+        spec: specification of the run to train.
+        make_task: function that makes the task of a recipe.
         quiet: print no progress.
 
     Returns:
@@ -72,7 +72,7 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
 
 
 def speaks() -> bool:
-    """Whether this process prints: of the ranks that `torchrun` started, the first."""
+    """Whether this process prints progress: only the first of the ranks that `torchrun` started does."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -111,8 +111,8 @@ def train_many(
     Workers share a GPU through NVIDIA's multi-process service where it is installed; without it they take turns.
 
     Args:
-        specs: the runs.
-        make_task: recipe -> task.
+        specs: specifications of the runs to train.
+        make_task: function that makes the task of a recipe.
         jobs: number of workers; 0: as many as there are cores.
         on_end: called when a run ends, with its outcome: "done", "stopped" or an error message.
         may_start: called before a run starts; the run is left out if it returns False.

@@ -40,9 +40,9 @@ class Loop:
 
     Args:
         task: model, data, loss and evaluation; see `as_task` for classes that do not inherit from `Task`.
-        recipe: settings.
+        recipe: settings of the run.
         folder: where checkpoints, logs and results are written.
-        watcher: notified of progress.
+        watcher: object that is notified of progress.
         device: "cpu", "cuda" or None for Accelerate's choice.
     """
 
@@ -53,7 +53,7 @@ class Loop:
         self.processes = Processes(device)
         self.accelerator, self.device = self.processes.accelerator, self.processes.device
         self.step = self.epoch = self.position = 0  # position: batches of this epoch that are done
-        self.best: dict[str, Any] | None = None  # value, step and weights
+        self.best: dict[str, Any] | None = None  # value of the metric, step and weights
         self.seconds = 0.0
         self._rate = 0.0  # learning rate of the last step
         self._saved_step = -1
@@ -250,7 +250,7 @@ class Loop:
             self.watcher.saw(kind, self.step, values)
 
     def _final_evaluation(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Evaluation]]:
-        """The result, the weights that were evaluated, and the evaluation of every part."""
+        """Return the result, the weights that were evaluated, and the evaluation of every data split."""
         best = self.best
         assert best is not None, "the last step is always validated"
         if averaged := self.average.count:
@@ -356,14 +356,14 @@ class Loop:
             self.processes.compare(state.get("parallel"), self.folder.path)
 
     def _stopping(self) -> int:
-        """Number of a signal that any rank received; 0 without one, and at steps where ranks do not synchronise."""
+        """Return the signal number that any rank received; 0 if none, or at steps where ranks do not synchronise."""
         if not self.processes.alone and self.step % self.recipe.training.log_every:
             return 0
         return self.processes.most(self._request.number or 0)
 
 
 def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
-    """This rank's items of a batch, and their number; a rank without items takes one that counts as 0."""
+    """Return this rank's items of a batch and their number; a rank without items takes one item but counts 0."""
     mine = batch.indices[index::processes]
     if len(mine):
         own = batch.share(index, processes) if hasattr(batch, "share") else dataclasses.replace(batch, indices=mine)

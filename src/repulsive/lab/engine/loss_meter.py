@@ -12,11 +12,11 @@ class Meter:
     """Sum of losses, kept on the device so that adding a loss does not synchronise.
 
     Args:
-        device: of the losses.
+        device: device of the losses.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.state = torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64, device=device)  # sum, count, first bad
+        self.state = torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64, device=device)  # sum, count, first non-finite
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of one step."""
@@ -34,7 +34,7 @@ class Meter:
         return float(self.state[0] / self.state[1].clamp(min=1))
 
     def first_bad(self) -> int | None:
-        """Index of the first loss since the last reset that is not finite; None if all are."""
+        """Index of the first loss since the last reset that is not finite; None if all are finite."""
         bad = int(self.state[2])
         return None if bad < 0 else bad
 

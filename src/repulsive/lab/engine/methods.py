@@ -1,4 +1,4 @@
-"""Make rules, optimizers and learning rates from a recipe."""
+"""Make the rule, the optimizer and the learning rates of a recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
     """Make the rule of a recipe; None for plain training.
 
     Args:
-        method: the recipe's table.
+        method: the recipe's `[method]` table.
         num_data: number of training items, for `temperature = "data"` and the prior.
         total_steps: steps of the whole training, for schedules.
 
@@ -49,7 +49,7 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
 
 
 def _scheduled(method: Method, steps: int) -> dict[str, Any]:
-    """Settings `alpha` and, with `alpha = "auto"`, `ratio`; the one that is a number may be a schedule."""
+    """Return the setting `alpha` and, with `alpha = "auto"`, `ratio`; the numeric one may become a schedule."""
     settings: dict[str, Any] = {"alpha": method.alpha}
     if method.alpha == "auto":
         settings["ratio"] = method.ratio
@@ -92,10 +92,10 @@ def make_optimizer(
     """Make a torch optimizer for all trainable parameters, fused on a GPU where torch supports it.
 
     Args:
-        settings: the recipe's table.
+        settings: the recipe's `[optimizer]` table.
         model: the model to train.
-        factors: parameter name -> factor of its learning rate; 1 for all others. Parameters with the same factor form
-            a param group, which keeps it as `factor`.
+        factors: parameter name -> factor of its learning rate; 1 for other parameters. Parameters with the same factor
+            form a param group, which stores it as `factor`.
 
     Raises:
         ValueError: a factor is not positive, or its name is not a parameter.
@@ -112,7 +112,7 @@ def make_optimizer(
 
 
 def _groups(model: nn.Module, factors: Mapping[str, float], settings: Optimizer) -> Any:
-    """Trainable parameters: a list, or param groups with one factor and one weight decay each, in model order."""
+    """Return the trainable parameters: a list, or param groups with one factor and one weight decay each, in order."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not factors and settings.decay == "all":
         return list(trained.values())
@@ -146,8 +146,8 @@ def undo_correction(optimizer: Any, settings: Optimizer, step: int) -> None:
 
     Args:
         optimizer: Adam or AdamW.
-        settings: the recipe's table.
-        step: counted from 0.
+        settings: the recipe's `[optimizer]` table.
+        step: number of the step, from 0.
     """
     first, second = (1 - beta ** (step + 1) for beta in settings.betas)
     factor = first / second**0.5
@@ -162,10 +162,10 @@ def rate_at(step: int, settings: Optimizer, total: int, epoch: int = 0) -> float
     """Compute the learning rate of a step. It depends on the step only, so checkpoints need no scheduler state.
 
     Args:
-        step: counted from 0.
-        settings: the recipe's table.
+        step: number of the step, from 0.
+        settings: the recipe's `[optimizer]` table.
         total: steps of the whole training.
-        epoch: of the step, counted from 0; used by cycles.
+        epoch: number of the step's epoch, from 0; used by cyclic schedules.
     """
     warmup = settings.warmup or round(settings.warmup_share * total)
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0

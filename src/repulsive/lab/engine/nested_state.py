@@ -1,4 +1,4 @@
-"""Split nested states into tensors, for safetensors, and JSON, and join them again."""
+"""Split nested states into tensors (for safetensors) and JSON, and join both again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TENSOR, _TUPLE, _ITEMS = "__tensor__", "__tuple__", "__items__"
 
 
 def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Split a state into tensors by path, and a JSON skeleton that refers to them.
+    """Split a nested state into tensors, keyed by path, and a JSON skeleton that refers to these tensors.
 
     Args:
         tree: dictionaries, lists, tuples, tensors, numbers, strings, None.
@@ -43,7 +43,7 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unpack(tensors: dict[str, Tensor], skeleton: Any) -> Any:
-    """Join what `pack` split."""
+    """Rebuild a nested state from the tensors and the skeleton that `pack` returned."""
     if isinstance(skeleton, list):
         return [unpack(tensors, value) for value in skeleton]
     if not isinstance(skeleton, dict):

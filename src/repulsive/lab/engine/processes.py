@@ -17,8 +17,8 @@ from repulsive.errors import ConfigError, RepulsiveError, RunError
 from repulsive.safety.parents import watch_parent
 
 TIMEOUT = "REPULSIVE_TIMEOUT"
-_TIMEOUT_SECONDS = 600  # how long the others wait while one rank writes a checkpoint, for example
-_GRACE_SECONDS = 60.0  # to save after `torchrun` has died
+_TIMEOUT_SECONDS = 600  # how long ranks wait for each other, for example while one of them writes a checkpoint
+_GRACE_SECONDS = 60.0  # time that a rank has to save after `torchrun` has died
 _LOST_RANK = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "socket", "gloo", "nccl")
 
 
@@ -54,20 +54,20 @@ class Processes:
 
     @property
     def alone(self) -> bool:
-        """Whether there is one process only."""
+        """Whether the training has only one process."""
         return self.count == 1
 
     @property
     def parallel(self) -> dict[str, int]:
-        """Numbers of threads and processes, on which the rounding of sums depends."""
+        """Return the numbers of threads and processes, on which the rounding of sums depends."""
         return {"threads": torch.get_num_threads(), "processes": self.count}
 
     def compare(self, before: Any, folder: Path) -> None:
         """Warn if a resumed training cannot give bit-identical results to one that was never stopped.
 
         Args:
-            before: `parallel` of the checkpoint.
-            folder: of the run.
+            before: value of `parallel` that the checkpoint stored.
+            folder: folder of the run.
         """
         now = self.parallel
         if not self.main or not isinstance(before, dict) or before == now:
@@ -80,7 +80,7 @@ class Processes:
         )
 
     def together(self, action: Callable[[], Any]) -> None:
-        """Run `action` in the main process; if it fails, all ranks raise its error, so that none waits for it."""
+        """Run `action` in the main process; if it fails, all ranks raise its error, so that no rank waits forever."""
         if self.alone:
             action()
             return
@@ -95,11 +95,11 @@ class Processes:
             raise errors[0]
 
     def most(self, number: int) -> int:
-        """The largest number of any rank."""
+        """Return the largest number that any rank passes."""
         return number if self.alone else max(self.gather(number))
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in rank order."""
+        """Return the values that all ranks pass, in rank order."""
         if self.alone:
             return [value]
         values = [None] * self.count
@@ -115,7 +115,7 @@ def lost_process(error: BaseException) -> bool:
 
 
 def _timeout() -> float:
-    """Seconds that ranks wait for each other, from the environment.
+    """Read from the environment how many seconds ranks wait for each other.
 
     Raises:
         ConfigError: the environment variable is not a positive number.
@@ -138,5 +138,5 @@ def _save_and_exit() -> None:
 
 
 def chosen_device(name: str | None) -> torch.device:
-    """The device of this name; for None a GPU where there is one, or else the CPU."""
+    """Return the device with this name; for None, a GPU if there is one, otherwise the CPU."""
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

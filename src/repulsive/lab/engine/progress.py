@@ -13,16 +13,16 @@ class Watcher:
     """Receives the events of a run. This base class ignores them."""
 
     def started(self, step: int, total: int, per_epoch: int) -> None:
-        """The training starts, or resumes, at `step` of `total`."""
+        """Handle the start of a training, or its resumption, at `step` of `total`."""
 
     def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """A line was written to `metrics.jsonl`."""
+        """Handle a new line of `metrics.jsonl`."""
 
     def finished(self, result: Mapping[str, Any]) -> None:
-        """The training has ended, now or in an earlier call."""
+        """Handle the end of the training, which may have ended in an earlier call."""
 
     def close(self) -> None:
-        """No more events follow."""
+        """Release resources; no more events follow."""
 
 
 class Log(Watcher):
@@ -72,7 +72,7 @@ class Live(Watcher):
 
     Args:
         columns: metrics of the validation set to show.
-        title: of the table.
+        title: title of the table.
     """
 
     def __init__(self, columns: Sequence[str], title: str = "") -> None:
@@ -125,7 +125,7 @@ class Clock:
         self._step, self._total, self._time = step, total, time.monotonic()
 
     def left(self, step: int) -> str:
-        """Time left as h:mm:ss, "?" before the first step is done."""
+        """Format the time left as h:mm:ss; "?" before the first step is done."""
         done = step - self._step
         if done < 1:
             return "?"

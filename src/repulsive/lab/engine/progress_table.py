@@ -18,7 +18,7 @@ _MAX_ROWS = 24
 
 
 class Planned(Protocol):
-    """A run to train."""
+    """Specification of a run to train, such as `launch.Spec`."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -27,10 +27,10 @@ class Planned(Protocol):
 
 
 class RunProgress:
-    """Progress of one run.
+    """Progress of one run, read from its `metrics.jsonl`.
 
     Args:
-        spec: the run.
+        spec: specification of the run.
     """
 
     def __init__(self, spec: Planned) -> None:
@@ -56,7 +56,7 @@ class RunProgress:
 
     @property
     def time_left(self) -> str:
-        """Time left, estimated from the speed so far; empty unless the run is training."""
+        """Format the time left, estimated from the speed so far; empty unless the run is training."""
         if self._began is None or self.state != "training":
             return ""
         since, epoch = self._began
@@ -84,8 +84,8 @@ class ProgressTable:
     """A live table of runs; a context manager.
 
     Args:
-        specs: the runs.
-        console: of rich; stderr by default.
+        specs: specifications of the runs.
+        console: a rich console; stderr by default.
     """
 
     def __init__(self, specs: Sequence[Planned], console: Any = None) -> None:

@@ -41,7 +41,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def _numpy() -> Any:
-    """NumPy, or None where it is not installed."""
+    """Import NumPy; None if it is not installed."""
     try:
         return importlib.import_module("numpy")
     except ImportError:

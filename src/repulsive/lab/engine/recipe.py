@@ -16,21 +16,21 @@ class Optimizer:
     """The optimizer and its learning rate.
 
     Args:
-        name: which optimizer.
+        name: name of the optimizer.
         lr: learning rate.
-        momentum: of SGD.
-        betas: of Adam and AdamW.
-        eps: of Adam, AdamW and Adagrad.
+        momentum: momentum of SGD.
+        betas: decay rates of the moments of Adam and AdamW.
+        eps: epsilon of Adam, AdamW and Adagrad.
         weight_decay: coupled (L2) except for AdamW.
         decay: weights that decay: all, or matrices only (no biases and norms).
-        bias_correction: of Adam and AdamW; ELECTRA and BERT were trained without it.
-        schedule: of the learning rate after the warm-up. "linear" and "cosine" end at `final`. "linear-throughout"
+        bias_correction: bias correction of Adam and AdamW; ELECTRA and BERT were trained without it.
+        schedule: learning rate after the warm-up. "linear" and "cosine" end at `final`. "linear-throughout"
             falls from the first step on and is multiplied by the warm-up, as in ELECTRA. "cycle-5" falls by a fifth of
             `lr` per epoch and restarts after five epochs, as in GraphWriter's paper; "cycle-4" restarts after four, as
             in its code.
         final: fraction of `lr` at which "linear" and "cosine" end.
         warmup: number of steps in which the rate rises from zero.
-        warmup_share: the same as a fraction of all steps; used if `warmup` is 0.
+        warmup_share: warm-up as a fraction of all steps; used if `warmup` is 0.
         clip: maximum norm of all gradients together; 0: no clipping.
     """
 
@@ -83,8 +83,8 @@ class Training:
         save_every: steps between two checkpoints; 0: use `save_seconds`.
         save_seconds: seconds between two checkpoints.
         keep: number of checkpoints to keep.
-        average: end with the mean of this many of the last weights instead of the best; 0: with the best.
-        average_every: steps between two averaged weights; 0: one epoch.
+        average: end with the mean of this many of the last sets of weights; 0: end with the best weights.
+        average_every: steps between two averaged sets of weights; 0: one epoch.
         stop_collapsed: stop a training whose model gives the same output for every input, as if it had diverged;
             False: warn only.
     """
@@ -124,10 +124,10 @@ class Method:
         stepsize: epsilon.
         alpha: repulsive weight, or "auto" to hold |repulsion| / |drive| at `ratio`.
         ratio: target of `alpha = "auto"`.
-        schedule: of alpha (or of `ratio`) over the whole training: "linear" and "cosine" fall to zero, "warmup" rises
+        schedule: change of alpha (or of `ratio`) over the training: "linear" and "cosine" fall to zero, "warmup" rises
             during the first tenth.
-        beta: of SPOS; the inverse weight of its Langevin term.
-        temperature: of the noise of SPOS and SGLD; "data" is 1 / number of training items, right for a mean loss.
+        beta: beta of SPOS, the inverse weight of its Langevin term.
+        temperature: noise temperature of SPOS and SGLD; "data" is 1 / number of training items, right for a mean loss.
         noise: see `SPOS`.
         noise_in: see `repel`.
         kernel: see `SVGD`.
@@ -136,7 +136,7 @@ class Method:
         prior_std: standard deviation of the Gaussian prior.
         smoothing: see `SVGD`; 0 together with alpha = 0 is the control "gradient x epsilon / M".
         space: see `SVGD`.
-        rung: of the cosine ladder, see `CosineLadder`.
+        rung: rung of the cosine ladder, see `CosineLadder`.
         layers: see `repel`.
         parts: see `repel`.
         where: see `repel`.
@@ -181,7 +181,7 @@ class Recipe:
     Args:
         task: name of the task.
         label: name in tables, such as "MA + R".
-        seed: of initial weights, data order, dropout and noise; from 0 to 2**32 - 1.
+        seed: random seed of initial weights, data order, dropout and noise; from 0 to 2**32 - 1.
         optimizer: the optimizer.
         training: the training loop.
         method: how heads are trained.

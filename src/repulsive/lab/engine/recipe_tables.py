@@ -24,7 +24,7 @@ def read(path: Path, built_in: Callable[[str], Tables] | None = None, _children:
 
     Args:
         path: the file.
-        built_in: returns the tables of a built-in recipe, for a parent that is not a file.
+        built_in: function that returns the tables of a built-in recipe, for a parent that is not a file.
 
     Raises:
         ConfigError: a file is missing, is not TOML, or extends itself.
@@ -52,7 +52,7 @@ def read(path: Path, built_in: Callable[[str], Tables] | None = None, _children:
 
 
 def is_file_name(name: str | Path) -> bool:
-    """Whether a recipe is named by its file, not by the name of a built-in recipe."""
+    """Whether `name` is the path of a recipe file, not the name of a built-in recipe."""
     path = Path(name)
     return path.suffix == ".toml" or path.is_file()
 
@@ -101,7 +101,7 @@ def parse_value(text: str) -> Any:
         tables = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text.strip()
-    return tables["value"] if len(tables) == 1 else text.strip()  # a line feed may start another key
+    return tables["value"] if len(tables) == 1 else text.strip()  # text with a line feed may define another key
 
 
 def flatten(tables: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -133,7 +133,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], ignore: Collec
 
 
 def as_toml(tables: Mapping[str, Any]) -> str:
-    """Write nested tables as TOML. Empty values (None) are left out: TOML has none."""
+    """Format nested tables as TOML. None values are left out, because TOML cannot represent them."""
     values = {key: value for key, value in tables.items() if not isinstance(value, Mapping) and value is not None}
     lines = [f"{key} = {_toml_value(value)}" for key, value in values.items()]
     for key, table in tables.items():

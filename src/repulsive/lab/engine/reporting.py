@@ -16,18 +16,18 @@ from repulsive.pages import Example, Layered
 
 Progress = Callable[[int, int], None]  # number of heads ablated so far, and of all heads
 BOOTSTRAP_DRAWS = 20  # resamples of the head bootstrap
-EXAMPLES = 8  # items of each part whose attention a report shows
+EXAMPLES = 8  # items of each data split whose attention a report shows
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What to measure on one run.
+    """Options of the measurements on one run.
 
     Args:
-        part: "test", "dev" or a further test set.
-        most: number of items, from the first on, to ablate heads on.
-        seed: of the head bootstrap.
-        foreign: what `Task.open_foreign` returned; None: nothing.
+        part: data split: "test", "dev" or a further test set.
+        most: maximum number of items, from the first on, to ablate heads on.
+        seed: random seed of the head bootstrap.
+        foreign: foreign data that `Task.open_foreign` returned; None: do not measure foreign data.
         bleu: measure ablations of translators by BLEU of greedy translations instead of token accuracy.
         progress: called after each head.
     """
@@ -42,22 +42,22 @@ class ReportOptions:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Measurements of the heads of one run on one part of the data; None where nothing was measured.
+    """Head measurements of one run on one data split; None for quantities that were not measured.
 
     Args:
         weights: similarity of the heads' weights, for each group.
         overlap: attention that two heads share, mean over items, [M, M].
-        change: `metric` without each head minus `metric` with all, [M]; of several layers one after the other.
-        items: number of items of `change`.
+        change: `metric` without each head minus `metric` with all heads, [M]; layers follow one after the other.
+        items: number of items on which `change` was measured.
         bootstrap: probabilities of the head bootstrap on these items, [N, C].
         foreign: probabilities on another dataset, [K, C].
         running: similarity of the heads' activations: "attention" and "outputs" -> one entry per layer.
         names: dotted name of a layer or group -> short name.
-        by_layer: `change` of models with several layers, [L, M]; nan where a layer has fewer heads.
+        by_layer: `change` by layer for models with several layers, [L, M]; NaN where a layer has fewer heads.
         layers: dotted names of these layers.
         metric: name of the metric that changes; its values are fractions.
-        alone: `metric` with each head alone, of models with one layer, [M].
-        pruned: `metric` as heads are removed, in the order of the least loss.
+        alone: `metric` with each head alone, for models with one layer, [M].
+        pruned: `metric` as heads are removed, the least important first.
     """
 
     weights: list[Diversity]
@@ -80,8 +80,8 @@ class Examples:
     """Attention of several models on the same items.
 
     Args:
-        single: of models with one layer.
-        layered: of models with several layers.
+        single: attention of models with one layer.
+        layered: attention of models with several layers.
     """
 
     single: list[Example] = field(default_factory=list)
@@ -100,8 +100,8 @@ def measure_ablations(
     """Compare the weights of the heads, and the accuracy without each head; each head costs one evaluation.
 
     Args:
-        model: in evaluation mode.
-        correct: model -> correctness of each item, [N].
+        model: a model in evaluation mode.
+        correct: function from a model to the correctness of each item, [N].
         progress: called after each head.
     """
     groups = find_heads(model)

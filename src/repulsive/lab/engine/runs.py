@@ -47,7 +47,7 @@ DIVERGED = "diverged.txt"
 BOARD, ASSETS = "tensorboard", "assets"
 _RECIPE_TYPES = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
 _FACT_TYPES = {"started": dict, "resumed": list, "data": dict, "assets": dict}
-_NOT_PARTS = ("notes", seals.SHA256)  # tables of a result that are not about a part of the data
+_NOT_PARTS = ("notes", seals.SHA256)  # tables of a result that are not about a data split
 _PACKAGES = ("torch", "accelerate", "safetensors", "triton", "numpy")
 
 
@@ -64,14 +64,14 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.best = Checkpoints(path / "best", 1)
         self._board: Any = None
-        self._verified: set[str] = set()  # parts whose metrics were recomputed from their answers
+        self._verified: set[str] = set()  # data splits whose metrics were recomputed from their answers
         self._warned: set[Path] = set()
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe as nested tables.
+        """Read the recipe as nested tables.
 
         Raises:
             RunError: this is not a run folder.
@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The content of `run.json`; empty without the file.
+        """Read `run.json`; empty without the file.
 
         Raises:
             RunError: the file is damaged.
@@ -97,7 +97,7 @@ class RunFolder:
 
     @property
     def seed(self) -> int:
-        """Seed of the recipe.
+        """Read the seed of the recipe.
 
         Raises:
             RunError: this is not a run folder, or its recipe has no seed.
@@ -109,7 +109,7 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The content of `result.json`; None until the training has finished.
+        """Read `result.json`; None until the training has finished.
 
         Raises:
             RunError: the file is damaged, or was changed after training.
@@ -127,19 +127,19 @@ class RunFolder:
 
     @property
     def collapsed(self) -> int | None:
-        """Step from which on the model gave a constant output; None if it never did."""
+        """First step from which on the model gave a constant output; None if it never did."""
         watch = CollapseDetector()
         watch.read_log(self.lines())
         return watch.step
 
     @property
     def remedy(self) -> str:
-        """How to restore a missing file: a run that has a result is not trained again."""
+        """Return advice on restoring a missing file; it depends on whether the run has a result."""
         first = f"remove its {RESULT} and " if (self.path / RESULT).exists() else ""
         return f"{first}run the command that trained it"
 
     def lines(self) -> list[dict[str, Any]]:
-        """All lines of `metrics.jsonl`, without an incomplete last line that a killed process left.
+        """Read all lines of `metrics.jsonl`, without an incomplete last line that a killed process left.
 
         Raises:
             RunError: the file was changed after training.
@@ -161,16 +161,16 @@ class RunFolder:
         return lines
 
     def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
-        """(step, value) pairs of a quantity in `metrics.jsonl`, such as "dev" and "accuracy"."""
+        """Return (step, value) pairs of a quantity in `metrics.jsonl`, such as kind "dev" and key "accuracy"."""
         lines = (line for line in self.lines() if line["kind"] == kind and _is_number(line.get(key)))
         return [(line["step"], line[key]) for line in lines]
 
     def keys(self, kind: str) -> list[str]:
-        """Names of the quantities in lines of a kind in `metrics.jsonl`."""
+        """List the names of the quantities in all `metrics.jsonl` lines of a kind, such as "dev"."""
         return list(dict.fromkeys(key for line in self.lines() if line["kind"] == kind for key in line))
 
     def assets(self) -> dict[str, bytes]:
-        """Files of `assets/`, by name; empty for run folders of earlier versions.
+        """Read the files of `assets/`, by name; empty for run folders of earlier versions.
 
         Raises:
             RunError: a file is missing, is a link, or differs from its checksum.
@@ -197,10 +197,10 @@ class RunFolder:
     def claim(
         self, recipe: Recipe, checksums: Mapping[str, str], device: str, assets: Mapping[str, bytes] | None = None
     ) -> None:
-        """Start or resume a run here. A folder in which no step was trained may be taken over by another recipe.
+        """Start or resume a run in this folder. Another recipe may take over a folder in which no step was trained.
 
         Args:
-            recipe: what to train.
+            recipe: recipe of the run.
             checksums: data file -> SHA-256.
             device: description of the device.
             assets: file name -> content, to copy into the folder.
@@ -215,7 +215,7 @@ class RunFolder:
                 leftover.unlink()
         existing, facts = read_json(self.path / RECIPE), self.facts
         changed = [] if existing is None else differences(existing, tables)
-        if not (self.result or self.checkpoints.found() or self.lines()):  # it failed at its start
+        if not (self.result or self.checkpoints.found() or self.lines()):  # the run failed at its start
             facts = facts if not changed and facts.get("data") == dict(checksums) else {}
         elif changed:
             old, new = flatten(existing), flatten(tables)
@@ -228,7 +228,7 @@ class RunFolder:
         elif facts.get("data") != dict(checksums):
             raise RunError(f"{self.path}: was trained on other data than are there now; choose another --out")
         elif self.result is not None:
-            return  # run.json records starts of the training, and this is none
+            return  # run.json records starts of the training; here no training starts
         else:
             facts["resumed"].append(now)
         self._write_assets(assets or {})
@@ -249,7 +249,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out. The lock ends with the process.
+        """Lock the folder against other processes within a block. The lock ends with the process.
 
         Raises:
             RunError: another process is training here.
@@ -304,7 +304,7 @@ class RunFolder:
         self.close()
 
     def add_scores(self, result: Mapping[str, Any]) -> None:
-        """Replace the result by one with more scores, computed after training."""
+        """Replace the result by a result with more scores, which were computed after training."""
         write_json(self.path / RESULT, seals.resealed(result))
 
     def give_up(self, why: str) -> None:
@@ -312,10 +312,10 @@ class RunFolder:
         write_text(self.path / DIVERGED, why + "\n")
 
     def metrics(self, part: str) -> dict[str, float]:
-        """Metrics on a part of the data.
+        """Return the metrics on a data split.
 
         Raises:
-            RunError: the run was not evaluated on it, or its answers give other numbers.
+            RunError: the run was not evaluated on this split, or its stored answers give other numbers.
         """
         tables = {name: x for name, x in (self.result or {}).items() if isinstance(x, dict) and name not in _NOT_PARTS}
         if part not in tables:
@@ -330,7 +330,7 @@ class RunFolder:
         return metrics
 
     def items(self, part: str) -> dict[str, Tensor]:
-        """Answers on a part, as `finish` wrote them.
+        """Read the answers on a data split, as `finish` wrote them.
 
         Raises:
             RunError: the file is missing or damaged, or was changed after training.
@@ -370,7 +370,7 @@ class RunFolder:
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, of Python, and of packages that affect the results."""
+    """Return the versions of this package, of Python, and of packages that affect the results."""
     found = {"repulsive": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -383,7 +383,7 @@ def versions() -> dict[str, str]:
 
 
 def _checked(table: dict[str, Any], types: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Raise `RunError` unless the entries that are there have the expected types."""
+    """Raise `RunError` if an entry of a table has an unexpected type; missing entries are accepted."""
     for key, kind in types.items():
         if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
             raise RunError(f"{path}: its {key} is {str(table[key])[:40]!r}, which cannot be; the file is damaged")

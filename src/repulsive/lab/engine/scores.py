@@ -28,7 +28,7 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-6  # above the rounding errors of half precision
 
 
 def recomputed(items: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics that follow from the stored answers.
+    """Recompute the metrics that follow from the stored answers.
 
     Args:
         items: name -> tensor [N, ...].
@@ -44,9 +44,9 @@ def check_scores(metrics: Mapping[str, float], items: Mapping[str, Tensor], path
     """Check the metrics of a result against its answers.
 
     Args:
-        metrics: from `result.json`.
-        items: the answers.
-        path: of the answers, for messages.
+        metrics: metrics in `result.json`.
+        items: the stored answers.
+        path: file of the answers, for messages.
 
     Raises:
         RunError: a metric differs from the recomputed one, or `correct` from the logits and labels.

@@ -1,7 +1,7 @@
 """SHA-256 checksums of results: stored in `result.json`, and compared whenever a file is read.
 
-They detect damage and careless changes. If a checksum is changed as well, `scores` still compares the metrics with the
-stored answers.
+Checksums detect damage and careless changes. If a checksum is changed as well, `scores` still compares the metrics
+with the stored answers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from repulsive.errors import RunError
 
 SHA256 = "sha256"
 _OWN = "result"  # key of the checksum of `result.json` itself
-_VARYING = ("seconds", SHA256)  # excluded: a resumed training differs in time alone
+_VARYING = ("seconds", SHA256)  # excluded from the checksum: a resumed training gives another time
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 as a hexadecimal string."""
+    """Compute the SHA-256 of bytes as a hexadecimal string."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -36,7 +36,7 @@ def sealed(result: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any
 
 
 def resealed(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Update the checksum of a result to which scores were added; those of its files stay."""
+    """Update the checksum of a result to which scores were added; the checksums of its files do not change."""
     files = {name: x for name, x in (result.get(SHA256) or {}).items() if name != _OWN}
     return sealed(result, files) if files else dict(result)
 
@@ -45,7 +45,7 @@ def check_result(result: dict[str, Any], path: Path) -> None:
     """Check that a result is the one that the training wrote. A result without checksums passes.
 
     Raises:
-        RunError: it differs from its checksum, or the checksums are damaged.
+        RunError: the result differs from its checksum, or the checksums are damaged.
     """
     sums = result.get(SHA256)
     if sums is None:
@@ -58,9 +58,9 @@ def check_file(result: dict[str, Any] | None, path: Path, data: bytes) -> bool:
     """Check that a file is the one that the training wrote.
 
     Args:
-        result: of the run, after `check_result`; None before the end of the training.
-        path: of the file.
-        data: its content.
+        result: result of the run, after `check_result`; None before the end of the training.
+        path: path of the file.
+        data: content of the file.
 
     Returns:
         Whether the result has a checksum of this file.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: remember the signal, and stop when the training can be saved."""
+"""Handle Ctrl-C and SIGTERM: remember the signal, and stop when the training can be saved."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_REPEAT_SECONDS = 1.0  # within which a second Ctrl-C counts as the first one, forwarded by torchrun
+_REPEAT_SECONDS = 1.0  # within this time a second Ctrl-C counts as the first one, forwarded by torchrun
 
 
 class Stopped(Exception):
-    """The training was stopped by a signal. It is saved, and the same command resumes it.
+    """A signal stopped the training. The training is saved, and the same command resumes it.
 
     Args:
-        message: how far it is.
-        number: of the signal.
+        message: progress of the training.
+        number: number of the signal.
     """
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
@@ -44,7 +44,7 @@ class Request:
 
         Raises:
             KeyboardInterrupt: this is the second Ctrl-C.
-            Stopped: within `at_once`.
+            Stopped: this is called within an `at_once` block.
         """
         if self.number is None:
             self.number, self._at = number, time.monotonic()
@@ -58,7 +58,7 @@ class Request:
         """Stop immediately on a signal within a block, because everything is saved.
 
         Args:
-            message: how far the training is.
+            message: progress of the training.
 
         Raises:
             Stopped: a signal arrives, or arrived before.
@@ -72,7 +72,7 @@ class Request:
             self._message = None
 
     def _is_forwarded(self) -> bool:
-        """A terminal sends Ctrl-C to torchrun and to its workers, and torchrun sends it to its workers again."""
+        """Whether torchrun forwarded this Ctrl-C, which the terminal has also sent to the workers directly."""
         return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self._at < _REPEAT_SECONDS
 
 

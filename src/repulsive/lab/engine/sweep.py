@@ -26,7 +26,7 @@ from repulsive.lab.engine.sweep_queue import Stage
 from repulsive.safety.files import refuse_link
 
 DATABASE = "optuna.db"
-_COMMA = re.compile(r",(?![^\[]*\])")  # not inside brackets
+_COMMA = re.compile(r",(?![^\[]*\])")  # a comma that is not inside brackets
 Train = Callable[[Sequence[Spec]], None]
 Plan = Callable[[Sequence[str]], list[Spec]]  # key=value changes -> the runs of a trial, one for every seed
 
@@ -92,15 +92,15 @@ def sweep(
     reused.
 
     Args:
-        name: of the study, in the storage.
+        name: name of the study in the storage.
         stages: the grids.
         plan: `key=value` changes -> the runs of a trial.
-        train: trains runs, side by side.
-        metric: of the validation set; higher is better.
+        train: function that trains runs side by side.
+        metric: metric of the validation set; higher is better.
         storage: an Optuna storage, such as "sqlite:///sweep.db".
         place: identifies the machine and folder of this sweep. Unfinished trials of the same place belong to a process
             that died, and are tried again.
-        checksums: of the data.
+        checksums: SHA-256 of the data files.
         at_once: number of trials whose runs are passed to `train` together.
         on_trial: called with every trial when it ends.
 
@@ -139,13 +139,13 @@ def sweep(
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The best trial of the last stage; of equal ones the first in the order of the grid."""
+    """Return the best trial of the last stage; of equally good trials, the first in the order of the grid."""
     last = max(trial.stage for trial in trials)
     return max((trial for trial in trials if trial.stage == last), key=lambda trial: trial.value)
 
 
 def storage_in(folder: Path) -> str:
-    """The SQLite storage of a sweep's folder.
+    """Return the address of the SQLite storage in a sweep's folder.
 
     Raises:
         RunError: the file is a link, which SQLite would follow.
@@ -160,8 +160,8 @@ def write_recipe(path: Path, parent: str, changes: Sequence[str], comment: str) 
 
     Args:
         path: file to write.
-        parent: recipe that it extends.
-        changes: `key=value`; of equal keys the last counts.
+        parent: recipe that the new recipe extends.
+        changes: `key=value` settings; if a key occurs twice, the last one counts.
         comment: first line of the file.
     """
     tables: dict[str, list[str]] = {}
@@ -200,7 +200,7 @@ def _train(specs: Sequence[Spec], train: Train) -> None:
 
 
 def _mean_score(specs: Sequence[Spec], metric: str) -> float:
-    """Mean over seeds of a metric of the validation set; minus infinity if a seed diverged."""
+    """Compute the mean over seeds of a validation metric; minus infinity if a seed diverged."""
     values = []
     for spec in specs:
         folder = RunFolder(spec.folder)

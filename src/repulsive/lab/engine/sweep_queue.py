@@ -16,7 +16,7 @@ def open_study(name: str, storage: str) -> Any:
     """Open an Optuna study, or create it.
 
     Args:
-        name: of the study.
+        name: name of the study.
         storage: an Optuna storage, such as "sqlite:///sweep.db".
 
     Raises:
@@ -29,18 +29,18 @@ def open_study(name: str, storage: str) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         return optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
-    except Exception as error:  # SQLAlchemy's, which depend on the database
+    except Exception as error:  # SQLAlchemy raises errors that depend on the database
         why = (str(error).splitlines() or [type(error).__name__])[0].replace(storage, "it")
         raise ConfigError(f"storage {redact_word(storage)!r} cannot be opened: {redact(why)}") from None
 
 
 def grid_points(stage: Stage) -> list[dict[str, str]]:
-    """List the points of a grid, in its order."""
+    """List the points of a grid, in the order of the grid."""
     return [dict(zip(stage, values, strict=True)) for values in itertools.product(*stage.values())]
 
 
 def enqueue(study: Any, stage: Stage, place: str) -> None:
-    """Queue every point of the grid that is not in the study yet, and those whose process died at this place."""
+    """Queue every grid point that is not in the study yet, and points whose process died at this `place`."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False):
@@ -71,10 +71,10 @@ def take(study: Any, stage: Stage, most: int, place: str) -> list[Any]:
 
 
 def check_all_ended(study: Any) -> None:
-    """Check that no trial is still running: it may be the best.
+    """Check that no trial is still running, because a running trial may turn out to be the best.
 
     Raises:
-        RunError: one is.
+        RunError: a trial is still running.
     """
     from optuna.trial import TrialState
 

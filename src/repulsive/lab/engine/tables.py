@@ -68,13 +68,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs of one recipe.
+    """Results of the runs of one recipe, a row of a table.
 
     Args:
         label: name in the table.
-        folder: of the runs.
-        seeds: of the finished runs.
-        cells: metric -> mean and deviation.
+        folder: folder of the runs.
+        seeds: seeds of the finished runs.
+        cells: metric -> mean and standard deviation over seeds.
         against: metric -> comparison with the baseline, this row - baseline; empty for the baseline itself.
     """
 
@@ -86,17 +86,17 @@ class Row:
 
     @property
     def collapsed(self) -> dict[int, int]:
-        """Seed -> step of the runs that collapsed; see `collapsed_in`."""
+        """Return seed -> step for the runs that collapsed to a constant output; see `collapsed_in`."""
         return collapsed_in(self.folder, self.seeds)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about the runs behind the numbers."""
+        """List warnings about the runs of this row, such as collapsed models."""
         return [f"{self.label}, seed {seed}: collapsed at step {step:,}" for seed, step in self.collapsed.items()]
 
 
 def runs_in(folder: Path) -> dict[int, RunFolder]:
-    """Seed -> run, of a folder with subfolders `seed-N`, or of one run folder."""
+    """Return seed -> run for a folder with subfolders `seed-N`, or for a single run folder."""
     if (folder / RECIPE).is_file():
         run = RunFolder(folder)
         return {run.seed: run}
@@ -105,16 +105,16 @@ def runs_in(folder: Path) -> dict[int, RunFolder]:
 
 
 def collapsed_in(folder: Path, seeds: Container[int]) -> dict[int, int]:
-    """Seed -> step from which on the model gave a constant output, for runs in which it did."""
+    """Return seed -> first step from which on the model gave a constant output, for runs in which it did."""
     steps = {seed: run.collapsed for seed, run in runs_in(folder).items() if seed in seeds}
     return {seed: step for seed, step in steps.items() if step is not None}
 
 
 def finished_in(folder: Path) -> dict[int, RunFolder]:
-    """The finished runs of `runs_in`.
+    """Return seed -> run as `runs_in` does, for finished runs only.
 
     Raises:
-        RunError: there are none.
+        RunError: there are no finished runs.
     """
     finished = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
     if not finished:
@@ -123,21 +123,21 @@ def finished_in(folder: Path) -> dict[int, RunFolder]:
 
 
 def ended(folders: Iterable[Path]) -> list[Path]:
-    """The folders that hold a finished run."""
+    """Select the folders that hold a finished run."""
     return [folder for folder in folders if any(run.result is not None for run in runs_in(folder).values())]
 
 
 def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
-    """One row per folder, compared with the first, the baseline, seed by seed and item by item.
+    """Make one row per folder; all rows are compared with the first, the baseline, seed by seed and item by item.
 
     Runs on other data than the baseline's have a row without a comparison.
 
     Args:
-        folders: of runs, each with one or more seeds.
-        part: "test", "dev" or a further test set.
+        folders: folders of runs, each with one or more seeds.
+        part: data split: "test", "dev" or a further test set.
 
     Raises:
-        RunError: a folder has no finished run, or one that was not evaluated on the part.
+        RunError: a folder has no finished run, or a run that was not evaluated on the data split.
     """
     entries = []
     for folder in folders:
@@ -148,12 +148,12 @@ def rows(folders: Sequence[Path], part: str = "test") -> list[Row]:
 
 
 def label_of(folder: Path, runs: Mapping[int, RunFolder]) -> str:
-    """Name of a folder of runs in a table."""
+    """Return the name that a folder of runs has in a table."""
     return next(iter(runs.values())).recipe.get("label") or str(folder)
 
 
 def table(entries: Sequence[tuple[str, Path, Mapping[int, Evaluation]]]) -> list[Row]:
-    """Rows from (label, folder, seed -> answers); the first entry is the baseline."""
+    """Make rows from entries (label, folder, seed -> answers); the first entry is the baseline."""
     baseline = entries[0][2]
     return [_row(label, folder, answers, baseline) for label, folder, answers in entries]
 
@@ -180,7 +180,7 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
 
 
 def cell(values: Sequence[float]) -> Cell:
-    """Mean and standard deviation of a sample."""
+    """Compute mean and standard deviation of a sample."""
     return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan"))
 
 
@@ -189,7 +189,7 @@ def _items(answers: Mapping[int, Evaluation], seeds: Sequence[int], name: str) -
 
 
 def as_markdown(records: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str:
-    """Rows as a Markdown table, followed by a list of warnings and comparisons."""
+    """Format rows as a Markdown table, followed by a list of warnings and comparisons."""
     shown = [name for name in columns if any(name in row.cells for row in records)]
     head = ["method", "seeds", *shown]
     lines = []
@@ -206,12 +206,12 @@ def as_markdown(records: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str
 
 
 def as_json(records: Sequence[Row]) -> str:
-    """Rows as JSON, numbers in full precision."""
+    """Format rows as JSON, with numbers in full precision."""
     return json.dumps([as_plain(row) for row in records], indent=2, allow_nan=False)
 
 
 def as_plain(row: Row) -> dict[str, Any]:
-    """A row as JSON values; nan, such as the deviation of one seed, becomes null."""
+    """Convert a row to JSON values; NaN, such as the standard deviation of one seed, becomes null."""
     plain: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder), "collapsed": row.collapsed})
     return plain
 

@@ -26,7 +26,7 @@ _ATTRIBUTES = ("num_data", "select_by", "shown", "checksums")
 class Batch(Protocol):
     """Training items of one step."""
 
-    indices: Tensor  # int64 [B], of the training items
+    indices: Tensor  # int64 [B], indices of the training items
     length: int  # padded length: together with B it determines all shapes
 
     def __len__(self) -> int: ...
@@ -34,7 +34,7 @@ class Batch(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of a model on a part of the data.
+    """Results of a model on a data split.
 
     Args:
         metrics: name -> number.
@@ -79,22 +79,22 @@ class Task(ABC):
 
     @abstractmethod
     def order(self, epoch: int) -> Sequence[Any]:
-        """Batches of an epoch, each a `Batch`."""
+        """Return the batches of an epoch, each a `Batch`."""
 
     @abstractmethod
     def fetch(self, batch: Any) -> Inputs:
-        """Tensors of a batch, on the CPU."""
+        """Return the tensors of a batch, on the CPU."""
 
     @abstractmethod
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Mean loss over the items of a batch, on the device.
+        """Compute the mean loss over the items of a batch, on the device.
 
-        It must not synchronise with the device: the loop may capture it as a CUDA graph.
+        This method must not synchronise with the device, because the loop may capture it as a CUDA graph.
         """
 
     @abstractmethod
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        """Evaluate a model, in evaluation mode, on "dev", "test" or another part."""
+        """Evaluate a model, in evaluation mode, on "dev", "test" or another data split."""
 
     def validate(self, model: nn.Module) -> Evaluation:
         """Evaluate on the development set during training; override it if a full evaluation takes long.
@@ -104,17 +104,17 @@ class Task(ABC):
         return self.evaluate(model, "dev")
 
     def rate_factors(self, model: nn.Module) -> Mapping[str, float]:
-        """Parameter name -> factor of its learning rate; parameters that are not named have 1."""
+        """Return parameter name -> factor of its learning rate; the factor of other parameters is 1."""
         return {}
 
     def repelled(self, model: nn.Module) -> nn.Module:
-        """The part of the model whose heads the recipe's method applies to."""
+        """Return the submodule to whose heads the recipe's method applies."""
         return model
 
     # -- what a run folder keeps --------------------------------------------------------------------------------
 
     def assets(self) -> dict[str, bytes]:
-        """Small files that a trained model needs, by name: vocabulary, tokenizer, class names.
+        """Return small files that a trained model needs, by name: vocabulary, tokenizer, class names.
 
         They are copied into the run folder when training starts. `restore` reads them.
         """
@@ -131,7 +131,7 @@ class Task(ABC):
     # -- what a report shows ------------------------------------------------------------------------------------
 
     def facts(self) -> list[tuple[str, str]]:
-        """Name and value of facts about the data, for the top of a report."""
+        """List facts about the data as (name, value) pairs, for the top of a report."""
         return []
 
     def measure_heads(self, model: nn.Module, options: ReportOptions) -> Measured:
@@ -139,11 +139,11 @@ class Task(ABC):
         return measure_weights(model)
 
     def examples(self, part: str, models: Mapping[str, nn.Module]) -> Examples:
-        """Attention of some models, by method and on the CPU, on a few items of a part."""
+        """Collect the attention of some models (method -> model, on the CPU) on a few items of a data split."""
         return Examples()
 
     def open_foreign(self, folder: Path, part: str) -> Any:
-        """Read a part of another prepared dataset with this task's vocabulary, for `ReportOptions.foreign`.
+        """Read a split of another prepared dataset with this task's vocabulary, for `ReportOptions.foreign`.
 
         Raises:
             ConfigError: the task has no use for foreign data.
@@ -170,7 +170,7 @@ def as_task(task: Any) -> Task:
 
 
 class _Adapter(Task):
-    """An object of a class that does not inherit from `Task`, with the defaults of `Task`."""
+    """Wrapper that adds the defaults of `Task` to an object whose class does not inherit from `Task`."""
 
     def __init__(self, task: Any) -> None:
         self._task = task

@@ -45,11 +45,11 @@ class Average:
                 self._sum[name] = weight.detach().clone()
 
     def weights(self) -> dict[str, Tensor]:
-        """Mean of the weights added so far."""
+        """Compute the mean of the weights added so far."""
         return {name: x / self.count if x.is_floating_point() else x for name, x in self._sum.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"count": self.count, "sum": self._sum}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:

@@ -32,7 +32,7 @@ class Job(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Folder of the log."""
+        """Folder to which the job's log is written."""
         ...
 
 
@@ -50,7 +50,7 @@ class WorkerPool:
     """Worker processes, started when needed and reused; a context manager that ends them all.
 
     Args:
-        train: does a job.
+        train: function that does a job.
     """
 
     def __init__(self, train: Train) -> None:
@@ -77,7 +77,7 @@ class WorkerPool:
         """List jobs that have ended, each with its outcome: "done", "stopped", or an error message.
 
         Args:
-            seconds: how long to wait for the first.
+            seconds: how long to wait for the first job to end.
         """
         busy = [worker for worker in self._workers if worker.job is not None]
         ready = wait([worker.pipe for worker in busy], seconds)
@@ -137,7 +137,7 @@ class WorkerPool:
 
 @contextmanager
 def _blocked(number: int) -> Iterator[None]:
-    """Block a signal."""
+    """Block a signal within a `with` block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield

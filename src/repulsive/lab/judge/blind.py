@@ -68,7 +68,7 @@ def blind(pairs: Sequence[Pair], *, count: int = 50, seed: int = 0, title: str =
     root = _digest([seed, [[p.id, p.first, p.second, p.source, p.gold] for p in ordered]])
     drawn = sorted(ordered, key=lambda pair: _digest([root, "order", pair.id]))[:count]
     by_side = sorted((pair.id for pair in drawn), key=lambda name: _digest([root, "side", name]))
-    extra = int(_digest([root, "odd one"]), 16) % 2  # with an odd number of pairs, the side of the last one
+    extra = int(_digest([root, "odd one"]), 16) % 2  # with an odd number of pairs, the side of the last pair
     on_left = set(by_side[: (len(drawn) + extra) // 2])
     sides = ["left" if pair.id in on_left else "right" for pair in drawn]
     shown = [

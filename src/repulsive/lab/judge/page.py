@@ -23,7 +23,7 @@ _KEYS = (
 
 
 def render_sheet(sheet: Sheet) -> str:
-    """Render the page; it contains no names, ids or sides of the systems."""
+    """Render the page for judges; it contains no names, ids or sides of the systems."""
     total = len(sheet.shown)
     pairs = "".join(_pair(one, number, total) for number, one in enumerate(sheet.shown, 1))
     data = f'id="sheet" data-page="{sheet.page}" data-seal="{sheet.seal}"'

@@ -27,7 +27,7 @@ class Tally:
         judges: names of the judges.
         items: number of items on the page.
         verdicts: criterion -> result; None without answers.
-        left: share of "left" among answers other than ties; far from 0.5, judges prefer a side.
+        left: share of "left" among answers other than ties; a value far from 0.5 means that judges prefer a side.
     """
 
     systems: tuple[str, str]

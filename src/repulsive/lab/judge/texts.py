@@ -31,7 +31,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Pair:
-    """Texts of both systems for one item."""
+    """The texts of both systems for the same item."""
 
     id: str
     first: str

@@ -15,7 +15,7 @@ WIN, LOSE, TIE = 1.0, -1.0, 0.0
 
 @dataclass(frozen=True)
 class Share:
-    """A share of answers, or a difference of two, with its confidence interval; None if it cannot be computed."""
+    """A share of answers, or a difference of two shares, with its confidence interval; None if not computable."""
 
     value: float
     low: float | None
@@ -34,7 +34,7 @@ class Verdict:
         lead: win - lose.
         items_for: number of items for which more judges prefer the first system.
         items_against: number of items for which more judges prefer the second system.
-        p_value: sign test over these items.
+        p_value: p-value of the sign test over the items in `items_for` and `items_against`.
         agreement: agreement between judges.
     """
 

@@ -1,6 +1,6 @@
 """Beam search over many sentences at a time, with a cache of keys and values; a beam of 1 is greedy search.
 
-    best = beam_search(model, source, Ends(bos=2, eos=3), beam=5)[0][0]     # of the first sentence
+    best = beam_search(model, source, Ends(bos=2, eos=3), beam=5)[0][0]     # best hypothesis of the first sentence
     best.tokens, best.score
 
 Each step synchronises with the device once, to count the sentences that are finished.
@@ -25,7 +25,7 @@ _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 
 
 class DecoderConfig(Protocol):
-    """Settings of a model that a search reads."""
+    """Model settings that beam search reads."""
 
     @property
     def vocabulary(self) -> int:
@@ -39,17 +39,17 @@ class DecoderConfig(Protocol):
 class Decoder(Protocol):
     """A sequence-to-sequence model that decodes one token at a time."""
 
-    longest: int  # most tokens of a sentence
+    longest: int  # maximum number of tokens in a sentence
 
     @property
     def config(self) -> DecoderConfig:
         """Sizes of the model."""
 
     def start(self, source: Tensor) -> Cache:
-        """Encode sentences [B, S]."""
+        """Encode source sentences [B, S] and return a new cache."""
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Logits after one more token of each hypothesis, [B, K] -> [B, K, V]; updates the cache."""
+        """Add one token of each hypothesis to the cache, and return the next logits: [B, K] -> [B, K, V]."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Hypothesis:
     """A finished translation.
 
     Args:
-        tokens: without `bos` and `eos`.
+        tokens: token ids, without `bos` and `eos`.
         score: log-probability / length^alpha; the length includes `eos`.
-        log_probability: of all tokens and `eos`.
+        log_probability: log-probability of all tokens and `eos`.
     """
 
     tokens: tuple[int, ...]
@@ -81,7 +81,7 @@ class Hypothesis:
 
 
 def check_search(search: Any) -> None:
-    """Raise unless a search has `beam`, `longest` and `at_once` of at least 1, and a finite `lenpen` >= 0."""
+    """Check that search settings have `beam`, `longest` and `at_once` of at least 1, and a finite `lenpen` >= 0."""
     for name in ("beam", "longest", "at_once"):
         if getattr(search, name) < 1:
             raise ValueError(f"{name}={getattr(search, name)} must be at least 1")
@@ -90,12 +90,12 @@ def check_search(search: Any) -> None:
 
 
 def limits(source: Tensor, padding: int, longest: int) -> Tensor:
-    """Most tokens of each translation, `eos` included: twice the source length plus ten, capped at `longest`.
+    """Compute the maximum length of each translation with `eos`: twice the source length plus ten, at most `longest`.
 
-    A limit depends on its sentence alone, so a translation does not depend on the rest of the batch.
+    A limit depends only on its own sentence, so a translation does not depend on other sentences of the batch.
 
     Args:
-        source: [B, S].
+        source: source sentences, [B, S].
         padding: id of the padding token.
         longest: upper bound.
     """
@@ -124,13 +124,13 @@ def beam_search(
     forced to end.
 
     Args:
-        model: in evaluation mode.
+        model: a decoder in evaluation mode.
         source: sentences [B, S], padded at the end.
         ends: the tokens at the two ends of a translation.
         beam: number of open hypotheses.
         alpha: length penalty; 0: none, 1: mean log-probability of a token.
         nbest: number of hypotheses to return for each sentence; at most `beam`, and fewer if fewer were found.
-        longest: most tokens of a translation, `eos` included.
+        longest: maximum number of tokens in a translation, `eos` included.
         exact: continue until no better hypothesis can be found.
 
     Returns:
@@ -143,7 +143,7 @@ def beam_search(
         settings = f"beam={beam}, nbest={nbest}, alpha={alpha}, longest={longest}"
         raise ValueError(f"{settings}: needs 1 <= nbest <= beam, alpha >= 0 and longest from 1 to {model.longest}")
     device, count = source.device, len(source)
-    # A counts the unfinished sentences: B at first.
+    # In shapes, A is the number of unfinished sentences, which is B at first.
     limit = limits(source, model.config.padding, longest)  # [A]
     soonest, latest = (int(x) for x in limit.aminmax())
     trail = Trail(count, beam, latest)
@@ -153,7 +153,7 @@ def beam_search(
     cache = model.start(source)
     never, forbidden = best.new_full((), NEVER), _forbidden(model, ends, device)
     open_ = never.expand(count, beam).clone()  # [A, K]: log-probabilities
-    open_[:, 0] = 0.0  # all hypotheses start equal: one is enough
+    open_[:, 0] = 0.0  # all hypotheses start equal, so only the first one is open
     left, length = count, 0
     while left:
         length += 1
@@ -185,12 +185,12 @@ def beam_search(
 
 
 def _forbidden(model: Decoder, ends: Ends, device: torch.device) -> Tensor:
-    """Tokens that are never generated."""
+    """List the tokens that are never generated."""
     return torch.tensor([model.config.padding, ends.bos], device=device)
 
 
 def _log_probabilities(logits: Tensor, forbidden: Tensor, ends: Ends, last: Tensor | None) -> Tensor:
-    """[A, K, V], at least float32; only `eos` is possible in sentences that `last`, bool [A], says must end here."""
+    """Compute log-probabilities [A, K, V] in float32 or better; sentences marked in `last`, bool [A], can only end."""
     words = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     words.index_fill_(-1, forbidden, NEVER)
     if last is None:
@@ -205,9 +205,9 @@ class Trail:
     """History of a search, from which finished hypotheses are traced back.
 
     Args:
-        sentences: B.
-        beam: K.
-        longest: most steps.
+        sentences: number of sentences, B.
+        beam: number of open hypotheses, K.
+        longest: maximum number of steps.
     """
 
     def __init__(self, sentences: int, beam: int, longest: int) -> None:
@@ -221,7 +221,7 @@ class Trail:
         self._steps.append((done, ends, kept))
 
     def write(self, rows: Tensor) -> None:
-        """Copy the steps since the last call to the CPU; they were those of sentences `rows`, [A]."""
+        """Copy the steps since the last call, which belong to the sentences `rows`, [A], to the CPU."""
         start, self.length = self.length, self.length + len(self._steps)
         where = rows.cpu()
         for stored, steps in zip((self.done, self.ends, self.kept), zip(*self._steps, strict=True), strict=True):
@@ -229,10 +229,10 @@ class Trail:
         self._steps.clear()
 
     def hypotheses(self, nbest: int, alpha: float, size: int) -> list[list[Hypothesis]]:
-        """Finished hypotheses of each sentence, the best first.
+        """Return the finished hypotheses of each sentence, the best first.
 
         Args:
-            nbest: how many to return, if there are so many.
+            nbest: maximum number of hypotheses to return for each sentence.
             alpha: length penalty.
             size: number of token ids.
         """
@@ -241,7 +241,7 @@ class Trail:
         done, ends = (x[: self.length].transpose(0, 1).flatten(1) for x in (self.done, self.ends))  # [B, T K]
         scores = (self.done[: self.length] / lengths**alpha).transpose(0, 1).flatten(1)
         scores, best = scores.topk(nbest)  # [B, N]
-        before, origin = best // beam, ends.gather(1, best) // size  # tokens before eos, and the hypothesis it ended
+        before, origin = best // beam, ends.gather(1, best) // size  # tokens before eos; the ended hypothesis
         tokens = torch.empty(*best.shape, self.length, dtype=torch.int64)
         for step in reversed(range(self.length)):
             came = self.kept[step].gather(1, origin)  # [B, N]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _ALIGNED = 16  # rows of a mask start at multiples of this, or attention on a GPU copies the mask first
-_TOKENS = 16  # initial capacity
+_TOKENS = 16  # initial capacity, in tokens
 _HIDDEN = -1e30  # exactly zero after a softmax; not every attention kernel accepts infinity
 
 
@@ -25,7 +25,7 @@ class Cache:
     """
 
     def __init__(self, real: Tensor, memory: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.length = 0  # tokens so far
+        self.length = 0  # number of tokens stored so far
         self.memory = torch.stack([x for pair in memory for x in pair]).unflatten(0, (-1, 2))  # [L, 2, B, M, S, d]
         self._past = self.memory[..., :0, :]  # [L, 2, B, M, room, d]
         self._source = self._additive(real)  # [B, 1, 1, S, rounded up]
@@ -59,7 +59,7 @@ class Cache:
         self._own[..., start : self._used] = self._new
 
     def add(self, layer: int, k: Tensor, v: Tensor) -> Tensor:
-        """Store keys and values of the new tokens, [B, M, K, d] each; return all of the layer, [2, B, M, N, d]."""
+        """Store keys and values of the new tokens, [B, M, K, d] each; return all keys and values, [2, B, M, N, d]."""
         start = self._used - k.shape[-2]
         for kind, new in enumerate((k, v)):
             self._past[layer, kind, ..., start : self._used, :] = new
@@ -78,7 +78,7 @@ class Cache:
             self.memory, self._past = self.memory[:, :, sentences], self._past[:, :, sentences]
 
     def _additive(self, visible: Tensor) -> Tensor:
-        """Additive mask of a boolean one, with rows padded to a multiple of `_ALIGNED`."""
+        """Convert a boolean mask to an additive mask, with rows padded to a multiple of `_ALIGNED`."""
         hidden, dtype = F.pad(~visible, (0, -visible.shape[-1] % _ALIGNED)), self.memory.dtype
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
             hidden, max(_HIDDEN, torch.finfo(dtype).min)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from repulsive.triton_setting import is_triton_requested, use_triton
 
 LARGEST = 512  # units; larger layers use cuDNN
-HELD = 160  # most padded units whose 16-bit weights fit in shared memory
+HELD = 160  # maximum number of padded units whose 16-bit weights fit in shared memory
 ROOMY = (9, 10)  # major compute capabilities with 227 KB of shared memory
-ROWS = 16  # sentences of a program: the height of the matrix units
+ROWS = 16  # sentences per Triton program: the height of the matrix units
 
 # Launch settings, forward and backward: WIDTH units per tile, DEPTH terms of a sum, STAGES of the pipeline.
 HELD_LAUNCH: tuple[dict[str, int], dict[str, int]] = ({"num_warps": 8}, {"num_warps": 8})
@@ -34,7 +34,7 @@ STREAMED_LAUNCH: dict[int, tuple[dict[str, int], dict[str, int]]] = {  # by byte
 
 
 def two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) -> Tensor:
-    r"""States of both directions, [B, T, E] -> [B, T, 2u]: $c_t = f_t c_{t-1} + i_t g_t$, $h_t = o_t \tanh c_t$.
+    r"""Compute two-way states, [B, T, E] -> [B, T, 2u]: $c_t = f_t c_{t-1} + i_t g_t$, $h_t = o_t \tanh c_t$.
 
     The backward direction reads each sentence reversed, so padding comes last in both. Shapes depend on the batch
     alone: there is no packing, and no synchronisation with the device. In float32 the recurrent product has TF32
@@ -44,13 +44,13 @@ def two_way(words: Tensor, ends: Tensor, forwards: nn.LSTM, backwards: nn.LSTM) 
     Args:
         words: word vectors.
         ends: number of words of each sentence, [B].
-        forwards: a single layer with `batch_first`.
-        backwards: another of the same size.
+        forwards: LSTM of the forward direction, a single layer with `batch_first`.
+        backwards: LSTM of the backward direction, of the same size.
 
     Raises:
         ConfigError: `REPULSIVE_KERNELS` is misspelt, or asks for Triton, which is not installed.
     """
-    if torch.compiler.is_compiling():  # a break in the compiled graph
+    if torch.compiler.is_compiling():  # breaks the compiled graph here
         return torch.compiler.disable(_two_way)(words, ends, forwards, backwards)
     return _two_way(words, ends, forwards, backwards)
 
@@ -107,7 +107,7 @@ class _Shape(NamedTuple):
     units: int
     padded: int
     held: bool  # weights stay in shared memory
-    operand: torch.dtype  # of the recurrent product
+    operand: torch.dtype  # dtype of the recurrent product
 
     @classmethod
     def of(cls, words: Tensor, kind: torch.dtype, units: int) -> _Shape:
@@ -123,7 +123,7 @@ class _Shape(NamedTuple):
 
 
 class _TwoWay(torch.autograd.Function):
-    """The Triton kernels, and the large matrix products around them."""
+    """Autograd function of the Triton kernels and the large matrix products around them."""
 
     @staticmethod
     def forward(ctx: Any, words: Tensor, ends: Tensor, save: bool, *weights: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class _TwoWay(torch.autograd.Function):
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """Sum over n of left[n, w] right[n, w]^T: [N, W, P], [N, W, Q] -> [W, P, Q], in parallel chunks."""
+    """Sum left[n, w] right[n, w]^T over n in parallel chunks: [N, W, P], [N, W, Q] -> [W, P, Q]."""
     rows = left.shape[0]
     pieces = next((count for count in (32, 16, 8, 4, 2) if rows % count == 0 and rows >= 512 * count), 1)
     tall = left.unflatten(0, (pieces, -1)).permute(0, 2, 3, 1)  # [pieces, W, P, n]

@@ -36,7 +36,7 @@ def _tanh(x):
 
 @triton.jit
 def _reading(ends, B, T, ROWS: tl.constexpr):
-    """Direction and sentences of this program, their starts and ends, and a mask of those that exist."""
+    """Return direction and sentences of this program, their starts and ends, and a mask of existing sentences."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     end = tl.load(ends + rows, mask=rows < B, other=0).to(tl.int32)
     return tl.program_id(1), rows, rows.to(tl.int64) * T, end, rows < B
@@ -44,20 +44,20 @@ def _reading(ends, B, T, ROWS: tl.constexpr):
 
 @triton.jit
 def _place(begin, end, way, t):
-    """Row of [B, T, 2] that holds word t in reading order."""
+    """Return the row of [B, T, 2] that holds word t in reading order."""
     return (begin + tl.where((way == 1) & (t < end), end - 1 - t, t)) * 2 + way
 
 
 @triton.jit
 def _columns(first, COUNT: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr):
-    """Columns of WIDTH units, from `first` on, in COUNT parts of P columns each."""
+    """Return the columns of WIDTH units, from `first` on, in each of COUNT blocks of P columns."""
     wide = tl.arange(0, COUNT * WIDTH)
     return wide // WIDTH * P + first + wide % WIDTH
 
 
 @triton.jit
 def _four(wide, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """[ROWS, 4 WIDTH] -> four of [ROWS, WIDTH]. With 64 units and 8 warps no value moves between threads."""
+    """Split [ROWS, 4 WIDTH] into four [ROWS, WIDTH]. With 64 units and 8 warps no value moves between threads."""
     pairs = tl.reshape(tl.permute(tl.reshape(wide, [ROWS, 4, WIDTH]), (0, 2, 1)), [ROWS, WIDTH, 2, 2])
     even, odd = tl.split(pairs)
     i, g = tl.split(even)
@@ -83,7 +83,7 @@ def _join_two(a, b, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _cell(z, c, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The new state and cell, the slopes of the gates, and the factors `open` and f of `links`."""
+    """Compute the new state and cell, the slopes of the gates, and the factors `open` and f of `links`."""
     i, f, g, o = _four(z, ROWS, WIDTH)
     i, f, g, o = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
     new = f * c + i * g
@@ -94,20 +94,20 @@ def _cell(z, c, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _cell_back(slopes, dh, dc, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Gradients of the inputs of the gates."""
+    """Compute the gradients of the gate inputs."""
     i, f, g, o = _four(slopes.to(tl.float32), ROWS, WIDTH)
     return _join_four(dc * i, dc * f, dc * g, dh * o, ROWS, WIDTH)
 
 
 @triton.jit
 def _peak(dh, dc):
-    """Maximum of each row, to scale gradients by; the gradient of f may be larger, by the cell / 4."""
+    """Compute the maximum of each row, to scale gradients; the gradient of f may exceed it by a factor cell / 4."""
     return tl.max(tl.maximum(tl.abs(dh), tl.abs(dc)), axis=1)
 
 
 @triton.jit
 def _divisor(peak):
-    """Divisor that scales a row to 1; 1 for rows whose inverse would be infinite."""
+    """Compute the divisor that scales the maximum of a row to 1; 1 for rows whose inverse would be infinite."""
     return tl.where(peak > 1e-30, peak, 1.0)
 
 
@@ -160,7 +160,7 @@ def streamed_forward(
 ):
     """Compute states [B, T, 2, H], previous states, slopes and links.
 
-    `weights` [2, 4P, P]; `carried` [2, 2, B, P] is room for cells, of even and of odd words.
+    `weights` are [2, 4P, P]; `carried` [2, 2, B, P] is a buffer for the cells of even and of odd words.
     """
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     inner = tl.arange(0, DEPTH)
@@ -212,7 +212,7 @@ def streamed_backward(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Gradients of the inputs of the gates [B, T, 2, 4P]; `carried` [3, 2, B, P] is a buffer for dc, twice, and dh."""
+    """Compute gradients of the gate inputs [B, T, 2, 4P]; `carried` [3, 2, B, P] buffers dc (twice) and dh."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     inner, span = tl.arange(0, DEPTH), tl.arange(0, WIDTH)
     weights += way * 4 * P * P
@@ -250,7 +250,7 @@ def streamed_backward(
 
 @triton.constexpr_function
 def _width(piece, P):
-    """Width of a block of held weights: 64 units, and 32 for the last one if P is an odd multiple of 32."""
+    """Return the width of a block of held weights: 64 units, or 32 for the last block if P is an odd multiple of 32."""
     return 64 if (piece + 1) * 64 <= P else 32
 
 
@@ -294,7 +294,7 @@ def held_forward(
     KIND: tl.constexpr,
     SAVE: tl.constexpr,
 ):
-    """As `streamed_forward`; inputs of the gates are prefetched one word ahead."""
+    """Compute the same as `streamed_forward` with held weights; gate inputs are prefetched one word ahead."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     PIECES: tl.constexpr = (P + 63) // 64
     weights += way * 4 * P * P
@@ -342,7 +342,7 @@ def held_backward(
     ROWS: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """As `streamed_backward`, without the buffer in global memory."""
+    """Compute the same as `streamed_backward` with held weights, without the buffer in global memory."""
     way, rows, begin, end, there = _reading(ends, B, T, ROWS)
     PIECES: tl.constexpr = (P + 63) // 64
     weights += way * 4 * P * P

@@ -1,8 +1,8 @@
 """Attention over packed sentences: laid end to end instead of padded, so that all batches have one shape.
 
-    side = Packed.of(lengths)                  # sentences one after the other
+    side = Packed.of(lengths)                  # positions of sentences stored end to end
     heads = attend(qkv, side, causal=True)     # [N, 3, M, d] -> [N, M, d]: attention within each sentence
-    heads = attend_to(q, kv, side, other)      # [N, M, d], [N', 2, M, d] -> [N, M, d]: attention to its partner
+    heads = attend_to(q, kv, side, other)      # [N, M, d], [N', 2, M, d] -> [N, M, d]: to the paired sentence
 
 On a GPU, Triton kernels (`packed_kernels`) are used for head sizes that are powers of two.
 `REPULSIVE_KERNELS=eager|triton` chooses between them and the reference implementation, which pads the sentences.
@@ -47,11 +47,11 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Tensor, rows: int | None = None, longest: int | None = None) -> Packed:
-        """Positions of sentences one after the other.
+        """Compute the positions of sentences that are stored end to end.
 
         Args:
             lengths: length of each sentence, [B].
-            rows: N, at least the sum of the lengths; None: the sum, which synchronises with a GPU.
+            rows: number of rows N, at least the sum of the lengths; None: the sum, which synchronises with a GPU.
             longest: upper bound on the lengths; None: their maximum, which synchronises with a GPU.
         """
         starts = F.pad(lengths.cumsum(0), (1, 0))  # [B + 1]
@@ -63,7 +63,7 @@ class Packed(NamedTuple):
 
 
 def attend(qkv: Tensor, side: Packed, causal: bool) -> Tensor:
-    """Scaled dot-product attention within each sentence.
+    """Compute scaled dot-product attention within each sentence.
 
     Args:
         qkv: queries, keys and values, [N, 3, M, d].
@@ -81,10 +81,10 @@ def attend(qkv: Tensor, side: Packed, causal: bool) -> Tensor:
 
 
 def attend_to(q: Tensor, kv: Tensor, queries: Packed, keys: Packed) -> Tensor:
-    """Scaled dot-product attention of each sentence to the sentence with the same index.
+    """Compute scaled dot-product attention from each sentence to the sentence with the same index.
 
     Args:
-        q: [N, M, d].
+        q: queries, [N, M, d].
         kv: keys and values, [N', 2, M, d].
         queries: positions of the sentences of q.
         keys: positions of the sentences of kv.
@@ -119,7 +119,7 @@ def _by_padding(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, 
 
 
 def _padded(x: Tensor, side: Packed, count: int) -> Tensor:
-    """[N, M, d] -> [B + 1, M, T, d]; the last row is for unused tokens, and stays zero."""
+    """Pad packed sentences: [N, M, d] -> [B + 1, M, T, d]; the last row is for unused tokens, and stays zero."""
     table = x.new_zeros(count + 1, max(1, side.longest), *x.shape[1:])
     real = x.masked_fill((side.sentences == count)[:, None, None], 0.0)
     return table.index_put((side.sentences, side.places), real).transpose(1, 2)

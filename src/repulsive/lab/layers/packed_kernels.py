@@ -1,4 +1,4 @@
-"""Attention of packed sentences, in one launch forward and one backward.
+"""Triton kernels for attention over packed sentences: one launch forward and one backward.
 
 A program computes one head of one sentence, with queries and keys in tiles of BLOCK tokens; most sentences are one
 tile. The heads of a token are contiguous; tokens have a stride, the same for keys and values. Attention weights are
@@ -14,7 +14,7 @@ TAIL = 64  # number of programs that clear the unused tokens
 
 @triton.jit
 def _tile(base, row_stride, head, first, last, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Addresses of the tokens of a tile, [BLOCK, DIM], and a mask of those that exist."""
+    """Compute the addresses of the tokens of a tile, [BLOCK, DIM], and a mask of existing tokens."""
     rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, DIM)
     there = (rows < last)[:, None] & (columns < DIM)[None, :]
     return base + rows[:, None].to(tl.int64) * row_stride + head * DIM + columns[None, :], there
@@ -30,7 +30,7 @@ def _clear(out, row_stride, head, first, rows, DIM: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def _scores(q, k, first, first_key, q_start, k_start, k_end, scale, CAUSAL: tl.constexpr, BLOCK: tl.constexpr):
-    """Scaled scores of a tile, for base-2 exponentials; minus infinity where masked."""
+    """Compute the scaled scores of a tile, for base-2 exponentials; minus infinity where masked."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     keys = first_key + tl.arange(0, BLOCK)
     seen = (keys < k_end)[None, :]
@@ -59,7 +59,7 @@ def forward_kernel(
     CAUSAL: tl.constexpr,
     TAIL: tl.constexpr,
 ):
-    """out = softmax(q k^T) v of every sentence; `sums` [rows, HEADS] are log2 of the softmax's denominators."""
+    """Compute out = softmax(q k^T) v of every sentence, and `sums` [rows, HEADS], log2 of softmax denominators."""
     sentence, head = tl.program_id(0), tl.program_id(1)
     if sentence >= sentences:
         end = tl.load(q_starts + sentences)
@@ -88,7 +88,7 @@ def forward_kernel(
                 mixed = mixed * shrunk[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
                 total = total * shrunk + tl.sum(weights, axis=1)
                 most = higher
-            some = total > 0  # False if the other side of a pair is empty
+            some = total > 0  # False if the other sentence of a pair is empty
             mixed = tl.where(some[:, None], mixed / tl.where(some, total, 1.0)[:, None], 0.0)
             place, there = _tile(out, HEADS * DIM, head, first, q_end, DIM, BLOCK)
             tl.store(place, mixed.to(out.dtype.element_ty), mask=there)
@@ -122,7 +122,7 @@ def _backward_tile(
     BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Queries of a tile, gradient of its outputs, its attention weights, and the gradient of its scores."""
+    """Return a tile's queries, gradient of its outputs, attention weights, and gradient of its scores."""
     place, there = _tile(q, q_stride, head, first, q_end, DIM, BLOCK)
     queries = tl.load(place, mask=there, other=0.0)
     place, there = _tile(grad, HEADS * DIM, head, first, q_end, DIM, BLOCK)
@@ -166,7 +166,7 @@ def backward_kernel(
     CAUSAL: tl.constexpr,
     TAIL: tl.constexpr,
 ):
-    """Gradients of q, k and v; attention weights are recomputed."""
+    """Compute the gradients of q, k and v; attention weights are recomputed."""
     sentence, head = tl.program_id(0), tl.program_id(1)
     if sentence >= sentences:
         number = sentence - sentences

@@ -1,4 +1,4 @@
-"""Residual, dropout and norm of a post-norm Transformer, norm(x + dropout(change)), in one launch per direction."""
+"""Compute norm(x + dropout(change)), as in a post-norm Transformer, with one launch forward and one backward."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ROWS = (2, 4)  # of a tile, forward and backward
+ROWS = (2, 4)  # rows of a tile, forward and backward
 WARPS = (2, 2)
-PROGRAMS = 1056  # of the backward pass: as many as a large GPU runs at once
-_BITS = 24  # of a random number
+PROGRAMS = 1056  # programs of the backward pass: as many as a large GPU runs at once
+_BITS = 24  # bits of a random number
 
 
 def add_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, dropout: float, seed: Tensor) -> Tensor:
-    """norm(x + dropout(change)) in the dtype of `change`, with float32 statistics: [N, width] each.
+    """Compute norm(x + dropout(change)) in the dtype of `change`, with float32 statistics: [N, width] each.
 
     Args:
         x: input of the block.
         change: output of the block.
-        norm: over the last axis, with weight and bias.
-        dropout: probability.
-        seed: int64 [], of the dropout mask.
+        norm: LayerNorm over the last axis, with weight and bias.
+        dropout: dropout probability.
+        seed: random seed of the dropout mask, int64 [].
     """
     out: Tensor = _add_norm(x, change, norm.weight, norm.bias, seed, dropout, norm.eps)[0]
     return out
@@ -138,7 +138,7 @@ _add_norm.register_autograd(_differentiate, setup_context=_save)
 
 
 def _drop(dropout: float) -> tuple[int, float]:
-    """Threshold of the random numbers of kept elements, and factor of their values."""
+    """Return the threshold for the random numbers of kept elements, and the factor of their values."""
     return round(dropout * 2**_BITS), 1 / (1 - dropout)
 
 

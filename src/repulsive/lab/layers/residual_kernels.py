@@ -1,4 +1,4 @@
-"""norm(x + dropout(change)) in one launch forward and one backward. The dropout mask is recomputed, not stored."""
+"""Triton kernels for norm(x + dropout(change)), forward and backward. The dropout mask is recomputed, not stored."""
 
 # mypy: ignore-errors
 import triton
@@ -14,7 +14,7 @@ def _mix(bits):
 
 @triton.jit
 def _kept(seed, element, limit):
-    """Whether an element is kept: a hash of its number and the seed, 24 bits of it against the limit."""
+    """Whether an element is kept: compare 24 bits of a hash of its number and the seed with the limit."""
     high = _mix((seed >> 32).to(tl.uint32))
     low = _mix(seed.to(tl.uint32) ^ high)
     bits = _mix(_mix(element.to(tl.uint32) ^ low) + _mix(high + low))
@@ -40,7 +40,7 @@ def forward_kernel(
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """out = norm(total), total = x + dropout(change), and the statistics of each row."""
+    """Compute out = norm(total) with total = x + dropout(change), and the statistics of each row."""
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, PADDED)[None, :]
     there = (row < rows) & (column < WIDTH)
     place = row.to(tl.int64) * WIDTH + column
@@ -49,7 +49,7 @@ def forward_kernel(
     both = tl.load(x + place, mask=there, other=0.0).to(tl.float32) + tl.where(kept, added * factor, 0.0)
     both = both.to(total.dtype.element_ty)
     tl.store(total + place, both, mask=there)
-    both = both.to(tl.float32)  # rounded as the backward pass reads it
+    both = both.to(tl.float32)  # rounded to the value that the backward pass reads
     mean = tl.sum(both, axis=1)[:, None] / WIDTH
     centred = tl.where(there, both - mean, 0.0)
     scale = 1 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / WIDTH + eps)
@@ -78,7 +78,7 @@ def backward_kernel(
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Gradients of x and change, and of weight and bias summed over this program's rows, [programs, 2, WIDTH]."""
+    """Compute gradients of x and change, and of weight and bias summed over a program's rows, [programs, 2, WIDTH]."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, PADDED)[None, :]
     w = tl.load(weight + column, mask=column < WIDTH, other=0.0)

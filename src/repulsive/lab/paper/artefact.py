@@ -1,4 +1,4 @@
-"""The interface of every table and figure."""
+"""The interface that every table and figure of the paper implements."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class Artefact(Protocol):
 
     @property
     def id(self) -> str:
-        """Its name on the command line."""
+        """Name of the artefact on the command line."""
         ...
 
     @property
     def title(self) -> str:
-        """What it shows."""
+        """Title: what the artefact shows."""
         ...
 
     @property
     def source(self) -> str:
-        """Where it is in the paper."""
+        """Location in the paper, such as "Table 1"."""
         ...
 
     def required_datasets(self, options: Options) -> list[Dataset]:
-        """Datasets that have to be prepared."""
+        """List the datasets that have to be prepared."""
         ...
 
     def run_sets(self, options: Options) -> list[RunSet]:
-        """Runs that have to be trained."""
+        """List the runs that have to be trained."""
         ...
 
     def report(self, options: Options, log: Log) -> Report:

@@ -35,14 +35,14 @@ ARTEFACTS: dict[str, Artefact] = {
     "entropy": Entropy(),
     "sample": SampleTexts(),
 }
-FIGURES = ("attention-maps", "redundancy", "heads", "calibration", "entropy")  # drawn by Matplotlib
+FIGURES = ("attention-maps", "redundancy", "heads", "calibration", "entropy")  # artefacts that Matplotlib draws
 
 
 def find(ids: Sequence[str]) -> list[Artefact]:
-    """Look up artefacts by id, each once, in the order of `ARTEFACTS`; "all" selects every one.
+    """Look up artefacts by id, each once, in the order of `ARTEFACTS`; "all" selects all artefacts.
 
     Raises:
-        ConfigError: an id is unknown; the message names the nearest ones.
+        ConfigError: an id is unknown; the message suggests similar ids.
     """
     for name in ids:
         if name not in ARTEFACTS and name != ALL:

@@ -26,7 +26,7 @@ from repulsive.pages.charts import entropy_chart, reliability_charts
 
 
 class AttentionMaps(Figure):
-    """Heat maps of all heads, from the first seed of each method."""
+    """Attention heat maps of all heads, from the first seed of each method."""
 
     id = "attention-maps"
     title = "attention maps of all heads"
@@ -128,6 +128,6 @@ def compare_items(first: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> 
 
 
 def _available(runs: Runs, metrics: tuple[str, ...]) -> dict[str, PerSeed]:
-    """Values by seed of those metrics that the runs have."""
+    """Return metric -> values by seed, for those of the metrics that the runs have."""
     by_metric = {metric: values(runs, metric) for metric in metrics}
     return {metric: by_seed for metric, by_seed in by_metric.items() if by_seed}

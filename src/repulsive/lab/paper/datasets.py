@@ -22,13 +22,13 @@ class Dataset:
     """A dataset and its recipes.
 
     Args:
-        name: of the folder below `--data`, and in tables.
+        name: name of the dataset in tables and of its folder below `--data`.
         kind: task of its recipes.
-        prepare: arguments of `repulsive prepare` that make it; RAW stands for the original files.
-        recipes: folder of its recipes; "" for its name.
-        prefix: of the recipes' names.
+        prepare: arguments of `repulsive prepare` that make the dataset; RAW stands for the original files.
+        recipes: folder of its recipes; "": the dataset's name.
+        prefix: prefix of the recipes' names.
         stands_for: the paper's dataset that it can replace.
-        changes: `key=value` for all runs on it.
+        changes: `key=value` settings for all runs on the dataset.
         place: the folder, if it differs from the name.
     """
 
@@ -43,18 +43,18 @@ class Dataset:
 
     @property
     def paper_name(self) -> str:
-        """Name of the paper's dataset that it is, or stands for."""
+        """Name of the paper's dataset that this is, or that it replaces."""
         return self.stands_for or self.name
 
     def folder(self, root: Path) -> Path:
         return root / (self.place or self.name)
 
     def recipe(self, method: str) -> str:
-        """Name of the recipe of a method."""
+        """Return the name of a method's recipe."""
         return f"{self.recipes or self.name}/{self.prefix}{method}"
 
     def command(self, root: Path) -> str:
-        """The command that prepares the folder."""
+        """Return the command that prepares the folder."""
         return f"repulsive prepare {self.prepare} --out {self.folder(root)}"
 
 
@@ -97,9 +97,9 @@ def choose_datasets(artefact: str, paper_datasets: Sequence[str], requested: Seq
     """Choose the datasets of an artefact: the paper's, or the requested ones that fit.
 
     Args:
-        artefact: its id, for error messages.
+        artefact: id of the artefact, for error messages.
         paper_datasets: names of the paper's datasets.
-        requested: names from the command line; empty for the paper's.
+        requested: names from the command line; empty for the paper's datasets.
 
     Raises:
         DataError: a name is unknown, or none fits.
@@ -133,14 +133,14 @@ def check_prepared(datasets: Sequence[Dataset], root: Path) -> None:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What a prepared folder holds.
+    """Description of a prepared dataset.
 
     Args:
-        name: of the dataset.
-        paper_name: of the paper's dataset.
-        folder: where it is.
+        name: name of the dataset.
+        paper_name: name of the paper's dataset.
+        folder: folder of the prepared dataset.
         sizes: number of items of train, dev and test.
-        mismatch: why it is not the paper's data; "" if it is.
+        mismatch: why the data are not the paper's; "" if they are.
     """
 
     name: str
@@ -156,7 +156,7 @@ def inspect_dataset(dataset: Dataset, options: Options) -> PreparedData:
     manifest = read_manifest(folder)
     rows: dict[str, int] = manifest.get("rows", {})
     sizes = {part: int(rows[part]) for part in PARTS if part in rows}
-    shares = [change for change in options.changes if change.startswith("data.share=")]  # trains on a part of it
+    shares = [change for change in options.changes if change.startswith("data.share=")]  # trains on a share of the data
     mismatch = "toy data" if options.toy else _mismatch(dataset, manifest, sizes) or ", ".join(shares)
     return PreparedData(dataset.name, dataset.paper_name, folder, sizes, mismatch)
 

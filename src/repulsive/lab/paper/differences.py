@@ -14,14 +14,14 @@ from repulsive.lab.engine.tables import table
 from repulsive.lab.engine.task import Evaluation
 from repulsive.metrics.compare import Comparison, compare
 
-SCALE = {"accuracy": 100.0, "matthews": 100.0, "spearman": 100.0}  # as the paper prints them
-NAMES = {"METEOR": "METEOR 1.5"}  # other implementations have another scale
-_IDENTIFYING = ("labels", "nll", "correct", "squared_error")  # items that show whether two runs share a test set
-Runs = Mapping[int, RunFolder]  # by seed
+SCALE = {"accuracy": 100.0, "matthews": 100.0, "spearman": 100.0}  # factors that give the paper's units
+NAMES = {"METEOR": "METEOR 1.5"}  # the name says the version, because implementations have different scales
+_IDENTIFYING = ("labels", "nll", "correct", "squared_error")  # arrays that show whether two runs share a test set
+Runs = Mapping[int, RunFolder]  # seed -> run
 
 
 def values(runs: Runs, metric: str, part: str = "test") -> dict[int, float]:
-    """Values of a metric by seed, in the paper's units; runs that lack it are left out."""
+    """Return the values of a metric by seed, in the paper's units; runs that lack the metric are left out."""
     name = NAMES.get(metric, metric)
     by_seed = {seed: run.metrics(part).get(name) for seed, run in runs.items()}
     return {seed: SCALE.get(metric, 1.0) * float(value) for seed, value in by_seed.items() if value is not None}
@@ -69,7 +69,7 @@ def _needed_items(runs: Runs, metric: str, array: str, part: str) -> dict[int, E
             return {}
         kept = {name: items[name] for name in (array, *_IDENTIFYING) if name in items}
         others = [name for name in COMPARED.values() if name in kept and name != array]
-        for name in others[1:] if metric in TOTALLED else others:  # one suffices to identify the test set
+        for name in others[1:] if metric in TOTALLED else others:  # one array suffices to identify the test set
             del kept[name]
         evaluations[seed] = Evaluation({metric: metrics[metric]}, kept)
     return evaluations

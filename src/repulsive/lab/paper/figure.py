@@ -28,7 +28,7 @@ class FigureData:
     """Measurements for a figure.
 
     Args:
-        content: of the page, without title and lead.
+        content: content of the page, without title and lead.
         numbers: method -> metric -> seed -> number.
         comparisons: (metric, first, second) -> first - second.
     """
@@ -49,7 +49,7 @@ class Figure(ABC):
     lead: str = ""
 
     def training_datasets(self, options: Options) -> list[Dataset]:
-        """The datasets that the runs train on."""
+        """List the datasets that the runs train on."""
         return choose_datasets(self.id, self.paper_datasets, options.datasets)
 
     def required_datasets(self, options: Options) -> list[Dataset]:
@@ -59,13 +59,13 @@ class Figure(ABC):
         return [runs for dataset in self.training_datasets(options) for runs in self.runs_on(dataset, options).values()]
 
     def runs_on(self, dataset: Dataset, options: Options) -> dict[str, RunSet]:
-        """Method -> its runs on a dataset."""
+        """Return method -> its runs on a dataset."""
         hidden = toy.recipe_changes(dataset.kind, options)
         return {name: method_runs(dataset, name, hidden_changes=hidden) for name in self.methods}
 
     @abstractmethod
     def measure(self, dataset: Dataset, finished: Mapping[str, Runs], options: Options, log: Log) -> FigureData:
-        """Measure what the figure shows."""
+        """Measure the quantities that the figure shows."""
 
     def report(self, options: Options, log: Log) -> Report:
         rows: list[Row] = []

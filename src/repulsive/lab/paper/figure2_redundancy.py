@@ -25,7 +25,7 @@ from repulsive.lab.systems.translation.measure import accuracy_of
 from repulsive.lab.systems.translation.task import TranslationTask
 from repulsive.pages import Content
 
-MAX_SENTENCES = 2000  # on which heads are ablated
+MAX_SENTENCES = 2000  # maximum number of sentences on which heads are ablated
 REDUNDANT, HARMFUL = "redundant heads", "heads better away"  # metrics of `published.toml`
 
 

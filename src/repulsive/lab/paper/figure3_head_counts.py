@@ -24,13 +24,13 @@ from repulsive.pages.figures.write import write_figures
 
 COUNTS = {"classification": (1, 5, 10, 20, 30, 40), "translation": (1, 2, 4, 8, 16)}
 METHODS = ("ma", "svgd")
-METRIC = {"classification": "accuracy", "translation": "nll"}  # from which the error is computed
+METRIC = {"classification": "accuracy", "translation": "nll"}  # metric from which the error is computed
 ERROR = {"classification": "error (%)", "translation": "NLL"}
 ByCount = Mapping[int, Runs]
 
 
 class HeadCounts:
-    """The figure; an `Artefact`."""
+    """Figure 3, the error against the number of heads; an `Artefact`."""
 
     id = "heads"
     title = "error against the number of heads"
@@ -49,7 +49,7 @@ class HeadCounts:
         ]
 
     def runs_on(self, dataset: Dataset, options: Options) -> dict[str, dict[int, RunSet]]:
-        """Method -> number of heads -> runs; at the recipe's own number they are the runs of the tables."""
+        """Return method -> number of heads -> runs; at the recipe's own number these are the runs of the tables."""
         hidden = toy.recipe_changes(dataset.kind, options)
         counts = toy.HEADS if options.toy else COUNTS[dataset.kind]
         recipe = open_recipe(dataset.recipe("ma"), [*dataset.changes, *hidden])
@@ -121,7 +121,7 @@ def best_count(dataset: Dataset, counts: ByCount) -> int:
 
 
 def least_certain(pairs: list[Comparison | None]) -> Comparison | None:
-    """Combine differences that are all claimed to be negative: the one with the highest end, and the largest p."""
+    """Combine differences that are all claimed to be negative: take the one with the highest end, and the largest p."""
     known = [pair for pair in pairs if pair is not None]
     if not known or len(known) < len(pairs):
         return None
@@ -140,14 +140,14 @@ def _judge_shape(claim: Claim, dataset: Dataset, counts: ByCount, best: int, mis
 
 
 def _error_difference(dataset: Dataset, first: Runs, second: Runs) -> Comparison | None:
-    """Error of the first - error of the second."""
+    """Compare the errors of two sets of runs: error of the first - error of the second."""
     metric = METRIC[dataset.kind]
     comparison = difference(first, second, metric)
     return comparison if comparison is None or metric == "nll" else negated(comparison)
 
 
 def negated(comparison: Comparison) -> Comparison:
-    """Turn a difference of accuracies into one of errors."""
+    """Turn a difference of accuracies into a difference of errors."""
     result = scaled(comparison, -1.0)
     return replace(result, low=result.high, high=result.low)
 

@@ -24,11 +24,11 @@ from repulsive.pages.html.document import document, header, write_whole
 from repulsive.pages.sample_table import Sample, samples_html, samples_markdown
 
 GRAPH_TABLE = next(table for table in TABLES if table.id == "table4")
-SAMPLES = 3  # graphs
+SAMPLES = 3  # number of graphs that are shown
 
 
 class SampleTexts:
-    """The samples of Appendix E; an `Artefact`."""
+    """Sample texts of Appendix E; an `Artefact`."""
 
     id = "sample"
     title = "texts by all systems for the same graphs"
@@ -70,7 +70,7 @@ def choose_samples(runs: Mapping[str, RunFolder], count: int) -> list[Sample]:
 
 
 def load_texts(runs: Mapping[str, RunFolder]) -> tuple[GraphWritingTask, dict[str, list[str]]]:
-    """Load the task of some runs on the same data, and by label their texts about the test graphs.
+    """Load the task of some runs on the same data, and label -> the texts that a run wrote about the test graphs.
 
     Raises:
         RunError: there is no run.
@@ -86,7 +86,7 @@ def load_texts(runs: Mapping[str, RunFolder]) -> tuple[GraphWritingTask, dict[st
 
 
 def title_of(part: GraphPart, data: PreparedGraphs, graph: int) -> str:
-    """A graph's title in words; "" if it has none."""
+    """Return a graph's title as text; "" if it has no title."""
     return " ".join(data.vocabularies.words.words[i] for i in part.titles[graph].tolist())
 
 
@@ -103,7 +103,7 @@ def write_judge_file(path: Path, task: GraphWritingTask, texts: Sequence[str]) -
 
 
 def first_runs(dataset: Dataset, options: Options, methods: Sequence[str]) -> dict[str, RunFolder]:
-    """Method -> its finished run with the lowest seed; methods without one are left out."""
+    """Return method -> its finished run with the lowest seed; methods without a finished run are left out."""
     run_sets = GRAPH_TABLE.runs_on(dataset, options)
     finished = {name: run_sets[name].finished(options) for name in methods if name in run_sets}
     return {name: runs[min(runs)] for name, runs in finished.items() if runs}

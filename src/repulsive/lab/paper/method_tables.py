@@ -25,8 +25,8 @@ class MethodTable:
     """A table of methods; an `Artefact`.
 
     Args:
-        id: of the table.
-        title: what it compares.
+        id: id of the table.
+        title: title of the table.
         paper_datasets: names of the paper's datasets.
         methods: rows; the first is the baseline, which is always trained.
         metrics: columns, by the kind of the dataset.
@@ -51,7 +51,7 @@ class MethodTable:
         return [runs for dataset in self.required_datasets(options) for runs in self.runs_on(dataset, options).values()]
 
     def runs_on(self, dataset: Dataset, options: Options) -> dict[str, RunSet]:
-        """Method -> its runs on a dataset."""
+        """Return method -> its runs on a dataset."""
         hidden = toy.recipe_changes(dataset.kind, options)
         return {
             name: method_runs(dataset, name, recipe, changes, hidden)
@@ -59,7 +59,7 @@ class MethodTable:
         }
 
     def selected_methods(self, options: Options) -> dict[str, Method]:
-        """The baseline and the methods of `--methods`.
+        """Return the baseline and the methods given by `--methods`.
 
         Raises:
             ConfigError: none of `--methods` is a row of this table.
@@ -158,7 +158,7 @@ _GRAPH_METRICS = (
 
 
 def _unchanged(*names: str) -> dict[str, Method]:
-    """Methods whose recipes have their names, without changes."""
+    """Return methods whose recipes have the same names, without changes."""
     return {name: (name, ()) for name in names}
 
 

@@ -11,7 +11,7 @@ Log = Callable[[str], None]  # receives progress messages, one line each
 
 @dataclass(frozen=True)
 class Options:
-    """What to reproduce, and where files go.
+    """Options of a reproduction: which rows and datasets, at what size, and where files are written.
 
     Args:
         data: folder of prepared datasets.
@@ -21,8 +21,8 @@ class Options:
         device: "cpu" or "cuda"; None uses CUDA if available.
         jobs: number of runs in parallel; 0 uses all cores, 1 trains in this process.
         changes: `key=value` for every run; part of the names of their folders.
-        methods: rows to train besides the first of each table; empty for all.
-        datasets: datasets to use; empty for the paper's.
+        methods: rows to train besides the first row of each table; empty for all rows.
+        datasets: datasets to use; empty for the paper's datasets.
         judgements: files of the judges, and the key.
         toy: use generated data and toy-sized models.
         times: measure step times.

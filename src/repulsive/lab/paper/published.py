@@ -22,11 +22,11 @@ class Claim:
         source: where it is in the paper.
         data: the paper's dataset.
         first: row that is claimed to be better.
-        second: row that it is compared with.
+        second: row that `first` is compared with.
         metric: the metric that is compared.
         better: "higher", "lower", or "same": the difference is at most `within`.
         within: margin of "same", in the metric's units.
-        contradicted: the paper's own numbers contradict it.
+        contradicted: the paper's own numbers contradict the claim.
     """
 
     artefact: str
@@ -48,29 +48,29 @@ class Published:
     tree: Mapping[str, Any]
 
     def value(self, artefact: str, data: str, row: str, metric: str) -> float | None:
-        """A printed number; None if it is not printed."""
+        """Return a number that the paper prints; None if the paper does not print it."""
         number = self.tree["values"].get(artefact, {}).get(data, {}).get(row, {}).get(metric)
         return None if number is None else float(number)
 
     def source(self, artefact: str) -> str:
-        """Where the paper prints the numbers of an artefact."""
+        """Return the place where the paper prints the numbers of an artefact."""
         return str(self.tree["values"].get(artefact, {}).get("source", ""))
 
     def about(self, artefact: str) -> str:
-        """How the paper computed them; "" if nothing is recorded."""
+        """Return how the paper computed the numbers of an artefact; "" if nothing is recorded."""
         return str(self.tree["values"].get(artefact, {}).get("about", ""))
 
     def dataset(self, name: str) -> Mapping[str, Any]:
-        """Sizes of one of the paper's datasets; empty for any other."""
+        """Return the sizes of one of the paper's datasets; empty for any other dataset."""
         facts: Mapping[str, Any] = self.tree["datasets"].get(name, {})
         return facts
 
     def claims(self, artefact: str) -> list[Claim]:
-        """Claims of an artefact, one for each dataset, pair of rows and metric."""
+        """List the claims about an artefact, one for each dataset, pair of rows and metric."""
         return [claim for entry in self.tree["claims"] if entry["artefact"] == artefact for claim in _expand(entry)]
 
     def notes(self, artefact: str) -> list[str]:
-        """Inconsistencies in the paper that concern an artefact."""
+        """List the inconsistencies in the paper that concern an artefact."""
         return [entry["text"] for entry in self.tree["notes"] if artefact in entry["artefacts"]]
 
 
@@ -81,7 +81,7 @@ def published() -> Published:
 
 
 def _expand(entry: Mapping[str, Any]) -> list[Claim]:
-    """One claim for each dataset, pair of rows and metric of an entry."""
+    """Expand an entry of `published.toml` to one claim for each dataset, pair of rows and metric."""
     metrics = entry["metric"] if isinstance(entry["metric"], list) else [entry["metric"]]
     optional = {name: entry[name] for name in ("better", "within") if name in entry}
     return [

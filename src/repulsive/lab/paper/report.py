@@ -39,17 +39,17 @@ _LABELS = {
 
 
 def label_of(method: str) -> str:
-    """Name of a method in tables and charts."""
+    """Return the name of a method in tables and charts."""
     return _LABELS.get(method, method)
 
 
 @dataclass(frozen=True)
 class Number:
-    """The paper's number and ours.
+    """A number of a table: the paper's value and ours.
 
     Args:
-        paper: as printed; None if it is not printed.
-        values: ours, one for each seed; empty if not measured.
+        paper: the number that the paper prints; None if it prints none.
+        values: our numbers, one for each seed; empty if not measured.
         given_interval: 95 % interval of our mean; None for Student's t over the seeds.
     """
 
@@ -68,15 +68,15 @@ class Number:
 
 @dataclass(frozen=True)
 class Row:
-    """A method on a dataset.
+    """Results of a method on a dataset, a row of the table.
 
     Args:
-        dataset: its name.
+        dataset: name of the dataset.
         method: name of the row in `published.toml`.
         label: name of the row in the table.
         seeds: number of finished runs.
         numbers: metric -> number.
-        folder: of the runs.
+        folder: folder of the runs.
     """
 
     dataset: str
@@ -92,7 +92,7 @@ class Report:
     """The results of one table or figure.
 
     Args:
-        id: of the table or figure.
+        id: id of the table or figure.
         title: what it shows.
         source: where in the paper.
         data: the prepared datasets.
@@ -100,7 +100,7 @@ class Report:
         findings: the verdicts on its claims.
         texts: Markdown between the numbers and the claims.
         files: figures and pages that were written.
-        counted: what the numbers are a mean over, as a column title.
+        counted: column title that names what the numbers are averaged over.
     """
 
     id: str
@@ -115,5 +115,5 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """Inconsistencies in the paper that concern it."""
+        """Inconsistencies in the paper that concern this table or figure."""
         return published().notes(self.id)

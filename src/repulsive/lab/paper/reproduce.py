@@ -24,7 +24,7 @@ SUMMARY = "summary.md"
 
 
 def listing(options: Options) -> str:
-    """One line for each table and figure: title, datasets, runs, and whether results exist."""
+    """List all tables and figures, one line each: title, datasets, runs, and whether results exist."""
     lines = []
     for name, artefact in ARTEFACTS.items():
         state = f"written to {options.out / name}.md" if (options.out / f"{name}.md").is_file() else "no results"
@@ -36,7 +36,7 @@ def listing(options: Options) -> str:
 
 
 def quick(options: Options) -> Options:
-    """The same options at toy size, with data and runs of their own below `out`."""
+    """Return the same options at toy size, with separate data and runs below `out`."""
     return dataclasses.replace(
         options, data=options.out / "data", runs=options.out / "runs", toy=True, device=options.device or "cpu"
     )
@@ -46,8 +46,8 @@ def reproduce(artefacts: Sequence[Artefact], options: Options, log: Log) -> tupl
     """Check all data, train all missing runs, then write every table and figure.
 
     Args:
-        artefacts: what to reproduce.
-        options: how.
+        artefacts: the tables and figures to reproduce.
+        options: options of the reproduction.
         log: receives progress messages.
 
     Returns:
@@ -87,13 +87,13 @@ def reproduce(artefacts: Sequence[Artefact], options: Options, log: Log) -> tupl
 
 
 def as_text(reports: Sequence[Report]) -> str:
-    """All reports as Markdown, one after the other; with several, also the summary."""
+    """Format all reports as Markdown, one after the other; with several reports, add the summary."""
     pages = [as_markdown(report) for report in reports]
     return "\n\n".join([*pages, summary(reports)] if len(reports) > 1 else pages)
 
 
 def _requirements(artefact: Artefact, options: Options) -> tuple[str, str]:
-    """Datasets, with a star if not prepared, and the number of runs."""
+    """Format the datasets of an artefact, with a star if not prepared, and its number of runs."""
     try:
         datasets, run_sets = artefact.required_datasets(options), artefact.run_sets(options)
     except (DataError, ConfigError):  # raised by --datasets or --methods

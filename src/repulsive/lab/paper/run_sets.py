@@ -1,4 +1,4 @@
-"""The runs behind a table: their folders, as `repulsive train` makes them, and training of missing ones."""
+"""The runs behind a table: find their folders, as `repulsive train` makes them, and train missing runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class RunSet:
     """The runs of one row on one dataset, all seeds.
 
     Args:
-        dataset: what they train on.
+        dataset: dataset that the runs train on.
         method: name of the row in `published.toml`.
         recipe: name of the recipe.
-        name: of the folder below that of all runs.
-        changes: `key=value` that distinguish the row from other rows with the same recipe.
+        name: name of the folder below the folder of all runs.
+        changes: `key=value` settings that distinguish the row from other rows with the same recipe.
         hidden_changes: further changes, which are not part of the folder's name.
-        seeds: number of runs; None for that of the options.
+        seeds: number of runs; None: the number in the options.
         stage: runs of a stage start after those of earlier stages.
     """
 
@@ -45,16 +45,16 @@ class RunSet:
     stage: int = 0
 
     def folder(self, options: Options) -> Path:
-        """The folder of all seeds."""
+        """Return the folder of all seeds."""
         return options.runs / folder_name(self.name, [*self.changes, *options.changes])
 
     def seed_folders(self, options: Options) -> list[Path]:
-        """The folder of each run."""
+        """Return the folder of each run."""
         count = options.seeds if self.seeds is None else self.seeds
         return [self.folder(options) / f"seed-{seed}" for seed in range(count)]
 
     def specs(self, options: Options) -> list[Spec]:
-        """The specification of each run.
+        """Return the specification of each run.
 
         Raises:
             ConfigError: the recipe does not accept the changes.
@@ -68,7 +68,7 @@ class RunSet:
         ]
 
     def finished(self, options: Options) -> dict[int, RunFolder]:
-        """Seed -> finished run."""
+        """Return seed -> finished run."""
         runs = {seed: RunFolder(folder) for seed, folder in enumerate(self.seed_folders(options))}
         return {seed: run for seed, run in runs.items() if run.result is not None}
 
@@ -76,14 +76,14 @@ class RunSet:
 def method_runs(
     dataset: Dataset, method: str, recipe: str = "", changes: Sequence[str] = (), hidden_changes: Sequence[str] = ()
 ) -> RunSet:
-    """The runs of a method on a dataset; `recipe` is the last part of the recipe's name, if it is not the method."""
+    """Make the run set of a method on a dataset; `recipe`: last part of the recipe's name if it is not the method."""
     leaf = recipe or method
     name = f"{dataset.name}/{dataset.prefix}{leaf}"
     return RunSet(dataset, method, dataset.recipe(leaf), name, tuple(changes), tuple(hidden_changes))
 
 
 def count_finished(run_sets: Iterable[RunSet], options: Options) -> tuple[int, int]:
-    """The number of finished runs, and of all runs."""
+    """Count the finished runs, and all runs."""
     folders = {folder for runs in run_sets for folder in runs.seed_folders(options)}
     return sum((folder / "result.json").is_file() for folder in folders), len(folders)
 
@@ -111,7 +111,7 @@ def train(run_sets: Sequence[RunSet], options: Options, log: Log) -> list[str]:
 
 
 def _export_pretrained(run_sets: Sequence[RunSet], options: Options) -> None:
-    """Export pre-trained models to where fine-tuning looks for them."""
+    """Export pre-trained models to the folders in which fine-tuning looks for them."""
     pretrained = [runs for runs in run_sets if runs.dataset.kind == "electra"]
     for run in (run for runs in pretrained for run in runs.finished(options).values()):
         if not (run.path / EXPORT / CONFIG).is_file():

@@ -31,7 +31,7 @@ def step_times(variants: Sequence[str], options: Options, log: Log) -> dict[str,
     """Measure step times of the paper's Transformer-small; variants in the file are not measured again.
 
     Args:
-        variants: of `bench.steps.VARIANTS`.
+        variants: names in `bench.steps.VARIANTS`.
         options: folder of the file, and device.
         log: receives progress messages.
     """
@@ -52,7 +52,7 @@ def step_times(variants: Sequence[str], options: Options, log: Log) -> dict[str,
 
 
 def _stored_ratios(path: Path, device: str, tokens: int) -> dict[str, list[float]]:
-    """Ratios in the file; none if they were measured on another device or batch size."""
+    """Read the ratios in the file; empty if they were measured on another device or batch size."""
     stored = read_json(path)
     if not isinstance(stored, dict) or (stored.get("device"), stored.get("tokens")) != (device, tokens):
         return {}

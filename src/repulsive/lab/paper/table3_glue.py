@@ -18,11 +18,11 @@ from repulsive.metrics.compare import Comparison
 
 SYSTEMS = {"ma": "ELECTRA", "svgd": "ELECTRA + RMA"}
 RTE_AFTER_MNLI = "rte-mnli"
-MEANS = {"mean": False, "mean-mnli": True}  # mean over tasks -> whether RTE is the one after MNLI
+MEANS = {"mean": False, "mean-mnli": True}  # mean over tasks -> whether its RTE score is the one after MNLI
 
 
 class GlueTable:
-    """The table; an `Artefact`."""
+    """Table 3, GLUE scores of pre-trained models; an `Artefact`."""
 
     id = "table3"
     title = "GLUE after pre-training with and without repulsion"
@@ -32,7 +32,7 @@ class GlueTable:
         return published().source(self.id)
 
     def tasks(self, options: Options) -> list[Dataset]:
-        """The tasks of GLUE to fine-tune on."""
+        """List the GLUE tasks to fine-tune on."""
         return choose_datasets(self.id, tuple(TASKS), [name for name in options.datasets if name != "pretrain"])
 
     def required_datasets(self, options: Options) -> list[Dataset]:
@@ -45,14 +45,14 @@ class GlueTable:
         return run_sets
 
     def pretraining(self, system: str, options: Options) -> RunSet:
-        """The only pre-training run of a system, as in the paper; seeds vary the fine-tuning."""
+        """Return the single pre-training run of a system, as in the paper; seeds vary the fine-tuning."""
         dataset = DATASETS["pretrain"]
         name = dataset.recipe(system)
         hidden = toy.recipe_changes("electra", options)
         return RunSet(dataset, system, name, name, hidden_changes=hidden, seeds=1)
 
     def fine_tunings(self, system: str, options: Options) -> dict[str, RunSet]:
-        """Column -> fine-tuning runs of a system."""
+        """Return column -> fine-tuning runs of a system."""
         start = self.pretraining(system, options).seed_folders(options)[0]
         hidden = toy.recipe_changes("glue", options)
         columns = {
@@ -108,7 +108,7 @@ class GlueTable:
 
 
 def metric_of(column: str) -> str:
-    """The task's own metric."""
+    """Return the metric of a column's task."""
     return TASKS["rte" if column == RTE_AFTER_MNLI else column].metric
 
 
@@ -118,7 +118,7 @@ def _title(column: str) -> str:
 
 
 def _with_means(columns: Mapping[str, Runs]) -> dict[str, dict[int, float]]:
-    """Column -> seed -> score, with the means over the eight tasks if all of them have finished."""
+    """Return column -> seed -> score, with the means over the eight tasks if all tasks have finished."""
     scores = {column: values(runs, metric_of(column)) for column, runs in columns.items()}
     for name, after_mnli in MEANS.items():
         tasks = [RTE_AFTER_MNLI if task == "rte" and after_mnli else task for task in TASKS]
@@ -140,7 +140,7 @@ def _compare(
 
 
 def _mismatch(column: str, mismatches: Mapping[str, str]) -> str:
-    """Why a column is not on the paper's data: pre-training or a task uses other data; "" if none does."""
+    """Return why a column is not on the paper's data: pre-training or a task uses other data; "" if none does."""
     tasks: Sequence[str] = [*TASKS] if column in MEANS else ["rte", "mnli"] if column == RTE_AFTER_MNLI else [column]
     reasons = [f"{name}: {mismatches[name]}" for name in ("pretrain", *tasks) if mismatches.get(name)]
     return reasons[0] if reasons else ""

@@ -1,4 +1,4 @@
-"""Table 5: human evaluation. Counts the judges' files; without any it writes the page to send to judges."""
+"""Table 5, human evaluation: count the judges' answers or, if there are none, write the page to send to judges."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from repulsive.lab.paper.verdicts import Finding, judge
 from repulsive.lab.text.folders import MANIFEST
 from repulsive.metrics.compare import Comparison
 
-SYSTEMS = ("rma", "gw")  # wins are those of the first
+SYSTEMS = ("rma", "gw")  # wins of the first system are counted
 ITEMS = 50
 NO_JUDGES = "no judgements yet: send the page to judges, then pass their files with --judgements"
 TIE_MARGINS = (0.0, 0.1, 0.3)  # one scripted judge each: differences of overlap up to this count as ties
 
 
 class JudgementTable:
-    """The table; an `Artefact`."""
+    """Table 5, human judgements of generated texts; an `Artefact`."""
 
     id = "table5"
     title = "human evaluation of graph-to-text output"
@@ -44,7 +44,7 @@ class JudgementTable:
         return published().source(self.id)
 
     def required_datasets(self, options: Options) -> list[Dataset]:
-        """The dataset of the texts; none if there are judgements."""
+        """Return the dataset of the judged texts; empty if there are judgements."""
         return [] if options.judgements else GRAPH_TABLE.required_datasets(options)[:1]
 
     def run_sets(self, options: Options) -> list[RunSet]:
@@ -110,7 +110,7 @@ def split_files(files: Sequence[Path]) -> tuple[Key, list[Path]]:
 
 
 def _data_of_judgements(options: Options) -> tuple[list[PreparedData], str]:
-    """The prepared data of the judged texts, and why they are not the paper's.
+    """Return the prepared data of the judged texts, and why they are not the paper's data ("" if they are).
 
     A key does not name its dataset, so a claim is only tested if the paper's data are prepared.
     """
@@ -149,6 +149,6 @@ def _scripted_answers(key_path: Path, texts: Sequence[Path]) -> list[Path]:
 
 
 def _overlap_with_gold(text: Text) -> float:
-    """Number of shared words over the geometric mean of both numbers of words."""
+    """Compute the number of words shared with the gold text / geometric mean of both numbers of words."""
     words, gold = set(text.text.split()), set((text.gold or "").split())
     return len(words & gold) / math.sqrt(max(1, len(words)) * max(1, len(gold)))

@@ -85,7 +85,7 @@ HEADS = (2, 4, 8)  # numbers of heads in Figure 3
 
 
 def recipe_changes(kind: str, options: Options) -> tuple[str, ...]:
-    """`key=value` changes that shrink a recipe of a kind to toy size; none if the options ask for full size."""
+    """Return `key=value` changes that shrink a recipe of a kind to toy size; empty if the options ask for full size."""
     return CHANGES[kind] if options.toy else ()
 
 

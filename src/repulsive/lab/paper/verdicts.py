@@ -14,15 +14,15 @@ CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and its verdict.
+    """A claim of the paper and our verdict on it.
 
     Args:
         claim: the claim.
         verdict: `CONFIRMED`, `NOT_CONFIRMED` or `NOT_TESTED`.
-        reason: in a few words.
+        reason: reason of the verdict in a few words.
         observed: the result of these runs, on any data: "higher", "lower", "no significant difference", "within ±..."
             or "not within ±..."; "" without a comparison.
-        comparison: first - second.
+        comparison: comparison of the claim's two rows, first - second.
     """
 
     claim: Claim
@@ -33,14 +33,14 @@ class Finding:
 
 
 def judge(claim: Claim, comparison: Comparison | None, mismatch: str, missing: str = "") -> Finding:
-    """Judge a claim.
+    """Judge a claim of the paper by a comparison of runs.
 
     A difference is significant if its interval excludes zero and p is at most 0.05, as everywhere in this package. If
     p is NaN, there is no test and the interval decides. One seed does not show how runs vary, so it confirms nothing.
 
     Args:
         claim: the claim.
-        comparison: first - second; None if it could not be computed.
+        comparison: comparison of the claim's two rows, first - second; None if it could not be computed.
         mismatch: why the data are not the paper's; "" if they are.
         missing: why there is no comparison.
     """

@@ -13,15 +13,15 @@ from repulsive.lab.systems.electra.task import PretrainingTask
 
 
 def export(folder: Path, out: Path) -> list[Path]:
-    """Write the best model of a finished run of pre-training.
+    """Write the best model of a finished pre-training run.
 
     Args:
-        folder: of the run, or of its only seed.
+        folder: folder of the run, or of a recipe with a single seed.
         out: the folder to make: the discriminator, or the model of BERT's objective, with its tokenizer; the generator
             goes into the subfolder `generator`.
 
     Returns:
-        The folders of models.
+        The folders of the written models.
 
     Raises:
         RunError: the run has not finished or is of another task, or `out` exists or cannot be written.

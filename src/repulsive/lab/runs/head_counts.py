@@ -1,4 +1,4 @@
-"""Error against the number of heads: runs that differ only in `model.heads`, as one curve per method."""
+"""Plot the error against the number of heads, one curve per method, from runs that differ only in `model.heads`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repulsive.pages import Content, Panel, Sheet
 from repulsive.pages.charts import heads_chart
 from repulsive.pages.text import number
 
-# Metrics that are drawn -> name of the axis, and how to compute the error.
+# Metric -> name of the axis, and function that computes the error from the metric.
 ERRORS: dict[str, tuple[str, Callable[[float], float]]] = {
     "accuracy": ("error (%)", lambda accuracy: 100 * (1 - accuracy)),
     "nll": ("NLL", float),
@@ -27,13 +27,13 @@ def head_counts(folders: Sequence[Path], part: str, title: str = "") -> Content:
     """Make a page with the error against the number of heads and a fitted curve, from the results of the runs.
 
     Args:
-        folders: of runs, each with one or more seeds.
-        part: "test", "dev" or a further test set.
-        title: of the page.
+        folders: folders of runs, each with one or more seeds.
+        part: data split: "test", "dev" or a further test set.
+        title: title of the page.
 
     Raises:
-        RunError: as `open_methods`; no two runs differ only in their number of heads; or a run was not evaluated on the
-            part.
+        RunError: as in `open_methods`; no two runs differ only in their number of heads; or a run was not evaluated on
+            the data split.
     """
     methods = open_methods(folders)
     groups = grouped(methods)
@@ -71,7 +71,7 @@ def grouped(methods: Sequence[Method]) -> Groups:
     """Group methods whose recipes differ only in `model.heads`, by label and in ascending order of heads.
 
     Raises:
-        RunError: there is no such pair, or two have the same number of heads.
+        RunError: no two methods differ only in their number of heads, or two have the same number.
     """
     curves: list[list[Method]] = []
     for method in methods:
@@ -103,7 +103,7 @@ def grouped(methods: Sequence[Method]) -> Groups:
 
 
 def heads_of(method: Method) -> int:
-    """Number of heads in the recipe of a method."""
+    """Return the number of heads in the recipe of a method."""
     return int(method.tables()["model"]["heads"])
 
 
@@ -112,7 +112,7 @@ def _has_heads(method: Method) -> bool:
 
 
 def _distinguishing(method: Method, others: Sequence[Method]) -> str:
-    """Settings that distinguish a method from others with the same label, such as "method.alpha = 0.1"."""
+    """Describe the settings that distinguish a method from others with its label, such as "method.alpha = 0.1"."""
     tables = method.tables()
     keys = sorted({key for other in others for key in differences(tables, other.tables(), _IGNORED)})
     settings = flatten(tables)

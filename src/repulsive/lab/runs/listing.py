@@ -23,7 +23,7 @@ def describe_recipes() -> str:
 
 
 def describe_recipe(name: str) -> str:
-    """Write a recipe with all its settings, defaults included, as TOML.
+    """Format a recipe with all its settings, defaults included, as TOML.
 
     Args:
         name: a TOML file, or the name of a built-in recipe.
@@ -44,7 +44,7 @@ def describe_runs(folder: Path) -> str:
 
 
 def _describe(run: RunFolder) -> str:
-    """Describe the state of a run; a damaged run must not hide the others."""
+    """Describe the state of a run; for a damaged run, return its error message instead of raising it."""
     try:
         return _state(run)
     except RepulsiveError as error:

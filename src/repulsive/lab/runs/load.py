@@ -18,13 +18,13 @@ PARTS = {"test": "test set", "dev": "development set"}
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """Runs of one recipe.
+    """The runs of one recipe, one per seed.
 
     Args:
         label: unique name in the report.
-        folder: of the runs.
+        folder: folder of the runs.
         runs: seed -> finished run.
-        unfinished: seeds of the other runs.
+        unfinished: seeds of the runs that have not finished.
     """
 
     label: str
@@ -42,15 +42,15 @@ class Method:
         return self.first.recipe
 
     def curves(self, kind: str, key: str) -> list[list[tuple[float, float]]]:
-        """(step, value) pairs of a quantity in `metrics.jsonl`, for each seed that logged it."""
+        """Return (step, value) pairs of a quantity in `metrics.jsonl`, for each seed that logged it."""
         return [points for run in self.runs.values() if (points := run.curve(kind, key))]
 
 
 def open_methods(folders: Sequence[Path]) -> list[Method]:
-    """Open the runs of some folders, in their order.
+    """Open the runs of some folders, in the order of the folders.
 
     Raises:
-        RunError: a folder has no runs or no finished one, is given twice, or was trained on other data.
+        RunError: a folder has no finished run, is given twice, or its runs were trained on other data.
     """
     methods: list[Method] = []
     for folder in folders:
@@ -77,17 +77,17 @@ def open_methods(folders: Sequence[Path]) -> list[Method]:
 
 
 def open_rows(methods: Sequence[Method], part: str) -> list[tables.Row]:
-    """Table rows of some methods on a part of the data, from stored answers; the first is the baseline.
+    """Make the table rows of some methods on a data split, from stored answers; the first is the baseline.
 
     Raises:
-        RunError: a run was not evaluated on this part.
+        RunError: a run was not evaluated on this data split.
     """
     rows = tables.rows([method.folder for method in methods], part)
     return [dataclasses.replace(row, label=method.label) for row, method in zip(rows, methods, strict=True)]
 
 
 def facts(methods: Sequence[Method]) -> list[tuple[str, str]]:
-    """Name and value of facts about some runs, for the top of a page: heads, time, device and versions."""
+    """List facts about some runs as (name, value) pairs, for the top of a page: heads, time, device and versions."""
     runs = [run for method in methods for run in method.runs.values()]
     seconds = sum(float((run.result or {}).get("seconds", 0)) for run in runs)
     counts = (method.tables().get("model", {}).get("heads") for method in methods)
@@ -103,12 +103,12 @@ def facts(methods: Sequence[Method]) -> list[tuple[str, str]]:
 
 
 def part_name(part: str) -> str:
-    """Display name of a part of the data."""
+    """Return the display name of a data split."""
     return PARTS.get(part, f"test set {part}")
 
 
 def _data(run: RunFolder) -> dict[str, str]:
-    """Checksums of the data of a run, without word vectors, which may differ."""
+    """Return the data checksums of a run, without the word vectors, which may differ between runs."""
     sums: dict[str, str] = run.facts.get("data", {})
     return {name: digest for name, digest in sums.items() if name != "vectors.safetensors"}
 

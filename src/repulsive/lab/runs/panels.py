@@ -24,7 +24,7 @@ OVERLAP, COSINE = "shared attention", "cosine of weights"
 
 
 def similarity(measured: Runs) -> Panel:
-    """Similarity of the heads of each method: of their attention, outputs and weights."""
+    """Make the section on head similarity, by method: similarity of attention, outputs and weights."""
     grids = [grid for method, runs in measured.items() for grid in _grids(method, runs[min(runs)])]
     columns: dict[str, Callable[[Measured], float]] = {
         OVERLAP: lambda run: math.nan if run.overlap is None else _pairs(run.overlap),
@@ -56,7 +56,7 @@ def similarity(measured: Runs) -> Panel:
 
 
 def _grids(method: str, run: Measured) -> list[Grid]:
-    """Grids of one run, with short layer names if there are several layers."""
+    """Make the similarity grids of one run, with short layer names if there are several layers."""
     grids = [] if run.overlap is None else [Grid(method, run.overlap, OVERLAP)]
     for space, layers in run.running.items():
         for d in layers:
@@ -71,12 +71,12 @@ def _grids(method: str, run: Measured) -> list[Grid]:
 
 
 def redundant(change: Tensor) -> float:
-    """Fraction of heads whose removal changes the metric, in percentage points, by less than `SMALL`."""
+    """Compute the fraction of heads whose removal changes the metric by less than `SMALL` percentage points."""
     return float((change.abs() < SMALL).double().mean())
 
 
 def redundancy(measured: Runs, part: str) -> Panel:
-    """Importance of each head: the metric without it minus the metric with all heads, over all seeds."""
+    """Make the section on head importance: the metric without a head minus that with all heads, over all seeds."""
     changes: dict[str, Tensor] = {}
     for method, runs in measured.items():
         changes[method] = 100 * torch.cat([run.change for run in runs.values() if run.change is not None])
@@ -112,7 +112,7 @@ def redundancy(measured: Runs, part: str) -> Panel:
 
 
 def pruning(measured: Runs) -> Panel:
-    """The metric as more and more heads are removed and, for models with one layer, with one head left."""
+    """Make the section on pruning: the metric as heads are removed and, for one layer, with a single head left."""
     curves = {
         method: [run.pruned for run in runs.values() if run.pruned is not None] for method, runs in measured.items()
     }
@@ -134,7 +134,7 @@ def pruning(measured: Runs) -> Panel:
 
 
 def _by_head(method: str, runs: Mapping[int, Measured], what: str) -> HeadTable:
-    """A table of layers by heads for the lowest seed or, for models with one layer, of seeds by heads."""
+    """Make a table of layers by heads for the lowest seed or, for models with one layer, of seeds by heads."""
     first = runs[min(runs)]
     if first.by_layer is not None:
         values, names = 100 * first.by_layer, [first.names.get(name, name) for name in first.layers]
@@ -145,11 +145,11 @@ def _by_head(method: str, runs: Mapping[int, Measured], what: str) -> HeadTable:
 
 
 def calibration(measured: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Tensor]]]) -> Panel:
-    """Calibration of each method, and of the head bootstrap where it was measured.
+    """Make the section on calibration of each method, and of the head bootstrap where it was measured.
 
     Args:
         measured: the measurements.
-        answers: method -> seed -> logits and labels on the same part.
+        answers: method -> seed -> logits and labels on the same data split.
     """
     diagrams, rows, sampled = {}, [], []
     for method, seeds in answers.items():
@@ -191,7 +191,7 @@ def calibration(measured: Runs, answers: Mapping[str, Mapping[int, Mapping[str, 
 def prediction_entropy(
     measured: Runs, answers: Mapping[str, Mapping[int, Mapping[str, Tensor]]], other: tuple[str, float] | None = None
 ) -> Panel:
-    """Entropy of predictions on the runs' own data and, if there are any, on foreign data.
+    """Make the section on prediction entropy on the runs' own data and, if given, on foreign data.
 
     Args:
         measured: the measurements.
@@ -235,17 +235,17 @@ def prediction_entropy(
 
 
 def _over(values: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation over seeds; a dash without values, as for pairs of a single head."""
+    """Format mean and standard deviation over seeds; a dash if there are no values (one head has no pairs)."""
     if not values or not all(map(math.isfinite, values)):
         return "–"
     return mean_and_sd(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
 
 def _mean_cosine(entries: Sequence[Diversity]) -> float:
-    """Mean cosine over pairs and layers; nan without any."""
+    """Compute the mean cosine over head pairs and layers; NaN if there are no pairs."""
     return statistics.fmean(d.mean_cosine for d in entries) if entries else math.nan
 
 
 def _pairs(matrix: Tensor) -> float:
-    """Mean of a matrix over pairs i < j; nan for one head."""
+    """Compute the mean of a matrix over pairs i < j; NaN for one head."""
     return float(matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1))].mean())

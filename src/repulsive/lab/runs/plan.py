@@ -14,8 +14,8 @@ from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.recipe_tables import is_file_name
 from repulsive.lab.systems.registry import open_recipe
 
-_MAX_BYTES = 120  # of a folder name; file systems allow 255
-_AMBIGUOUS = {"layers", "precision", "schedule"}  # keys of more than one table
+_MAX_BYTES = 120  # maximum length of a folder name; file systems allow 255
+_AMBIGUOUS = {"layers", "precision", "schedule"}  # keys that occur in more than one table
 
 
 def plan(
@@ -61,8 +61,8 @@ def plan(
 def folder_name(recipe: str, changes: Sequence[str] = ()) -> str:
     """Name the folder of a run: `yelp/svgd` with `method.alpha=0.3` -> `yelp/svgd+alpha=0.3`.
 
-    A file counts by its name without its folder. Characters that are unsafe in file names become underscores, and long
-    names end with a hash. Two recipes may get the same name; then training refuses the folder of the other recipe.
+    A recipe file is named without its folder. Characters that are unsafe in file names become underscores, and long
+    names end with a hash. If two recipes get the same name, training the second one raises an error.
     """
     name = Path(recipe).name.removesuffix(".toml") if is_file_name(recipe) else recipe
     short = []
@@ -80,7 +80,7 @@ def check_device(device: str | None) -> None:
     """Check that `device` is None, "cpu", or "cuda" on a machine with a GPU.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the device is unknown, or there is no GPU.
     """
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(f"device {device!r}: choose cpu or cuda")

@@ -41,16 +41,16 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What a report shows.
+    """Options of a report.
 
     Args:
-        part: "test", "dev" or a further test set.
+        part: data split: "test", "dev" or a further test set.
         most: number of items to ablate heads on.
         foreign: another prepared folder, for the entropy of predictions on foreign texts.
         heads: show the error against the number of heads instead, which does not need the weights.
         bleu: measure ablations of translators by BLEU of greedy translations instead of token accuracy.
         device: "cpu", "cuda" or None for the default.
-        title: of the page.
+        title: title of the page.
     """
 
     part: str = "test"
@@ -73,11 +73,11 @@ def write(
     """Measure finished runs, and write their page and figures.
 
     Args:
-        folders: of runs, each with one or more seeds; the first is the baseline.
+        folders: folders of runs, each with one or more seeds; the first is the baseline.
         out: the HTML file.
         figures: folder for SVG and PDF files; None: no figures.
         options: what to show.
-        tell: called with progress messages.
+        tell: function that is called with progress messages.
 
     Returns:
         The page, and the folder of figures.
@@ -102,7 +102,7 @@ def write(
 
 
 def gather(folders: Sequence[Path], options: Options, tell: Tell = lambda line: None) -> Content:
-    """The content of a page; arguments and errors as in `write`."""
+    """Collect the content of a page; arguments and errors as in `write`."""
     methods = open_methods(folders)
     device = chosen_device(options.device)
     foreign = _open_foreign(methods[0], options, device)
@@ -134,7 +134,7 @@ def gather(folders: Sequence[Path], options: Options, tell: Tell = lambda line: 
 
 
 def curves(methods: Sequence[Method]) -> list[Chart]:
-    """Learning curves of the logged quantities; those that no run has are left out."""
+    """Make the learning curves of the logged quantities; quantities that no run has are left out."""
     charts = []
     for name, (kind, key, file) in CURVES.items():
         points = {method.label: curve for method in methods if (curve := method.curves(kind, key))}
@@ -144,7 +144,7 @@ def curves(methods: Sequence[Method]) -> list[Chart]:
 
 
 def by_layer(methods: Sequence[Method]) -> list[Panel]:
-    """Distance between the heads of each layer during training; empty for models with one layer."""
+    """Plot the distance between the heads of each layer during training; empty for models with one layer."""
     names = [name for method in methods for run in method.runs.values() for name in run.keys("heads")]
     charts = []
     for name in dict.fromkeys(name for name in names if name.startswith(LAYER)):
@@ -156,7 +156,7 @@ def by_layer(methods: Sequence[Method]) -> list[Panel]:
 
 
 def _load(run: RunFolder, device: torch.device) -> tuple[Task, nn.Module]:
-    """A run with its data or, if these are gone, with the assets in its folder."""
+    """Load the task and model of a run with its data or, if the data are gone, with the assets in its folder."""
     folder = data_folder(run)
     if folder is None or folder.exists() or not run.assets():
         return load_run(run, device)
@@ -164,7 +164,7 @@ def _load(run: RunFolder, device: torch.device) -> tuple[Task, nn.Module]:
 
 
 def _open_foreign(method: Method, options: Options, device: torch.device) -> Any:
-    """Foreign data for the measurements; also checks early that the options apply to the runs."""
+    """Open foreign data for the measurements, and check early that the options apply to the runs."""
     if options.foreign is None and not options.bleu:
         return None
     task = open_trained(method.first)
@@ -211,7 +211,7 @@ def _panels(
 
 
 def _left_out(task: Task, method: Method) -> list[Panel]:
-    """Name what the page does not show, and why."""
+    """List the measurements that the page does not show, and why."""
     notes = [] if task.has_calibration else [NO_CALIBRATION]
     if not task.has_data:
         notes.append(

@@ -39,7 +39,7 @@ def results(table: Sequence[tables.Row], caption: str) -> Table:
 
 
 def notes(table: Sequence[tables.Row]) -> list[str]:
-    """Warnings, and which differences from the baseline are significant."""
+    """List warnings, and which differences from the baseline are significant."""
     lines = [f"{warning}." for row in table for warning in row.warnings]
     for row in table[1:]:
         verdicts = []

@@ -25,20 +25,20 @@ def score(folders: Sequence[Path], part: str, data: Path | None = None, device: 
     """Evaluate the best weights of finished runs; the first folder is the baseline.
 
     Args:
-        folders: of runs, each with one or more seeds.
-        part: "test", "dev", "train" or a further test set.
+        folders: folders of runs, each with one or more seeds.
+        part: data split: "test", "dev", "train" or a further test set.
         data: a prepared folder to use instead of the runs' own; it must have the same vocabulary and classes.
         device: "cpu", "cuda" or None for the default.
 
     Raises:
-        ConfigError: the data have no such part.
+        ConfigError: the data have no such split.
         DataError: the data are damaged.
         RunError: a folder holds no finished run, its own data are missing, or the data do not fit its weights.
     """
     place = chosen_device(device)
     finished = [(folder, finished_in(folder)) for folder in folders]
     for run in (run for _, runs in finished for run in runs.values()):
-        _check_part(run, part, data)  # all before the first evaluation, which takes long
+        _check_part(run, part, data)  # check all runs before the first evaluation, which takes long
     entries = []
     for folder, runs in finished:
         answers = {seed: evaluate(run, part, data, place) for seed, run in runs.items()}
@@ -47,17 +47,17 @@ def score(folders: Sequence[Path], part: str, data: Path | None = None, device: 
 
 
 def evaluate(run: RunFolder, part: str, data: Path | None, device: torch.device) -> Evaluation:
-    """Evaluate the best weights of a run on a part of its own data, or of other data."""
+    """Evaluate the best weights of a run on a split of its own data, or of other data."""
     task, model = load_run(run, device, data)
     with torch.inference_mode():
         return task.evaluate(model, part)
 
 
 def only_run(folder: Path) -> RunFolder:
-    """The run in a folder that must hold exactly one.
+    """Return the only run in a folder.
 
     Raises:
-        RunError: there is none, or there are several seeds.
+        RunError: the folder holds no run, or several seeds.
     """
     runs = runs_in(folder)
     if len(runs) != 1:
@@ -68,11 +68,11 @@ def only_run(folder: Path) -> RunFolder:
 
 
 def load_run(run: RunFolder, device: torch.device, data: Path | None = None) -> tuple[Task, nn.Module]:
-    """The task of a finished run with its data, and the model with the best weights, in evaluation mode.
+    """Load the task of a finished run with its data, and the model with the best weights, in evaluation mode.
 
     Args:
-        run: the run.
-        device: where data and model are put.
+        run: folder of the run.
+        device: device to which data and model are moved.
         data: a prepared folder to use instead of the run's own.
 
     Raises:
@@ -89,7 +89,7 @@ def load_run(run: RunFolder, device: torch.device, data: Path | None = None) -> 
 
 
 def load_trained(run: RunFolder, device: torch.device) -> tuple[Task, nn.Module]:
-    """The task of a finished run without its data, and the model with the best weights, in evaluation mode.
+    """Load the task of a finished run without its data, and the model with the best weights, in evaluation mode.
 
     Run folders of earlier versions have no assets: for them the prepared data are opened.
 
@@ -102,7 +102,7 @@ def load_trained(run: RunFolder, device: torch.device) -> tuple[Task, nn.Module]
 
 
 def open_trained(run: RunFolder) -> Task:
-    """The task of a run without its data; see `load_trained`."""
+    """Load the task of a run without its data; see `load_trained`."""
     recipe, assets = from_tables(run.recipe, str(run.path)), run.assets()
     if not assets:
         return make_task(recipe)
@@ -110,13 +110,13 @@ def open_trained(run: RunFolder) -> Task:
         return restore_task(recipe, assets)
     except RepulsiveError:
         raise
-    except Exception as error:  # checksums fit, but the content is not what a training writes
+    except Exception as error:  # checksums are right, but the content is not that of a training
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise RunError(f"{run.path / ASSETS}: cannot be read ({reason}); {run.remedy}") from None
 
 
 def data_folder(run: RunFolder) -> Path | None:
-    """The prepared folder that a run was trained on; None if its recipe names none."""
+    """Return the prepared folder that a run was trained on; None if its recipe does not name a folder."""
     tables: dict[str, Any] = run.recipe.get("data", {})
     return Path(tables["folder"]) if isinstance(tables.get("folder"), str) else None
 
@@ -136,7 +136,7 @@ def _check_part(run: RunFolder, part: str, data: Path | None) -> None:
 
 
 def _check_vocabulary(run: RunFolder, task: Task, data: Path) -> None:
-    """Raise unless other data have the vocabulary and the tokenizer that the run was trained with."""
+    """Check that other data have the vocabulary and the tokenizer that the run was trained with."""
     own, other = run.assets(), task.assets()
     for name in own.keys() - {DATA, EXAMPLES}:
         if own[name] != other.get(name):

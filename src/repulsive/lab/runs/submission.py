@@ -1,4 +1,4 @@
-"""`repulsive evaluate --predict`: predictions on the test sets of GLUE, as files to submit."""
+"""`repulsive evaluate --predict`: write predictions on the GLUE test sets as submission files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def predict(folder: Path, out: Path, data: Path | None = None, device: str | Non
     """Write one file for every test set of the run's data, such as `MNLI-m.tsv` and `MNLI-mm.tsv`.
 
     Args:
-        folder: of one finished run of GLUE.
+        folder: folder of one finished GLUE run.
         out: folder for the files.
         data: a prepared folder to use instead of the run's own.
         device: "cpu", "cuda" or None for the default.

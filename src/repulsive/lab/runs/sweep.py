@@ -21,8 +21,8 @@ class SweepResult:
 
     Args:
         changes: `key=value` settings of the best trial.
-        metric: metric of the development set by which it was chosen.
-        value: its value.
+        metric: metric of the development set by which the trial was chosen.
+        value: value of the metric.
         recipe: the file with the best settings.
     """
 
@@ -50,7 +50,7 @@ def run_sweep(
     Args:
         recipe: TOML file, or name of a built-in recipe.
         over: `key=value,value,...` for each key of the first grid; if empty, the default grids of the recipe's rule.
-        then: the same for a second grid, which starts from the best settings of the first.
+        then: `key=value,value,...` for each key of a second grid, which starts from the best settings of the first.
         changes: `key=value` settings for all runs.
         seeds: runs per setting.
         jobs: parallel runs; 0: one per core.

@@ -17,14 +17,14 @@ from repulsive.lab.text.pieces import Pieces
 def open_translator(
     folder: Path, device: str | None = None, *, beam: int | None = None, lenpen: float | None = None, nbest: int = 1
 ) -> tuple[Transformer, Pieces, Search]:
-    """Model, tokenizer and search settings of a finished run, for `translate_lines`.
+    """Load model, tokenizer and search settings of a finished run, for `translate_lines`.
 
     Args:
-        folder: of the run, or of its only seed.
+        folder: folder of the run, or of a recipe with a single seed.
         device: "cpu", "cuda" or None for the default.
-        beam: as in `Search`; None: the recipe's.
-        lenpen: as in `Search`; None: the recipe's.
-        nbest: number of translations that will be asked for.
+        beam: beam size, as in `Search`; None: the recipe's.
+        lenpen: length penalty, as in `Search`; None: the recipe's.
+        nbest: number of translations per line that will be requested.
 
     Raises:
         RunError: the run has not finished, is of another task, or there are several seeds.

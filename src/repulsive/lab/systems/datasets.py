@@ -26,10 +26,10 @@ def datasets() -> dict[str, Dataset]:
 
 
 def dataset_named(name: str) -> Dataset:
-    """Return a dataset.
+    """Return the dataset with a given name.
 
     Raises:
-        DataError: there is none of this name.
+        DataError: no dataset has this name.
     """
     known = datasets()
     if name not in known:
@@ -57,7 +57,7 @@ def prepare(
         out: the folder to make.
         jobs: number of processes; None: one per processor. With more than one, guard the calling script with
             `if __name__ == "__main__":`.
-        force: prepare it again, even if it is there.
+        force: prepare the dataset again, even if it is prepared already.
         progress: called with the current stage, the items done and the total.
         settings: options of the dataset; `repulsive prepare DATASET --help` lists them.
 

@@ -1,4 +1,4 @@
-"""Tasks by name, and the recipe class of each."""
+"""Look up tasks and recipe classes by name, and make tasks from recipes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:
-    """A recipe from nested tables, as a run folder stores them."""
+    """Make a recipe from nested tables, as a run folder stores them."""
     task = tables.get("task")
     recipe_class, _ = _kind(task, source)
     return config.build(recipe_class, tables, source=source)
 
 
 def make_task(recipe: Recipe) -> Task:
-    """The task of a recipe, with its data read.
+    """Make the task of a recipe and read its data.
 
     Raises:
         DataError: the data are missing or damaged.

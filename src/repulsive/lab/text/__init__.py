@@ -1,1 +1,1 @@
-"""What several systems share when they read text: lines, tokens, batches, and preparing a dataset."""
+"""Text code that several systems share: reading lines, tokenising, batching, and preparing a dataset."""

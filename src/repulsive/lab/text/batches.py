@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentences that are trained on together.
+    """A training batch of sentences.
 
     Args:
-        indices: of the sentences, int64 [B].
+        indices: indices of the sentences, int64 [B].
         length: padded length.
     """
 
@@ -37,10 +37,10 @@ class ByLength(Generic[T]):
     Sentences that do not fill a batch move to the next longer bucket, so that at most one batch is not full.
 
     Args:
-        lengths: of the sentences, int64 [N].
+        lengths: lengths of the sentences, int64 [N].
         bounds: maximum length in each bucket, ascending; the last one must fit every sentence.
         sizes: batch size of each bucket.
-        seed: of the order, together with the number of the epoch.
+        seed: random seed of the order, together with the number of the epoch.
     """
 
     def __init__(self, lengths: Tensor, bounds: Sequence[int], sizes: Sequence[int], seed: int) -> None:
@@ -54,13 +54,13 @@ class ByLength(Generic[T]):
         """Make a batch; subclasses implement this.
 
         Args:
-            indices: of its sentences, int64 [B].
+            indices: indices of the batch's sentences, int64 [B].
             bound: the bound of its bucket.
         """
         raise NotImplementedError
 
     def epoch(self, number: int) -> Iterator[T]:
-        """Yield the batches of one epoch in random order; the same seed and number give the same on any machine."""
+        """Yield the batches of an epoch in random order; equal seeds and numbers give the same order on any machine."""
         generator = shuffler(self.seed, number)
         order = torch.randperm(len(self.lengths), generator=generator)  # [N]
         batches = self._cut(order)
@@ -89,10 +89,10 @@ class Buckets(ByLength[Batch]):
     shapes (compiled and captured graphs are reused) and little padding.
 
     Args:
-        lengths: of the sentences, int64 [N]; of pairs, the longer of the two.
-        size: sentences in a batch.
-        seed: of the order, together with the number of the epoch.
-        most: maximum padded length; at least that of the longest sentence.
+        lengths: lengths of the sentences, int64 [N]; for a pair, the length of the longer sentence.
+        size: number of sentences in a batch.
+        seed: random seed of the order, together with the number of the epoch.
+        most: maximum padded length; at least the length of the longest sentence.
 
     Example:
         >>> buckets = Buckets(torch.tensor([3, 30, 5, 4]), size=2)

@@ -1,4 +1,4 @@
-"""Locks on prepared folders: only one process prepares a folder, and the next one repairs what a killed one left."""
+"""Locks on prepared folders: one process at a time prepares a folder, and cleans up after a killed process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from repulsive.errors import DataError
 from repulsive.safety.files import locked, sync_folder
 from repulsive.safety.folders import leftovers
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # on some network file systems
-_CLAIMED: set[Path] = set()  # by this process
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of network file systems without locks
+_CLAIMED: set[Path] = set()  # folders that this process has locked
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Lock a folder that is being prepared, and repair what a killed process left.
+    """Lock a folder that is being prepared, and clean up what a killed process left there.
 
     The process that holds the lock may claim the folder again.
 
     Raises:
-        DataError: another process is preparing it, or its parent folder cannot be written.
+        DataError: another process is preparing the folder, or its parent folder cannot be written.
     """
     place = Path(os.path.realpath(folder))
     if place in _CLAIMED:
@@ -50,7 +50,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def recover(folder: Path) -> None:
-    """Restore a prepared folder that a process was replacing when it was killed; do nothing if there is none."""
+    """Restore a prepared folder that a process was replacing when it was killed; otherwise do nothing."""
     if folder.exists() or not leftovers(Path(os.path.realpath(folder)), "old"):
         return
     with suppress(DataError), claimed(folder):  # fails if another process is preparing it
@@ -66,6 +66,6 @@ def _restore(folder: Path) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed processes left behind."""
+    """Remove temporary folders that killed processes left behind."""
     for path in leftovers(folder, "new", "old"):
         shutil.rmtree(path)

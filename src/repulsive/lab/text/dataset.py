@@ -1,4 +1,4 @@
-"""The contract for preparing a dataset: raw files in, a folder that training reads out.
+"""The interface for preparing a dataset, which turns raw files into a folder that training reads.
 
 A system declares each dataset it can prepare as a `Dataset`, in `lab/systems/SYSTEM/datasets.py`. Its plan function, in
 `lab/systems/SYSTEM/prepare.py`, finds the input files, checks the options and returns a `Plan`:
@@ -32,13 +32,14 @@ class Plan(Generic[T]):
     """A preparation that is ready to run: the options are checked and the files are found, but not read.
 
     Args:
-        dataset: its name, "task" in the manifest.
+        dataset: name of the dataset, stored as "task" in the manifest.
         out: the folder to make.
         settings: everything that determines the result, as the manifest stores it.
         sums: SHA-256 of every input file, by name.
-        write: makes the folder, given this plan, the number of processes (None: one per processor) and a callback.
-        load: reads the folder.
-        summarize: describes what was made, in a few lines.
+        write: function that makes the folder, given this plan, the number of processes (None: one per processor) and a
+            progress callback.
+        load: function that reads the folder.
+        summarize: function that describes the prepared data in a few lines.
     """
 
     dataset: str
@@ -54,10 +55,10 @@ class Plan(Generic[T]):
         return {"settings": dict(self.settings), "sources": dict(self.sums)}
 
     def existing(self) -> T | None:
-        """Load the folder if it was prepared from the same files with the same settings; None if there is none.
+        """Load the folder if it was prepared from the same files with the same settings; None if it does not exist.
 
         Raises:
-            DataError: it was prepared differently, is damaged, or holds something else.
+            DataError: the folder was prepared differently, is damaged, or holds something else.
         """
         return self.load(self.out) if self._is_prepared() else None
 
@@ -102,12 +103,12 @@ class Option:
     """One option of a dataset: a keyword argument of its plan function, and a flag on the command line.
 
     Args:
-        name: of the keyword argument.
-        type: what the command line parses: int, float, str, bool, Path, tuple[int, int] or list[str].
+        name: name of the keyword argument.
+        type: type that the command line parses: int, float, str, bool, Path, tuple[int, int] or list[str].
         help: one sentence.
-        default: what the plan function assumes if the option is not given, for the help text; None: see `help`.
-        flag: on the command line; "" for the name, with - for _.
-        parse: converts what the command line parsed; raises ValueError for a value it cannot use.
+        default: value that the plan function uses if the option is not given, for the help text; None: see `help`.
+        flag: flag on the command line; "" for the name, with - for _.
+        parse: function that converts the parsed value; it raises ValueError for an invalid one.
         hidden: accepted, but left out of the help because it does not affect this dataset.
     """
 
@@ -125,10 +126,10 @@ class Dataset:
     """A dataset that `repulsive prepare` can make.
 
     Args:
-        name: on the command line.
+        name: name of the dataset on the command line.
         summary: one line on what it is and which files it reads.
-        plan: where its plan function is, "module:function"; imported only when the dataset is prepared.
-        options: those of the plan function.
+        plan: location of the plan function, "module:function"; imported only when the dataset is prepared.
+        options: options of the plan function.
         reads: "folder": `data` is a folder of files with fixed names. "corpus": a text file or a folder of them.
             "download": the folder to download to. "nothing": the dataset is generated.
         folder_option: the option whose value names a subfolder of the default output folder; "" if there is none.
@@ -149,7 +150,7 @@ class Dataset:
         Args:
             data: the input folder or file; None to download or generate the dataset.
             out: the folder to make.
-            options: by name.
+            options: option name -> value.
 
         Raises:
             DataError: the dataset has no such option, a value is invalid, or a file is missing.
@@ -164,13 +165,13 @@ class Dataset:
         return plan_function(place, Path(out), **options)
 
     def unknown_option(self, name: str, names: list[str]) -> DataError:
-        """Make the error for an option that the dataset does not have, with the one that was probably meant."""
+        """Make the error for an option that the dataset does not have; its message suggests a similar option."""
         close = get_close_matches(name, names, 1)
         hint = f"did you mean {close[0]!r}? It" if close else "it"
         return DataError(f"dataset {self.name!r} has no option {name!r}; {hint} has {', '.join(names)}")
 
     def default_data(self) -> Path | None:
-        """Return where the input files are if `--data` is not given: below the folder that `VARIABLE` names."""
+        """Return the default folder of the input files, used without `--data`: below the folder in `VARIABLE`."""
         root = os.environ.get(VARIABLE)
         if not root or self.reads == "nothing":
             return None

@@ -23,7 +23,7 @@ from repulsive.safety.limits import Unpacked, counted
 Document = list[str]  # paragraphs that are not empty
 ENDINGS = (".txt", ".xz", ".gz", ".tar", ".tgz")
 _MAGIC = slice(257, 262)  # the bytes of a tar file that read "ustar"
-_LARGEST = 1 << 28  # bytes of one text; no web page is longer
+_LARGEST = 1 << 28  # maximum bytes of one text; no web page is longer
 _DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
 
 
@@ -81,7 +81,7 @@ def _paragraphs(path: Path, bad: BadLines) -> Iterator[Document]:
 
 
 def _texts(file: IO[bytes], name: str, bad: BadLines, unpacked: Unpacked, depth: int = 2) -> Iterator[Document]:
-    """Read every text of a tar file, and of the tar files in it, as a stream."""
+    """Read every text of a tar file, and of tar files inside it, as a stream."""
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             inner = archive.extractfile(member) if member.isfile() else None

@@ -16,18 +16,18 @@ _ASPECT_SHIFT, _POSITION_MASK = 17, 0xFFFF  # aspect << 17 | position << 1 | is 
 
 
 def pack_word(aspect: int, position: int, is_opinion: bool) -> int:
-    """Pack one word of a sentence about an aspect.
+    """Pack one word of a sentence about an aspect into an integer.
 
     Args:
         aspect: index of the aspect.
-        position: of the word in the review.
+        position: position of the word in the review.
         is_opinion: the word is the opinion or its negation; False for the rest of the sentence.
     """
     return aspect << _ASPECT_SHIFT | position << 1 | is_opinion
 
 
 def count_aspects(evidence: Ragged) -> int:
-    """Count the aspects up to the last one that occurs."""
+    """Return the number of aspects: 1 + the largest aspect index that occurs."""
     return int(evidence.values.max() >> _ASPECT_SHIFT) + 1 if len(evidence.values) else 0
 
 
@@ -36,8 +36,8 @@ def unpack_mask(evidence: Ragged, aspects: int, indices: Tensor, length: int, *,
 
     Args:
         evidence: packed words of every review.
-        aspects: rows of the mask, K; see `count_aspects`.
-        indices: of the reviews, int64 [B].
+        aspects: number of aspects K; see `count_aspects`.
+        indices: indices of the reviews, int64 [B].
         length: padded length of a review, T.
         sentences: mark the whole sentence about an aspect, not its opinion alone.
 
@@ -55,11 +55,11 @@ def unpack_mask(evidence: Ragged, aspects: int, indices: Tensor, length: int, *,
 
 
 def check_evidence(evidence: Ragged, lengths: Tensor, where: str) -> None:
-    """Refuse evidence that does not fit the reviews it belongs to.
+    """Raise an error for evidence that does not fit its reviews.
 
     Args:
         evidence: packed words of every review.
-        lengths: of the reviews, int64 [N].
+        lengths: lengths of the reviews, int64 [N].
         where: the file, for the error message.
 
     Raises:

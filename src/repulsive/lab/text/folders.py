@@ -1,4 +1,4 @@
-"""Prepared folders: files and a manifest with their checksums, complete or not there at all."""
+"""Prepared folders: files and a manifest with their checksums, written atomically."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def write_folder(folder: Path, files: dict[str, bytes], manifest: dict[str, Any]
     """Write files and a manifest with their SHA-256, atomically.
 
     Args:
-        folder: where to; a prepared folder is replaced.
-        files: contents by name.
+        folder: the folder to write; a prepared folder of this name is replaced.
+        files: file name -> content.
         manifest: further entries of the manifest.
 
     Raises:
@@ -41,7 +41,7 @@ def filling(folder: Path, manifest: dict[str, Any], order: Sequence[str] = ()) -
     """Yield a folder to write files into; at the end of the block it gets its manifest and is renamed into place.
 
     Args:
-        folder: where to; a prepared folder is replaced.
+        folder: the folder to write; a prepared folder of this name is replaced.
         manifest: further entries of the manifest, read at the end of the block.
         order: files that the manifest lists first; the others follow by name.
 
@@ -89,7 +89,7 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 
 
 def check_digests(folder: Path, manifest: dict[str, Any]) -> None:
-    """Compare every file of a folder with its SHA-256, without keeping any in memory.
+    """Compare every file of a folder with its SHA-256, without keeping a whole file in memory.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -108,7 +108,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a prepared folder.
 
     Raises:
-        DataError: there is none, it is damaged, of another format, or names files elsewhere.
+        DataError: the manifest is missing, damaged, of another format, or names files outside the folder.
     """
     path = folder / MANIFEST
     recover(folder)
@@ -145,22 +145,22 @@ def member(folder: Path, name: str) -> Path:
 def understood(folder: Path) -> Iterator[None]:
     """Turn any error about the content of files, such as a missing entry or a wrong shape, into a `DataError`.
 
-    Their checksums are right, so the files were written by something else than `repulsive prepare`.
+    If their checksums are right, the files were written by a program other than `repulsive prepare`.
 
     Raises:
-        DataError: in place of any other error.
+        DataError: the block raised an error.
     """
     try:
         yield
     except (RepulsiveError, MemoryError):
         raise
-    except Exception as error:  # each format has errors of its own, and those of safetensors are plain exceptions
+    except Exception as error:  # each file format has errors of its own, and safetensors raises plain exceptions
         why = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise DataError(f"{folder}: was not made by `repulsive prepare`, or is damaged ({why}); {_AGAIN}") from None
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to replace anything but a prepared folder or an empty one.
+    """Check that a folder may be replaced: it is missing, empty, or a prepared folder.
 
     Raises:
         DataError: there is a file of this name, or a folder that holds something else.

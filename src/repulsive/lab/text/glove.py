@@ -17,7 +17,7 @@ _RESERVED = 2  # padding and the unknown word have no pre-trained vector
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Vectors of the words of a vocabulary.
+    """Word vectors of a vocabulary.
 
     Args:
         table: float32 [words, size]; padding is zero, words without a vector are random.
@@ -29,11 +29,11 @@ class Vectors:
 
     @property
     def coverage(self) -> float:
-        """Share of the words that have a vector, without padding and the unknown word."""
+        """Share of words with a pre-trained vector, among all words but padding and the unknown word."""
         return float(self.found[_RESERVED:].double().mean()) if len(self.found) > _RESERVED else 0.0
 
     def coverage_of(self, tokens: Tensor) -> float:
-        """Compute the share of tokens (ids of any shape) that have a vector; padding is excluded."""
+        """Compute the share of tokens (ids of any shape) that have a pre-trained vector; padding is excluded."""
         real = tokens[tokens != 0].long()
         return float(self.found[real].double().mean()) if len(real) else 0.0
 
@@ -49,9 +49,9 @@ def read_glove(
     Args:
         path: the file, plain, gzip or xz.
         words: the vocabulary, padding and the unknown word first.
-        size: dimension of the vectors; None: that of the first line. Give it if you know it, to detect a wrong file.
-        any_case: a word without a vector takes that of its lower-case form.
-        seed: of the random vectors.
+        size: dimension of the vectors; None: that of the first line. If given, any other dimension is an error.
+        any_case: a word without a vector takes the vector of its lower-case form.
+        seed: random seed of the random vectors.
 
     Raises:
         DataError: a line has too few numbers or an invalid one, the dimension differs from `size`, the file is empty,

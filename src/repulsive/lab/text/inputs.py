@@ -9,8 +9,8 @@ from pathlib import Path
 from repulsive.errors import DataError
 from repulsive.lab.text.prepared import PARTS
 
-# File names of each part, without extension, as fairseq's scripts for IWSLT14 and WMT14, Multi30k, Tatoeba and
-# Europarl have them.
+# File names of each data split, without extension, as in fairseq's scripts for IWSLT14 and WMT14, Multi30k, Tatoeba
+# and Europarl.
 PART_NAMES = {
     "train": ("train", "train_partial"),
     "dev": ("dev", "valid", "val"),
@@ -20,21 +20,21 @@ _COMPRESSED = ("", ".xz", ".gz")
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Find a file, plain or with the extension .xz or .gz; None if there is none."""
+    """Find a file, plain or with the extension .xz or .gz; return None if there is no such file."""
     return next((path for end in _COMPRESSED if (path := folder / (name + end)).is_file()), None)
 
 
 def find_parts(folder: Path, patterns: Sequence[str], parts: Sequence[str] = PARTS, other: str = "") -> dict[str, Path]:
-    """Find one file per part, all named by the same pattern.
+    """Find one file per data split, all named by the same pattern.
 
     Args:
         folder: where to look.
-        patterns: such as `{}.tsv`, where {} stands for the part; the first pattern with every part is used.
-        parts: the parts that are needed.
-        other: alternative input, for the error message.
+        patterns: file names such as `{}.tsv`, where {} is the split; the first that matches every split is used.
+        parts: the data splits that are needed.
+        other: description of an alternative input, for the error message.
 
     Raises:
-        DataError: no pattern matches a file for every part.
+        DataError: no pattern matches a file for every data split.
     """
     missing = []
     for pattern in patterns:

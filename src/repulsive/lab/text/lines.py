@@ -1,4 +1,4 @@
-"""Read lines of text files, plain or compressed, and count the bad ones."""
+"""Read lines of text files, plain or compressed, and count the bad lines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from repulsive.errors import DataError
 from repulsive.safety.limits import Unpacked, counted
 
 _SHOWN = 3  # bad lines quoted in a message
-_LONGEST = 1 << 26  # bytes of one line; longer ones are not text, or are made to fill the memory
+_LONGEST = 1 << 26  # maximum bytes of one line; a longer line is not text, or is made to fill the memory
 
 
 class BadLines:
     """Count the lines that are skipped, and raise an error if there are too many.
 
-    As a context manager, it gives one warning at the end about what was skipped.
+    As a context manager, it issues one warning about the skipped lines at the end of the block.
 
     Args:
         path: the file, for messages.
@@ -43,7 +43,7 @@ class BadLines:
         self.first: list[str] = []
 
     def skip(self, line: int, why: str) -> None:
-        """Count one line.
+        """Count one skipped line.
 
         Raises:
             DataError: more lines than the limit were skipped.
@@ -51,7 +51,7 @@ class BadLines:
         self.skip_named(f"line {line}", why)
 
     def skip_named(self, place: str, why: str) -> None:
-        """Count an item that has a name instead of a line number."""
+        """Count a skipped item that is identified by a name instead of a line number."""
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(f"{place}: {why}")
@@ -76,7 +76,7 @@ def read_lines(path: str | Path, bad: BadLines | None = None) -> Iterator[tuple[
 
     Args:
         path: a plain, gzip or xz file, recognised by its first bytes.
-        bad: counts lines that are not UTF-8 or contain NUL bytes, which are skipped; None: the first one is an error.
+        bad: counter of skipped lines, which are not UTF-8 or contain NUL bytes; None: such a line is an error.
 
     Raises:
         DataError: the file is missing, unreadable or truncated, or a line is bad or too long.
@@ -144,7 +144,7 @@ def open_bytes(path: str | Path, unpacked: Unpacked | None = None) -> BinaryIO:
 
     Args:
         path: the file.
-        unpacked: counts the bytes that a compressed file unpacks to; a new counter by default.
+        unpacked: counter of the bytes that a compressed file unpacks to; a new counter by default.
 
     Raises:
         DataError: while reading, if a compressed file unpacks to more than the limit; see `safety.limits`.
@@ -160,7 +160,7 @@ def open_bytes(path: str | Path, unpacked: Unpacked | None = None) -> BinaryIO:
 
 
 def _decode(raw: bytes) -> tuple[str, str]:
-    """Return the line, and why it is not text ("" if it is)."""
+    """Decode a line; also return the reason why it is not text ("" if it is text)."""
     if b"\x00" in raw:
         return "", "contains a NUL byte: not text, or UTF-16"
     try:

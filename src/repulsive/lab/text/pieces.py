@@ -1,4 +1,4 @@
-"""Byte-pair encoding of a language pair: texts to words (Moses) to ids of pieces, and back.
+"""Byte-pair encoding for a language pair: convert texts to words (Moses) and to piece ids, and back.
 
 One vocabulary serves both languages. Words are separated by single spaces; the first piece of a word starts with "▁".
 """
@@ -25,8 +25,8 @@ MARKS = (*RESERVED, "<s>", "</s>")
 TOKENIZERS = ("moses", "normalized", "none")
 FILE = "pieces.json"
 _START = "▁"
-_AT_ONCE = 50_000  # sentences
-_LONGEST_WORD = 1_000  # characters; learning takes quadratic time in the length of a word
+_AT_ONCE = 50_000  # sentences encoded together
+_LONGEST_WORD = 1_000  # maximum characters; learning takes quadratic time in the length of a word
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Pieces:
         return tokenizer(tokenizer_name(self.tokenizer, getattr(self, side)), lowercase=self.lowercase)
 
     def encode(self, sentences: Sequence[Sequence[str]], longest: int | None = None) -> Ragged:
-        """Encode sentences as ids of pieces, each sentence followed by `EOS`.
+        """Encode sentences as piece ids, each sentence followed by `EOS`.
 
         Args:
             sentences: words of each sentence.
@@ -119,7 +119,7 @@ class Pieces:
 
     @cached_property
     def _detokenizer(self) -> Any:
-        tokenizer(f"moses-{self.target}")  # raises if it is not installed
+        tokenizer(f"moses-{self.target}")  # raises an error if Moses is not installed
         return importlib.import_module("sacremoses").MosesDetokenizer(lang=self.target)
 
 
@@ -129,7 +129,7 @@ def tokenizer_name(name: str, language: str) -> str:
 
 
 def learn(sentences: Iterable[Sequence[str]], size: int, minimum: int) -> tuple[Vocabulary, bytes]:
-    """Learn a byte-pair encoding; the same sentences give the same one on any machine.
+    """Learn a byte-pair encoding; the same sentences give the same encoding on any machine.
 
     Args:
         sentences: words of each sentence, of both languages together.

@@ -33,12 +33,12 @@ _VECTORS = f"vectors{_TENSORS}"
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Sentences, or pairs of sentences, with one label each.
+    """A data split: sentences, or sentence pairs, with one label each.
 
     Args:
         sentences: one set of sentences, or two of the same size: premises and hypotheses, or source and target.
         labels: int64 [N] class indices, zeros without classes; float32 [N] for scores.
-        evidence: of generated reviews, packed as in `evidence`; None for any other text.
+        evidence: evidence of generated reviews, packed as in `evidence`; None for any other text.
     """
 
     sentences: tuple[Ragged, ...]
@@ -50,7 +50,7 @@ class Part:
 
     @property
     def lengths(self) -> Tensor:
-        """Words per sentence, int64 [N]; of a pair, those of the longer sentence."""
+        """Words per sentence, int64 [N]; for a pair, the words of the longer sentence."""
         return torch.stack([sentences.lengths for sentences in self.sentences]).amax(0)
 
     def to(self, device: torch.device | str) -> Part:
@@ -61,12 +61,12 @@ class Part:
         """Mark the evidence of each aspect, in the form that `metrics.classification.evidence_coverage` takes.
 
         Args:
-            indices: of the reviews, int64 [B].
+            indices: indices of the reviews, int64 [B].
             length: padded length of a review, T.
             sentences: mark the whole sentence about an aspect, not its opinion alone.
 
         Returns:
-            bool [B, K, T], K aspects in the order of `generated.ASPECTS`, up to the last one in this part; on the
+            bool [B, K, T], K aspects in the order of `generated.ASPECTS`, up to the last one in this split; on the
             device of the evidence.
 
         Raises:
@@ -83,16 +83,16 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A dataset of sentences with labels, ready to train on.
+    """A prepared dataset of labelled sentences.
 
     Args:
-        folder: where it is, or will be written.
+        folder: folder of the dataset, which may not be written yet.
         task: name of the dataset.
         classes: names of the classes, in the order of the labels.
         vocabulary: words of the training set.
         vectors: word vectors, float32 [V, E], or None.
         parts: "train", "dev" and "test", and further test sets.
-        manifest: how it was made: settings, SHA-256 of inputs and files, and counts.
+        manifest: how the dataset was made: settings, SHA-256 of inputs and files, and counts.
         extra: contents of files that only some datasets have, by name.
     """
 
@@ -151,7 +151,7 @@ class Prepared:
             return prepared
 
     def _check(self) -> None:
-        """Refuse values that would fail in the middle of a training: ids and labels out of range."""
+        """Raise an error for ids or labels out of range, which would fail in the middle of a training."""
         words, table = len(self.vocabulary), self.vectors
         if table is not None and (table.ndim != 2 or len(table) != words):
             raise DataError(f"{self.folder}: vectors {list(table.shape)} do not fit {words:,} words; prepare it again")
@@ -170,10 +170,10 @@ class Prepared:
 
 
 def part_names(files: Iterable[str]) -> list[str]:
-    """Return the parts of a prepared folder; `PARTS` come first and are always there.
+    """Return the names of the data splits of a prepared folder; those in `PARTS` are always included, and come first.
 
     Args:
-        files: names of its files, as the manifest lists them.
+        files: names of the folder's files, as the manifest lists them.
     """
     further = [name.removesuffix(_TENSORS) for name in files if name.endswith(_TENSORS) and name != _VECTORS]
     return list(dict.fromkeys([*PARTS, *further]))
@@ -202,10 +202,10 @@ def _part(tensors: dict[str, Tensor]) -> Part:
 
 
 def check_ids(ids: Tensor, count: int, where: str) -> None:
-    """Refuse ids that are not in 0 .. count - 1.
+    """Raise an error for ids that are not in 0 .. count - 1.
 
     Args:
-        ids: of any shape.
+        ids: ids, of any shape.
         count: number of words, or of whatever the ids stand for.
         where: the file, for the error message.
 
@@ -220,7 +220,7 @@ def check_ids(ids: Tensor, count: int, where: str) -> None:
 
 
 def as_text(value: Any) -> str:
-    """Return a value that must be a string; raise `TypeError` for any other."""
+    """Check that a value is a string and return it; raise `TypeError` otherwise."""
     if not isinstance(value, str):
         raise TypeError(f"expected a string, got {str(value)[:40]}")
     return value
@@ -230,7 +230,7 @@ def read_rows(values: Tensor, lengths: Tensor) -> Ragged:
     """Check and join the values and lengths of rows that were read from a file.
 
     Raises:
-        DataError: they are not integers, or do not fit each other.
+        DataError: values or lengths are not integers, or the lengths do not add up to the number of values.
     """
     if values.is_floating_point() or lengths.is_floating_point():
         raise DataError("expected integer ids, got floating-point numbers; prepare it again with --force")
@@ -240,13 +240,13 @@ def read_rows(values: Tensor, lengths: Tensor) -> Ragged:
 
 
 def tensors_to_bytes(tensors: dict[str, Tensor]) -> bytes:
-    """Return the content of a safetensors file."""
+    """Encode tensors as the content of a safetensors file."""
     written: bytes = _safetensors().save({name: tensor.contiguous() for name, tensor in tensors.items()})
     return written
 
 
 def tensors_from_bytes(data: bytes) -> dict[str, Tensor]:
-    """Read the content of a safetensors file."""
+    """Decode tensors from the content of a safetensors file."""
     read: dict[str, Tensor] = _safetensors().load(data)
     return read
 

@@ -16,10 +16,10 @@ _LEAST = {"minimum": 1, "most": 3, "longest": 1, "size": 1, "limit": 0}
 
 @dataclass(frozen=True)
 class Settings:
-    """How texts become token ids.
+    """Settings for the conversion of texts to token ids.
 
     Args:
-        tokenizer: its name; None: the dataset's default.
+        tokenizer: name of the tokenizer; None: the dataset's default.
         lowercase: lower-case the texts.
         minimum: occurrences in the training set that a word needs to enter the vocabulary.
         most: size of the vocabulary, reserved words included; None: unlimited, or the dataset's default.
@@ -51,10 +51,10 @@ class Settings:
             raise DataError("size and half_vectors describe word vectors: give a file with --vectors")
 
     def stored(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a manifest stores: the settings and the dataset's own options.
+        """Return the settings that a manifest stores, together with the dataset's own options.
 
         Args:
-            options: those that were given, and those with defaults that are always stored.
+            options: the dataset's options that were given, or whose defaults are always stored.
         """
         vectors = self.vectors.name if self.vectors else None
         plain = asdict(self) | {"vectors": vectors} | dict(options)
@@ -79,9 +79,9 @@ _SHARED = {
 
 
 def shared_options(**changes: Mapping[str, Any]) -> tuple[Option, ...]:
-    """Return the options of `Settings`, in its order.
+    """Return the command-line options of `Settings`, in the order of its fields.
 
     Args:
-        changes: by option: fields of `Option` that differ for a dataset, such as its default.
+        changes: option name -> fields of `Option` that differ for a dataset, such as its default.
     """
     return tuple(replace(option, **changes.get(name, {})) for name, option in _SHARED.items())

@@ -6,7 +6,7 @@ from repulsive.lab.text.prepared import Prepared
 
 
 def summarize(prepared: Prepared) -> str:
-    """Format sizes, classes and unknown words of every part as a table, and the vocabulary in a line below it."""
+    """Format sizes, classes and unknown words of every data split as a table, with the vocabulary in a line below."""
     manifest, parts = prepared.manifest, prepared.parts
     rows = [["", *parts], *([name, *(f"{manifest[name][part]:,}" for part in parts)] for name in ("rows", "skipped"))]
     if any(manifest["unlabelled"].values()):

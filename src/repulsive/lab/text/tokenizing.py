@@ -17,8 +17,8 @@ from repulsive.lab.text.tokens import Tokenizer, tokenizer
 from repulsive.safety.parents import watch_parent
 
 _CHUNK = 250  # texts sent to a process at a time; few, so that Ctrl-C takes effect soon
-_FEW = 5_000_000  # characters; fewer are done before other processes would have started
-_split: Tokenizer  # of a worker process
+_FEW = 5_000_000  # characters; fewer are tokenised before other processes would have started
+_split: Tokenizer  # tokenizer of a worker process
 _Words = tuple[str, int]  # the words kept, separated by spaces, and how many the text had
 
 
@@ -38,7 +38,7 @@ def tokenize(
 
     Args:
         texts: the texts.
-        name: of the tokenizer; see `tokens.tokenizer`.
+        name: name of the tokenizer; see `tokens.tokenizer`.
         lowercase: lower-case the words.
         longest: maximum number of words to keep of a text; None: unlimited.
         jobs: number of processes; None: one per processor.
@@ -47,7 +47,7 @@ def tokenize(
     Returns:
         The words kept of each text, and how many words each text had.
     """
-    split = tokenizer(name, lowercase=lowercase)  # here too, so that an error is raised before any process starts
+    split = tokenizer(name, lowercase=lowercase)  # made here too, so that an error is raised before any process starts
     chunks = [texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK)]
     jobs = min(jobs or os.cpu_count() or 1, len(chunks))
     if jobs < 2 or sum(map(len, texts)) < _FEW:
@@ -86,7 +86,7 @@ def _pooled(
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block; processes started in it never receive it.
+    """Delay Ctrl-C until the end of the block; processes started in the block never receive Ctrl-C.
 
     A terminal sends Ctrl-C to all processes, and each would print a traceback.
     """

@@ -1,4 +1,4 @@
-"""Texts to token ids: tokenizers by name, a vocabulary, and ragged sentences in two tensors."""
+"""Convert texts to token ids: tokenizers by name, a vocabulary, and ragged sentences stored in two tensors."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _at_spaces(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words and their ids; 0 is padding and 1 any unknown word.
+    """Words and their ids; id 0 is padding, and id 1 stands for any unknown word.
 
     Args:
-        words: in the order of their ids, the two reserved ones first.
+        words: the words in the order of their ids, the two reserved words first.
     """
 
     words: tuple[str, ...]
@@ -105,7 +105,7 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sentences: Iterable[Sequence[str]], *, minimum: int = 1, most: int | None = None) -> Vocabulary:
-        """Build a vocabulary, the most frequent words first, equally frequent ones by code point.
+        """Build a vocabulary, sorted by descending frequency; equally frequent words are sorted by code point.
 
         Args:
             sentences: words of each sentence, of the training set alone.
@@ -115,7 +115,7 @@ class Vocabulary:
         counts: Counter[str] = Counter()
         for sentence in sentences:
             counts.update(sentence)
-        for word in RESERVED:  # in a text they are unknown words
+        for word in RESERVED:  # reserved words in a text count as unknown words
             counts.pop(word, None)
         kept = sorted((-count, word) for word, count in counts.items() if count >= minimum)
         return cls((*RESERVED, *(word for _, word in kept))[:most])
@@ -125,7 +125,7 @@ class Vocabulary:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Id of each word, without the reserved ones: no text may produce padding."""
+        """Map each word to its id; reserved words are left out, so that no text can produce padding."""
         return {word: i for i, word in enumerate(self.words) if i >= len(RESERVED)}
 
     def encode(self, sentences: Iterable[Sequence[str]], longest: int | None = None) -> Ragged:
@@ -135,7 +135,7 @@ class Vocabulary:
             sentences: words of each sentence.
             longest: maximum number of words in a sentence; None: unlimited.
         """
-        index, values, offsets = self.index, array("i"), array("q", [0])  # a list takes ten times the memory
+        index, values, offsets = self.index, array("i"), array("q", [0])  # lists would take ten times the memory
         for sentence in sentences:
             values.extend([index.get(word, UNK) for word in sentence[:longest]])
             offsets.append(len(values))
@@ -160,13 +160,13 @@ class Ragged:
 
     @classmethod
     def from_lengths(cls, values: Tensor, lengths: Tensor) -> Ragged:
-        """Join values and the lengths of the sentences, integers [N]."""
+        """Make ragged sentences from joined values and the length of each sentence, integers [N]."""
         start = torch.zeros(1, dtype=torch.int64)
         return cls(values, torch.cat([start, lengths.cumsum(0, dtype=torch.int64)]))
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> Ragged:
-        """Pack lists of ids."""
+        """Make ragged sentences from lists of ids."""
         values = torch.tensor([item for row in rows for item in row], dtype=torch.int32)
         return cls.from_lengths(values, torch.tensor([len(row) for row in rows], dtype=torch.int64))
 
@@ -192,7 +192,7 @@ class Ragged:
         """Pad some sentences to the same length.
 
         Args:
-            indices: of the sentences, int64 [B].
+            indices: indices of the sentences, int64 [B].
             length: padded length, T; None: that of the longest sentence, at least 1, which synchronises with a GPU.
                 A length that is too short cuts sentences on a GPU, and is an error on a CPU.
 

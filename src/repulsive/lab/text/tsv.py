@@ -13,7 +13,7 @@ from repulsive.lab.text.lines import BadLines, read_lines
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with one class each.
+    """Labelled texts: each text has one class.
 
     Args:
         texts: the texts.
@@ -110,11 +110,11 @@ def label_rows(
     """Turn rows of (line number, label, text) into examples.
 
     Args:
-        path: for messages.
-        rows: as read from the file.
-        classes: as in `read_tsv`.
-        bad: counts invalid labels.
-        read: converts a label of the file into a class name; None for an invalid one.
+        path: the file, for messages.
+        rows: rows as read from the file.
+        classes: the labels allowed, as in `read_tsv`.
+        bad: counter of lines that are skipped because of invalid labels.
+        read: function that converts a label of the file into a class name, or None for an invalid label.
     """
     kept: list[tuple[str, str]] = []
     for number, label, text in rows:

@@ -16,7 +16,7 @@ from repulsive.lab.text.tokens import RESERVED, Vocabulary
 FILE = "vocab.txt"
 CLS, SEP, UNKNOWN, PADDING = "[CLS]", "[SEP]", "[UNK]", "[PAD]"
 _LONGEST_WORD = 200  # characters; longer words are unknown, as in the official code
-_AT_ONCE = 20_000  # texts
+_AT_ONCE = 20_000  # texts encoded together
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class WordPieces:
     """A WordPiece vocabulary.
 
     Args:
-        pieces: in the order of their ids.
+        pieces: the word pieces in the order of their ids.
         lowercase: lower-case texts and drop their accents, for "uncased" vocabularies.
     """
 
@@ -41,7 +41,7 @@ class WordPieces:
 
     @classmethod
     def read(cls, path: Path, lowercase: bool = True) -> WordPieces:
-        """Read a vocabulary file, or that of a model's folder.
+        """Read a vocabulary file, or the vocabulary file in a model's folder.
 
         Raises:
             DataError: there is no such file, or it is not a WordPiece vocabulary.
@@ -54,11 +54,11 @@ class WordPieces:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Id of each piece."""
+        """Map each word piece to its id."""
         return {piece: i for i, piece in enumerate(self.pieces)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts as ids, without marks; "[SEP]" in a text becomes brackets and letters."""
+        """Encode texts as piece ids, without [CLS] and [SEP]; "[SEP]" in a text is split into brackets and letters."""
         ids: list[list[int]] = []
         for start in range(0, len(texts), _AT_ONCE):
             batch = self._tokenizer.encode_batch(list(texts[start : start + _AT_ONCE]), add_special_tokens=False)

@@ -53,7 +53,7 @@ class Layered:
                     raise ValueError(f"{maps.layer} of {method!r}: negative, infinite or NaN weights")
 
     def received(self) -> Layered:
-        """Average each map over its query tokens, which makes it smaller by their number."""
+        """Average each map over its query tokens, which leaves one row per map."""
         readings = {
             method: [Maps(m.layer, m.weights.mean(1, keepdim=True), ALL_TOKENS, m.columns) for m in layers]
             for method, layers in self.readings.items()

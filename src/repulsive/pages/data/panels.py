@@ -146,7 +146,7 @@ class Sheet:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A section of the page. Empty parts are omitted.
+    """A section of the page. Empty fields are omitted.
 
     Args:
         title: section heading.

@@ -39,7 +39,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value of the results table.
+    """One cell of the results table: a mean over seeds.
 
     Args:
         mean: mean over seeds.
@@ -151,7 +151,7 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """Everything a report shows. Empty parts are omitted.
+    """All content of a report. Empty fields are omitted.
 
     Args:
         title: page title.

@@ -13,8 +13,8 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
     """Create a figure without pyplot: no global state changes and no window opens.
 
     Args:
-        width: in inches, limited to 30.
-        height: in inches, limited to 30.
+        width: width in inches, limited to 30.
+        height: height in inches, limited to 30.
         rows: number of rows of axes.
         columns: number of columns of axes.
 

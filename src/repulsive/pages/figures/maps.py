@@ -20,7 +20,7 @@ SIGNED_HEAT = ("#5f2600", "#b45a14", "#f1b68c", "#fbe2cf", *HEAT)  # from -1 to 
 _GAP_COLOUR = "#e6e9ef"  # between maps
 _GRIDS_PER_ROW = 6
 _COLUMN_WIDTH = 0.115  # inches: one word of a map
-_MAX_LETTERS = 14  # of a word
+_MAX_LETTERS = 14  # maximum letters shown of a word
 
 
 def attention_figures(content: Content) -> dict[str, Any]:

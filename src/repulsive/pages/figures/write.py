@@ -20,7 +20,7 @@ def check_matplotlib() -> None:
     """Check that Matplotlib is installed.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib; install it with: pip install 'repulsive[report]'")

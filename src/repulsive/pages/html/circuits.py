@@ -83,7 +83,7 @@ def _row(entry: Compared, inspection: Inspection, row_header: RowHeader) -> str:
 
 
 def _short(verdict: str) -> str:
-    """Drop "than chance", which the column header says."""
+    """Drop "than chance" from a verdict, because the column header says it."""
     return verdict.removesuffix(" than chance")
 
 

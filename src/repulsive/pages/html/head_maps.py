@@ -10,10 +10,10 @@ from repulsive.pages.data.report import Example, Reading
 from repulsive.pages.html.heat_map import aspect_class, cells, levels, scale
 from repulsive.pages.text import escaped, shortened, visible
 
-_TITLE_HEIGHT = 20  # of the method's name
-_BAR_HEIGHT = 7  # of the evidence marks between words and cells
-_NUMBERS_WIDTH = 34  # of the column with head numbers
-_MAX_LETTERS = 16  # of a word
+_TITLE_HEIGHT = 20  # height of the method's name
+_BAR_HEIGHT = 7  # height of the evidence marks between words and cells
+_NUMBERS_WIDTH = 34  # width of the column with head numbers
+_MAX_LETTERS = 16  # maximum letters shown of a word
 
 
 def head_maps(example: Example, aspects: Mapping[int, int]) -> str:

@@ -22,7 +22,7 @@ def levels(weights: Tensor, top: float) -> Tensor:
     `example_explorer.js` and `attention_map.js` use the same formula.
 
     Args:
-        weights: not negative, of any shape.
+        weights: weights, not negative, of any shape.
         top: the weight with the full colour; if 0, every level is 0.
     """
     if top <= 0:

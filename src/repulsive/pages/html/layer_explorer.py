@@ -26,10 +26,10 @@ _OPTION_BYTES = 300  # size of an example's line in the list of examples
 
 
 def layer_explorer(examples: Sequence[Layered], methods: Sequence[str], room: int) -> str:
-    """Render the explorer.
+    """Render the attention explorer.
 
     Args:
-        examples: at least one.
+        examples: the examples, at least one.
         methods: all methods of the page, in order.
         room: bytes available. An example that does not fit is averaged over its query tokens; if it still does not
             fit, it is left out. The section says so.

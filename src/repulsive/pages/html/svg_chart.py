@@ -12,8 +12,8 @@ from repulsive.pages.data.panels import Chart, Point, Series
 from repulsive.pages.text import escaped
 
 STYLES = 8  # colours with a dash each; methods 9 to 16 reuse the colours with another dash
-MAX_POINTS = 400  # per line: more than the chart has pixels
-MAX_RADIUS = 7.0  # of a dot
+MAX_POINTS = 400  # maximum points per line: more than the chart has pixels
+MAX_RADIUS = 7.0  # radius of the largest dot
 _SIZE, _SMALL = (440, 250), (290, 200)  # in SVG units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 12, 42
 _DIGIT, _SMALL_DIGIT = 9.6, 8.3  # width of a digit of a tick; in small charts the font does not grow on phones

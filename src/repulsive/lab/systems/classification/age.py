@@ -23,7 +23,7 @@ Row = tuple[int, str, str, str, str]  # line, age group, text, gender, author
 
 @dataclass(frozen=True)
 class Profiles(Examples):
-    """Texts by age group.
+    """Texts labelled with the age group of their author.
 
     Args:
         genders: gender of each text's author, as in the file.
@@ -61,12 +61,12 @@ def read_age(path: str | Path, *, classes: Sequence[str] | None = None, limit: i
 
 
 def split_authors(profiles: Profiles, share: float = 0.1, seed: int = 0) -> tuple[Profiles, Profiles]:
-    """Split into a training set and a development set without common authors.
+    """Split texts into a training set and a development set that have no author in common.
 
     Args:
-        profiles: what to split.
-        share: of the texts of each class that go to the development set; exceeded by at most one author's texts.
-        seed: of the choice of authors.
+        profiles: the texts to split.
+        share: share of each class's texts that go to the development set; exceeded by at most one author's texts.
+        seed: random seed for the choice of authors.
 
     Raises:
         DataError: a class has a single author, who cannot be in both sets.
@@ -148,7 +148,7 @@ def _texts(path: Path, bad: BadLines) -> list[str]:
         missing = isinstance(error, FileNotFoundError)
         bad.skip_named(path.name, "no such file" if missing else f"cannot be read ({error.strerror})")
         return []
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: an unknown encoding
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: unknown encoding
         bad.skip_named(path.name, f"not XML ({error})")
         return []
     texts = [" ".join("".join(document.itertext()).split()) for document in root.iter("document")]

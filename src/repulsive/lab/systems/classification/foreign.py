@@ -18,7 +18,7 @@ def reencoded(part: Part, words_of: Vocabulary, into: Vocabulary) -> Part:
 
     Args:
         part: sentences as token ids of `words_of`.
-        words_of: their vocabulary now.
+        words_of: the vocabulary that these ids refer to.
         into: the vocabulary to use. Words that it lacks become unknown. A word that is unknown in `words_of` stays
             unknown, even if `into` has it: the word itself is not stored.
     """
@@ -31,16 +31,17 @@ def reencoded(part: Part, words_of: Vocabulary, into: Vocabulary) -> Part:
 
 
 def unknown_share(part: Part) -> float:
-    """Fraction of the words of a part that are unknown."""
+    """Compute the fraction of words in a data split that are unknown."""
     words = torch.cat([side.values for side in part.sentences])
     return float((words == UNK).double().mean()) if len(words) else 0.0
 
 
 def open_foreign(folder: Path, own: Prepared, part: str) -> Part:
-    """Read a part of another prepared dataset with the vocabulary of `own`.
+    """Read a split of another prepared dataset and encode it with the vocabulary of `own`.
 
     Raises:
-        DataError: nothing is prepared there, it is the runs' own data, or only one of the two has pairs of sentences.
+        DataError: the folder has no prepared data, it is the runs' own dataset, or only one of the two datasets has
+            sentence pairs.
     """
     other = Prepared.load(folder)
     if other.manifest["files"] == own.manifest["files"]:

@@ -21,7 +21,7 @@ from repulsive.lab.text.evidence import MOST_ASPECTS, pack_word
 from repulsive.lab.text.tokens import Ragged
 
 SCORES = (-2, -1, 1, 2)
-NEGATED = {-2: 1, -1: 1, 1: -1, 2: -1}  # "not superb" is a complaint, but not as strong a one as "revolting"
+NEGATED = {-2: 1, -1: 1, 1: -1, 2: -1}  # "not superb" is a complaint, but a weaker one than "revolting"
 NEGATIONS = ("not", "never", "hardly")
 # Nouns for an aspect, then its opinion words for each of SCORES. No opinion word occurs twice.
 _LEXICON = {
@@ -145,7 +145,7 @@ def generate(count: int, seed: int = 0, *, aspects: tuple[int, int] = (3, 5), fi
 def stars_of(scores: Mapping[str, int], priority: str) -> int:
     r"""Compute the stars, $\lfloor 3 + 2 \bar s + \frac12 \rfloor$ within 1 to 5.
 
-    The mean $\bar s$ counts the priority three times. It is doubled so that all five are about equally common.
+    The mean $\bar s$ counts the priority three times. It is doubled so that all five ratings are about equally common.
 
     Example:
         >>> stars_of({"food": 1, "price": -2}, "food"), stars_of({"food": 1, "price": -2}, "price")
@@ -158,12 +158,12 @@ def stars_of(scores: Mapping[str, int], priority: str) -> int:
 
 
 def evidence_mask(reviews: Sequence[Review], length: int, *, sentences: bool = False) -> Tensor:
-    """Mark the evidence, in the form that `metrics.classification.evidence_coverage` takes.
+    """Mark the evidence words of each aspect, in the form that `metrics.classification.evidence_coverage` takes.
 
     Args:
         reviews: the reviews.
         length: padded length.
-        sentences: mark the whole sentence about an aspect. A recurrent encoder carries an opinion to its neighbours, so
+        sentences: mark the whole sentence about an aspect. A recurrent encoder carries an opinion to nearby words, so
             that a head may read it there.
 
     Returns:
@@ -179,7 +179,7 @@ def evidence_mask(reviews: Sequence[Review], length: int, *, sentences: bool = F
 
 
 def pack_evidence(reviews: Sequence[Review], longest: int | None = None) -> Ragged:
-    """Pack the evidence of reviews for a prepared folder; `text.evidence` describes the form.
+    """Pack the evidence positions of reviews for a prepared folder; `text.evidence` describes the format.
 
     Args:
         reviews: the reviews.
@@ -221,7 +221,7 @@ def _opinion(draw: random.Random, aspect: str) -> tuple[list[str], int, list[int
     """Draw a sentence about an aspect; return its words, its score and the positions of the evidence."""
     score = draw.choice(SCORES)
     kind = draw.choice((_PLAIN, _PLAIN, _NEGATIVE, _CONTRAST))
-    hearsay = draw.choice([s for s in SCORES if (s > 0) != (score > 0)])  # the opposite
+    hearsay = draw.choice([s for s in SCORES if (s > 0) != (score > 0)])  # of opposite sign
     filled = {
         "x": draw.choice(SUBJECTS[aspect]),
         "o": draw.choice(OPINIONS[aspect][score]),

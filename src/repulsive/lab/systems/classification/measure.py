@@ -21,7 +21,7 @@ from repulsive.lab.text.batches import Buckets
 from repulsive.lab.text.prepared import Part
 
 _BATCH = 256
-_MEMORY = 1 << 25  # most numbers of head outputs in one pass
+_MEMORY = 1 << 25  # maximum count of head-output values held in one pass
 
 
 @torch.inference_mode()
@@ -36,10 +36,10 @@ def measure_classifier(
     """Measure the heads of a self-attentive classifier, with each head ablated once.
 
     Args:
-        model: in evaluation mode.
-        part: on its device.
-        most: number of items, from the first on.
-        seed: of the head bootstrap.
+        model: a classifier in evaluation mode.
+        part: the data split, on the model's device.
+        most: maximum number of items to measure, from the first on.
+        seed: random seed of the head bootstrap.
         foreign: sentences of another dataset, on the same device.
     """
     layers = find_attention_layers(model)
@@ -48,7 +48,7 @@ def measure_classifier(
     fixed = torch.cat([torch.ones(1, heads), leave_one_out(heads), keep_one(heads)])  # [1 + 2 M, M]
     weights = torch.cat([fixed, bootstrap_weights(heads, BOOTSTRAP_DRAWS, generator)])
     sides = len(part.sentences)
-    weights = weights.double() ** (1 / sides)  # a pair multiplies a head's outputs for the two sentences
+    weights = weights.double() ** (1 / sides)  # the pair model multiplies a head's outputs for the two sentences
     count = min(most, len(part))
     correct = torch.zeros(len(fixed), dtype=torch.float64)
     boot: Tensor | None = None
@@ -75,7 +75,7 @@ def measure_classifier(
 
 
 def _pruned(model: nn.Module, part: Part, count: int, order: list[int], layers: Sequence[AttentionLayer]) -> Curve:
-    """Accuracy as heads are removed in the given order, in one pass over the data."""
+    """Measure the accuracy as heads are removed in the given order, in one pass over the data."""
     weights, correct = remove_in_order(order), torch.zeros(len(order) + 1, dtype=torch.float64)
     for indices, arguments in _batches(part, count, _batch_size(model, len(weights), len(order))):
         logits = reweighted_logits(model, tuple(arguments), weights, layers=layers)  # [1 + M, B, C]
@@ -86,24 +86,24 @@ def _pruned(model: nn.Module, part: Part, count: int, order: list[int], layers: 
 
 @torch.inference_mode()
 def predictions(model: nn.Module, part: Part) -> Tensor:
-    """Probabilities of a classifier on all items of a part, float64 [N, C]."""
+    """Compute the class probabilities of all items of a data split, float64 [N, C]."""
     result: Tensor | None = None
     for indices, arguments in _batches(part, len(part), _BATCH):
         p = model(*arguments).double().softmax(-1).cpu()  # [B, C]
         result = p.new_zeros(len(part), p.shape[1]) if result is None else result
         result[indices.cpu()] = p
-    assert result is not None  # prepared parts are never empty
+    assert result is not None  # prepared data splits are never empty
     return result
 
 
 def _batches(part: Part, count: int, size: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Indices and model inputs of the first `count` items, from short sentences to long."""
+    """Yield indices and model inputs of the first `count` items, from short sentences to long."""
     for batch in Buckets(part.lengths[:count].cpu(), size).in_order():
         indices = batch.indices.to(part.labels.device)
         yield indices, model_inputs(part, indices, batch.length)
 
 
 def _batch_size(model: nn.Module, copies: int, heads: int) -> int:
-    """Number of items whose head outputs, `copies` times over, fit in memory."""
+    """Compute the number of items for which `copies` copies of the head outputs fit in memory."""
     width = max((module.hidden_size for module in model.modules() if isinstance(module, nn.LSTM)), default=512)
     return max(1, min(_BATCH, _MEMORY // (copies * heads * 2 * width)))

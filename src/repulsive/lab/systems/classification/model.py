@@ -31,9 +31,9 @@ class SelfAttentiveConfig:
         units: LSTM units in each direction, u.
         hidden: hidden units of the attention, d_a.
         heads: attention heads, r in the source.
-        own_hidden: a hidden layer for each head; as published, all heads share one.
+        own_hidden: give each head its own hidden layer; False: all heads share one, as published.
         mlp: units of the ReLU layer before the classes.
-        dropout: before and after the ReLU layer.
+        dropout: dropout probability before and after the ReLU layer.
         gate: output size of the row-wise products of a `PairClassifier`.
         padding: id of the padding token.
     """
@@ -67,7 +67,7 @@ class SelfAttentiveConfig:
 
     @classmethod
     def snli(cls, vocabulary: int, **changes: Any) -> Self:
-        """Dropout 0.5 as in the released code; the paper says that none was used."""
+        """Return the sizes for SNLI, with dropout 0.5 as in the released code; the paper says that none was used."""
         return replace(cls(vocabulary, classes=3, hidden=150, mlp=4000), **changes)
 
     @classmethod
@@ -77,10 +77,10 @@ class SelfAttentiveConfig:
 
 
 class AdditiveAttention(nn.Module):
-    r"""$A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top))$ over words, $M = A H$, without biases.
+    r"""Additive attention without biases: $A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top))$ over words, $M = A H$.
 
     All heads share W1, `hidden`; head i is row i of W2, `score`. With `own_hidden` each head has its own W1, and row i
-    of `score`, [heads, d_a (2u + 1)], holds all of head i: the row of W1 and the entry of W2 of each hidden unit.
+    of `score`, [heads, d_a (2u + 1)], holds all weights of head i: for each hidden unit its row of W1 and entry of W2.
     """
 
     def __init__(self, width: int, hidden: int, heads: int, own_hidden: bool = False) -> None:
@@ -101,7 +101,7 @@ class AdditiveAttention(nn.Module):
             nn.init.uniform_(self.score.weight, -second, second)
 
     def forward(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """States [B, T, 2u] and padding mask [B, T] -> attention [B, M, T] and sentences [B, M, 2u]."""
+        """Map states [B, T, 2u] and a padding mask [B, T] to attention [B, M, T] and sentence vectors [B, M, 2u]."""
         scores = self._scores(states).transpose(1, 2)  # [B, M, T]
         attention = scores.masked_fill(~real.unsqueeze(1), -math.inf).softmax(-1)  # [B, M, T]
         return attention, attention @ states
@@ -131,7 +131,7 @@ class SentenceEncoder(nn.Module):
             self._start_from(vectors)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens [B, T], padded at the end -> attention [B, M, T] and sentences [B, M, 2u]."""
+        """Map tokens [B, T], padded at the end, to attention [B, M, T] and sentence vectors [B, M, 2u]."""
         lengths = self._lengths(tokens) if lengths is None else lengths.to(tokens.device, non_blocking=True)
         lengths = lengths.clamp(min=1)  # an empty sentence has one padding word: a softmax over nothing is nan
         states = two_way(self.embedding(tokens), lengths, self.forwards, self.backwards)  # [B, T, 2u]
@@ -160,7 +160,7 @@ class SentenceClassifier(nn.Module):
     """Classifier of single sentences.
 
     Args:
-        config: sizes.
+        config: sizes of the model.
         vectors: initial word vectors, [vocabulary, embedding]; they are trained.
     """
 
@@ -170,7 +170,7 @@ class SentenceClassifier(nn.Module):
         self.classify = _classifier(config, 2 * config.units * config.heads)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, collect: bool = False) -> Any:
-        """Logits, [B, T] -> [B, C].
+        """Compute class logits: [B, T] -> [B, C].
 
         Args:
             tokens: word ids, padded at the end.
@@ -183,10 +183,10 @@ class SentenceClassifier(nn.Module):
 
 
 class PairClassifier(nn.Module):
-    r"""Classifier of pairs of sentences with one encoder for both: row i is $(M^p_i W^p_i) \odot (M^h_i W^h_i)$.
+    r"""Classifier of sentence pairs with one encoder for both: row i is $(M^p_i W^p_i) \odot (M^h_i W^h_i)$.
 
     Args:
-        config: sizes.
+        config: sizes of the model.
         vectors: initial word vectors, [vocabulary, embedding]; they are trained.
     """
 
@@ -206,7 +206,7 @@ class PairClassifier(nn.Module):
         hypothesis_lengths: Tensor | None = None,
         collect: bool = False,
     ) -> Any:
-        """Logits, [B, S], [B, T] -> [B, C]; with `collect` also (premise, hypothesis) attention and representations."""
+        """Compute class logits, [B, S], [B, T] -> [B, C]; `collect` adds attention and vectors of both sentences."""
         attention_p, states_p = self.encoder(premise, premise_lengths)  # [B, M, S], [B, M, 2u]
         attention_h, states_h = self.encoder(hypothesis, hypothesis_lengths)  # [B, M, T], [B, M, 2u]
         left = torch.einsum("bmu,muk->bmk", states_p, self.premise_gate)  # [B, M, k]

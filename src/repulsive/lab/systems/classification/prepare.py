@@ -51,7 +51,7 @@ def plan_yelp(
 
 
 def plan_age(data: Path, out: Path, *, dev: float | None = None, **settings: Any) -> Plan[Prepared]:
-    """Plan the preparation of texts by age group."""
+    """Plan the preparation of texts that are labelled with age groups."""
     shared = Settings(**settings)
     source = find_age(data, 0.1 if dev is None else dev, shared.seed, shared.limit)
     return _plan("age", out, shared, {"dev": dev}, source)
@@ -72,7 +72,7 @@ def plan_tsv(
     header: bool | None = None,
     **settings: Any,
 ) -> Plan[Prepared]:
-    """Plan the preparation of any texts with labels."""
+    """Plan the preparation of labelled texts in TSV files."""
     shared = Settings(**settings)
     columns = "label" if label is None else label, "text" if text is None else text
     source = find_labelled_tsv(data, *columns, header, shared.limit)
@@ -121,13 +121,13 @@ def _plan(name: str, out: Path, settings: Settings, options: Mapping[str, Any], 
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the options that were not given; manifests do not store these."""
+    """Drop the options that were not given, because manifests store only given options."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _write(settings: Settings, source: Source, plan: Plan[Prepared], jobs: int | None, progress: Progress) -> Prepared:
     if settings.tokenizer is not None:
-        tokenizer(settings.tokenizer)  # fails here if it is not installed, before a long read
+        tokenizer(settings.tokenizer)  # fails here, before a long read, if the tokenizer is not installed
     progress("reading", 0, 0)
     raw = source.read()
     if raw.classes and len(set(raw.parts["train"].labels)) < 2:
@@ -163,7 +163,7 @@ def _write(settings: Settings, source: Source, plan: Plan[Prepared], jobs: int |
 def _tokenize(
     raw: Raw, settings: Settings, jobs: int | None, progress: Progress
 ) -> tuple[dict[str, list[Sentences]], dict[str, int]]:
-    """Return the words of each sentence by part and side, and the number of sentences cut in each part."""
+    """Return the words of each sentence by data split and side of a pair, and how many sentences were cut per split."""
     texts = [text for part in raw.parts.values() for side in part.texts for text in side]
     longest = settings.longest
     if settings.tokenizer is None:
@@ -189,7 +189,7 @@ def _tokenize(
 
 
 def summarize(prepared: Prepared) -> str:
-    """Describe the prepared parts and the coverage of the word vectors."""
+    """Describe the prepared data splits and the coverage of the word vectors."""
     text, coverage = summarize_parts(prepared), prepared.manifest["coverage"]
     if coverage is not None:
         text += f"; vectors for {coverage['types']:.1%} of the vocabulary, {coverage['words']:.1%} of running words"

@@ -17,12 +17,12 @@ SEPARATOR = "‖"  # between the two sentences of a pair
 
 
 def read_examples(data: Prepared, part: Part, indices: Tensor, models: Mapping[str, nn.Module]) -> list[Example]:
-    """Some items of a part, with the prediction and the attention of each model.
+    """Collect the prediction and the attention of each model on some items of a data split.
 
     Args:
         data: vocabulary and class names.
-        part: the items, on the CPU.
-        indices: which of them, int64 [K].
+        part: the data split, on the CPU.
+        indices: indices of the items, int64 [K].
         models: method -> classifier in evaluation mode, on the CPU.
     """
     read = {method: _read(model, part, indices, data.classes) for method, model in models.items()}
@@ -37,7 +37,7 @@ def read_examples(data: Prepared, part: Part, indices: Tensor, models: Mapping[s
 
 
 def spread(part: Part, count: int) -> Tensor:
-    """Indices of items of median length, spread over the classes: at most `count`, int64."""
+    """Choose at most `count` items of about median length, spread over the classes; return their indices, int64."""
     lengths = part.lengths
     near = (lengths - lengths.float().median()).abs().argsort(stable=True)  # [N]
     chosen: list[int] = []
@@ -48,7 +48,7 @@ def spread(part: Part, count: int) -> Tensor:
 
 
 def class_name(name: str) -> str:
-    """Display name of a class: numbers are star ratings."""
+    """Return the display name of a class; class names that are numbers are star ratings."""
     return name if not name.isdigit() else f"{name} star{'' if name == '1' else 's'}"
 
 

@@ -27,9 +27,9 @@ def read_reviews(path: str | Path, *, most: int | None = None, seed: int | None 
 
     Args:
         path: JSON lines with `stars` and `text`, or a TSV whose first two columns are stars and text, with or without
-            a header; plain, gzip or xz. The first line decides which of the two it is.
+            a header; plain, gzip or xz. The first line decides which format it is.
         most: maximum number of reviews; None: all.
-        seed: draw a random sample of `most` reviews, in the order of the file, holding no more in memory; None: take
+        seed: draw a random sample of `most` reviews, in file order, and keep only these in memory; None: take
             the first ones.
         limit: number of bad lines that may be skipped.
 
@@ -44,11 +44,11 @@ def read_reviews(path: str | Path, *, most: int | None = None, seed: int | None 
 
 
 def split(examples: Examples, sizes: Sequence[int], seed: int = 0) -> list[Examples]:
-    """Split at random into parts of the given sizes, and the rest as the last part.
+    """Split examples at random into sets of the given sizes, followed by a last set with all remaining examples.
 
     Args:
-        examples: what to split.
-        sizes: of the parts, such as (2000, 2000) for development and test.
+        examples: the reviews to split.
+        sizes: sizes of the sets, such as (2000, 2000) for development and test.
         seed: random seed.
     """
     if sum(sizes) >= len(examples):

@@ -1,4 +1,4 @@
-"""Where the texts of each classification dataset come from: find the files, and read them into one form."""
+"""Find the files of each classification dataset, and read them into one common form, `Raw`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ YELP_SIZES = {"train": 500_000, "dev": 2_000, "test": 2_000}  # the paper's
 
 @dataclass(frozen=True)
 class RawPart:
-    """Texts of one part.
+    """Texts and labels of one data split, before tokenisation.
 
     Args:
         texts: one list, or two of the same length: premises and hypotheses.
         labels: class index of each text or pair.
         skipped: number of bad lines left out.
         unlabelled: number of pairs left out because annotators did not agree.
-        reviews: of generated texts, the reviews with their evidence.
+        reviews: for generated texts, the reviews with their evidence.
     """
 
     texts: tuple[list[str], ...]
@@ -42,11 +42,11 @@ class RawPart:
 
 @dataclass(frozen=True)
 class Raw:
-    """Texts of a dataset.
+    """Texts and labels of a dataset, before tokenisation.
 
     Args:
         classes: names of the classes.
-        parts: "train", "dev" and "test".
+        parts: the data splits "train", "dev" and "test".
     """
 
     classes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Source:
 
     Args:
         sums: SHA-256 of each file.
-        read: reads them.
+        read: function that reads the files.
         longest: default maximum length of a text in words; None: unlimited.
         is_tokenized: the words of the texts are separated by single spaces already.
     """
@@ -71,12 +71,12 @@ class Source:
 
 
 def find_yelp(data: Path, sizes: dict[str, int], seed: int, limit: int) -> Source:
-    """Find Yelp's own JSON file, or one TSV file per part.
+    """Find Yelp's own JSON file, or one TSV file per data split.
 
     Args:
         data: the folder, or the JSON file itself.
-        sizes: number of reviews of some parts, for the JSON file alone; `YELP_SIZES` has the defaults.
-        seed: of the random sample and split.
+        sizes: number of reviews in some data splits, used for the JSON file only; `YELP_SIZES` has the defaults.
+        seed: random seed of the sample and of the split.
         limit: number of bad lines that may be skipped in a file.
     """
     whole = data if data.is_file() else find_file(data, YELP)
@@ -106,9 +106,9 @@ def find_age(data: Path, dev: float, seed: int, limit: int) -> Source:
     """Find the PAN folders, or the TSV files, of the training and the test set.
 
     Args:
-        data: the folder of both.
+        data: the folder with both sets.
         dev: share of the training texts that become the development set; no author is in both.
-        seed: of the choice of authors.
+        seed: random seed for the choice of authors.
         limit: number of bad lines that may be skipped in a file.
     """
     if not 0 < dev < 1:
@@ -132,7 +132,7 @@ def find_age(data: Path, dev: float, seed: int, limit: int) -> Source:
 
 
 def find_snli(data: Path, limit: int) -> Source:
-    """Find the official JSON lines, or one TSV file per part."""
+    """Find the official JSON lines, or one TSV file per data split."""
     files = find_parts(data, ["snli_1.0_{}.jsonl", "{}.tsv"])
 
     def read() -> Raw:
@@ -147,10 +147,10 @@ def find_snli(data: Path, limit: int) -> Source:
 
 
 def plain_quotes(text: str) -> str:
-    """Replace the quotation marks of the Penn Treebank by plain ones.
+    """Replace Penn Treebank quotation marks by plain ones.
 
-    In some copies of SNLI one part is tokenised and the others are plain text. spaCy gives the same words for both,
-    except for these marks, which would be unknown words.
+    In some copies of SNLI one data split is tokenised and the others are plain text. spaCy gives the same words for
+    both, except for these quotation marks, which would be unknown words.
 
     Example:
         >>> plain_quotes("A sign says `` no '' .")
@@ -160,7 +160,7 @@ def plain_quotes(text: str) -> str:
 
 
 def find_labelled_tsv(data: Path, label: str | int, text: str | int, header: bool | None, limit: int) -> Source:
-    """Find one TSV file per part, with a column of labels and one of texts; `tsv.read_tsv` explains the arguments."""
+    """Find one TSV file per data split, with columns of labels and texts; for the arguments see `tsv.read_tsv`."""
 
     def read(path: Path, classes: tuple[str, ...] | None) -> Examples:
         return read_tsv(path, label, text, header=header, classes=classes, limit=limit)
@@ -189,7 +189,7 @@ def generate_reviews(train: int, dev: int, test: int, aspects: tuple[int, int], 
         made = generate(test + dev + train, seed, aspects=(aspects[0], aspects[1]), filler=filler)
     except ValueError as error:
         raise DataError(str(error)) from None
-    # The training set comes last: dev and test then do not depend on its size.
+    # The training set is generated last so that dev and test do not depend on its size.
     reviews = {"train": made[test + dev :], "dev": made[test : test + dev], "test": made[:test]}
     parts, sums = {}, {}
     for name, some in reviews.items():
@@ -200,7 +200,7 @@ def generate_reviews(train: int, dev: int, test: int, aspects: tuple[int, int], 
 
 
 def find_movie_reviews(data: Path, seed: int, limit: int) -> Source:
-    """Download the movie reviews into a folder when they are read, unless they are there."""
+    """Return a source that downloads the movie reviews when it is read, unless the folder has them."""
 
     def read() -> Raw:
         snippets = movie_reviews.read_movie_reviews(movie_reviews.fetch(data), limit=limit)

@@ -40,9 +40,9 @@ class Model:
         units: LSTM units in each direction.
         hidden: hidden units of the attention, d_a.
         heads: attention heads, M.
-        own_hidden: a hidden layer for each head.
+        own_hidden: give each head its own hidden layer.
         mlp: units of the ReLU layer.
-        dropout: before and after the ReLU layer.
+        dropout: dropout probability before and after the ReLU layer.
         gate: size of the gated encoder for pairs.
     """
 
@@ -67,11 +67,11 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Recipe):
-    """Recipe for classification.
+    """Recipe for training a sentence classifier.
 
     Args:
         data: prepared data.
-        model: sizes.
+        model: sizes of the model.
     """
 
     data: Data
@@ -84,12 +84,12 @@ class Classification(Recipe):
 
 
 class ClassificationTask(Task):
-    """Sentences, or pairs of sentences, and their classes.
+    """Classification task: sentences, or sentence pairs, and their classes.
 
     Args:
-        recipe: what to train.
-        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
-        examples: a few items of each part, where `data` has none.
+        recipe: recipe of the run.
+        data: prepared data without data splits, as `restore` makes them; None: read the recipe's folder.
+        examples: a few items of each data split, if `data` has no splits.
     """
 
     select_by = "accuracy"
@@ -146,7 +146,7 @@ class ClassificationTask(Task):
         return (PairClassifier if self.is_pairs else SentenceClassifier)(config, self.data.vectors)
 
     def to(self, device: torch.device) -> None:
-        """All sentences fit on the device, so only the indices of a batch are copied to it."""
+        """Move all sentences to the device, which they fit on, so that a batch copies only its indices there."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -220,7 +220,7 @@ class ClassificationTask(Task):
 
 
 def _diversity(part: Part, indices: Tensor, attention: Any, sentences: Any) -> dict[str, float]:
-    """Differences between the heads on some items; of pairs, the mean over both sentences."""
+    """Measure how much the heads differ on some items; for sentence pairs, take the mean over both sentences."""
     views = list(zip(_as_tuple(attention), _as_tuple(sentences), strict=True))
     found: dict[str, float] = {}
     if views[0][0].shape[1] > 1:

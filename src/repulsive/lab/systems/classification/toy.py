@@ -11,11 +11,11 @@ from pathlib import Path
 
 from repulsive.lab.systems.classification.generated import ASPECTS, OPINIONS, SUBJECTS
 
-SIDES = ((1, 2), (-1, -2))  # scores of opinions that agree
+SIDES = ((1, 2), (-1, -2))  # the positive and the negative opinion scores
 
 
 def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """Generate (label, premise, hypothesis)."""
+    """Generate toy sentence pairs as (label, premise, hypothesis)."""
     draw = random.Random(f"opinions/{seed}")
     labels = ("entailment", "contradiction", "neutral")
     for i in range(count):
@@ -31,7 +31,7 @@ def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
 
 
 def write_opinions(folder: Path, sizes: Sequence[int] = (600, 90, 90)) -> Path:
-    """Write train.tsv, dev.tsv and test.tsv."""
+    """Write toy sentence pairs to train.tsv, dev.tsv and test.tsv."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate(zip(("train", "dev", "test"), sizes, strict=True)):
         rows = "".join("\t".join(row) + "\n" for row in pairs(count, seed))

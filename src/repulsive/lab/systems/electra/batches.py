@@ -14,11 +14,11 @@ from repulsive.lab.systems.electra.masking import places_of
 
 @dataclass(frozen=True)
 class BlockBatch:
-    """Blocks that are trained on together.
+    """A training batch of blocks.
 
     Args:
-        indices: of the blocks, int64 [B].
-        length: of a block.
+        indices: indices of the blocks, int64 [B].
+        length: length of a block in word pieces.
         means: mean numbers of pieces and of predicted positions per block, over the whole batch, float32 [2]; None if
             all blocks are full.
     """
@@ -32,16 +32,16 @@ class BlockBatch:
 
 
 class BlockBatches:
-    """Blocks in random order, shuffled again in every pass; an incomplete last batch of a pass is left out.
+    """Batches of blocks in random order, shuffled again in every pass; a pass drops its last batch if incomplete.
 
     Args:
         blocks: number of blocks.
-        length: of a block.
-        size: blocks in a batch.
-        seed: of the order.
+        length: length of a block in word pieces.
+        size: number of blocks in a batch.
+        seed: random seed of the order.
         ends: length of each block without padding, int16 [N]; None if all are full.
-        share: of the pieces that are predicted.
-        steps: batches in an epoch; 0: one pass.
+        share: share of the word pieces that are predicted.
+        steps: batches in an epoch; 0: as many as one pass over the blocks has.
     """
 
     def __init__(

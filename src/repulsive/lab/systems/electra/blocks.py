@@ -3,7 +3,7 @@
     blocks = Blocks.load("prepared/pretrain")
     tokens, first, ends = unpack(blocks.parts["train"][:8], blocks.length)
 
-A part is one `.npy` file, uint16 [N, length + 2]: the ids of a block, the end of its first segment, and its end.
+A data split is one `.npy` file, uint16 [N, length + 2]: the ids of a block, the end of its first segment, and its end.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MOST = 1 << 16  # ids that fit into 16 bits
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A corpus, ready to train on.
+    """A prepared pre-training corpus.
 
     Args:
-        folder: where it is.
-        length: of a block in pieces.
+        folder: folder of the prepared corpus.
+        length: length of a block in word pieces.
         pieces: the vocabulary.
         parts: "train", "dev" and "test": int16 [N, length + 2] that hold unsigned numbers; see `unpack`.
-        manifest: how it was made.
+        manifest: settings and checksums with which the corpus was prepared.
     """
 
     folder: Path
@@ -68,16 +68,16 @@ class Blocks:
 
     @property
     def padded(self) -> bool:
-        """Whether any block is padded."""
+        """Whether the corpus has padded blocks."""
         return any(self.manifest["padding"].values())
 
 
 def unpack(rows: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Unpack rows of a part.
+    """Unpack rows of a data split into token ids and segment ends.
 
     Args:
         rows: int16 [B, length + 2].
-        length: of a block.
+        length: length of a block in word pieces.
 
     Returns:
         Token ids, int64 [B, length]; the ends of the first segments, and of the blocks, int64 [B] each.
@@ -90,7 +90,7 @@ def marks_of(pieces: WordPieces) -> dict[str, int]:
     """Return the ids of "PAD", "UNK", "CLS", "SEP" and "MASK".
 
     Raises:
-        DataError: the vocabulary has no mask, or more pieces than ids of 16 bits.
+        DataError: the vocabulary has no mask token, or more pieces than 16-bit ids can number.
     """
     if MASK not in pieces.index:
         raise DataError(f"the vocabulary lacks {MASK}, which pre-training needs")
@@ -112,8 +112,8 @@ class Writer:
     """Write rows to a `.npy` file whose number of rows is not known in advance.
 
     Args:
-        path: the file to make.
-        length: of a block.
+        path: the file to write.
+        length: length of a block in word pieces.
     """
 
     def __init__(self, path: Path, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Write a pre-trained model as a folder that the package transformers reads."""
+"""Export a pre-trained model as a folder that the package transformers can load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MASK = "[MASK]"
 
 
 def check_free(out: Path) -> None:
-    """Raise `RunError` if there is something at `out` other than an empty folder."""
+    """Raise `RunError` if `out` exists and is not an empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out}: exists already; choose another --out")
 
@@ -26,12 +26,12 @@ def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
 
     Args:
         model: an `Electra` or a `MaskedModel`.
-        pieces: its vocabulary.
+        pieces: the vocabulary of the model.
         out: the folder to make. It holds the discriminator, or the masked language model, and its tokenizer; the
             generator goes into the subfolder `generator`.
 
     Returns:
-        The folders of models.
+        The folders of the written models.
 
     Raises:
         RunError: the folder exists already or cannot be written.
@@ -61,8 +61,8 @@ def save_tokenizer(pieces: WordPieces, folder: Path, longest: int) -> None:
 
     Args:
         pieces: the vocabulary.
-        folder: of the model.
-        longest: most pieces of an input.
+        folder: the model's folder.
+        longest: maximum number of word pieces in an input.
     """
     marks = {"pad": PADDING, "unk": UNKNOWN, "cls": CLS, "sep": SEP, "mask": _MASK}
     settings: dict[str, Any] = {f"{name}_token": mark for name, mark in marks.items()}

@@ -1,4 +1,4 @@
-"""Inputs and losses of ELECTRA and of BERT's objective."""
+"""Compute the inputs and losses of ELECTRA and of BERT's objective."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drawn(
     kept: float,
     draw: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
-    """Tokens, segment ids, padding mask, and the fields of `Masked`, of some rows of a part."""
+    """Draw masks for some rows of a data split; return tokens, segment ids, padding mask and the fields of `Masked`."""
     tokens, first, ends = unpack(rows, length)
     along = torch.arange(length, device=rows.device)
     types = ((along >= first.unsqueeze(1)) & (along < ends.unsqueeze(1))).long()  # [B, T]
@@ -42,7 +42,7 @@ def total(
     pieces: Tensor | int,
     weight: float,
 ) -> Tensor:
-    """Loss of a batch: sums divided by the numbers of masked positions and of pieces."""
+    """Compute the loss of a batch: sums of losses divided by the numbers of masked positions and of word pieces."""
     predicted, detected = losses(logits, corrupted, replaced, tokens, answers)
     generator = (predicted * counts).sum() / places
     if detected is None:
@@ -54,7 +54,7 @@ def total(
 def losses(
     logits: Tensor, corrupted: Tensor | None, replaced: Tensor | None, tokens: Tensor, answers: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """NLL of the masked tokens, [B, N], and of the detection of replaced tokens, [B, T], in float32."""
+    """Compute the NLL of the masked tokens, [B, N], and of the detection of replaced tokens, [B, T], in float32."""
     predicted = F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), reduction="none").view_as(answers)
     if corrupted is None or replaced is None:
         return predicted, None
@@ -63,7 +63,7 @@ def losses(
 
 
 def means_of(totals: Mapping[str, Tensor]) -> dict[str, float]:
-    """NLL and accuracy, means over all counted tokens, from sums over blocks."""
+    """Compute mean NLL and accuracy over all counted tokens, given their sums over blocks."""
     means = {}
     for prefix in ("", "generator_"):
         if f"{prefix}count" in totals:

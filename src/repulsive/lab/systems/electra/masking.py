@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """Masked blocks.
+    """Masked blocks, and the positions to predict in them.
 
     Args:
         tokens: token ids with masks, int64 [B, T].
@@ -28,7 +28,7 @@ class Masked:
 
 
 def most_places(length: int, share: float) -> int:
-    """Return the number of columns for positions, as in the official code: 19 for 128 pieces and 15 %."""
+    """Return the maximum number of positions to predict per block, as in the official code: 19 for 128 pieces, 15 %."""
     return max(1, int((share + 0.005) * length))
 
 
@@ -37,8 +37,8 @@ def places_of(ends: Tensor, length: int, share: float) -> Tensor:
 
     Args:
         ends: length of each block without padding, int64 [B].
-        length: of a block with its padding.
-        share: of the pieces that are predicted.
+        length: length of a block with its padding.
+        share: share of the word pieces that are predicted.
     """
     return (ends * share).round().long().clamp(1, most_places(length, share))
 
@@ -51,14 +51,14 @@ def mask(
     kept: float = 0.15,
     draw: torch.Generator | None = None,
 ) -> Masked:
-    """Draw positions to predict, with replacement, from all pieces but the marks. Does not synchronise with a GPU.
+    """Draw positions to predict, with replacement, from all pieces but special tokens. Does not synchronise with a GPU.
 
     Args:
         tokens: token ids, int64 [B, T].
         ends: length of each block without padding, int64 [B].
         marks: ids of "CLS", "SEP" and "MASK".
-        share: of the pieces that are predicted.
-        kept: share of these that are not masked.
+        share: share of the word pieces that are predicted.
+        kept: share of the predicted pieces that are not masked.
         draw: random generator; torch's own by default.
     """
     length = tokens.shape[1]
@@ -75,7 +75,7 @@ def mask(
     places = torch.where(counted, places, 0)
     same = places.unsqueeze(2) == places.unsqueeze(1)  # [B, N, N]
     first = torch.where(same, columns, len(columns)).amin(2)
-    hidden = (same & (uniform[1] >= kept).unsqueeze(1)).any(2)  # masked if any of its draws says so
+    hidden = (same & (uniform[1] >= kept).unsqueeze(1)).any(2)  # a position is masked if any of its draws masks it
     answers = tokens.gather(1, places)
     changed = tokens.scatter(1, places, torch.where(hidden & counted, masking, answers))
     return Masked(changed, places, counted.float(), first, answers)

@@ -32,13 +32,13 @@ class ElectraSizes:
 
     Args:
         vocabulary: number of pieces.
-        layers: of both networks.
+        layers: number of layers of both networks.
         width: size of a token's state in the discriminator.
-        heads: in each layer of the discriminator.
-        feed_forward: hidden units of its feed-forward blocks.
+        heads: attention heads in each layer of the discriminator.
+        feed_forward: hidden units of the discriminator's feed-forward blocks.
         embedding: size of the shared embeddings.
         generator: width, heads and hidden units of the generator, as a fraction of the discriminator's.
-        dropout: on states and on attention weights.
+        dropout: dropout probability on states and on attention weights.
         padding: id of the padding token.
     """
 
@@ -53,7 +53,7 @@ class ElectraSizes:
     padding: int = 0
 
     def config(self, share: float = 1.0) -> Any:
-        """Config for transformers of a model whose width is a fraction of the discriminator's."""
+        """Return a transformers config for a model whose width is the fraction `share` of the discriminator's."""
         heads = max(1, int(self.heads * share))
         return _transformers().ElectraConfig(
             vocab_size=self.vocabulary,
@@ -82,7 +82,7 @@ class MaskedModel(nn.Module):
         self.network = network
 
     def forward(self, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Logits [B, N, V] of the pieces at some positions.
+        """Compute the logits of the word pieces at some positions, [B, N, V].
 
         Args:
             tokens: token ids, some of them masked, int64 [B, T].
@@ -120,7 +120,7 @@ class Electra(nn.Module):
         seen: Tensor | None = None,
         draw: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Predict masked tokens, replace them by samples, and detect the replaced ones.
+        """Predict masked tokens, replace them by the generator's samples, and detect the replaced tokens.
 
         Args:
             tokens: original token ids, int64 [B, T].
@@ -154,7 +154,7 @@ def _to_input_dtype(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def states_of(network: Any, tokens: Tensor, types: Tensor, seen: Tensor | None) -> Tensor:
-    """Last hidden states of ELECTRA or BERT, [B, T, D], with the mask as given.
+    """Compute the last hidden states of ELECTRA or BERT, [B, T, D], with the mask as given.
 
     The `forward` of transformers creates a mask while a CUDA graph is captured, even without padding, and attention
     with a mask is slow.
@@ -175,7 +175,7 @@ def _narrow(states: Tensor) -> Tensor:
 
 
 def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen: Tensor | None) -> Tensor:
-    """Logits [B, N, V] of a masked language model at some positions; arguments as in `MaskedModel.forward`."""
+    """Compute the logits of a masked language model at some positions, [B, N, V]; see `MaskedModel.forward`."""
     states = states_of(network.base_model, tokens, types, seen)
     states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))  # [B, N, D]
     if hasattr(network, "generator_lm_head"):
@@ -188,7 +188,7 @@ def logits_at(network: Any, tokens: Tensor, types: Tensor, places: Tensor, seen:
 
 
 def padded_linear(linear: nn.Linear, x: Tensor, multiple: int = 8) -> Tensor:
-    """A linear map with bias, its outputs padded with -inf to a multiple; a softmax ignores them.
+    """Apply a linear map and pad its outputs with -inf, which a softmax ignores, to a multiple of `multiple`.
 
     Matrix units need rows that start at multiples of 16 bytes, which rows of 30,522 numbers in half precision do not.
     """
@@ -209,11 +209,11 @@ class Sampler(nn.Module):
 def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
     """Sample a class from each softmax in two stages: a group of classes, then a class of the group.
 
-    It needs two uniform numbers, where the Gumbel trick needs noise for every class.
+    This needs two uniform random numbers, whereas the Gumbel trick needs noise for every class.
 
     Args:
         logits: [..., V].
-        draw: generator of the numbers; None: torch's global one.
+        draw: random generator; None: torch's global one.
 
     Returns:
         int64 [...].
@@ -229,7 +229,7 @@ def sample(logits: Tensor, draw: torch.Generator | None = None) -> Tensor:
 
 
 def _reached(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Index at which the cumulative sum of weights, [..., C], exceeds a fraction of the total, int64 [..., 1]."""
+    """Return the index at which the cumulative sum of weights [..., C] exceeds a fraction of the total, [..., 1]."""
     ends = weights.cumsum(-1)
     return (ends <= uniform * ends[..., -1:]).sum(-1, keepdim=True)
 
@@ -247,14 +247,14 @@ def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
 
 
 def make_electra(sizes: ElectraSizes) -> Electra:
-    """An ELECTRA with random weights."""
+    """Make an ELECTRA with random weights."""
     package = _transformers()
     discriminator = package.ElectraForPreTraining(sizes.config())
     return Electra(package.ElectraForMaskedLM(sizes.config(sizes.generator)), discriminator)
 
 
 def make_masked(sizes: ElectraSizes) -> MaskedModel:
-    """A masked language model of the discriminator's size, with random weights."""
+    """Make a masked language model of the discriminator's size, with random weights."""
     return MaskedModel(_transformers().ElectraForMaskedLM(sizes.config()))
 
 
@@ -262,7 +262,7 @@ def open_electra(folder: Path, share: float = 0.25) -> Electra:
     """Load an ELECTRA from a folder with a discriminator and, in the subfolder `generator`, a generator.
 
     Args:
-        folder: as `save_pretrained` writes it; nothing is downloaded.
+        folder: a folder that `save_pretrained` wrote; nothing is downloaded.
         share: width of a generator with random weights, as a fraction, if the folder has none.
 
     Raises:

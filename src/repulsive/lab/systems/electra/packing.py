@@ -16,20 +16,20 @@ import numpy as np
 
 Packing = Literal["official", "full"]
 Pieces = list[int]
-Segments = tuple[Pieces, Pieces]  # the second may be empty
+Segments = tuple[Pieces, Pieces]  # first and second segment; the second may be empty
 ALONE = 0.1  # share of blocks with one segment
 SHORT = 0.05  # share of official blocks of a random length
 SHORTEST = 5
-EXTRA = 2  # columns after the ids: the end of the first segment, and of the block
+EXTRA = 2  # columns after the ids: the end of the first segment, and the end of the block
 
 
 def official(documents: Iterable[Sequence[Pieces]], length: int, draw: random.Random) -> Iterator[Segments]:
     """Pack blocks as the official builder does.
 
     Args:
-        documents: ids of each paragraph.
-        length: of a block.
-        draw: random choice of blocks with one segment, of the split of the others, and of short blocks.
+        documents: for each document, the token ids of each paragraph.
+        length: length of a block in word pieces.
+        draw: random generator that chooses blocks with one segment, the split of other blocks, and short blocks.
     """
     paragraphs: list[Pieces] = []
     count, wanted = 0, length
@@ -62,9 +62,9 @@ def full(documents: Iterable[Sequence[Pieces]], length: int, draw: random.Random
     """Pack blocks without padding, split at the end of the paragraph that is nearest to their middle.
 
     Args:
-        documents: ids of each paragraph.
-        length: of a block.
-        draw: random choice of blocks with one segment although a paragraph ends in them.
+        documents: for each document, the token ids of each paragraph.
+        length: length of a block in word pieces.
+        draw: random generator that chooses blocks with one segment although a paragraph ends in them.
     """
     stream: Pieces = []
     ends: list[int] = []  # of paragraphs
@@ -95,8 +95,8 @@ def as_rows(blocks: Iterable[Segments], length: int, marks: dict[str, int]) -> n
     """Arrange blocks in rows: the ids, then the end of the first segment and the end of the block.
 
     Args:
-        blocks: segments without marks.
-        length: of a block.
+        blocks: segments without [CLS] and [SEP].
+        length: length of a block in word pieces.
         marks: ids of "PAD", "CLS" and "SEP".
 
     Returns:

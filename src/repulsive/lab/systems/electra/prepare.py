@@ -2,8 +2,8 @@
 
     prepare("pretrain", "data/pretrain", "prepared/pretrain", vocabulary="vocab.txt")
 
-Documents are dealt out to the parts at random. Chunks of them are tokenised and packed, each with its own random
-generator, so that the blocks do not depend on the number of processes.
+Documents are assigned to the data splits at random. Chunks of documents are tokenised and packed, each with its own
+random generator, so that the blocks do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from repulsive.lab.text.wordpiece import WordPieces
 from repulsive.safety.parents import watch_parent
 
 _CHUNK = 1_000_000  # characters packed together
-_FEW = 5_000_000  # bytes; fewer are done before other processes would have started
+_FEW = 5_000_000  # bytes; smaller corpora are finished before other processes would have started
 _packer: Packer  # of a worker process
 
 
@@ -48,7 +48,7 @@ class Packer:
 
     Args:
         pieces: the vocabulary.
-        length: of a block.
+        length: length of a block in word pieces.
         packing: a key of `PACKINGS`.
         seed: random seed.
     """
@@ -78,11 +78,11 @@ class Packer:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """Documents of some files, dealt out to the parts and packed into blocks.
+    """Documents of some files, dealt out to the data splits and packed into blocks.
 
     Args:
-        files: of the corpus.
-        packer: makes the blocks.
+        files: files of the corpus.
+        packer: function that makes the blocks.
         dev: share of the documents that go to dev; test gets as many.
         limit: number of bad lines that may be skipped in a file.
     """
@@ -93,7 +93,7 @@ class _Corpus:
     limit: int
 
     def write(self, plan: Plan[Blocks], jobs: int | None, progress: Progress) -> Blocks:
-        """Make the folder of a plan."""
+        """Write the folder that a plan describes."""
         counts: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
         manifest: dict[str, Any] = {"task": TASK} | plan.manifest()
         manifest["versions"] = {"tokenizers": version("tokenizers")}
@@ -122,7 +122,7 @@ class _Corpus:
         return Blocks.load(plan.out)
 
     def _chunks(self) -> Iterator[tuple[str, int, list[Document]]]:
-        """Yield chunks of documents: the part, the number of the chunk in it, and the documents."""
+        """Yield chunks of documents: the data split, the number of the chunk in the split, and the documents."""
         draw, dev = random.Random(self.packer.seed), self.dev
         waiting: dict[str, list[Document]] = {part: [] for part in PARTS}
         sizes, numbers = Counter[str](), Counter[str]()
@@ -181,7 +181,7 @@ def plan_pretrain(
         data: a text file or an archive, or a folder of them; see `documents`.
         out: the folder to make.
         vocabulary: BERT's `vocab.txt`.
-        length: of a block in pieces, [CLS] and [SEP] included.
+        length: length of a block in word pieces, [CLS] and [SEP] included.
         packing: "full" or "official"; see `packing`.
         dev: share of the documents that go to dev; test gets as many.
         lowercase: lower-case the texts, as BERT uncased.
@@ -220,7 +220,7 @@ def plan_pretrain(
 
 
 def summarize(blocks: Blocks) -> str:
-    """Describe what was made, one line per part."""
+    """Describe the prepared data, one line per data split."""
     manifest, lines = blocks.manifest, []
     for part in PARTS:
         rows, kept = manifest["rows"][part], manifest["kept"][part]

@@ -42,8 +42,8 @@ _COMPILED = (  # modules to compile, if training.compile
     "Sampler",
 )
 _EVALUATION_BATCH = 128
-_EVALUATION_SEED = 20_200_323  # of masks and samples, the same for all runs
-_ON_DEVICE = 8 << 30  # most bytes of blocks to move to the device; larger sets stay memory-mapped
+_EVALUATION_SEED = 20_200_323  # random seed of masks and samples, the same for all runs
+_ON_DEVICE = 8 << 30  # maximum bytes of blocks to move to the device; larger data splits stay memory-mapped
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes; the vocabulary comes from the data. The defaults are ELECTRA-small's.
+    """Sizes of the model; the vocabulary comes from the data. The defaults are ELECTRA-small's.
 
     Args:
-        layers: of generator and discriminator.
+        layers: number of layers of generator and discriminator.
         width: size of a token's state in the discriminator.
-        heads: in each layer of the discriminator.
-        feed_forward: hidden units of its feed-forward blocks.
+        heads: attention heads in each layer of the discriminator.
+        feed_forward: hidden units of the discriminator's feed-forward blocks.
         embedding: size of the shared embeddings.
         generator: width, heads and hidden units of the generator, as a fraction of the discriminator's.
-        dropout: on states and on attention weights.
+        dropout: dropout probability on states and on attention weights.
         start: folder with initial weights, written by `save_pretrained` or `repulsive export`; its sizes override
             these.
     """
@@ -110,7 +110,7 @@ class Loss:
     Args:
         discriminator: weight of the discriminator's loss.
         masked: fraction of the pieces to predict.
-        kept: fraction of these that are left unchanged; the others are masked.
+        kept: fraction of the predicted pieces that are left unchanged; the others are masked.
     """
 
     discriminator: float = 50.0
@@ -124,12 +124,12 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(Recipe):
-    """Recipe for pre-training.
+    """Recipe for pre-training ELECTRA, or BERT at the same size.
 
     Args:
         data: prepared data.
         objective: "electra", or "bert": masked language modelling with the discriminator's network.
-        model: sizes.
+        model: sizes of the model.
         loss: settings of the loss.
     """
 
@@ -145,11 +145,11 @@ class Pretraining(Recipe):
 
 
 class PretrainingTask(Task):
-    """Blocks of word pieces: the generator predicts masked pieces, the discriminator detects replaced ones.
+    """Pre-training task: the generator predicts masked word pieces, and the discriminator detects replaced ones.
 
     Args:
-        recipe: what to train.
-        data: blocks without parts, as `restore` makes them; None: read the recipe's folder.
+        recipe: recipe of the run.
+        data: blocks without data splits, as `restore` makes them; None: read the recipe's folder.
     """
 
     select_by = "log_likelihood"
@@ -175,7 +175,7 @@ class PretrainingTask(Task):
         self._batches = BlockBatches(
             self.blocks, self.data.length, batch, recipe.seed, ends, recipe.loss.masked, recipe.data.steps
         )
-        # Counted in pieces, because the loss is a mean over them.
+        # Counted in word pieces, because the loss is a mean over word pieces.
         self.num_data = self.blocks * self.data.length if ends is None else int(ends.sum())
         checksums = dict(self.data.manifest["files"])
         if start := recipe.model.start:
@@ -196,7 +196,7 @@ class PretrainingTask(Task):
         return model
 
     def plain_model(self) -> Electra | MaskedModel:
-        """The model with unmodified modules of transformers."""
+        """Make the model with unmodified modules of the package transformers."""
         model = self._model()
         first = model.discriminator if isinstance(model, Electra) else model.network
         known, here = first.config, len(self.data.pieces.pieces)  # type: ignore[union-attr]
@@ -224,11 +224,11 @@ class PretrainingTask(Task):
         return make_electra(sizes) if electra else make_masked(sizes)
 
     def repelled(self, model: nn.Module) -> nn.Module:
-        """The discriminator: the generator is discarded after pre-training."""
+        """Return the discriminator, whose heads repel; the generator is discarded after pre-training."""
         return model.discriminator if isinstance(model, Electra) else model
 
     def to(self, device: torch.device) -> None:
-        """Blocks are moved to the device if they fit; then only the indices of a batch are copied to it."""
+        """Move blocks to the device if they fit, so that a batch copies only its indices there."""
         self._device = device
         self.parts = {name: x if name == "train" else x.to(device) for name, x in self.parts.items()}
         if self.has_data and self._on_device:
@@ -245,7 +245,7 @@ class PretrainingTask(Task):
         return {"rows": rows.pin_memory() if self._device.type == "cuda" else rows, **found}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sums over the batch / its numbers of pieces and of masked positions.
+        """Compute the loss: sums over the batch, divided by its numbers of word pieces and of masked positions.
 
         Written as a mean over blocks of sum / mean number, so that means over ranks can be weighted by blocks.
         """
@@ -273,7 +273,7 @@ class PretrainingTask(Task):
     def _masked(
         self, rows: Tensor, length: int, draw: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, Masked]:
-        """Tokens, segment ids, padding mask (None: no padding), and what is masked."""
+        """Return tokens, segment ids, the padding mask (None: no padding), and the masked blocks."""
         loss = self.recipe.loss
         make = self._drawn if draw is None else drawn  # a compiled function cannot take a generator
         tokens, types, seen, masked = make(rows, length, self.data.padded, self.marks, loss.masked, loss.kept, draw)
@@ -282,7 +282,7 @@ class PretrainingTask(Task):
     def _predict(
         self, model: Forward, tokens: Tensor, types: Tensor, seen: Tensor | None, masked: Masked, draw: Any = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Logits of the generator, the tokens with its samples, and logits of "replaced"; the last two may be None."""
+        """Return generator logits, tokens with its samples, and logits of "replaced"; the last two may be None."""
         if self.recipe.objective == "bert":
             return model(masked.tokens, types, masked.places, seen), None, None
         logits, corrupted, replaced = model(tokens, masked.tokens, types, masked.places, masked.first, seen, draw)
@@ -301,7 +301,7 @@ class PretrainingTask(Task):
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
         """Evaluate with the same masks for all models; the generator's samples differ."""
-        # The last batch is smaller, and not worth compiling for.
+        # The last batch is smaller, and compiling for its shape is not worthwhile.
         with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
             return self._evaluate(model, part)
 

@@ -12,7 +12,7 @@ MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def write_vocabulary(folder: Path, more: Sequence[str] = ()) -> Path:
-    """Write `vocab.txt`, with further pieces at its end."""
+    """Write `vocab.txt`, with the word pieces in `more` at its end."""
     path = folder / "vocab.txt"
     pieces = dict.fromkeys([*MARKS, *WORDS, ".", "##s", *more])
     path.write_text("".join(f"{piece}\n" for piece in pieces))

@@ -17,9 +17,9 @@ from repulsive.lab.text.inputs import find_file
 from repulsive.lab.text.lines import BadLines, first_line
 from repulsive.lab.text.tsv import read_columns
 
-MOST = 5.0  # highest similarity score of STS-B; 0 is the lowest
-_DIGITS = 18  # of a row number
-PREDICT = "predict"  # prefix of the parts without public labels
+MOST = 5.0  # highest similarity score of STS-B; the lowest is 0
+_DIGITS = 18  # maximum digits of a row number
+PREDICT = "predict"  # prefix of the data splits without public labels
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class GlueTask:
     """One task of the benchmark.
 
     Args:
-        name: in this package.
-        folder: its name in the benchmark's download.
-        texts: columns of its one or two texts.
-        label: column of the label.
-        classes: values of that column, and of a submission; none if the label is a score.
-        metric: the paper's.
+        name: name of the task in this package.
+        folder: name of the task's folder in the benchmark's download.
+        texts: names of the columns with its one or two texts.
+        label: name of the label column.
+        classes: class names, as in the label column and in a submission; empty if the label is a score.
+        metric: the metric that the paper reports.
         also: further metrics that the benchmark reports.
         headless: indices of the text and label columns, from 0, for files without a header.
-        matched: whether the development set has two parts, matched and mismatched.
+        matched: whether the development set is divided into matched and mismatched rows.
     """
 
     name: str
@@ -50,7 +50,7 @@ class GlueTask:
 
     @property
     def files(self) -> dict[str, tuple[str, ...]]:
-        """File names of each part, in order of preference. The official development set is the part "test"."""
+        """File names of each data split, in order of preference. The split "test" is the official development set."""
         ends = ("_matched", "_mismatched") if self.matched else ("",)
         names: dict[str, tuple[str, ...]] = {"train": ("train.tsv", "train_subset.tsv")}
         for end in ends:
@@ -61,7 +61,7 @@ class GlueTask:
 
     @property
     def submissions(self) -> dict[str, str]:
-        """File name of the submission for each part without labels."""
+        """File name of the submission for each data split without labels."""
         if not self.matched:
             return {PREDICT: f"{self.folder}.tsv"}
         return {PREDICT: f"{self.folder}-m.tsv", f"{PREDICT}_mismatched": f"{self.folder}-mm.tsv"}
@@ -93,7 +93,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class GlueRows:
-    """The rows of a file.
+    """The texts and labels of a GLUE file.
 
     Args:
         texts: one list, or two of the same length.
@@ -112,7 +112,7 @@ class GlueRows:
 
 
 def task_named(name: str) -> GlueTask:
-    """Return a task by its name here or in the benchmark: "sts", "STS-B".
+    """Return a task by its name in this package, such as "sts", or in the benchmark, such as "STS-B".
 
     Raises:
         DataError: there is no such task.
@@ -127,10 +127,10 @@ def task_named(name: str) -> GlueTask:
 
 
 def find_glue(data: Path, task: GlueTask) -> dict[str, Path]:
-    """Find the file of each part; the training set and the official development set are required.
+    """Find the file of each data split; the training set and the official development set are required.
 
     Args:
-        data: the folder of the benchmark, or of the task.
+        data: the folder of the whole benchmark, or of this task.
         task: the task.
 
     Raises:
@@ -149,7 +149,7 @@ def find_glue(data: Path, task: GlueTask) -> dict[str, Path]:
 
 
 def read_glue(path: str | Path, task: GlueTask, *, labelled: bool = True, limit: int = 20) -> GlueRows:
-    """Read the rows of a file.
+    """Read the texts and labels of a GLUE file.
 
     Args:
         path: plain, gzip or xz.
@@ -188,7 +188,7 @@ def read_glue(path: str | Path, task: GlueTask, *, labelled: bool = True, limit:
 
 
 def cut_pair(first: list[int], second: list[int], longest: int) -> tuple[list[int], list[int]]:
-    """Cut a pair to `longest` pieces by dropping the last piece of the longer text, or of the second if they are equal.
+    """Cut a pair to `longest` pieces, piece by piece from the end of the longer text, of the second if equally long.
 
     Example:
         >>> cut_pair([1, 2, 3, 4, 5], [6, 7], 4)

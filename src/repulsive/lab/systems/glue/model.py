@@ -2,7 +2,7 @@
 
     encoder = load_encoder("models/electra-small", dropout=0.1)
     model = FineTuned(encoder, outputs=2)
-    logits = model(ids, segments, real)     # [B, T] three times -> [B, 2]
+    logits = model(ids, segments, real)     # three tensors [B, T] -> [B, 2]
 
 Weights are read from local folders; nothing is downloaded.
 """
@@ -31,18 +31,18 @@ _SIZES = {
     "small": {"layers": 12, "width": 256, "heads": 4, "inner": 1024, "embedding": 128},
     "base": {"layers": 12, "width": 768, "heads": 12, "inner": 3072, "embedding": 768},
 }
-_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # of the first BERT files
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first BERT files
 
 
 class FineTuned(nn.Module):
-    """An encoder and its classification head.
+    """A pre-trained encoder with a classification or regression head.
 
     Args:
-        encoder: of the package transformers.
+        encoder: an encoder of the package transformers.
         outputs: number of classes, or 1 for regression.
         head: "linear", as in the official ELECTRA code, is dropout and a linear layer. "dense", as in transformers, has
             another dropout and a layer with GELU before it.
-        dropout: of the head.
+        dropout: dropout probability of the head.
     """
 
     def __init__(self, encoder: nn.Module, outputs: int, head: Head = "linear", dropout: float = 0.1) -> None:
@@ -58,7 +58,7 @@ class FineTuned(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, ids: Tensor, segments: Tensor, real: Tensor) -> Tensor:
-        """Logits, or predicted numbers.
+        """Compute class logits, or the predicted scores of a regression task.
 
         Args:
             ids: token ids, int64 [B, T].
@@ -68,8 +68,8 @@ class FineTuned(nn.Module):
         Returns:
             [B, outputs].
         """
-        # For a mask [B, T] transformers checks whether it hides anything (`.all()`), which synchronises with the GPU
-        # and cannot be captured. A mask with four dimensions is used as it is; every attention takes an additive one.
+        # For a mask [B, T] transformers checks whether the mask hides anything (`.all()`), which synchronises with
+        # the GPU and cannot be captured. A 4-dimensional mask is used as it is; every attention takes an additive mask.
         mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, _HIDDEN)[:, None, None, :]  # [B, 1, 1, T]
         states = self.encoder(input_ids=ids, token_type_ids=segments, attention_mask=mask).last_hidden_state
         first = self.dropout(states[:, 0])  # [B, width]
@@ -80,19 +80,19 @@ class FineTuned(nn.Module):
 
 
 def depth_of(name: str, layers: int) -> int:
-    """Depth of a parameter of a `FineTuned`: 0 for embeddings, 1 to `layers`, and `layers` + 1 for the head."""
+    """Return the depth of a parameter of a `FineTuned`: 0 for embeddings, 1 to `layers`, `layers` + 1 for the head."""
     if name.startswith("encoder.encoder.layer."):
         return int(name.split(".")[3]) + 1
     return 0 if name.startswith("encoder.") else layers + 1
 
 
 def make_encoder(size: str, vocabulary: int, dropout: float = 0.1) -> nn.Module:
-    """ELECTRA's encoder with random weights.
+    """Make ELECTRA's encoder with random weights.
 
     Args:
         size: "small" and "base" are the published sizes, "tiny" is for tests.
         vocabulary: number of pieces.
-        dropout: on states and attention weights.
+        dropout: dropout probability on states and attention weights.
     """
     sizes = _SIZES[size]
     config = _transformers().ElectraConfig(
@@ -155,10 +155,10 @@ def fill_encoder(encoder: nn.Module, weights: Mapping[str, Tensor], source: str)
 
 
 def weights_file(folder: Path) -> Path:
-    """The file with the weights of a model.
+    """Find the file with the weights of a model.
 
     Raises:
-        ConfigError: the folder has none.
+        ConfigError: the folder has no such file.
     """
     file = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
     if file is None:
@@ -167,7 +167,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def _preferred(prefix: str) -> tuple[bool, int]:
-    """Sort key: the discriminator before the generator, then the shortest prefix."""
+    """Return a sort key for name prefixes: the discriminator before the generator, then the shortest prefix."""
     return "generator" in prefix, len(prefix)
 
 

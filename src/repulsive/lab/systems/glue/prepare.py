@@ -2,8 +2,8 @@
 
     prepare("glue", "data/glue", "prepared/glue/cola", glue_task="cola", vocabulary="vocab.txt")
 
-The official development set is the part "test". The part "dev" is the same, or a share of the training set that is held
-out. The official test sets have no labels: they are the part "predict", for submissions.
+The data split "test" is the official development set. The split "dev" is the same set, or a share of the
+training set that is held out. The official test sets have no labels: they are the split "predict", for submissions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def plan_glue(
     """Plan the preparation of a GLUE task.
 
     Args:
-        data: the folder of the benchmark, or of the task.
+        data: the folder of the whole benchmark, or of this task.
         out: the folder to make.
         glue_task: name of the task, "cola" or "CoLA".
         vocabulary: a WordPiece vocabulary, or the folder of a model that has one.
@@ -84,7 +84,7 @@ def plan_glue(
 
 
 def _check(settings: Settings) -> Settings:
-    """Refuse settings that a GLUE task cannot have, and fill in its defaults."""
+    """Raise an error for settings that GLUE tasks do not support, and fill in the defaults."""
     if settings.vectors is not None:
         raise DataError("dataset 'glue' is for pre-trained models; leave out --vectors")
     if settings.tokenizer not in (None, "wordpiece"):
@@ -141,7 +141,7 @@ def _write(
 
 
 def _read(files: dict[str, Path], task: GlueTask, held_out: float, settings: Settings) -> dict[str, GlueRows]:
-    """Read every part; "dev" is split from "train", or the same as "test"."""
+    """Read every data split; "dev" is taken from "train", or is the same as "test"."""
     rows = {
         part: read_glue(path, task, labelled=not part.startswith(PREDICT), limit=settings.limit)
         for part, path in files.items()
@@ -154,7 +154,7 @@ def _read(files: dict[str, Path], task: GlueTask, held_out: float, settings: Set
 
 
 def _split(train: GlueRows, share: float, seed: int) -> tuple[GlueRows, GlueRows]:
-    """Hold out a random share of the rows; both sides keep their order."""
+    """Hold out a random share of the rows; both sets keep the order of the rows."""
     count = len(train)
     held = round(count * share)
     if not 0 < held < count:
@@ -189,7 +189,7 @@ def _encode(part: GlueRows, pieces: WordPieces, stops: str, longest: int) -> tup
 
 
 def summarize(prepared: Prepared) -> str:
-    """Describe the prepared parts, and which full stops were removed."""
+    """Describe the prepared data splits, and which full stops were removed."""
     text, stops = summarize_parts(prepared), prepared.manifest.get("stops", "keep")
     if stops != "keep":
         text += f"\nwithout their {'final ' if stops == 'final' else ''}full stops, as those of train"

@@ -1,4 +1,4 @@
-"""Initial weights of fine-tuning: a folder of transformers, a finished run of fine-tuning, or random weights."""
+"""Initial weights for fine-tuning: a folder written by transformers, a finished fine-tuning run, or random weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from repulsive.lab.systems.glue.model import Head, fill_encoder, load_encoder, m
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
 CONFIG = "config.json"
-EXPORT = "export"  # subfolder of a run of pre-training
+EXPORT = "export"  # subfolder of a pre-training run
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Model:
         start: a folder with `config.json` and weights, as transformers writes it, or a finished run: of fine-tuning,
             for intermediate training, or of pre-training with a subfolder `export`. "{seed}" in it is replaced by the
             recipe's seed. None: random weights.
-        size: of an encoder with random weights.
+        size: size of an encoder with random weights.
         head: "linear" as in the official ELECTRA code, "dense" as in transformers.
-        dropout: of encoder and head.
+        dropout: dropout probability of encoder and head.
     """
 
     start: Path | None = None
@@ -44,7 +44,7 @@ class Model:
 
 
 def at_seed(model: Model, seed: int) -> Model:
-    """Replace "{seed}" in `start`."""
+    """Replace "{seed}" in `start` by the seed."""
     if model.start is None:
         return model
     return replace(model, start=Path(str(model.start).replace("{seed}", str(seed))))
@@ -54,7 +54,7 @@ def encoder_of(model: Model, vocabulary: int) -> nn.Module:
     """Make the encoder with its initial weights.
 
     Args:
-        model: the recipe's table.
+        model: the `[model]` table of the recipe.
         vocabulary: number of pieces in the data.
 
     Raises:
@@ -75,10 +75,10 @@ def encoder_of(model: Model, vocabulary: int) -> nn.Module:
 
 
 def checksums_of(model: Model, vocabulary: bytes) -> dict[str, str]:
-    """SHA-256 of the initial weights; also checks that their vocabulary, if it is there, is that of the data.
+    """Compute the SHA-256 of the initial weights, and check that their vocabulary, if present, is that of the data.
 
     Args:
-        model: the recipe's table.
+        model: the `[model]` table of the recipe.
         vocabulary: content of the data's vocabulary file.
 
     Raises:
@@ -101,7 +101,7 @@ def checksums_of(model: Model, vocabulary: bytes) -> dict[str, str]:
 
 
 def _locate(start: Path) -> tuple[Path, RunFolder | None]:
-    """The folder with the weights, and its run if it is one of fine-tuning."""
+    """Find the folder with the weights, and its run if the weights come from a fine-tuning run."""
     for folder in (start, start / EXPORT):
         if (folder / CONFIG).is_file():
             return folder, None
@@ -142,7 +142,7 @@ def _checksums(run: RunFolder) -> Mapping[str, str]:
 
 
 def _pieces_digest(path: Path) -> str:
-    """SHA-256 of a vocabulary with the line ends of prepared folders."""
+    """Compute the SHA-256 of a vocabulary, with line ends as prepared folders write them."""
     lines = path.read_bytes().replace(b"\r\n", b"\n").removesuffix(b"\n")
     return hashlib.sha256(lines + b"\n").hexdigest()
 

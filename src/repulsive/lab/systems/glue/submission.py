@@ -1,4 +1,4 @@
-"""Predictions on the test sets of GLUE, in the format of a submission."""
+"""Format predictions on the GLUE test sets as submission files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from repulsive.lab.systems.glue.data import MOST, GlueTask
 
 
 def submission(task: GlueTask, answers: Tensor, indices: list[int]) -> str:
-    """Text of a submission file: a header, then for every row its index and its class name or score.
+    """Return the text of a submission file: a header, then for every row its index and its class name or score.
 
     Args:
         task: description of the GLUE task.

@@ -1,4 +1,4 @@
-"""The GLUE table of the paper from run folders: a row per system, a column per task, and their mean."""
+"""Build the paper's GLUE table from run folders: a row per system, a column per task, and the mean over tasks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COLUMNS = (*TASKS, FROM_RUN)
 
 @dataclass(frozen=True)
 class System:
-    """Results of one system.
+    """Results of one system, a row of the table.
 
     Args:
-        name: in the table.
-        cells: column -> mean and deviation over seeds of the task's own metric, times 100.
+        name: name of the system in the table.
+        cells: column -> mean and standard deviation over seeds of the task's own metric, times 100.
         seeds: column -> number of seeds.
     """
 
@@ -33,7 +33,7 @@ class System:
     seeds: dict[str, int]
 
     def average(self, intermediate: bool = False) -> float | None:
-        """Mean over the eight tasks; None if one is missing.
+        """Compute the mean over the eight tasks; None if a task is missing.
 
         Args:
             intermediate: use RTE after training on another task.
@@ -48,12 +48,12 @@ def system(name: str, folder: Path, part: str = "test") -> System:
     """Collect all finished GLUE runs below a folder.
 
     Args:
-        name: in the table.
-        folder: such as `--out` of `repulsive train`.
-        part: of the data that they were evaluated on.
+        name: name of the system in the table.
+        folder: folder with run folders, such as `--out` of `repulsive train`.
+        part: data split on which the runs were evaluated.
 
     Raises:
-        RunError: there are none, or two of the same task and seed.
+        RunError: there are no such runs, or two runs have the same task and seed.
     """
     collected = system_of(name, sorted(path.parent for path in folder.rglob(RECIPE)), part)
     if not collected.cells:
@@ -62,7 +62,7 @@ def system(name: str, folder: Path, part: str = "test") -> System:
 
 
 def system_of(name: str, paths: Iterable[Path], part: str = "test") -> System:
-    """Collect the finished GLUE runs among some folders; as `system`, but there may be none."""
+    """Collect the finished GLUE runs among some folders; unlike `system`, accept folders without any such run."""
     columns: dict[str, dict[int, tuple[Path, float]]] = {}
     for path in paths:
         run = RunFolder(path)
@@ -80,7 +80,7 @@ def system_of(name: str, paths: Iterable[Path], part: str = "test") -> System:
 
 
 def as_markdown(systems: Sequence[System], counted: str = "seeds") -> str:
-    """Format the table; a mean is shown only if all eight tasks are there.
+    """Format the table in Markdown; a mean is shown only if a system has all eight tasks.
 
     Args:
         systems: the rows.
@@ -108,7 +108,7 @@ def _column(run: RunFolder) -> str:
 
 
 def title(column: str) -> str:
-    """Title of a column."""
+    """Return the title of a column."""
     return "RTE from MNLI" if column == FROM_RUN else TASKS[column].folder
 
 

@@ -55,7 +55,7 @@ class Data(PreparedData):
 
 @dataclass(frozen=True)
 class Rates:
-    r"""Learning rates by depth: $\gamma^{e}$ times the recipe's, for layer $l$ of $n$, embeddings being 0.
+    r"""Learning rates by depth: $\gamma^{e}$ times the recipe's rate for layer $l$ of $n$; embeddings are layer 0.
 
     Args:
         layer_decay: $\gamma$; 1 for one rate everywhere.
@@ -73,7 +73,7 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Glue(Recipe):
-    """Recipe for fine-tuning.
+    """Recipe for fine-tuning on a GLUE task.
 
     Args:
         data: prepared data.
@@ -94,14 +94,14 @@ class Glue(Recipe):
 
 
 class GlueTask(Task):
-    """Texts, or pairs of texts, and their classes or scores.
+    """A GLUE task: texts, or text pairs, and their classes or scores.
 
-    The part "test" is the benchmark's development set, because the labels of its test set are not public. With
+    The data split "test" is the benchmark's development set, because the labels of its test set are not public. With
     `training.average = 1`, the default, the last weights are evaluated: nothing is selected on that set.
 
     Args:
-        recipe: what to train.
-        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
+        recipe: recipe of the run.
+        data: prepared data without data splits, as `restore` makes them; None: read the recipe's folder.
     """
 
     def __init__(self, recipe: Glue, data: Prepared | None = None) -> None:
@@ -153,7 +153,7 @@ class GlueTask(Task):
         return FineTuned(encoder, max(1, len(self.task.classes)), settings.head, settings.dropout)
 
     def rate_factors(self, model: nn.Module) -> dict[str, float]:
-        """Factor of each parameter's learning rate; see `Rates`."""
+        """Return the factor of each parameter's learning rate; see `Rates`."""
         rates = self.recipe.rates
         names = [name for name, _ in model.named_parameters()]
         layers = max(depth_of(name, 0) for name in names if name.startswith("encoder."))
@@ -165,7 +165,7 @@ class GlueTask(Task):
         }
 
     def to(self, device: torch.device) -> None:
-        """All texts fit on the device, so only the indices of a batch are copied to it."""
+        """Move all texts to the device, which they fit on, so that a batch copies only its indices there."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -195,7 +195,7 @@ class GlueTask(Task):
         return run_assets.data_facts(self.data)
 
     def answers(self, model: nn.Module, part: str) -> Tensor:
-        """Predictions of a model in evaluation mode, on the CPU: logits [N, C], or scores [N]."""
+        """Compute the predictions of a model in evaluation mode, moved to the CPU: logits [N, C], or scores [N]."""
         chosen = self.parts[part]
         outputs = torch.empty(len(chosen), max(1, len(self.task.classes)), device=self._device)
         for batch in Buckets(joined_lengths(chosen).cpu(), _EVALUATION_BATCH, most=self._longest).in_order():
@@ -234,7 +234,7 @@ class GlueTask(Task):
         return Evaluation(scores, items, notes)
 
     def _split(self) -> str:
-        """Note on what "test" is, and how the weights were selected."""
+        """Return a note that says what the split "test" is and how the weights were selected."""
         split = "test is the benchmark's development set"
         if self.recipe.training.average:
             return f"{split}; nothing was selected on it"
@@ -244,18 +244,18 @@ class GlueTask(Task):
 
 
 def joined_lengths(part: Part) -> Tensor:
-    """Number of pieces of each row, with [CLS] and [SEP], int64 [N]."""
+    """Compute the number of word pieces of each row, with [CLS] and [SEP], int64 [N]."""
     return torch.stack([side.lengths for side in part.sentences]).sum(0) + 1 + len(part.sentences)
 
 
 def joined(
     part: Part, rows: Tensor, length: int, marks: tuple[int, int], swapped: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs of the model: [CLS] text [SEP], or [CLS] first [SEP] second [SEP].
+    """Build the model inputs: [CLS] text [SEP], or [CLS] first [SEP] second [SEP].
 
     Args:
         part: the texts.
-        rows: which of them, int64 [B].
+        rows: indices of the rows, int64 [B].
         length: padded length, T.
         marks: ids of [CLS] and [SEP].
         swapped: rows whose texts are swapped, bool [B].

@@ -32,14 +32,14 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 
 def write_vocabulary(folder: Path) -> Path:
-    """Write `vocab.txt` with all words of the rows."""
+    """Write `vocab.txt` with all words of the toy rows."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES + WORDS))
     return folder / "vocab.txt"
 
 
 def rows_of(task: str, count: int, seed: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Generate (first, second, label); words such as "good" and "bad" in the last text determine the label."""
+    """Generate rows (first, second, label); words such as "good" and "bad" in the last text determine the label."""
     draw = random.Random(f"{task}/{seed}")
     for _ in range(count):
         words = [draw.choice(WORDS) for _ in range(draw.randint(2, 6))]
@@ -81,7 +81,7 @@ def lines_of(task: str, rows: Iterable[tuple[str, str, str]], labelled: bool = T
 
 
 def write_task(folder: Path, task: str, sizes: Sequence[int] = (80, 24, 9)) -> Path:
-    """Write the training, development and unlabelled test sets; MNLI has two of each of the latter."""
+    """Write the training, development and unlabelled test sets; MNLI has two development sets and two test sets."""
     place = folder / COLUMNS[task][0]
     place.mkdir(parents=True, exist_ok=True)
     ends = ("_matched", "_mismatched") if task == "mnli" else ("",)

@@ -1,4 +1,4 @@
-"""Multi-head attention of GraphWriter, dense: every query scores every node, and a mask removes the rest."""
+"""Dense multi-head attention for GraphWriter: every query scores every node, and a mask hides non-neighbours."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class GraphSizes:
     """Sizes and choices of the graph Transformer.
 
     Args:
-        width: size of a node.
+        width: size of a node's vector.
         heads: attention heads in every layer.
         layers: number of layers.
-        dropout: on attention weights and on outputs of feed-forward blocks, in training only. (The released code also
-            drops attention weights at test time.)
-        detached: no gradient through keys and values to the layers below, as in the released code.
-        full_scale: divide scores by the root of the width, as in the released code, instead of the head size.
+        dropout: dropout probability on attention weights and on outputs of feed-forward blocks, in training only.
+            (The released code also drops attention weights at test time.)
+        detached: stop gradients through keys and values to the layers below, as in the released code.
+        full_scale: divide scores by the root of the width, as in the released code, not by that of the head size.
         attention: "own" is dense; "pyg" uses PyTorch Geometric, see `encoder_pyg`: slower, the same results.
     """
 
@@ -45,7 +45,7 @@ class GraphSizes:
 
 
 class SideBySide(nn.Identity):
-    """Identity in place of an output projection, so that tools that measure or ablate heads find their outputs."""
+    """Identity in place of an output projection; tools that measure or ablate heads find the head outputs there."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,18 +63,18 @@ class GraphAttention(nn.Module):
         self.out = SideBySide(sizes.width)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """[B, Q, width], [B, N, width], bool [B, Q or 1, N] -> [B, Q, width]; every query must see some node."""
+        """Attend from x [B, Q, width] to memory [B, N, width]; the mask [B, Q or 1, N] must not hide all nodes."""
         return self.attend(x, *self.keys_and_values(memory), mask)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, N, width] -> twice [B, M, N, d]."""
+        """Project [B, N, width] to keys and values, each [B, M, N, d]."""
         return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
 
     def attend(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, with precomputed keys and values.
+        """Attend as `forward` does, with precomputed keys and values.
 
-        Written out, because fused attention does not support heads of 125 numbers, and torch's fallback scales keys,
-        converts the mask and looks for empty rows again at every word.
+        The operations are written out, because fused attention does not support heads of 125 numbers, and torch's
+        fallback scales keys, converts the mask and looks for empty rows again at every word.
         """
         scores = (self._split(self.q_proj(x)) * self.scale) @ k.mT  # [B, M, Q, N]
         weights = torch.where(mask.unsqueeze(1), scores, -torch.inf).softmax(-1)

@@ -17,12 +17,12 @@ from repulsive.lab.text.tokens import PAD, Ragged
 SMALLER = (
     (104, 1),
     (232, 2),
-)  # batches of longer texts are half, then a quarter as large; GraphWriter: 100 and 219
+)  # above each bound, batches are half, then a quarter as large; GraphWriter's bounds: 100 and 219
 WORDS = (8, 16)  # padded lengths of an entity's words
 
 
 class Shape(NamedTuple):
-    """Padded sizes: words of a title, entities, words of an entity, relations; each at least 1."""
+    """Padded sizes of a batch: words of a title, entities, words of an entity, relations; each at least 1."""
 
     title: int
     entities: int
@@ -41,7 +41,7 @@ class GraphTables:
         relations: N rows of head, relation, tail.
         targets: T rows of words.
         copies: T rows, `WORD` or the index of the entity that is copied.
-        graphs: graph of each text, int64 [T].
+        graphs: index of each text's graph, int64 [T].
     """
 
     titles: Ragged
@@ -86,10 +86,10 @@ class GraphTables:
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
-    """Texts that are trained on together.
+    """A training batch of texts.
 
     Args:
-        indices: of the texts, int64 [B].
+        indices: indices of the texts, int64 [B].
         length: index of their shape in `GraphBuckets.shapes`.
         tokens: mean number of words per text over the whole batch, also for a rank that takes a share of it.
     """
@@ -112,7 +112,7 @@ class GraphBuckets(ByLength[GraphBatch]):
         lengths: words of each text, int64 [T].
         sizes: size of the graph of each text, int64 [T, 4]; see `GraphTables.sizes`.
         size: number of short texts in a batch.
-        seed: of the order, together with the number of the epoch.
+        seed: random seed of the order, together with the number of the epoch.
     """
 
     def __init__(self, lengths: Tensor, sizes: Tensor, size: int, seed: int = 0) -> None:
@@ -139,11 +139,11 @@ class GraphBuckets(ByLength[GraphBatch]):
 
 
 def in_batches(sizes: Tensor, at_once: int) -> list[tuple[Tensor, Shape]]:
-    """Group graphs with similar numbers of entities for search; return the indices and the shape of each batch.
+    """Group graphs with similar numbers of entities for beam search; return the indices and shape of each batch.
 
     Args:
-        sizes: of each graph, int64 [N, 4]; see `GraphTables.sizes`.
-        at_once: graphs in a batch.
+        sizes: sizes of each graph, int64 [N, 4]; see `GraphTables.sizes`.
+        at_once: number of graphs in a batch.
     """
     order: Sequence[Tensor] = sizes[:, 1].argsort(stable=True).split(at_once)
     return [(some, Shape(*sizes[some].amax(0).tolist())) for some in order]

@@ -14,15 +14,15 @@ class Graph:
     """One graph and the texts about it.
 
     Args:
-        title: its words; empty if the dataset has no titles.
+        title: words of the title; empty if the dataset has no titles.
         entities: words of each entity.
-        types: one for each entity, such as "<method>".
-        relations: head, name, tail.
-        targets: one for each text: words, and indices where an entity is mentioned.
+        types: type of each entity, such as "<method>".
+        relations: (head, name, tail) of each relation.
+        targets: tokens of each text: words, and entity indices where an entity is mentioned.
         references: the plain texts.
         plan: AGENDA's sentence plan, the nodes of each sentence; empty if there is none.
-        written: the text that a copy of each entity writes; empty: the words of the entity.
-        category: WebNLG's; some categories occur in its test set only. "" if there is none.
+        written: text that is written where an entity is copied, for each entity; empty: the words of the entity.
+        category: category of a WebNLG graph; some occur in the test set only. "" if there is none.
     """
 
     title: list[str]
@@ -37,7 +37,7 @@ class Graph:
 
     @property
     def names(self) -> list[str]:
-        """The text that a copy of each entity writes."""
+        """Text that is written where an entity is copied, for each entity."""
         return list(self.written) or [" ".join(words) for words in self.entities]
 
 
@@ -46,7 +46,7 @@ class Graphs:
     """The graphs of one file.
 
     Args:
-        graphs: the valid ones.
+        graphs: the valid graphs.
         skipped: number of lines or entries left out.
     """
 

@@ -1,7 +1,7 @@
 """The graph Transformer of GraphWriter (Koncel-Kedziorski et al., 2019), over all graphs of a batch at once.
 
     mask = adjacency(real, relations)                    # [B, E], [B, R, 3] -> [B, N, N], N = 1 + E + 2 R
-    nodes = GraphTransformer(GraphSizes())(nodes, mask)  # [B, N, width] -> same
+    nodes = GraphTransformer(GraphSizes())(nodes, mask)  # [B, N, width] -> [B, N, width]
 
 Nodes are the root, the entities, the relations and their inverses, in this order. A node attends to itself and to its
 neighbours: of a relation (a, R, b) with inverse R', a to R, R to b, b to R' and R' to a; root and entities to each
@@ -17,7 +17,7 @@ from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
 
 class GraphLayer(nn.Module):
-    r"""$t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code uses one norm for both."""
+    r"""Layer $t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code uses one norm for both."""
 
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class GraphTransformer(nn.Module):
         self.layers = nn.ModuleList(GraphLayer(sizes) for _ in range(sizes.layers))
 
     def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
-        """[B, N, width], bool [B, N, N] -> [B, N, width]."""
+        """Update nodes [B, N, width] under an attention mask, bool [B, N, N]."""
         for layer in self.layers:
             nodes = layer(nodes, mask)
         return nodes
 
     def weights(self) -> Tensor:
-        """Weights of q, k and v of every layer and head, [layers, 3, M, D]."""
+        """Stack the query, key and value weights of every layer and head, [layers, 3, M, D]."""
         layers = []
         for attention in (layer.attention for layer in self.layers):
             assert isinstance(attention, GraphAttention)
@@ -69,7 +69,7 @@ class GraphTransformer(nn.Module):
 
 
 def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
-    """Attention mask between nodes, bool [B, N, N]; padding attends to itself alone, and no node to padding.
+    """Build the attention mask between nodes, bool [B, N, N]; padding attends only to itself, no node to padding.
 
     Args:
         real: mask of the entities that exist, bool [B, E].
@@ -92,6 +92,6 @@ def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
 
 
 def present(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
-    """Mask of the nodes that exist, bool [B, N]; arguments as in `adjacency`."""
+    """Build the mask of the nodes that exist, bool [B, N]; arguments as in `adjacency`."""
     there = relations[..., 1] != padding  # [B, R]
     return torch.cat([torch.ones_like(real[:, :1]), real, there, there], dim=1)

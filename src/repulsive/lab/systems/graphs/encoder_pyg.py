@@ -27,7 +27,7 @@ class PygAttention(GraphAttention):
     def __init__(self, sizes: GraphSizes) -> None:
         super().__init__(sizes)
         self._own_scale = sqrt(sizes.width // sizes.heads)  # TransformerConv divides scores by it
-        with torch.random.fork_rng(devices=[]):  # its initial weights are replaced below
+        with torch.random.fork_rng(devices=[]):  # the initial weights of TransformerConv are replaced below
             conv = _transformer_conv()(
                 sizes.width,
                 sizes.width // sizes.heads,
@@ -37,13 +37,13 @@ class PygAttention(GraphAttention):
                 root_weight=False,
             )
         conv.lin_query, conv.lin_key, conv.lin_value = self.q_proj, self.k_proj, self.v_proj
-        self._conv = (conv,)  # in a tuple it is not registered, so that each parameter has one name
+        self._conv = (conv,)  # a module in a tuple is not registered, so that each parameter has one name
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """As `GraphAttention.forward`; counting the edges synchronises with the device."""
+        """Attend as `GraphAttention.forward` does; counting the edges synchronises with the device."""
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise ConfigError('model.attention="pyg" counts edges and cannot be captured: set training.capture=false')
-        batch, queries, nodes = mask.expand(-1, x.shape[1], -1).nonzero(as_tuple=True)  # an edge each
+        batch, queries, nodes = mask.expand(-1, x.shape[1], -1).nonzero(as_tuple=True)  # one entry per edge
         edges = torch.stack([batch * memory.shape[1] + nodes, batch * x.shape[1] + queries])
         (conv,) = self._conv
         scaled = x.flatten(0, 1) * (self.scale * self._own_scale)

@@ -1,4 +1,4 @@
-"""Find files of graphs by their names, and read them."""
+"""Find the files of a graph dataset by their names, and read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repulsive.lab.text.prepared import PARTS
 from repulsive.lab.text.tokens import Tokenizer
 
 RELATIONS, ARCHIVE = "relations.vocab", "unprocessed.tar.gz"
-# File names of train, dev and test in each form, in order of preference.
+# File names of train, dev and test in each file format, in order of preference.
 FORMS = {
     "agenda tsv": tuple(f"preprocessed.{part}.tsv" for part in ("train", "val", "test")),
     "agenda json": tuple(f"unprocessed.{part}.json" for part in ("train", "val", "test")),
@@ -24,12 +24,12 @@ FORMS = {
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """The files of a dataset.
+    """The files of a graph dataset.
 
     Args:
-        form: a key of `FORMS`.
-        parts: the file of each part.
-        members: the name of each part within an archive; empty without an archive.
+        form: file format, a key of `FORMS`.
+        parts: the file of each data split.
+        members: the file name of each data split within an archive; empty without an archive.
         relations: the file with the names of the relations, if there is one.
     """
 
@@ -40,11 +40,11 @@ class GraphFiles:
 
     @property
     def in_words(self) -> bool:
-        """Whether the texts are tokenised already."""
+        """Whether the texts in the files are tokenised already."""
         return self.form != "webnlg"
 
     def read(self, split: Tokenizer, lowercase: bool, limit: int) -> tuple[dict[str, Graphs], list[str] | None]:
-        """Read the graphs of each part, and the names of the relations if there is a file of them."""
+        """Read the graphs of each data split, and the names of the relations if there is a file with them."""
         names = read_relations(self.relations) if self.relations is not None else None
         graphs = {}
         for part, path in self.parts.items():
@@ -59,10 +59,10 @@ class GraphFiles:
 
 
 def find_graphs(folder: Path) -> GraphFiles:
-    """Find the files of a folder, in any of the forms.
+    """Find the graph files of a folder, in any of the file formats `FORMS`.
 
     Raises:
-        DataError: no form has a file for every part.
+        DataError: no format has a file for every data split.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; it should hold the files of dataset 'graphs'")

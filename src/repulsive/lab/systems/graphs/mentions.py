@@ -45,7 +45,7 @@ def _fold(character: str) -> str:
 
 
 def forms(name: str) -> list[str]:
-    """List the spellings of an entity, folded, the closest to its name first.
+    """List the spellings of an entity name, without case and accents, the closest to the name first.
 
     Numbers also appear without their unit, with commas or, up to twelve, in letters; dates in words; any other name
     also without brackets at its end, or without the part after its only comma.
@@ -87,7 +87,7 @@ def find_mentions(text: str, names: Sequence[str]) -> list[tuple[int, int, int]]
 
     Args:
         text: plain text.
-        names: of the entities.
+        names: names of the entities.
 
     Returns:
         Start, end and index of the entity of each mention, in the order of the text.
@@ -111,7 +111,7 @@ def find_mentions(text: str, names: Sequence[str]) -> list[tuple[int, int, int]]
 
 @lru_cache(1 << 14)
 def _pattern(form: str) -> re.Pattern[str]:
-    if re.fullmatch(r"[\d.,-]+", form):  # separated digits are another number
+    if re.fullmatch(r"[\d.,-]+", form):  # digits next to other digits belong to another number
         return re.compile(rf"(?<![\w.,-]){re.escape(form)}(?![\w-]|[.,]\d)")
     words = r"\W{0,3}".join(map(re.escape, re.findall(r"\w+", form)))
     first, last = r"\(?" if form[0] == "(" else "", r"\)?" if form[-1] == ")" else ""

@@ -15,15 +15,15 @@ from pathlib import Path
 from repulsive.errors import DataError
 
 OFFICIAL, NLTK = "METEOR 1.5", "METEOR (NLTK)"
-_EMPTY = "…"  # replaces an empty text, which the program does not accept
+_EMPTY = "…"  # replaces an empty text, which the METEOR program does not accept
 
 
 @dataclass(frozen=True)
 class Meteor:
-    """A corpus score.
+    """A METEOR score of a corpus.
 
     Args:
-        value: from 0 to 100.
+        value: the score, from 0 to 100.
         name: `OFFICIAL` or `NLTK`, which are not comparable: one may be nearly twice the other.
     """
 
@@ -32,11 +32,11 @@ class Meteor:
 
 
 def meteor(texts: Sequence[str], references: Sequence[Sequence[str]], which: str | None = None) -> Meteor | None:
-    """METEOR of lower-cased texts; None if neither program is installed.
+    """Compute METEOR of lower-cased texts; None if neither program is installed.
 
     Args:
         texts: words separated by spaces.
-        references: one or more for each.
+        references: one or more references for each text.
         which: `OFFICIAL` or `NLTK`; None: the first that is installed.
 
     Raises:
@@ -59,7 +59,7 @@ def meteor(texts: Sequence[str], references: Sequence[Sequence[str]], which: str
 
 
 def official_program() -> list[str] | None:
-    """The command that runs METEOR 1.5; None if Java or pycocoevalcap is not installed."""
+    """Return the command that runs METEOR 1.5; None if Java or pycocoevalcap is not installed."""
     java = shutil.which("java")
     found = importlib.util.find_spec("pycocoevalcap")
     if java is None or found is None:
@@ -90,7 +90,7 @@ def _official(program: list[str], texts: list[str], references: list[list[str]])
             raise DataError(f"{OFFICIAL} failed: {said[-1] if said else 'it said nothing'}") from None
         finally:
             run.kill()
-            with suppress(OSError):  # unread input is dropped
+            with suppress(OSError):  # input that the program has not read is dropped
                 run.communicate()
 
 

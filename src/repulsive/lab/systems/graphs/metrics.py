@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from repulsive.errors import DataError
 from repulsive.lab.systems.graphs.meteor import meteor
 
-References = Sequence[Sequence[str]]  # one or more for each text
+References = Sequence[Sequence[str]]  # one or more references for each text
 ORDER = 4
 BETA = 1.2  # weight of recall in the ROUGE-L of image captioning, which GraphWriter's scores are
 ENDS = frozenset((*",;:.!?", "and", "or", "but", "nor", "yet", "so", "while", "whereas", "because", "although"))
@@ -27,12 +27,12 @@ ENDS = frozenset((*",;:.!?", "and", "or", "but", "nor", "yet", "so", "while", "w
 
 @dataclass(frozen=True)
 class Rouge:
-    """Means over texts, from 0 to 100; each text is compared with the reference of the best `f`.
+    """ROUGE means over texts, from 0 to 100; each text is compared with the reference that gives the best `f`.
 
     Args:
         precision: fraction of the text that the reference has.
         recall: fraction of the reference that the text has.
-        f: their harmonic mean.
+        f: harmonic mean of precision and recall.
     """
 
     precision: float
@@ -43,14 +43,14 @@ class Rouge:
 def score_texts(
     texts: Sequence[str], references: References, entities: Sequence[Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """All scores, from 0 to 100, by name; METEOR if it is installed, under the name of its version.
+    """Compute all scores, from 0 to 100, by name; METEOR, if installed, is named after its version.
 
     If METEOR fails it is left out with a warning, so that a long training still gets its other scores.
 
     Args:
         texts: one for each graph, words separated by spaces.
-        references: one or more for each text.
-        entities: of each graph, words separated by spaces; None: coverage is left out.
+        references: one or more references for each text.
+        entities: entities of each graph, words separated by spaces; None: do not compute coverage.
 
     Raises:
         DataError: the numbers of texts, references and entities differ.
@@ -58,7 +58,7 @@ def score_texts(
     found = {f"BLEU-{n}": score for n, score in enumerate(bleu(texts, references), 1)}
     try:
         judged = meteor(texts, references)
-    except DataError as error:  # wrong arguments were reported by BLEU above
+    except DataError as error:  # BLEU above has already raised an error for wrong arguments
         warnings.warn(f"{error}; it is left out", stacklevel=2)
     else:
         found |= {judged.name: judged.value} if judged is not None else {}
@@ -79,7 +79,7 @@ def bleu(texts: Sequence[str], references: References) -> list[float]:
 
     Args:
         texts: words separated by spaces.
-        references: one or more for each.
+        references: one or more references for each text.
     """
     h, r, *counts = (sum(column) for column in zip(*bleu_statistics(texts, references), strict=True))
     common, total = counts[:ORDER], counts[ORDER:]
@@ -90,11 +90,11 @@ def bleu(texts: Sequence[str], references: References) -> list[float]:
 
 
 def bleu_statistics(texts: Sequence[str], references: References) -> list[list[int]]:
-    """Counts of each text, h, r, c_1 to c_4, t_1 to t_4, from which `bleu` of any subset can be computed.
+    """Count h, r, c_1 to c_4, t_1 to t_4 for each text, from which `bleu` of any subset can be computed.
 
     Args:
         texts: words separated by spaces.
-        references: one or more for each.
+        references: one or more references for each text.
     """
     _check(texts, references)
     rows = []
@@ -114,11 +114,11 @@ def bleu_statistics(texts: Sequence[str], references: References) -> list[list[i
 
 
 def rouge(texts: Sequence[str], references: References, name: str = "L") -> Rouge:
-    """ROUGE-1 and 2 (shared n-grams) or L (longest common subsequence), as in rouge-score without stemming.
+    """Compute ROUGE-1, 2 (shared n-grams) or L (longest common subsequence), as rouge-score without stemming does.
 
     Args:
         texts: the texts.
-        references: one or more for each.
+        references: one or more references for each text.
         name: "1", "2" or "L".
     """
     _check(texts, references)
@@ -132,13 +132,13 @@ def rouge(texts: Sequence[str], references: References, name: str = "L") -> Roug
 
 
 def caption_rouge(texts: Sequence[str], references: References) -> float:
-    r"""ROUGE-L as in image captioning: $(1 + β^2) P R / (R + β^2 P)$, β = 1.2, the mean over texts.
+    r"""Compute ROUGE-L as in image captioning: $(1 + β^2) P R / (R + β^2 P)$, β = 1.2, the mean over texts.
 
     P and R are each the best over the references; words are split at spaces.
 
     Args:
         texts: words separated by spaces.
-        references: one or more for each.
+        references: one or more references for each text.
     """
     _check(texts, references)
     total = 0.0
@@ -150,11 +150,11 @@ def caption_rouge(texts: Sequence[str], references: References) -> float:
 
 
 def entity_coverage(texts: Sequence[str], entities: Sequence[Sequence[str]]) -> float:
-    """Percentage of the entities of all graphs, each counted once per graph, that occur in the text as a phrase.
+    """Compute the percentage of entities, each counted once per graph, that occur in the graph's text as a phrase.
 
     Args:
         texts: words separated by spaces.
-        entities: of each text's graph, words separated by spaces.
+        entities: entities of each text's graph, words separated by spaces.
 
     Example:
         >>> entity_coverage(["we use Beam search ."], [["beam search", "parsing"]])
@@ -171,7 +171,7 @@ def entity_coverage(texts: Sequence[str], entities: Sequence[Sequence[str]]) -> 
 
 
 def repeated_clauses(texts: Sequence[str], shortest: int = 1) -> float:
-    """Percentage of clauses that occurred before in the same text.
+    """Compute the percentage of clauses that occurred before in the same text.
 
     A clause is the text between two of `ENDS` (punctuation and conjunctions), or the ends of the text.
 
@@ -200,7 +200,7 @@ def repeated_clauses(texts: Sequence[str], shortest: int = 1) -> float:
 
 
 def _overlap(words: list[str], others: list[str], name: str) -> tuple[float, float, float]:
-    """Precision, recall and their harmonic mean."""
+    """Compute precision, recall and their harmonic mean."""
     if name == "L":
         common, mine, theirs = _longest_common(words, others), len(words), len(others)
     else:

@@ -35,7 +35,7 @@ class GraphWriterConfig:
         entity_words: size of the vocabulary of entities.
         relations: number of relation ids: three reserved ones, the names, and the inverse of each name.
         graph: sizes of the graph Transformer; the decoder has the same width, heads and dropout.
-        lstm_layers: of the encoders of titles and entities.
+        lstm_layers: LSTM layers of the encoders of titles and entities.
         titles: whether graphs have titles.
     """
 
@@ -63,7 +63,7 @@ class Memory(NamedTuple):
         entities: vectors before the graph Transformer, [B, E, width].
         real: mask of the entities that exist, bool [B, E].
         graph: keys, values, and mask of the nodes that exist, bool [B, 1, N].
-        title: the same for the words of the title; None without titles.
+        title: keys, values and mask of the words of the title; None without titles.
     """
 
     root: Tensor
@@ -73,7 +73,7 @@ class Memory(NamedTuple):
     title: tuple[Tensor, Tensor, Tensor] | None
 
     def take(self, rows: Tensor) -> Memory:
-        """Select some graphs, [A]."""
+        """Select the graphs with the given indices, int64 [A]."""
         root, entities, real = (x[rows] for x in self[:3])
         graph = self.graph[0][rows], self.graph[1][rows], self.graph[2][rows]
         title = (self.title[0][rows], self.title[1][rows], self.title[2][rows]) if self.title is not None else None
@@ -84,8 +84,8 @@ class State(NamedTuple):
     """Decoder states of K hypotheses of each graph, [B, K, ...] each.
 
     Args:
-        hidden: of the LSTM.
-        cell: of the LSTM.
+        hidden: hidden state of the LSTM.
+        cell: cell state of the LSTM.
         context: output of the attention to graph and title.
     """
 
@@ -94,11 +94,11 @@ class State(NamedTuple):
     context: Tensor
 
     def keep(self, origin: Tensor) -> State:
-        """Select the hypotheses that new ones extend, [B, K]."""
+        """Select for each new hypothesis the one that it extends, given by its index, [B, K]."""
         return State(*(x.gather(1, origin.unsqueeze(2).expand(-1, -1, x.shape[2])) for x in self))
 
     def take(self, rows: Tensor) -> State:
-        """Select some graphs, [A]."""
+        """Select the graphs with the given indices, int64 [A]."""
         return State(*(x[rows] for x in self))
 
 
@@ -114,7 +114,7 @@ class WordEncoder(nn.Module):
         )
 
     def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T] -> states [B, T, width], and the last state of each direction, [B, width]."""
+        """Encode words [B, T] as states [B, T, width], and the last states of both directions, joined, [B, width]."""
         lengths = (words != PADDING).sum(1)  # [B]
         states = self.embedding(words)
         for ahead, back in zip(self.forwards, self.backwards, strict=True):
@@ -140,21 +140,21 @@ class Decoder(nn.Module):
         self.switch = nn.Linear((seen + 1) * width, 1)
 
     def attend(self, hidden: Tensor, memory: Memory) -> Tensor:
-        """State + attention to the graph, and to the title: [B, K, width] -> [B, K, width or 2 width]."""
+        """Attend to graph and title, and add the state to each result: [B, K, width] -> [B, K, width or 2 width]."""
         contexts = [hidden + self.graph_cross_attention.attend(hidden, *memory.graph)]
         if self.title_cross_attention is not None and memory.title is not None:
             contexts.append(hidden + self.title_cross_attention.attend(hidden, *memory.title))
         return torch.cat(contexts, dim=-1)
 
     def step(self, vectors: Tensor, state: State, memory: Memory) -> State:
-        """One more word of every hypothesis, [B, K, width]."""
+        """Update the state with one more word of every hypothesis, given as word vectors [B, K, width]."""
         given = torch.cat([state.context, vectors], dim=-1).flatten(0, 1)  # [B K, ...]
         hidden, cell = self.lstm(given, (state.hidden.flatten(0, 1), state.cell.flatten(0, 1)))
         hidden = hidden.view_as(state.hidden)
         return State(hidden, cell.view_as(state.cell), self.attend(hidden, memory))
 
     def distribution(self, seen: Tensor, memory: Memory) -> Tensor:
-        r"""$\log s \, softmax(V o)$ of words, then $\log (1 - s) \, softmax(e^T W o)$ of copies: [B, T, V + E]."""
+        r"""Join $\log s \, softmax(V o)$ of words and $\log (1 - s) \, softmax(e^T W o)$ of copies: [B, T, V + E]."""
         scores = self.copies(seen) @ memory.entities.mT  # [B, T, E]
         scores = scores.masked_fill(~memory.real.unsqueeze(1), -torch.inf)
         switch = self.switch(seen).float() if seen.dtype in (torch.bfloat16, torch.float16) else self.switch(seen)
@@ -180,13 +180,13 @@ class GraphWriter(nn.Module):
     def forward(
         self, titles: Tensor | None, entities: Tensor, relations: Tensor, before: Tensor, *, weights: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probabilities of what follows each word.
+        """Compute the log-probabilities of the word or copy that follows each word.
 
         Args:
             titles: words, [B, S]; ignored if the model has no titles.
             entities: words of each entity, [B, E, W]; an entity without words is padding.
-            relations: head, relation, tail, [B, R, 3]; relation 0 is padding.
-            before: the word before each word to predict, [B, T]; of a copied entity, its type.
+            relations: (head, relation, tail) ids, [B, R, 3]; relation 0 is padding.
+            before: the word before each word to predict, [B, T]; for a copied entity, the word of its type.
             weights: also return the weights of the encoder's heads.
 
         Returns:
@@ -207,7 +207,7 @@ class GraphWriter(nn.Module):
         vectors = ends.unflatten(0, real.shape)
         names = relations[..., 1]  # [B, R]
         named = (self.config.relations - MARKS) // 2
-        inverse = torch.where(names < MARKS, names, names + named)  # of the unknown: unknown
+        inverse = torch.where(names < MARKS, names, names + named)  # the inverse of the unknown relation is unknown
         root = torch.full_like(entities[:, :1, 0], ROOT)  # [B, 1]
         nodes = [self.relations(root), vectors, self.relations(names), self.relations(inverse)]
         graph = self.encoder(torch.cat([x.to(vectors.dtype) for x in nodes], 1), adjacency(real, relations))
@@ -216,12 +216,12 @@ class GraphWriter(nn.Module):
         return Memory(graph[:, 0], vectors, real, keys, self._title(titles))
 
     def begin(self, memory: Memory) -> State:
-        """State before the first word, with one hypothesis of each graph: the root's state, and its context."""
+        """Return the state before the first word, with one hypothesis per graph: the root's state, and its context."""
         hidden = memory.root.unsqueeze(1)  # [B, 1, width]
         return State(hidden, hidden.detach(), self.decoder.attend(hidden, memory))
 
     def step(self, before: Tensor, state: State, memory: Memory) -> tuple[Tensor, State]:
-        """One more word of K hypotheses: [B, K] -> log-probabilities [B, K, V + E], and the state after it."""
+        """Add one word to K hypotheses, [B, K]; return log-probabilities [B, K, V + E] and the state after the word."""
         state = self.decoder.step(self.decoder.embedding(before), state, memory)
         return self.decoder.distribution(_seen(state), memory), state
 

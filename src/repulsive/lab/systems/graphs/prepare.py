@@ -2,8 +2,8 @@
 
     prepare("graphs", "data/webnlg", "prepared/webnlg")
 
-The names of the files decide the form: AGENDA's processed TSV, its unprocessed JSON, plain or in its archive, or WebNLG
-as JSON lines. The vocabularies are built from the training set, as in GraphWriter's code.
+File names decide the file format: AGENDA's processed TSV, its unprocessed JSON, plain or in its archive, or WebNLG as
+JSON lines. The vocabularies are built from the training set, as in GraphWriter's code.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def plan_graphs(data: str | Path, out: str | Path, **settings: Any) -> Plan[Prep
     """Plan the preparation of graphs and texts.
 
     Args:
-        data: the folder of the files.
+        data: the folder with the raw files.
         out: the folder to make.
         settings: fields of `Settings`: `minimum` and `most` for the words of titles and texts, `longest` for the words
             of a text, `tokenizer` and `lowercase` (AGENDA is tokenised: only its titles are lower-cased), `limit`.
@@ -60,7 +60,7 @@ def plan_graphs(data: str | Path, out: str | Path, **settings: Any) -> Plan[Prep
         raise DataError(f"{folder}: is tokenised already; leave out --tokenizer {shared.tokenizer}")
     if not files.in_words:
         shared = replace(shared, tokenizer=shared.tokenizer or "spacy")
-        tokenizer(str(shared.tokenizer))  # fails here if it is not installed, before a long read
+        tokenizer(str(shared.tokenizer))  # fails here, before a long read, if the tokenizer is not installed
     paths = {*files.parts.values(), *([files.relations] if files.relations else [])}
     stored = {name: value for name, value in shared.stored({}).items() if name not in _UNUSED}
     stored["form"] = files.form
@@ -106,8 +106,8 @@ def build_vocabularies(
     The types are words too: after a copied entity, the decoder reads the word of its type.
 
     Args:
-        parts: the graphs of each part; words are taken from "train".
-        names: of the relations; None: those of "train", by code point.
+        parts: the graphs of each data split; words are taken from "train".
+        names: names of the relations; None: those in "train", sorted by code point.
         minimum: occurrences that a word needs.
         most: maximum size of the vocabulary, marks and types included; None: unlimited.
     """
@@ -126,7 +126,7 @@ def build_vocabularies(
 
 
 def summarize(prepared: PreparedGraphs) -> str:
-    """Describe what was made, as a table with one column per part."""
+    """Describe the prepared data, as a table with one column per data split."""
     manifest, words = prepared.manifest, prepared.vocabularies
     rows: list[tuple[str, str, Callable[[Any], str]]] = [
         ("graphs", "rows", "{:,}".format),

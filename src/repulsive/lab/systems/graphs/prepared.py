@@ -33,7 +33,7 @@ _VOCABULARIES, _REFERENCES = "vocabularies.json", "references.json"
 
 @dataclass(frozen=True, eq=False)
 class GraphPart:
-    """N graphs with E entities, R relations and T texts.
+    """A data split: N graphs with E entities, R relations and T texts.
 
     Args:
         titles: N rows of words.
@@ -46,8 +46,8 @@ class GraphPart:
         copies: T rows, `WORD` or the index of the entity that is copied, counted from 0 in its graph.
         references: N lists of plain texts.
         reference_words: the same texts tokenised, with single spaces, against which outputs are scored.
-        names: text that a copy of each entity writes, tokenised, with single spaces.
-        categories: of each graph; "" if the dataset has none.
+        names: text that is written where an entity is copied, for each entity; tokenised, with single spaces.
+        categories: category of each graph; "" if the dataset has no categories.
     """
 
     titles: Ragged
@@ -75,9 +75,9 @@ class GraphVocabularies:
     """The vocabularies of the ids in a `GraphPart`.
 
     Args:
-        words: of titles and texts: `pieces.MARKS`, then the types, then words.
-        entities: words of entities.
-        types: of entities.
+        words: vocabulary of titles and texts: `pieces.MARKS`, then the types, then words.
+        entities: vocabulary of entities.
+        types: names of the entity types.
         relations: `RELATION_MARKS`, then the names, then each name's inverse in the same order.
     """
 
@@ -104,7 +104,7 @@ class GraphVocabularies:
         return torch.where(relations == UNK, relations, relations + self.named)
 
     def as_bytes(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content of the vocabulary file."""
         plain = {
             "words": self.words.words,
             "entities": self.entities.words,
@@ -122,13 +122,13 @@ class GraphVocabularies:
 
 @dataclass(frozen=True, eq=False)
 class PreparedGraphs:
-    """Graphs, ready to train on.
+    """A prepared dataset of graphs.
 
     Args:
-        folder: where they are, or will be written.
-        vocabularies: of the training set.
+        folder: folder of the dataset, which may not be written yet.
+        vocabularies: vocabularies of the training set.
         parts: "train", "dev" and "test".
-        manifest: how they were made: settings, SHA-256 of inputs and files, and counts.
+        manifest: how the dataset was made: settings, SHA-256 of inputs and files, and counts.
     """
 
     folder: Path
@@ -178,7 +178,7 @@ class PreparedGraphs:
         Args:
             target: word ids, [L].
             copies: `WORD`, or the index of the entity that is copied, [L].
-            names: of the graph's entities, one of `GraphPart.names`.
+            names: texts of the graph's entities, one entry of `GraphPart.names`.
         """
         words = []
         for word, copied in zip(target.tolist(), copies.tolist(), strict=True):
@@ -208,7 +208,7 @@ def _part(tensors: dict[str, Tensor], texts: dict[str, Any]) -> GraphPart:
 
 
 def _check(part: GraphPart, known: GraphVocabularies, where: str) -> None:
-    """Refuse values that would fail in the middle of a training: ids of words, entities or relations out of range."""
+    """Raise an error for word, entity or relation ids out of range, which would fail in the middle of a training."""
     of_graphs: list[Sized] = [part.titles, part.types, part.relations, part.references, part.names, part.categories]
     counts = {len(part.texts) - 1, len(part.reference_words), *map(len, of_graphs)}
     texts, entities = int(part.texts[-1]), part.types.lengths  # entities: [N]

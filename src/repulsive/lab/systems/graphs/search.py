@@ -1,4 +1,4 @@
-"""Beam search for GraphWriter, many graphs at a time. It synchronises with the device every fourth step.
+"""Beam search for GraphWriter, many graphs at a time. The search synchronises with the device every fourth step.
 
     texts = write(model, titles, entities, relations, types, Ends(bos=2, eos=3), beam=4)
 
@@ -39,15 +39,15 @@ def write(
     finished. At `longest` words a text is forced to end.
 
     Args:
-        model: in evaluation mode.
-        titles: as in `GraphWriter.forward`.
-        entities: as in `GraphWriter.forward`.
-        relations: as in `GraphWriter.forward`.
+        model: a GraphWriter in evaluation mode.
+        titles: words of the titles, as in `GraphWriter.forward`.
+        entities: words of the entities, as in `GraphWriter.forward`.
+        relations: relations of the graphs, as in `GraphWriter.forward`.
         types: word of each entity's type, [B, E], the decoder's input after a copy.
         ends: the words at the two ends of a text.
         beam: number of open hypotheses.
         alpha: length penalty; 0: none, 1: mean log-probability of a word.
-        longest: most words of a text, its end included.
+        longest: maximum number of words in a text, end mark included.
         forbidden: words that are never generated, besides padding and the first word.
 
     Raises:
@@ -100,6 +100,6 @@ def write(
 
 
 def _wide(x: Tensor, columns: int, empty: float) -> Tensor:
-    """Pad to a number of columns, which a small vocabulary may not fill."""
+    """Pad with `empty` to a number of columns; a small vocabulary may have fewer continuations than that."""
     missing = columns - x.shape[1]
     return torch.cat([x, x.new_full((len(x), missing), empty)], dim=1) if missing > 0 else x

@@ -39,14 +39,14 @@ class Model:
 
     Args:
         width: size of a node, of a word and of the decoder's state.
-        heads: in every attention.
-        layers: of the graph Transformer.
-        lstm_layers: of the encoders of titles and entities.
-        dropout: on attention weights and in feed-forward blocks.
+        heads: heads of every attention.
+        layers: layers of the graph Transformer.
+        lstm_layers: LSTM layers of the encoders of titles and entities.
+        dropout: dropout probability on attention weights and in feed-forward blocks.
         titles: read titles; false if the data have none.
         detached: see `GraphSizes`; true in the released code.
         full_scale: see `GraphSizes`; true in the released code.
-        attention: of the graph Transformer; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
+        attention: implementation of graph attention; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
     """
 
     width: int = 500
@@ -63,7 +63,7 @@ class Model:
         self.config(4, 2, 3)
 
     def config(self, words: int, entity_words: int, relations: int) -> GraphWriterConfig:
-        """Configuration of the model, with the sizes of the vocabularies."""
+        """Return the configuration of the model, given the sizes of the vocabularies."""
         sizes = GraphSizes(
             self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale, self.attention
         )
@@ -93,8 +93,8 @@ class Search:
     Args:
         beam: number of open hypotheses; 1 is greedy search.
         lenpen: alpha of log-probability / length^alpha.
-        longest: most words of a text, its end included.
-        at_once: graphs in a batch.
+        longest: maximum number of words in a text, end mark included.
+        at_once: number of graphs in a batch.
     """
 
     beam: int = 4
@@ -108,11 +108,11 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWriting(Recipe):
-    """Recipe for text generation from graphs.
+    """Recipe for training GraphWriter to generate texts from graphs.
 
     Args:
         data: prepared data.
-        model: sizes.
+        model: sizes of the model.
         loss: terms of the loss.
         search: beam search settings.
     """
@@ -124,11 +124,11 @@ class GraphWriting(Recipe):
 
 
 class GraphWritingTask(Task):
-    """Graphs and texts about them. A training item is a text; an item of an evaluation is a graph.
+    """Graph-to-text task. A training item is a text about a graph; an evaluation item is a graph.
 
     Args:
-        recipe: what to train.
-        data: graphs without parts, as `restore` makes them; None: read the recipe's folder.
+        recipe: recipe of the run.
+        data: graphs without data splits, as `restore` makes them; None: read the recipe's folder.
     """
 
     select_by = "log_likelihood"  # minus the NLL of a word: higher is better
@@ -153,7 +153,7 @@ class GraphWritingTask(Task):
             raise DataError(f"{self.data.folder}: its graphs have no titles; set model.titles=false")
         kept = max(1, round(len(train.targets) * recipe.data.share))
         lengths = train.targets.lengths[:kept]
-        self.num_data = int(lengths.sum())  # in words, because the loss is a mean over them
+        self.num_data = int(lengths.sum())  # in words, because the loss is a mean over words
         sizes = self._sizes["train"][train.graphs[:kept]]
         self._batches = GraphBuckets(lengths, sizes, recipe.training.batch, recipe.seed)
         self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
@@ -163,7 +163,7 @@ class GraphWritingTask(Task):
         return GraphWriter(self.recipe.model.config(len(known.words), len(known.entities), len(known.relations)))
 
     def to(self, device: torch.device) -> None:
-        """All graphs fit on the device, so only the indices of a batch are copied to it."""
+        """Move all graphs to the device, which they fit on, so that a batch copies only its indices there."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -174,11 +174,11 @@ class GraphWritingTask(Task):
         return {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sum over words / number of words, written as a mean over texts of sum / mean number of words."""
+        """Compute the mean loss per word, written as a mean over texts of (sum over words / mean number of words)."""
         return self.loss_at(model, inputs, *self._batches.shapes[length])
 
     def loss_at(self, model: Forward, inputs: Inputs, longest: int, shape: Shape) -> Tensor:
-        """`loss` with tables of another size, into which the texts and graphs must fit."""
+        """Compute `loss` with padded tables of another shape, into which the texts and graphs must fit."""
         train, indices = self.parts["train"], inputs["indices"]
         penalty, coverage = self.recipe.method.penalty, self.recipe.loss.coverage
         given, target, words = self._tables(train, indices, longest, shape)
@@ -193,7 +193,7 @@ class GraphWritingTask(Task):
         return mean
 
     def validate(self, model: nn.Module) -> Evaluation:
-        """Likelihood of the development set, without generating texts."""
+        """Evaluate the likelihood of the development set, without generating texts."""
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
@@ -226,7 +226,7 @@ class GraphWritingTask(Task):
         return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
 
     def write(self, model: GraphWriter, part: str) -> list[Sequence[int]]:
-        """Tokens that a model generates for each graph of a part: words, or vocabulary size + index of an entity."""
+        """Generate tokens for each graph of a data split: words, or vocabulary size + index of a copied entity."""
         search, tables = self.recipe.search, self.parts[part]
         found: list[Sequence[int]] = [()] * len(self.data.parts[part])
         forbidden = range(
@@ -251,7 +251,7 @@ class GraphWritingTask(Task):
         return found
 
     def texts(self, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of generated tokens; see `texts_of`."""
+        """Convert generated tokens to texts; see `texts_of`."""
         return texts_of(self.data, part, tokens)
 
     @property
@@ -261,14 +261,14 @@ class GraphWritingTask(Task):
     def _tables(
         self, tables: GraphTables, texts: Tensor, length: int, shape: Shape
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """Inputs of the model, and, [B, T] each, its targets and their words."""
+        """Return the inputs of the model, its targets and the words of these targets, the last two [B, T] each."""
         titles, entities, relations, _ = tables.inputs(tables.graphs[texts], shape)
         words, copies = tables.texts(texts, length)
         before = F.pad(words[:, :-1], (1, 0), value=BOS)
         return (titles, entities, relations, before), torch.where(copies == WORD, words, self._words + copies), words
 
     def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
-        """NLL and accuracy of each word given those before it; items are scaled so that means are over words."""
+        """Evaluate NLL and accuracy of each word given the previous ones; items are scaled to give word means."""
         tables, lengths, graphs = self.parts[part], self._lengths[part], self._graphs[part]
         nll = torch.empty(len(lengths), dtype=torch.float64, device=self._device)
         correct = torch.empty_like(nll)
@@ -290,11 +290,11 @@ class GraphWritingTask(Task):
 
 
 def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of the tokens that a model generated for the graphs of a part.
+    """Convert the tokens that a model generated for the graphs of a data split to texts.
 
     Args:
         data: the graphs.
-        part: name of the part.
+        part: name of the data split.
         tokens: for each graph words, or vocabulary size + index of a copied entity, as `GraphWritingTask.write` returns
             them and a run stores them.
     """
@@ -306,11 +306,11 @@ def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -
 
 
 def _of_target(logs: Tensor, target: Tensor) -> Tensor:
-    """Log-probability of each target, [B, T]."""
+    """Select the log-probability of each target, [B, T]."""
     return logs.gather(2, target.unsqueeze(2)).squeeze(2)
 
 
 def _uncovered(copies: Tensor, real: Tensor, there: Tensor) -> Tensor:
-    r"""$mean_j (1 - max_t p_{tj})^2$ of copies [B, T, E], over real words [B, T] and entities that are there [B, E]."""
+    r"""Compute $mean_j (1 - max_t p_{tj})^2$ of copies [B, T, E], over real words [B, T] and real entities [B, E]."""
     most = (copies * real.unsqueeze(2)).amax(1)  # [B, E]
     return (((1 - most).square() * there).sum(1) / there.sum(1)).mean()

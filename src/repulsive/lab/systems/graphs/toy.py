@@ -26,7 +26,7 @@ def entries(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def write_graphs(folder: Path, sizes: Sequence[int] = (160, 20, 20)) -> Path:
-    """Write train.jsonl, dev.jsonl and test.jsonl."""
+    """Write toy graphs to train.jsonl, dev.jsonl and test.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate(zip(("train", "dev", "test"), sizes, strict=True)):
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries(count, seed)))

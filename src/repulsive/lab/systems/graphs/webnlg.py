@@ -12,7 +12,7 @@ from repulsive.lab.systems.graphs.mentions import find_mentions, spoken
 from repulsive.lab.text.lines import BadLines, read_json
 from repulsive.lab.text.tokens import Tokenizer
 
-TYPE = "<entity>"  # of every entity: WebNLG has no types
+TYPE = "<entity>"  # type of every entity: WebNLG has no entity types
 _LITERAL = re.compile(r'"(.*)"(?:@[\w-]+|\^\^\S+)?')
 _MEASURED = re.compile(r'"([\d.]+)"(\(\w+\))')
 
@@ -21,7 +21,7 @@ def read_webnlg(path: str | Path, split: Tokenizer, *, limit: int = 20) -> Graph
     """Read graphs from JSON lines with `triples` (subject, name, object) and `texts`.
 
     Subjects and objects are the entities. Where a text mentions an entity (`mentions.find_mentions`), its target has
-    the index of the entity. A copy writes its name as `mentions.spoken` returns it.
+    the index of the entity. A copied entity is written as `mentions.spoken` returns its name.
 
     Args:
         path: plain, gzip or xz.

@@ -3,8 +3,8 @@
     text = Text.load("prepared/lm")
     tokens = numbers(text.parts["train"][:512])  # int64 [512]
 
-A part is one `.npy` file, uint8 or uint16 [N]. The manifest has the number of text bytes of each part, so that losses
-of different tokenizers can be compared in nats per byte.
+A data split is one `.npy` file, uint8 or uint16 [N]. The manifest has its number of text bytes, so that losses of
+different tokenizers can be compared in nats per byte.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ BYTES = 256
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text, ready to train on.
+    """A prepared text for language models.
 
     Args:
-        folder: where it is.
+        folder: folder of the prepared text.
         vocabulary: size of the vocabulary.
         parts: "train", "dev" and "test": uint8 [N], or int16 [N] that hold unsigned numbers; see `numbers`.
-        bytes: length of the text of each part.
-        manifest: how it was made.
+        bytes: length of each data split's text in bytes.
+        manifest: settings and checksums with which the text was prepared.
         pieces: the WordPiece vocabulary; None if tokens are bytes.
     """
 
@@ -73,17 +73,17 @@ class Text:
         return cls(folder, vocabulary, parts, counts, manifest, pieces)
 
     def tokens_per_byte(self, part: str) -> float:
-        """Compute the tokens per byte of a part, which convert nats per token into nats per byte."""
+        """Compute the tokens per byte of a data split, a factor that converts nats per token into nats per byte."""
         return len(self.parts[part]) / self.bytes[part]
 
 
 def numbers(tokens: Tensor) -> Tensor:
-    """Convert the tokens of a part to int64."""
+    """Convert the stored tokens of a data split to int64."""
     return tokens.long() & 0xFFFF  # int16 holds unsigned numbers
 
 
 def storage_type(vocabulary: int) -> type[np.uint8] | type[np.uint16]:
-    """Return the type in which ids of a vocabulary are stored."""
+    """Return the integer type in which the ids of a vocabulary of this size are stored."""
     return np.uint8 if vocabulary <= BYTES else np.uint16
 
 

@@ -1,4 +1,4 @@
-"""Read a text for language models: one file per part, or documents that are dealt out to the parts."""
+"""Read a text for language models: one file per data split, or documents that are assigned to the splits at random."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from repulsive.lab.text.inputs import PART_NAMES, find_file
 from repulsive.lab.text.lines import BadLines, read_lines
 from repulsive.lab.text.prepared import PARTS
 
-Passage = tuple[str, str]  # the part, and a text that ends with a line feed
+Passage = tuple[str, str]  # the data split, and a text that ends with a line feed
 
 
 def find_part_files(data: Path, suffix: str | None) -> dict[str, Path]:
     """Find files for train, dev and test in a folder.
 
     Args:
-        data: the folder; a file has no parts.
+        data: a folder; for a file the result is empty.
         suffix: extension of the files; None: "txt".
 
     Returns:
-        Part -> file; empty if the folder has no such files.
+        Data split -> file; empty if the folder has no such files.
 
     Raises:
         DataError: only some of the files are there, or none and a suffix is given.
@@ -40,10 +40,10 @@ def find_part_files(data: Path, suffix: str | None) -> dict[str, Path]:
 
 
 def read_parts(files: Mapping[str, Path], limit: int) -> Iterator[Passage]:
-    """Yield the lines of one file per part.
+    """Yield the lines of the files of all data splits.
 
     Args:
-        files: part -> file.
+        files: data split -> file.
         limit: number of bad lines that may be skipped in a file.
 
     Raises:
@@ -55,7 +55,7 @@ def read_parts(files: Mapping[str, Path], limit: int) -> Iterator[Passage]:
 
 
 def deal_documents(paths: Sequence[Path], dev: float, seed: int, limit: int) -> Iterator[Passage]:
-    """Yield documents, each followed by a blank line, and deal them out to the parts at random.
+    """Yield documents, each followed by a blank line, and assign them to the data splits at random.
 
     Args:
         paths: text files and archives; see `documents`.

@@ -1,7 +1,7 @@
 """A decoder-only Transformer language model, one file, top to bottom.
 
     model = Decoder(DecoderConfig(vocabulary=256))
-    logits = model(tokens)                               # [B, T] -> [B, T, V]: logits of the token after each
+    logits = model(tokens)                               # [B, T] -> [B, T, V]: logits of each next token
 
 Pre-norm RMSNorm (Zhang & Sennrich, 2019), rotary positions (Su et al., 2021), SwiGLU (Shazeer, 2020), no biases. Input
 and output share the embedding.
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-EPS = 1e-6  # of all norms
-BASE = 10_000.0  # of rotary positions: the slowest pair rotates by almost 1 / BASE radians per token
+EPS = 1e-6  # epsilon of all norms
+BASE = 10_000.0  # base of rotary positions: the slowest pair rotates by almost 1 / BASE radians per token
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class DecoderConfig:
 
     @property
     def head_width(self) -> int:
-        """Features of one head."""
+        """Number of features of one head."""
         return self.width // self.heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Key-value heads of a layer."""
+        """Number of key-value heads in a layer."""
         return self.kv_heads or self.heads
 
     @property
     def hidden(self) -> int:
-        """Inner features of SwiGLU: 8/3 of the width, rounded up to a multiple of 32."""
+        """Number of inner features of SwiGLU: 8/3 of the width, rounded up to a multiple of 32."""
         return -(-8 * self.width // 96) * 32
 
 
@@ -147,7 +147,7 @@ class Decoder(nn.Module):
         self._initialise()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token, [B, T] -> [B, T, V]."""
+        """Compute the logits of each next token: [B, T] -> [B, T, V]."""
         if tokens.shape[1] > self.config.length:
             raise ValueError(f"{tokens.shape[1]} tokens: the model reads at most {self.config.length}; cut them")
         x = self.embedding(tokens)  # [B, T, width]
@@ -170,7 +170,7 @@ class Decoder(nn.Module):
 
 
 def rotary_angles(length: int, width: int) -> Tensor:
-    """Rotation angle of each pair of features at each position, [length, width / 2]."""
+    """Compute the rotation angle of each pair of features at each position, [length, width / 2]."""
     rates = BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)  # [width / 2]
     return (torch.arange(length)[:, None] * rates).float()
 

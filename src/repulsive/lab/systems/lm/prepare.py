@@ -2,8 +2,8 @@
 
     prepare("lm", "data/corpus.txt.xz", "prepared/lm")
 
-A folder with files train, dev and test is used as it is. Any other text is split into documents at blank lines, which
-are dealt out to the three parts at random.
+A folder with files train, dev and test is used as it is. Any other text is split at blank lines into documents,
+which are assigned to the three data splits at random.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class _Source:
     """A text that is read passage by passage and tokenised.
 
     Args:
-        read: reads the text.
+        read: function that reads the text.
         pieces: the WordPiece vocabulary; None: tokens are bytes.
-        name: of the text, for error messages.
+        name: name of the text, for error messages.
     """
 
     read: Callable[[], Iterator[Passage]]
@@ -52,7 +52,7 @@ class _Source:
     name: str
 
     def write(self, plan: Plan[Text], jobs: int | None, progress: Progress) -> Text:
-        """Make the folder of a plan."""
+        """Write the folder that a plan describes."""
         manifest: dict[str, Any] = {"task": TASK} | plan.manifest()
         manifest["versions"] = {} if self.pieces is None else {"tokenizers": version("tokenizers")}
         tokens: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
@@ -77,7 +77,7 @@ class _Source:
         return Text.load(plan.out)
 
     def _chunks(self) -> Iterator[Passage]:
-        """Join the passages of each part into longer ones."""
+        """Join the passages of each data split into longer ones."""
         waiting: dict[str, list[str]] = {part: [] for part in PARTS}
         sizes = Counter[str]()
         for part, passage in self.read():
@@ -127,7 +127,7 @@ def plan_text(
         vocabulary: BERT's `vocab.txt`, for word pieces.
         lowercase: lower-case word pieces, as BERT uncased; None: yes.
         suffix: extension of the files for train, dev and test; None: "txt".
-        dev: share of the documents that go to dev if there are no files for the parts; test gets as many.
+        dev: share of the documents that go to dev if there are no files for the splits; test gets as many.
         seed: random seed.
         limit: number of bad lines that may be skipped in a file.
 
@@ -173,7 +173,7 @@ def plan_toy(data: None, out: str | Path, *, seed: int = 0, limit: int = 20) -> 
 
 
 def summarize(text: Text) -> str:
-    """Describe what was made, one line per part."""
+    """Describe the prepared data, one line per data split."""
     manifest, lines = text.manifest, []
     for part, tokens in text.parts.items():
         line = f"{part:5}  {text.bytes[part]:>13,} bytes  {len(tokens):>13,} tokens"

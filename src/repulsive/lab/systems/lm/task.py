@@ -51,11 +51,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes; the vocabulary comes from the data.
+    """Sizes of the decoder; the vocabulary comes from the data.
 
     Args:
         layers: number of layers.
-        width: of a token's state.
+        width: size of a token's state.
         heads: query heads of a layer.
         kv_heads: key-value heads of a layer; 0: as many as query heads.
         qk_norm: normalise queries and keys head by head.
@@ -73,7 +73,7 @@ class Model:
         self.decoder(vocabulary=1, length=1)  # raises if the sizes do not fit together
 
     def decoder(self, vocabulary: int, length: int) -> DecoderConfig:
-        """The configuration of the model."""
+        """Return the configuration of the decoder."""
         return DecoderConfig(
             vocabulary, self.layers, self.width, self.heads, self.kv_heads, length, self.qk_norm, self.drop_heads
         )
@@ -81,11 +81,11 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Recipe):
-    """Recipe for language modelling.
+    """Recipe for training a language model.
 
     Args:
         data: prepared data.
-        model: sizes.
+        model: sizes of the model.
     """
 
     data: Data
@@ -98,11 +98,11 @@ class LanguageModel(Recipe):
 
 
 class LanguageModelTask(Task):
-    """Windows of a text, in which every token but the first is predicted from those before it.
+    """Language-modelling task: in windows of a text, predict each token but the first from the tokens before it.
 
     Args:
-        recipe: what to train.
-        data: text without parts, as `restore` makes it; None: read the recipe's folder.
+        recipe: recipe of the run.
+        data: text without data splits, as `restore` makes it; None: read the recipe's folder.
     """
 
     select_by = "log_likelihood"  # minus nats per byte: higher is better
@@ -124,8 +124,8 @@ class LanguageModelTask(Task):
         recipe = self.recipe
         kept = max(1, round(len(self.parts["train"]) * recipe.data.share))
         self.parts["train"] = self.parts["train"][:kept]
-        self.num_data = kept  # in tokens, because the loss is a mean over them
-        self._windows = kept - recipe.data.length  # number of possible starts
+        self.num_data = kept  # in tokens, because the loss is a mean over tokens
+        self._windows = kept - recipe.data.length  # number of possible window starts
         if self._windows < 1:
             what = f"{recipe.data.folder} has {kept:,} tokens to train on"
             raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
@@ -137,7 +137,7 @@ class LanguageModelTask(Task):
         return model
 
     def to(self, device: torch.device) -> None:
-        """The text fits on the device, so only the starts of the windows are copied to it."""
+        """Move the text to the device, which it fits on, so that a batch copies only the starts of its windows."""
         self._device = device
         self.parts = {name: tokens.to(device) for name, tokens in self.parts.items()}
 
@@ -146,7 +146,7 @@ class LanguageModelTask(Task):
         return [self._batch(step) for step in range(epoch * steps, (epoch + 1) * steps)]
 
     def _batch(self, step: int) -> Batch:
-        """Random starts of windows, a function of the seed and the step alone."""
+        """Draw random starts of windows, which depend on the seed and the step only."""
         draw = shuffler(self.recipe.seed, step)
         starts = torch.randint(self._windows, (self.recipe.training.batch,), generator=draw)  # [B]
         return Batch(starts, self.recipe.data.length)
@@ -155,7 +155,7 @@ class LanguageModelTask(Task):
         return {"starts": batch.indices}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Mean NLL of a token, in nats."""
+        """Compute the mean NLL per token, in nats."""
         places = inputs["starts"][:, None] + torch.arange(length + 1, device=inputs["starts"].device)  # [B, T + 1]
         window = numbers(self.parts["train"][places])
         losses: Tensor = self._cross_entropy(model(window[:, :-1]), window[:, 1:])  # [B, T]
@@ -177,8 +177,8 @@ class LanguageModelTask(Task):
         return measure_ablations(model, lambda it: self.validate(it).items["correct"], options.progress)
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        """Evaluate all tokens of a part but the first, in consecutive windows; an item is a window."""
-        # The last batch is smaller, and not worth compiling for.
+        """Evaluate all tokens of a data split but the first, in consecutive windows; an item is a window."""
+        # The last batch is smaller, and compiling for its shape is not worthwhile.
         with torch.compiler.set_stance("force_eager") if self.recipe.training.compile else nullcontext():
             nll, correct, counts = self._sums(model, self.parts[part], self.recipe.data.length)
         mean = counts.double().mean()
@@ -189,7 +189,7 @@ class LanguageModelTask(Task):
         return Evaluation(metrics | {"log_likelihood": -per_byte}, items)
 
     def _sums(self, model: nn.Module, tokens: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """NLL, correct tokens and tokens of each window, [N] each."""
+        """Compute for each window its NLL, the number of correct tokens and the number of tokens, [N] each."""
         batches: list[Tensor] = []
         last = len(tokens) - 1
         for starts in torch.arange(0, last, length, device=self._device).split(_EVALUATION_BATCH):
@@ -204,6 +204,6 @@ class LanguageModelTask(Task):
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """NLL of every token, 0 for ignored ones: [B, T, V], [B, T] -> [B, T]."""
+    """Compute the NLL of every token, 0 for ignored tokens: [B, T, V], [B, T] -> [B, T]."""
     flat = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=_IGNORED, reduction="none")
     return flat.view_as(target)

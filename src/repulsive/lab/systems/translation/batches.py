@@ -10,16 +10,16 @@ from torch import Tensor
 from repulsive.errors import DataError
 from repulsive.lab.text.batches import ByLength, shuffler
 
-_MULTIPLE = 8  # sentences in a batch are a multiple of this if possible, for efficient matrix products on GPUs
+_MULTIPLE = 8  # if possible, the number of sentences in a batch is a multiple of this, for efficient matrix products
 
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
-    """Sentence pairs that are trained on together.
+    """A training batch of sentence pairs.
 
     Args:
-        indices: of the pairs, int64 [B].
-        length: padded length of both sides.
+        indices: indices of the pairs, int64 [B].
+        length: padded length of source and target.
         tokens: mean number of target tokens per pair, over the whole batch. A rank that takes a share of the batch
             divides by it too, so that the loss is a mean over tokens for any number of ranks.
     """
@@ -34,7 +34,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, eq=False)
 class Pack(TokenBatch):
-    """Sentence pairs stored end to end; `length` is the number of rows of each side, unused ones included.
+    """A batch of sentence pairs stored end to end; `length` is the rows of source and of target, unused rows included.
 
     Args:
         most: maximum number of pairs in a pack.
@@ -60,8 +60,8 @@ class TokenBuckets(ByLength[TokenBatch]):
     Args:
         source: tokens of each source sentence, int64 [N].
         target: tokens of each target sentence, int64 [N].
-        tokens: maximum number on one side of a batch, padding included; a longer pair is a batch of its own.
-        seed: of the order, together with the number of the epoch.
+        tokens: maximum number of source or of target tokens in a batch, with padding; a longer pair is a batch alone.
+        seed: random seed of the order, together with the number of the epoch.
 
     Example:
         >>> buckets = TokenBuckets(torch.tensor([3, 10, 5]), torch.tensor([4, 9, 2]), tokens=24)
@@ -93,8 +93,8 @@ class TokenPacks:
     Args:
         source: tokens of each source sentence, int64 [N].
         target: tokens of each target sentence, int64 [N].
-        tokens: rows of each side.
-        seed: of the packs, together with the number of the epoch.
+        tokens: rows of the source and of the target in a pack.
+        seed: random seed of the packs, together with the number of the epoch.
 
     Raises:
         DataError: there are no pairs, or one is longer than a pack.

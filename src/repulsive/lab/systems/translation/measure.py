@@ -28,7 +28,7 @@ from repulsive.pages import Layered, Maps
 
 COMPARED = 64  # sentences on which the activations of heads are compared
 _BATCH_TOKENS = 4096  # padding included
-Pair = tuple[Tensor, Tensor]  # source, and target shifted right
+Pair = tuple[Tensor, Tensor]  # source tokens, and target tokens shifted right
 
 
 def measure_translator(
@@ -37,9 +37,9 @@ def measure_translator(
     """Measure the heads of a translator; ablating a head costs a pass over the sentences.
 
     Args:
-        model: in evaluation mode.
+        model: a translator in evaluation mode.
         part: sentence pairs, on the model's device.
-        most: number of sentences, from the first on, to ablate heads on.
+        most: maximum number of sentences, from the first on, to ablate heads on.
         bleu: what `bleu_of` returned for as many sentences; None: measure token accuracy, as `accuracy_of` does.
         progress: called after each head.
     """
@@ -63,7 +63,7 @@ def measure_translator(
 
 
 def accuracy_of(part: Part, count: int) -> Evaluate:
-    """Correct tokens of each of the first sentences / mean number of tokens, so that the mean is the token accuracy."""
+    """Return a function that counts correct tokens / mean number of tokens per sentence; the mean is token accuracy."""
 
     def evaluate(model: nn.Module) -> Tensor:
         correct, tokens = torch.zeros(count, dtype=torch.float64), 0
@@ -77,13 +77,13 @@ def accuracy_of(part: Part, count: int) -> Evaluate:
 
 
 def bleu_of(source: Ragged, references: Sequence[str], pieces: Pieces, search: Search) -> Evaluate:
-    """BLEU of greedy translations of the first sentences, as a fraction.
+    """Return a function that computes BLEU of greedy translations of the first sentences, as a fraction.
 
     Args:
         source: sentences, on the model's device.
-        references: words of the translations of the first sentences; these are translated.
+        references: reference translations, in words, of the first sentences; only these sentences are translated.
         pieces: the tokenizer.
-        search: its beam is ignored.
+        search: search settings; the beam is ignored.
     """
     count, greedy = len(references), replace(search, beam=1)
     first = Ragged(source.values[: int(source.offsets[count])], source.offsets[: count + 1])
@@ -99,12 +99,12 @@ def bleu_of(source: Ragged, references: Sequence[str], pieces: Pieces, search: S
 def layered_examples(
     part: Part, words: Sequence[str], indices: Tensor, models: Mapping[str, nn.Module]
 ) -> list[Layered]:
-    """Attention maps of every layer on some sentences, with the reference translation as the target.
+    """Collect the attention maps of every layer on some sentences, with the reference translation as the target.
 
     Args:
         part: sentence pairs, on the CPU.
         words: the vocabulary.
-        indices: which sentences, int64 [K].
+        indices: indices of the sentences, int64 [K].
         models: method -> translator on the CPU, in evaluation mode.
     """
     examples = []
@@ -125,7 +125,7 @@ def _maps(model: nn.Module, source: Tensor, before: Tensor) -> list[Maps]:
 
 
 def _batches(part: Part, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Indices, source, shifted target and target of the first sentences, from short to long."""
+    """Yield indices, source, shifted target and target of the first sentences, in batches from short to long."""
     source, target = (side.lengths[:count].cpu() for side in part.sentences)
     for batch in TokenBuckets(source, target, _BATCH_TOKENS).in_order():
         indices = batch.indices.to(part.labels.device)
@@ -138,6 +138,6 @@ def _tables(part: Part, indices: Tensor, length: int | None) -> tuple[Tensor, Te
 
 
 def _real(batch: Pair, where: str) -> Tensor:
-    """Mask of the tokens to measure: neither padding nor what follows the end of a target."""
+    """Make a mask of the tokens to measure, without padding and without tokens after the end of a target."""
     source, before = batch
     return source != PAD if where == "encoder" else (before != PAD) & (before != EOS)

@@ -19,8 +19,8 @@ class Score:
     """A corpus score and how it was computed.
 
     Args:
-        value: from 0 to 100.
-        signature: as sacrebleu writes it.
+        value: the score, from 0 to 100.
+        signature: sacrebleu's signature, which describes how the score was computed.
     """
 
     value: float
@@ -28,43 +28,43 @@ class Score:
 
 
 def paper_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """BLEU as papers report IWSLT14: split at spaces, lower-cased, not smoothed, as multi-bleu.perl computes it.
+    """Compute BLEU as papers report it for IWSLT14 (multi-bleu.perl): split at spaces, lower-cased, not smoothed.
 
     Args:
         hypotheses: translations, their words separated by spaces.
-        references: one for each, tokenised in the same way.
+        references: one reference for each translation, tokenised in the same way.
     """
     return _score(_paper_bleu(), hypotheses, references)
 
 
 def sacrebleu(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
-    """BLEU of plain texts, tokenised by sacrebleu itself ("13a") and so comparable between papers.
+    """Compute BLEU of plain texts, tokenised by sacrebleu itself ("13a") and so comparable between papers.
 
     Args:
         hypotheses: translations, detokenised.
-        references: one for each, as published.
+        references: one reference for each translation, as published.
         lowercase: ignore case, for systems that write lower case only.
     """
     return _score(_sacrebleu().BLEU(lowercase=lowercase), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
-    """Character n-gram F-score, chrF2.
+    """Compute the character n-gram F-score, chrF2.
 
     Args:
         hypotheses: translations, detokenised.
-        references: one for each.
+        references: one reference for each translation.
         lowercase: ignore case.
     """
     return _score(_sacrebleu().CHRF(lowercase=lowercase), hypotheses, references)
 
 
 def statistics(hypotheses: Sequence[str], references: Sequence[str]) -> Tensor:
-    """Word and n-gram counts of each sentence, from which `paper_bleu` of any subset can be computed.
+    """Count words and n-grams of each sentence, from which `paper_bleu` of any subset can be computed.
 
     Args:
         hypotheses: translations, their words separated by spaces.
-        references: one for each.
+        references: one reference for each translation.
 
     Returns:
         int32 [N, 10], for `repulsive.metrics.bleu.bleu_of`.

@@ -25,7 +25,7 @@ from repulsive.lab.layers.cache import Cache
 from repulsive.lab.layers.packed import Packed, attend, attend_to
 
 COLLECT = ("outputs", "values", "weights")
-LONGEST = 1024  # most tokens of a sentence
+LONGEST = 1024  # maximum number of tokens in a sentence
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class TransformerConfig:
     Args:
         vocabulary: number of token ids, shared by source, target and output.
         width: size of a token's state.
-        heads: attention heads in every attention.
+        heads: heads of every attention.
         layers: (encoder, decoder) layers.
         feed_forward: hidden units of the feed-forward blocks.
-        dropout: on embeddings and on the output of every block.
+        dropout: dropout probability on embeddings and on the output of every block.
         pre_norm: normalise before a block; False is post-norm, as in the paper.
         padding: id of the padding token.
     """
@@ -78,10 +78,10 @@ class Mask(NamedTuple):
     """Keys that each query may attend to.
 
     Args:
-        real: of padded sentences: False at padding, bool [B, 1, 1, S]; None: no padding.
+        real: for padded sentences, a mask that is False at padding, bool [B, 1, 1, S]; None: no padding.
         causal: a query attends to keys up to its own position.
-        packed: of packed sentences: positions of the queries' sentences, and of the keys'.
-        seeds: of a layer's dropout, int64 [blocks], if Triton kernels draw it.
+        packed: for packed sentences, the positions of the query sentences and of the key sentences.
+        seeds: random seeds of a layer's dropout, int64 [blocks], if Triton kernels draw the dropout masks.
     """
 
     real: Tensor | None = None
@@ -117,7 +117,7 @@ class Attention(nn.Module):
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
 
     def _packed(self, x: Tensor, memory: Tensor, mask: Mask, seen: list[Tensor] | None, what: str | None) -> Tensor:
-        """[N, width], [N', width] -> [N, width]; collected tensors have all sentences as one, [1, M, N, d]."""
+        """Attend from packed [N, width] to [N', width]; collected tensors hold all sentences as one, [1, M, N, d]."""
         assert mask.packed is not None
         queries, keys = mask.packed
         if x is memory:
@@ -131,17 +131,17 @@ class Attention(nn.Module):
         return self.out_proj(heads.flatten(1))
 
     def _joint(self, x: Tensor, *projections: nn.Linear) -> Tensor:
-        """Several projections as one product, [N, width] -> [N, projections, M, d]."""
+        """Apply several projections as one matrix product, [N, width] -> [N, projections, M, d]."""
         weight = torch.cat([projection.weight for projection in projections])
         bias = torch.cat([projection.bias for projection in projections])
         return F.linear(x, weight, bias).unflatten(-1, (len(projections), self.num_heads, -1))
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, S, width] -> twice [B, M, S, d], for `step`."""
+        """Project [B, S, width] to keys and values, each [B, M, S, d], for `step`."""
         return self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
 
     def step(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """One more token of K hypotheses with the same keys and values: [B, K, width], [B, M, S, d] -> [B, K, width].
+        """Attend from one more token of K hypotheses, [B, K, width], to keys and values that they share, [B, M, S, d].
 
         The additive mask, [B, 1, 1 or K, S], hides the keys of other hypotheses.
         """
@@ -199,7 +199,7 @@ class Layer(nn.Module):
         return self._after(last, x, self.feed_forward(self._before(last, x)), seeds)
 
     def step(self, x: Tensor, cache: Cache, number: int) -> Tensor:
-        """One more token through decoder layer `number`, after `cache.grow`: [B, K, width] -> [B, K, width]."""
+        """Apply decoder layer `number` to one more token, after `cache.grow`: [B, K, width] -> [B, K, width]."""
         assert self.cross_attention is not None, "only decoder layers step"
         start = self._before(0, x)
         k, v = cache.add(number, *self.self_attention.keys_and_values(start))  # [B, M, N, d]
@@ -245,7 +245,7 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def _seeds(self, x: Tensor, packed: tuple[Packed, Packed]) -> Tensor | None:
-        """Dropout seeds of every block, int64 [layers, 3]; None if torch draws the dropout."""
+        """Draw the dropout seeds of every block, int64 [layers, 3]; None if torch draws the dropout masks."""
         if self.pre_norm or not packed[0].kernels or not residual.supported(x):
             return None
         return torch.randint(2**62, (len(self.layers), 3), device=x.device)
@@ -277,7 +277,7 @@ class Transformer(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, collect: str | None = None, packed: tuple[Packed, Packed] | None = None
     ) -> Any:
-        """Logits of the next target token, [B, S], [B, T] -> [B, T, V].
+        """Compute the logits of each next target token: [B, S], [B, T] -> [B, T, V].
 
         Args:
             source: source tokens.
@@ -317,7 +317,7 @@ class Transformer(nn.Module):
         return Cache(real, [attention.keys_and_values(memory) for attention in attentions])
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Logits after one more token of each hypothesis, which is added to the cache: [B, K] -> [B, K, V]."""
+        """Add one token of each hypothesis to the cache, and compute the next logits: [B, K] -> [B, K, V]."""
         x = self.embed(tokens.reshape(-1, 1), cache.length).view(*tokens.shape, -1)  # [B, K, width]
         cache.grow(tokens.shape[1])
         layers: Any = self.decoder.layers
@@ -326,14 +326,14 @@ class Transformer(nn.Module):
         return F.linear(self.decoder.norm(x), self.embedding.weight)
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Embeddings of tokens whose positions begin at `start`: [B, T] -> [B, T, width]."""
+        """Embed tokens whose positions begin at `start`: [B, T] -> [B, T, width]."""
         end = start + tokens.shape[1]
         if end > LONGEST:
             raise ValueError(f"a sentence of {end} tokens: expected at most {LONGEST}; cut it, or split it")
         return self._with_places(tokens, self.positions[start:end])
 
     def compile_layers(self) -> None:
-        """Compile the layers, for packed sentences of one size: fewer kernel launches."""
+        """Compile the layers for packed sentences of one size, which saves kernel launches."""
         self.encoder.run = self.decoder.run = torch.compile(_run, dynamic=False)
 
     def _with_places(self, tokens: Tensor, places: Tensor) -> Tensor:
@@ -345,7 +345,7 @@ class Transformer(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Sinusoidal positions, sines and cosines of falling frequency, [length, width]."""
+    """Compute sinusoidal position embeddings, sines and cosines of falling frequency, [length, width]."""
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))  # [width / 2]
     angles = torch.arange(length)[:, None] * rates  # [length, width / 2]
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]

@@ -1,4 +1,4 @@
-"""Read parallel files: line n of one is the translation of line n of the other."""
+"""Read parallel files: line n of one file is the translation of line n of the other file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from repulsive.lab.text.inputs import PART_NAMES, find_file
 from repulsive.lab.text.lines import read_lines
 from repulsive.lab.text.prepared import PARTS
 
-# Names that a further test set cannot have: files of a prepared folder, or entries of a result, are called so.
+# Names that a further test set cannot have, because files of a prepared folder or entries of a result have them.
 TAKEN = (*PARTS, "vectors", "label", "best_step", "steps", "seconds", "averaged", "notes", "sha256")
 
 
 def find_pairs(
     folder: Path, source: str, target: str, also: Mapping[str, str | Path] | None = None
 ) -> dict[str, tuple[Path, Path]]:
-    """Find the two files of every part of a language pair.
+    """Find the source and target files of every data split of a language pair.
 
     Args:
         folder: holds `train.de` and the others, plain, xz or gzip; `PART_NAMES` has all names that are recognised.
@@ -52,8 +52,8 @@ def find_further(name: str, base: Path, source: str, target: str) -> tuple[Path,
     """Find the two files of a further test set.
 
     Args:
-        name: of the test set.
-        base: its path, without the language's ending.
+        name: name of the test set.
+        base: path of its files, without the language's ending.
         source: language to translate from, as the file's name ends.
         target: language to translate to.
 
@@ -93,7 +93,7 @@ def read_pair(source: Path, target: Path) -> tuple[list[str], list[str]]:
 
 
 def clean(sides: list[list[list[str]]], longest: int, ratio: float) -> list[list[list[str]]]:
-    """Keep pairs of which both sides have 1 to `longest` words, and neither more than `ratio` times the other's.
+    """Keep pairs in which both sentences have 1 to `longest` words, and neither has over `ratio` times the other's.
 
     Args:
         sides: words of the source sentences, and of the target sentences.

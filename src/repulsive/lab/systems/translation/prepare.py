@@ -31,7 +31,7 @@ from repulsive.lab.text.tokenizing import tokenize
 from repulsive.lab.text.tokens import UNK, tokenizer
 
 REFERENCES = "references.json"
-MOST_PIECES = 1_000  # per sentence: models have positions for a few more
+MOST_PIECES = 1_000  # per sentence; models have positions for a few more pieces than this
 Files = Mapping[str, tuple[Path, Path]]
 
 
@@ -48,7 +48,7 @@ def plan_translation(
     """Plan the preparation of a language pair.
 
     Args:
-        data: the folder of the parallel files.
+        data: the folder with the parallel files.
         out: the folder to make.
         source: language to translate from, as file names end.
         target: language to translate to.
@@ -79,7 +79,7 @@ def plan_translation(
         folder = files[name][0].parent
         sums |= {f"{name}/{file}": digest for file, digest in checksums(files[name], folder).items()}
     options: dict[str, Any] = {"source": source, "target": target, "ratio": ratio}
-    if also:  # absent otherwise; without folders, so that moved files count as the same
+    if also:  # stored only if given, and without folders, so that moved files count as the same
         options["also"] = {name: Path(base).name for name, base in also.items()}
     write = partial(_write, shared, files, (source, target), ratio)
     return Plan("translation", out, shared.stored(options), sums, write, Prepared.load, summarize)
@@ -95,7 +95,7 @@ def _write(
     progress: Progress,
 ) -> Prepared:
     name, lowercase, longest = str(settings.tokenizer), settings.lowercase, settings.longest or LONGEST
-    tokenizer(tokenizer_name(name, "en"))  # fails here if it is not installed, before a long read
+    tokenizer(tokenizer_name(name, "en"))  # fails here, before a long read, if the tokenizer is not installed
     progress("reading", 0, 0)
     texts = {part: read_pair(*paths) for part, paths in files.items()}
     words: dict[str, list[list[list[str]]]] = {part: [] for part in texts}
@@ -131,7 +131,7 @@ def _encode(pieces: Pieces, sides: list[list[list[str]]]) -> Part:
 
 
 def _counts(parts: dict[str, Part], total: int) -> dict[str, Any]:
-    """Count for the manifest; `total` is the number of training pairs before cleaning."""
+    """Count pairs and pieces for the manifest; `total` is the number of training pairs before cleaning."""
     rows = {name: len(part) for name, part in parts.items()}
     ids = {name: torch.cat([side.values for side in part.sentences]) for name, part in parts.items()}
     return {
@@ -145,7 +145,7 @@ def _counts(parts: dict[str, Part], total: int) -> dict[str, Any]:
 
 
 def summarize(prepared: Prepared) -> str:
-    """Describe the prepared parts, the languages and the files."""
+    """Describe the prepared data splits, the languages and the files."""
     manifest = prepared.manifest
     settings = manifest["settings"]
     files = f"{settings['source']} to {settings['target']}, from {', '.join(manifest['sources'])}"

@@ -38,7 +38,7 @@ _PENALTIES: dict[str, Any] = {
     "outputs": ("outputs", on_outputs),
     "subspaces": ("values", on_subspaces),
     "positions": ("weights", on_positions),
-}  # what the model collects, and the penalty on it
+}  # tensors that the model collects, and the penalty on them
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Model:
 
     Args:
         width: size of a token's state.
-        heads: in every attention.
+        heads: heads of every attention.
         depth: layers of the encoder and of the decoder.
         feed_forward: hidden units of the feed-forward blocks.
-        dropout: on embeddings and on the output of every block.
+        dropout: dropout probability on embeddings and on the output of every block.
         pre_norm: normalise before a block; false, as in the paper, after it.
     """
 
@@ -71,7 +71,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Loss:
-    """Settings of the loss.
+    """Settings of the translation loss.
 
     Args:
         label_smoothing: probability that is spread over all pieces.
@@ -89,13 +89,13 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(Recipe):
-    """Recipe for translation.
+    """Recipe for training a translator.
 
     Args:
         data: prepared data.
         packed: pack the sentences of a batch end to end instead of padding them; `training.batch` is then the number of
-            rows of either side. For GPUs; other devices pad internally.
-        model: sizes.
+            rows of the source and of the target. For GPUs; other devices pad internally.
+        model: sizes of the model.
         loss: settings of the loss.
         search: beam search settings.
     """
@@ -115,12 +115,12 @@ class Translation(Recipe):
 
 
 class TranslationTask(Task):
-    """Sentences and their translations.
+    """Translation task: sentences and their translations.
 
     Args:
-        recipe: what to train.
-        data: prepared data without parts, as `restore` makes them; None: read the recipe's folder.
-        examples: a few sentence pairs of each part, where `data` has none.
+        recipe: recipe of the run.
+        data: prepared data without data splits, as `restore` makes them; None: read the recipe's folder.
+        examples: a few sentence pairs of each data split, if `data` has no splits.
     """
 
     select_by = "log_likelihood"  # minus the NLL of a token: higher is better
@@ -152,7 +152,7 @@ class TranslationTask(Task):
         recipe, train = self.recipe, self.parts["train"]
         kept = max(1, round(len(train) * recipe.data.share))
         source, target = (side.lengths[:kept] for side in train.sentences)
-        self.num_data = int(target.sum())  # in target tokens, because the loss is a mean over them
+        self.num_data = int(target.sum())  # in target tokens, because the loss is a mean over target tokens
         make = TokenPacks if recipe.packed else TokenBuckets
         self._batches = make(source, target, recipe.training.batch, recipe.seed)
         self._longest = int(torch.maximum(source, target).max())
@@ -179,7 +179,7 @@ class TranslationTask(Task):
         return model
 
     def to(self, device: torch.device) -> None:
-        """All sentences fit on the device, so only the indices of a batch are copied to it."""
+        """Move all sentences to the device, which they fit on, so that a batch copies only its indices there."""
         self._device = device
         self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
@@ -194,7 +194,7 @@ class TranslationTask(Task):
         return inputs
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        """Sum over target tokens / their number, written as a mean over pairs of sum / mean number of tokens."""
+        """Compute the mean loss per target token, written as a mean over pairs of (sum / mean number of tokens)."""
         train, indices = self.parts["train"], inputs["indices"]
         count = inputs.get("count", len(indices))
         packed: tuple[Packed, Packed] | None = None
@@ -210,7 +210,7 @@ class TranslationTask(Task):
         mean = total / (count * inputs["tokens"])
         if penalty > 0:
             masks = source != PAD, target != PAD
-            if packed is not None:  # collected as one sentence
+            if packed is not None:  # packed sentences are collected as one sentence
                 masks = masks[0].unsqueeze(0), masks[1].unsqueeze(0)
             real = _masks(loss.penalty_on, self.recipe.model.depth, *masks)
             terms = [penalise(x.float(), mask) for x, mask in zip(collected, real, strict=True)]
@@ -218,7 +218,7 @@ class TranslationTask(Task):
         return mean
 
     def validate(self, model: nn.Module) -> Evaluation:
-        """Likelihood of the development set, without translating it."""
+        """Evaluate the likelihood of the development set, without translating it."""
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
@@ -290,7 +290,7 @@ class TranslationTask(Task):
         return True
 
     def _likelihood(self, model: nn.Module, part: str) -> Evaluation:
-        """NLL and accuracy of each piece given those before it; items are scaled so that means are over pieces."""
+        """Evaluate NLL and accuracy of each piece given the previous ones; items are scaled to give piece means."""
         chosen = self.parts[part]
         source, target = (side.lengths.cpu() for side in chosen.sentences)
         nll = torch.empty(len(chosen), dtype=torch.float64, device=self._device)
@@ -310,7 +310,7 @@ class TranslationTask(Task):
 
 
 def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, target shifted right, and target of some pairs, int64 [B, length] each."""
+    """Return source, target shifted right, and target of some pairs, int64 [B, length] each."""
     source, target = (side.padded(indices, length)[0].long() for side in part.sentences)
     return source, F.pad(target[:, :-1], (1, 0), value=BOS), target
 
@@ -318,7 +318,7 @@ def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, T
 def _packs(
     part: Part, indices: Tensor, count: Tensor, rows: int, longest: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Packed, Packed]]:
-    """Source, target shifted right, and target of the first `count` pairs, int64 [rows] each, and their positions."""
+    """Pack source, shifted target and target of the first `count` pairs, int64 [rows] each; also return positions."""
     flat, sides = [], []
     there = torch.arange(len(indices), device=indices.device) < count  # [B]
     for side in part.sentences:
@@ -335,11 +335,11 @@ def _packs(
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
-    """Cross-entropy, summed over tokens: [N, V], [N] -> []."""
+    """Compute the cross-entropy, summed over tokens: [N, V], [N] -> []."""
     return F.cross_entropy(logits.float(), target, ignore_index=PAD, label_smoothing=label_smoothing, reduction="sum")
 
 
 def _masks(kind: str, layers: tuple[int, int], source: Tensor, target: Tensor) -> list[Tensor]:
-    """Padding mask of each collected tensor: of its queries or, for subspaces, of its keys and values."""
+    """Make the padding mask of each collected tensor: of its queries or, for subspaces, of its keys and values."""
     cross = source if kind == "subspaces" else target
     return [source] * layers[0] + [target, cross] * layers[1]

@@ -24,7 +24,7 @@ def write_pairs(
     names: Sequence[str] = ("train", "valid", "test"),
     longest: int = 6,
 ) -> Path:
-    """Write train.de, train.en and so on; no test sentence is in the training set."""
+    """Write toy sentence pairs to train.de, train.en and so on; no test sentence is in the training set."""
     draw = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     seen = set()

@@ -28,7 +28,7 @@ class Search:
     Args:
         beam: number of open hypotheses; 1 is greedy search.
         lenpen: alpha of log-probability / length^alpha.
-        longest: most pieces of a translation.
+        longest: maximum number of pieces in a translation.
         at_once: source pieces in a batch, padding included; a GPU is faster with many thousands.
         precision: "bf16" searches with a bfloat16 copy of the model: half the memory, faster on a GPU.
             Log-probabilities are summed in float32 in either case.
@@ -47,12 +47,12 @@ class Search:
 
 
 def translate(model: Transformer, source: Ragged, search: Search, nbest: int = 1) -> list[list[Hypothesis]]:
-    """The best translations of each sentence, in the order of the sentences.
+    """Find the best translations of each sentence, in the order of the sentences.
 
     Args:
-        model: in evaluation mode.
+        model: a translator in evaluation mode.
         source: sentences, on the model's device.
-        search: settings.
+        search: search settings.
         nbest: number of translations of each sentence.
     """
     model, lengths = _in_precision(model, search), source.lengths.cpu()
@@ -84,10 +84,10 @@ def translate_lines(
     A line of more than `MOST_PIECES` pieces is cut, with a warning.
 
     Args:
-        model: in evaluation mode.
+        model: a translator in evaluation mode.
         pieces: the tokenizer of the model.
         lines: texts.
-        search: settings.
+        search: search settings.
         nbest: number of translations of each line.
         at_once: number of lines to read before translating them.
     """
@@ -101,7 +101,7 @@ def translate_lines(
         if full:
             encoded = pieces.encode([words[i] for i in full], MOST_PIECES)
             for i, length in zip(full, encoded.lengths.tolist(), strict=True):
-                if length > MOST_PIECES:  # the end-of-sentence token makes it one more
+                if length > MOST_PIECES:  # `length` includes the end-of-sentence token
                     warnings.warn(f"line {done + i + 1}: cut after {MOST_PIECES} pieces", stacklevel=2)
             for i, hypotheses in zip(full, translate(model, encoded.to(device), search, nbest), strict=True):
                 answers[i] = [(pieces.text(pieces.words(best.tokens)), best.score) for best in hypotheses]
