@@ -71,7 +71,7 @@ def open_task(name: str, data: Path, changes: Sequence[str]) -> TranslationTask:
 
 @contextmanager
 def _without_scores() -> Iterator[None]:
-    with mock.patch("repulsive.lab.systems.translation.metrics.check"), warnings.catch_warnings():
+    with mock.patch("repulsive.lab.systems.translation.metrics.check_installed"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 

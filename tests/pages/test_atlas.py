@@ -258,7 +258,7 @@ def test_rows_are_drawn_when_they_come_into_view(browser, tmp_path):
         before = page.locator(".atlas-row:has(canvas)").count()
         assert 0 < before < 60
         page.evaluate("document.querySelector('.atlas-row:last-child').scrollIntoView()")
-        page.wait_for_function(f"document.querySelectorAll('.atlas-row:has(canvas)').length > {before}")
+        page.wait_for_selector(".atlas-row:last-child canvas")
         page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
         assert page.locator(".atlas-row:has(canvas)").count() == 60 and messages == []
 

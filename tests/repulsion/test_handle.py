@@ -41,7 +41,7 @@ def test_report_matches_an_independent_computation(rule, particle, make_model, b
 def test_measuring_every_few_steps(make_model, backward):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = repel(model, optimizer, measure_every=3, verbose=False)
+    handle = repel(model, optimizer, "paper", measure_every=3, verbose=False)
     seen = []
     for index in range(7):
         backward(model, index)

@@ -54,6 +54,7 @@ FORBIDDEN_IMPORTS = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shel
 # Files that may import a module by a variable name: the name comes from the command line, or from a constant of the
 # package. It never comes from a file.
 IMPORTS_BY_NAME = {
+    "src/repulsive/__init__.py",
     "src/repulsive/diagnostics/loading/import_path.py",
     "src/repulsive/lab/systems/datasets.py",
     "src/repulsive/lab/text/dataset.py",

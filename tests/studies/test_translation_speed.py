@@ -87,7 +87,7 @@ def test_a_part_that_fails_is_reported(speed, data, tmp_path, monkeypatch, capsy
 
 def test_the_timed_loop_trains_as_the_loop_does(speed, data, tmp_path, monkeypatch):
     made = digits.loop(data, tmp_path / "run", "training.average=0", "training.epochs=2")
-    monkeypatch.setattr(made, "_evaluated", lambda: ({}, {}, {}))  # it would go back to the best weights
+    monkeypatch.setattr(made, "_final_evaluation", lambda: ({}, {}, {}))  # it would go back to the best weights
     monkeypatch.setattr(made, "_finish", lambda *found: {})
     made.run()
     made.folder.close()

@@ -8,6 +8,7 @@ import pytest
 from repulsive.lab.judge.key import read_key
 from repulsive.lab.judge.make import make
 from tests.lab.judge.sample import CRITERIA, saved, side_of, two_systems, write_lines
+from tests.lab.judge.test_judge_verb import repulsive as repulsive  # the command, in an empty folder
 from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
 
 pytestmark = needs_driver

@@ -11,6 +11,7 @@ from repulsive.cli import main
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.demo import Demo
 from repulsive.lab.engine import sweep as sweeps
+from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.systems.datasets import prepare
@@ -214,7 +215,7 @@ def test_a_sweep_on_other_data_is_another_one(repulsive, place):
 def test_what_a_sweep_is_given_twice_is_told(repulsive, place):
     words = ["sweep", "reviews/svgd", *settings(), "--out", "twice", "--over"]
     assert "given twice" in repulsive(*words, "method.ratio=0.1", "--over", "method.ratio=0.2", code=2)
-    assert "give one of the two" in repulsive(*words, "method.ratio=0.1", "--set", "seed=3", code=2)
+    assert "not both" in repulsive(*words, "method.ratio=0.1", "--set", "seed=3", code=2)
     assert not (place / "twice" / "runs").exists()
 
 
@@ -236,14 +237,14 @@ def test_trials_of_a_killed_process_are_taken_up_again(tmp_path):
     optuna = pytest.importorskip("optuna")
     storage = f"sqlite:///{tmp_path / 'a.db'}"
     stage = {"x": ["1", "2"]}
-    study = sweeps._study("s/1", storage)
-    sweeps._enqueue(study, stage, "here")
-    (taken,) = sweeps._take(study, stage, 1, "here")  # and the process dies here
-    sweeps._enqueue(study, stage, "elsewhere")
+    study = sweep_queue.open_study("s/1", storage)
+    sweep_queue.enqueue(study, stage, "here")
+    (taken,) = sweep_queue.take(study, stage, 1, "here")  # and the process dies here
+    sweep_queue.enqueue(study, stage, "elsewhere")
     assert len(study.get_trials(states=(optuna.trial.TrialState.WAITING,))) == 1  # for all one knows there, it lives
     with pytest.raises(RunError, match="1 trials of this sweep are not finished at here"):
-        sweeps._check_all_ended(study)
-    sweeps._enqueue(study, stage, "here")
+        sweep_queue.check_all_ended(study)
+    sweep_queue.enqueue(study, stage, "here")
     waiting = study.get_trials(states=(optuna.trial.TrialState.WAITING,))
     assert sorted(t.system_attrs["fixed_params"]["x"] for t in waiting) == ["1", "2"]
     assert taken.params["x"] in ("1", "2")

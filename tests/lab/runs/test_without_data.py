@@ -218,7 +218,7 @@ def test_reports_on_graphs_and_language_models_compare_weights(tmp_path):
     graphs = toy_graphs.make_data(tmp_path / "graphs")
     toy_graphs.train(graphs, graphs / "run" / "seed-0", "training.epochs=1")
     text = tmp_path / "lm" / "prepared"
-    plan_toy(text).make()
+    plan_toy(None, text).make()
     small = ["model.width=16", "model.heads=2", "data.length=32", "data.steps=6", "training.epochs=1"]
     running.train(open_recipe("lm/toy-svgd", [f"data.folder={text}", *small]), text.parent / "run" / "seed-0")
     for folder in (graphs, text.parent):
