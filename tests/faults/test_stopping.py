@@ -47,7 +47,8 @@ def test_a_signal_during_the_last_evaluation_is_answered(data, tmp_path, part):
 
     task.evaluate = interrupted
     loop = Loop(task, recipe, RunFolder(tmp_path / "run"), Watcher(), "cpu")
-    with pytest.raises(
+    stopped = r"stopped before the last evaluation, after step 20; rerun the same command"
+    with pytest.raises(Stopped, match=stopped) as caught:
         Stopped, match=r"stopped before the last evaluation, after step 20; rerun the same command"
     ) as caught:
         loop.run()
