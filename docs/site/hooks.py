@@ -47,7 +47,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Rewrite links between repository files as links of the site."""
+    """Rewrite links between repository files as links of the site, and leave result tables out of the search."""
+    if page.file.src_uri.startswith(f"{OUTSIDE}/results/"):
+        page.meta["search"] = {"exclude": True}  # tables of numbers would bury the documentation
     path = _file_of(page.file.src_uri)
 
     def on_site(match: re.Match[str]) -> str:

@@ -49,8 +49,6 @@ def test_a_signal_during_the_last_evaluation_is_answered(data, tmp_path, part):
     loop = Loop(task, recipe, RunFolder(tmp_path / "run"), Watcher(), "cpu")
     stopped = r"stopped before the last evaluation, after step 20; rerun the same command"
     with pytest.raises(Stopped, match=stopped) as caught:
-        Stopped, match=r"stopped before the last evaluation, after step 20; rerun the same command"
-    ) as caught:
         loop.run()
     loop.folder.close()
     assert caught.value.code == 143 and not (tmp_path / "run" / "result.json").exists()
