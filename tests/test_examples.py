@@ -1,5 +1,7 @@
 """Examples run."""
 
+import pytest
+
 from tests.scripts import run_example
 
 NAMES = ("plain", "control:", "published:", "sphere,")  # how the rows of the quickstart's table begin
@@ -16,6 +18,7 @@ def test_quickstart(tmp_path):
     assert norm["published:"] > norm["plain"]
 
 
+@pytest.mark.slow
 def test_ensemble(tmp_path):
     lines = run_example("ensemble.py", tmp_path, "--steps", "100", "--seeds", "1").splitlines()
     scores = {line[:22].strip(): [float(word) for word in line[22:].split()] for line in lines[1:-1]}
@@ -25,6 +28,7 @@ def test_ensemble(tmp_path):
     assert scores["outputs, weight 10/N"][3] > disagreement  # members differ more on unseen classes
 
 
+@pytest.mark.slow
 def test_experts(tmp_path):
     lines = run_example("experts.py", tmp_path, "--steps", "30", "--seeds", "1").splitlines()
     rows = {(line[:12].strip(), line[13:33].strip()): line[33:].split() for line in lines[1:-1]}

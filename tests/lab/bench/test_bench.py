@@ -77,6 +77,7 @@ def test_the_whole_benchmark(toy, tmp_path):
     assert (tmp_path / "bench-cpu.svg").read_text().startswith("<?xml") and len(made) == 3
 
 
+@pytest.mark.slow
 def test_every_finished_part_is_kept(toy, tmp_path, monkeypatch):
     """An interrupted benchmark keeps its finished parts."""
     whole = steps.Workload.warm_up
