@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +20,8 @@ from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.portable_pruning import Selection, prune_portably, select_heads
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
-from repulsive.safety.files import sync_folder
+from repulsive.safety.folders import replacing
+from repulsive.safety.markdown import format_table
 
 BORDER = 2  # heads on each side of the cut that are ranked by exact ablation
 _RUNS = 5  # timed forward passes, after one that is not timed
@@ -202,23 +201,17 @@ def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> 
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"--out {str(out)!r}: is not an empty folder; choose another")
-    aside = out.with_name(f".{out.name}.aside-{os.getpid()}")
     model: Any = pruned.model
     try:
-        aside.mkdir(parents=True)
-        model.save_pretrained(aside)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(aside)
-        (aside / "pruning.json").write_text(json.dumps(as_json(pruned, source), indent=1), encoding="utf-8")
-        (aside / "README.md").write_text(model_card(pruned, source), encoding="utf-8")
-        if out.is_dir():
-            out.rmdir()
-        os.rename(aside, out)
-        sync_folder(out.parent)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as folder:
+            model.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+            (folder / "pruning.json").write_text(json.dumps(as_json(pruned, source), indent=1), encoding="utf-8")
+            (folder / "README.md").write_text(model_card(pruned, source), encoding="utf-8")
     except OSError as error:
         raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return out
 
 
@@ -261,9 +254,7 @@ def model_card(pruned: Pruned, source: str) -> str:
         f"{kv_after} of {kv_before} key-value heads; the head size is unchanged. The pruned model computes what the "
         "original computes with these heads ablated; this was checked before it was written.",
         "",
-        "| " + " | ".join(table_rows(pruned)[0]) + " |",
-        "|" + " --- |" * len(table_rows(pruned)[0]),
-        *("| " + " | ".join(row) + " |" for row in table_rows(pruned)[1:]),
+        format_table(table_rows(pruned)[0], table_rows(pruned)[1:]),
         "",
         f"Quality was measured on {pruned.measured_on}. Times are medians of {_RUNS} forward passes over one batch.",
         "",
