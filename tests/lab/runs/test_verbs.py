@@ -127,6 +127,7 @@ def test_ls_shows_recipes_and_runs(trained, repulsive):
     assert "runs in" not in repulsive("ls", "--recipes")
 
 
+@pytest.mark.slow
 def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
     words = [
         "sweep",

@@ -54,6 +54,7 @@ def test_samples_follow_the_softmax():
     assert torch.allclose(found, logits.softmax(-1)[0], atol=0.01)  # standard deviation 0.0025
 
 
+@pytest.mark.slow
 def test_samples_across_stretches():
     """1,000 classes, more than a stretch has; those of no probability are never drawn."""
     torch.manual_seed(0)

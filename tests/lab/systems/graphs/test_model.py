@@ -240,7 +240,7 @@ def decided(seed, words=12):
     return model
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("alpha", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_wide_beam_finds_what_trying_everything_finds(seed, alpha):
     model = decided(seed, words=7)
