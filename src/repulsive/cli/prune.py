@@ -36,13 +36,12 @@ def prune(
 
     from repulsive.diagnostics.loading.inputs import read_sentences, tokenize
     from repulsive.diagnostics.loading.model import load_model
-    from repulsive.diagnostics.pruned_checkpoint import as_json, prune_model, table_rows, write_checkpoint
+    from repulsive.diagnostics.pruned_checkpoint import as_json, check_empty, prune_model, table_rows, write_checkpoint
 
     share = _share(keep)
     if text is None and not sentence:
         raise typer.BadParameter("give the text to score heads on: --text FILE or --sentence TEXT", param_hint="--text")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise typer.BadParameter(f"{str(out)!r} is not an empty folder; choose another", param_hint="--out")
+    check_empty(out)
     sentences = read_sentences(text, sentence or [], most)
     test_sentences = read_sentences(test, [], most) if test else []
     loaded = load_model(model)

@@ -187,6 +187,12 @@ def train_causal(
     model.eval()
 
 
+def check_empty(out: Path) -> None:
+    """Raise RunError if `out` is a file, or a folder that holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"--out {str(out)!r}: is not an empty folder; choose another")
+
+
 def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> Path:
     """Write weights, config, tokenizer, model card and measurements into a new folder, completely or not at all.
 
@@ -199,8 +205,7 @@ def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> 
     Raises:
         RunError: the folder is not empty, or cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"--out {str(out)!r}: is not an empty folder; choose another")
+    check_empty(out)
     model: Any = pruned.model
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -247,6 +252,7 @@ def model_card(pruned: Pruned, source: str) -> str:
     """Write a model card in Markdown that lists the removed heads and the measurements."""
     before, after = pruned.selection.heads
     kv_before, kv_after = pruned.selection.kv_heads
+    head, *rows = table_rows(pruned)
     lines = [
         f"# {Path(source).name}, {after} of {before} attention heads per layer",
         "",
@@ -254,7 +260,7 @@ def model_card(pruned: Pruned, source: str) -> str:
         f"{kv_after} of {kv_before} key-value heads; the head size is unchanged. The pruned model computes what the "
         "original computes with these heads ablated; this was checked before it was written.",
         "",
-        format_table(table_rows(pruned)[0], table_rows(pruned)[1:]),
+        format_table(head, rows),
         "",
         f"Quality was measured on {pruned.measured_on}. Times are medians of {_RUNS} forward passes over one batch.",
         "",

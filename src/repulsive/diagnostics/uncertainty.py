@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from repulsive.metrics.auc import auc
 from repulsive.metrics.classification import entropy
 
 
@@ -87,10 +88,8 @@ def auroc(negative: Tensor, positive: Tensor) -> float:
     low, high = negative.double().flatten(), positive.double().flatten()
     if not len(low) or not len(high) or low.isnan().any() or high.isnan().any():
         raise ValueError("auroc needs at least one negative and one positive score, without NaN")
-    low = low.sort().values
-    below = torch.searchsorted(low, high, right=False)  # [K] negatives below each positive
-    up_to = torch.searchsorted(low, high, right=True)  # [K] negatives below or equal
-    return float((below + up_to).double().mean() / (2 * len(low)))
+    labels = torch.arange(len(low) + len(high), device=low.device) >= len(low)  # [N + K]
+    return auc(torch.cat([low, high]), labels)
 
 
 def bootstrap_weights(heads: int, draws: int, generator: torch.Generator) -> Tensor:

@@ -17,11 +17,16 @@ from repulsive.plugins import load_plugins
 RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits", "kernel-free"]
 RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callbacks
 
+
+def _sphere() -> Rule:
+    return SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+
+
 # Built on demand, so that an error in one rule does not affect the others.
 RULES: dict[str, Callable[[], Rule]] = {
-    "recommended": lambda: SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
+    "recommended": _sphere,
     "paper": lambda: SVGD(stepsize=0.1, alpha=0.01),
-    "sphere": lambda: SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
+    "sphere": _sphere,
     "svgd": lambda: SVGD(),
     "spos": lambda: SPOS(),
     "sgld": lambda: SGLD(),
