@@ -9,6 +9,7 @@ from repulsive.particles.bandwidths import BandwidthName
 from repulsive.particles.kernels import KernelName, Space
 from repulsive.particles.ladder import Rung
 from repulsive.particles.priors import PriorName
+from repulsive.repulsion.settings import NoisePlace
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Method:
     beta: float = 1e6
     temperature: float | Literal["data"] = 1.0
     noise: Literal["langevin", "released"] = "langevin"
-    noise_in: Literal["gradient", "parameter"] = "gradient"
+    noise_in: NoisePlace = "gradient"
     kernel: KernelName = "rbf"
     bandwidth: float | BandwidthName = "paper"
     prior: PriorName = "uniform"
