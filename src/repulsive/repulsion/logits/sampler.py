@@ -169,7 +169,7 @@ class Sampler:
             if not some:
                 continue
             tensors = list(some.values())
-            key = (*map(id, tensors), shape, where, role)
+            key = (*map(id, tensors), shape, where, role if where == "cross" else "")
             if torch.compiler.is_compiling():
                 valid = valid_tokens(some, shape, where, role)
             elif key in self._valid:
@@ -213,7 +213,7 @@ class Hook:
 def _take_tokens(
     given: Tensor, result: Tensor, valid: Tensor | None, sampler: int, layer: int, part: int, written: Tensor
 ) -> None:
-    """Call `Samples.take` as a custom operator in compiled models, if at run time a sample is wanted."""
+    """Call `Samples.take` as an operator in compiled models, if at run time a sample is wanted."""
     target = _samplers.get(sampler)
     if target is not None:
         target.is_compiled = True
@@ -221,5 +221,12 @@ def _take_tokens(
         target.taken.take(layer, PARTS[part], given, result, valid)
 
 
-_SCHEMA = "(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, int part, Tensor(a!) written) -> ()"
-torch.library.custom_op("repulsive::take_tokens", _take_tokens, mutates_args=("written",), schema=_SCHEMA)
+# Defined with the low-level interface: a call of `torch.library.custom_op` takes a hundred times as long, and a
+# compiled model makes two calls per layer in every step.
+_library = torch.library.Library("repulsive", "FRAGMENT")
+_library.define(
+    "take_tokens(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, int part, Tensor(a!) written)"
+    " -> ()"
+)
+_library.impl("take_tokens", _take_tokens, "CompositeExplicitAutograd")
+torch.library.register_fake("repulsive::take_tokens", lambda *args: None, lib=_library)

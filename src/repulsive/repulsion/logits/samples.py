@@ -50,6 +50,7 @@ class _Source:
         sizes: number of heads and width of a head.
         columns: output features of all heads; None if they are all features, in order.
         adapters: modules of LoRA adapters, whose inputs are recorded.
+        centres: whether a norm on its output subtracts the mean; None before the first sample.
     """
 
     projection: Projection
@@ -57,6 +58,7 @@ class _Source:
     sizes: tuple[int, int]
     columns: Tensor | slice | None
     adapters: list[nn.Module]
+    centres: bool | None = None
 
     @classmethod
     def of(cls, projection: Projection) -> _Source:
@@ -91,7 +93,8 @@ class Samples:
         self.step = 0  # optimizer step of the next forward pass
         self.latest: dict[tuple[int, str], Sample] = {}
         self.adapter_inputs: dict[nn.Module, Tensor] = {}  # inputs of `lora_B` in the last forward pass
-        self._positions: dict[tuple[object, ...], Positions] = {}
+        # With their masks, so that no other mask gets the address of one while it is a key.
+        self._positions: dict[tuple[object, ...], tuple[Positions, Tensor | None]] = {}
         self._sources: dict[tuple[int, str], _Source] = {}
         self._checked: set[tuple[int, str]] = set()
         self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
@@ -141,7 +144,8 @@ class Samples:
             inputs = tuple(x.flatten(0, -2).index_select(0, at.index) for x in recorded)
         norm = None
         if projection.norm is not None:
-            norm = formula_of(projection.norm, outputs, projection.group.name)
+            norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
+            source.centres = norm.centres
         if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
             self._check(number, part, projection, flat, outputs)
         self.latest[number, part] = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
@@ -151,9 +155,9 @@ class Samples:
         step = None if is_capturing() else self.step  # a CUDA graph cannot draw random numbers: use the last positions
         key = (shape, device, None if valid is None else valid.data_ptr(), step)
         if key not in self._positions:
-            self._positions[key] = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
-            self._positions[*key[:3], None] = self._positions[key]
-        return self._positions[key]
+            positions = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
+            self._positions[key] = self._positions[*key[:3], None] = positions, valid
+        return self._positions[key][0]
 
     def _sampled_rows(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
         """Take the sampled rows of a projection's input, [N, D_in]."""

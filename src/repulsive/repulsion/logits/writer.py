@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from repulsive.heads.layout import HeadSlice
 from repulsive.repulsion.sharding.shard_layout import gradient_of, is_sharded, local_part
@@ -101,16 +101,21 @@ class Writer:
         kinds: dict[tuple[bool, bool, bool], _Kind] = {}
         for owner in self._parameters:
             parameter = owner.current()
-            sharded = is_sharded(parameter)
-            given = [forces[place] for place in owner.places]
-            force, factor = self._force(owner, given, parameter), self._factor(owner, parameter)
-            if is_sharded(parameter):
+            force, factor = self._force(owner, forces, parameter), self._factor(owner, parameter)
+            is_slow = owner.registry is None
+            if type(parameter) is not nn.Parameter and is_sharded(parameter):
                 mesh, placements = parameter.device_mesh, tuple(parameter.placements)
                 force, factor = (None if t is None else local_part(t, mesh, placements) for t in (force, factor))
-            kind = kinds.setdefault((factor is None, force is None, sharded or owner.registry is None), _Kind())
+                is_slow = True
+            key = (factor is None, force is None, is_slow)
+            if key not in kinds:
+                kinds[key] = _Kind()
+            kind = kinds[key]
             kind.parameters.append(owner)
-            kind.factors += [] if factor is None else [factor]
-            kind.forces += [] if force is None else [force]
+            if factor is not None:
+                kind.factors.append(factor)
+            if force is not None:
+                kind.forces.append(force)
         for (_, _, is_slow), kind in kinds.items():
             if not is_slow:
                 kind.slots = [(one.registry or {}, one.slices[0].attribute) for one in kind.parameters]
@@ -139,11 +144,15 @@ class Writer:
             if forces:
                 torch._foreach_add_(grads, forces)
 
-    def _force(self, owner: _Parameter, given: Sequence[Tensor | None], parameter: Tensor) -> Tensor | None:
+    def _force(self, owner: _Parameter, forces: Sequence[Tensor | None], parameter: Tensor) -> Tensor | None:
         """Return the force on a whole parameter."""
         if owner.is_whole:
-            force = given[0]
-            return None if force is None else force.reshape(parameter.shape).to(parameter.dtype)
+            force = forces[owner.places[0]]
+            if force is None:
+                return None
+            force = force.reshape(parameter.shape)
+            return force if force.dtype == parameter.dtype else force.to(parameter.dtype)
+        given = [forces[place] for place in owner.places]
         if all(force is None for force in given):
             return None
         if owner.packed is None or not _are_alike(owner.packed, parameter):
