@@ -115,7 +115,10 @@ def _timed_hooks(twin: Twin, clock: _HostClock | _DeviceClock) -> Iterator[None]
         return lambda *args: clock.call(function, *args)
 
     optimizer, forward = twin.optimizer, Hook.__call__
-    hooks = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
+    hooks: list[dict[int, Callable[..., Any]]] = [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+    ]
     originals = [dict(some) for some in hooks]
     try:
         for some in hooks:

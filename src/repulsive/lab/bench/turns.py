@@ -106,7 +106,7 @@ def compare_turns(turns: Mapping[str, Sequence[Turn]], baselines: Mapping[str, s
     costs = {}
     for name, own in turns.items():
         if name not in baselines:
-            costs[name] = _cost(own, [0.0])
+            costs[name] = _cost(own, [0.0] * LEAST_ROUNDS)
             continue
         logs = []
         for turn in own:
@@ -119,14 +119,17 @@ def compare_turns(turns: Mapping[str, Sequence[Turn]], baselines: Mapping[str, s
 
 
 def _cost(turns: Sequence[Turn], logs: Sequence[float]) -> Cost:
-    low_high = (0.0, 0.0) if len(logs) == 1 and logs[0] == 0 else signed_ranks.interval(logs)
+    low_high = signed_ranks.interval(logs)
     if low_high is None:
         raise ValueError(f"a 95 % interval needs at least {LEAST_ROUNDS} rounds, got {len(logs)}")
-    numbers = (signed_ranks.hodges_lehmann(logs), *low_high, statistics.fmean(logs), statistics.median(logs))
     renewing = [turn.renewing for turn in turns if turn.renewing is not None]
     return Cost(
-        statistics.median(turn.seconds for turn in turns),
-        *map(math.exp, numbers),
+        seconds=statistics.median(turn.seconds for turn in turns),
+        ratio=math.exp(signed_ranks.hodges_lehmann(logs)),
+        low=math.exp(low_high[0]),
+        high=math.exp(low_high[1]),
+        geometric_mean=math.exp(statistics.fmean(logs)),
+        median_ratio=math.exp(statistics.median(logs)),
         ordinary_seconds=statistics.median(turn.ordinary for turn in turns),
         measuring_seconds=statistics.median(turn.measuring for turn in turns),
         renewing_seconds=statistics.median(renewing) if renewing else None,

@@ -169,10 +169,10 @@ def _force_of_equal_shapes(
     }
 
 
-def _stack(tensors: Sequence[Tensor]) -> Tensor:
+def _stack(tensors: list[Tensor]) -> Tensor:
     """Stack tensors; the same tensor several times becomes one row, [1, ...]."""
     first = tensors[0]
-    return first.unsqueeze(0) if all(tensor is first for tensor in tensors) else torch.stack(tensors)  # type: ignore[arg-type]
+    return first.unsqueeze(0) if all(tensor is first for tensor in tensors) else torch.stack(tensors)
 
 
 def rows_of(values: Tensor, numbers: Sequence[int]) -> Tensor:

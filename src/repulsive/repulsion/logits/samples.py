@@ -48,7 +48,7 @@ class _Source:
         projection: the projection.
         is_torch: whether it belongs to `nn.MultiheadAttention`.
         sizes: number of heads and width of a head.
-        columns: output features of all heads; None if they are all features, in order.
+        columns: output features of all heads; a slice if they follow each other.
         adapters: modules of LoRA adapters, whose inputs are recorded.
         centres: whether a norm on its output subtracts the mean; None before the first sample.
     """
@@ -56,7 +56,7 @@ class _Source:
     projection: Projection
     is_torch: bool
     sizes: tuple[int, int]
-    columns: Tensor | slice | None
+    columns: Tensor | slice
     adapters: list[nn.Module]
     centres: bool | None = None
 
@@ -64,19 +64,21 @@ class _Source:
     def of(cls, projection: Projection) -> _Source:
         rows = projection.rows.flatten()
         first, count = int(rows[0]), len(rows)
-        columns: Tensor | slice | None = rows
-        if torch.equal(rows, torch.arange(first, first + count)):
-            target = projection.targets[0].slice
-            is_all = count == target.parameter().shape[target.axis]
-            columns = None if is_all else slice(first, first + count)
+        is_contiguous = torch.equal(rows, torch.arange(first, first + count))
+        columns = slice(first, first + count) if is_contiguous else rows
         modules = [target.slice.module for target in projection.targets]
         adapters = modules if modules[0] is not projection.output else []
         return cls(projection, projection.is_torch, (projection.group.num_heads, projection.width), columns, adapters)
 
-    def columns_on(self, device: torch.device) -> Tensor | slice | None:
+    def take_columns(self, outputs: Tensor) -> Tensor:
+        """Select the features of heads from projected tokens, [N, features] -> [N, M, d]."""
         if isinstance(self.columns, Tensor):
-            self.columns = self.columns.to(device)
-        return self.columns
+            self.columns = self.columns.to(outputs.device)
+            outputs = outputs[:, self.columns]
+        elif self.columns != slice(0, outputs.shape[-1]):
+            outputs = outputs[:, self.columns]
+        heads: Tensor = outputs.unflatten(-1, self.sizes)
+        return heads
 
 
 class Samples:
@@ -132,13 +134,10 @@ class Samples:
         at = self._choose(shape or grid_of(given, projection), valid, given.device)
         flat = self._sampled_rows(given, projection, at)  # [N, D_in]
         if source.is_torch:
-            outputs = self._project(projection, flat)
+            outputs = self._project(projection, flat).unflatten(-1, source.sizes)
         else:
-            outputs = result.reshape(-1, result.shape[-1]).index_select(0, at.index)  # [N, features]
-            if source.columns is not None:
-                outputs = outputs[:, source.columns_on(outputs.device)]
-        outputs = outputs.unflatten(-1, source.sizes)
-        inputs = (flat,)
+            outputs = source.take_columns(result.reshape(-1, result.shape[-1]).index_select(0, at.index))
+        inputs: tuple[Tensor, ...] = (flat,)
         if source.adapters:
             recorded = [self.adapter_inputs[module] for module in source.adapters if module in self.adapter_inputs]
             inputs = tuple(x.flatten(0, -2).index_select(0, at.index) for x in recorded)
