@@ -115,6 +115,24 @@ def test_a_mask_of_the_next_pass_replaces_the_last():
         assert sample.weights.sum() == length * sample.count
 
 
+def test_compiled_models_read_masks():
+    results = []
+    for is_compiled in (False, True):
+        model, optimizer, handle = deep(2)
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
+        for step in range(4):
+            ids = batch(step)
+            mask = (torch.arange(10) < 6 + step).expand(6, 10).long()
+            nn.functional.cross_entropy(run(ids, attention_mask=mask).flatten(0, 1), ids.flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        results.append((weights, [group.similarity for group in handle.report()]))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[0][1] == pytest.approx(results[1][1], abs=1e-5)
+    torch.compiler.reset()
+
+
 def test_packed_projections_without_a_force_on_one_side():
     """A layer whose keys lose their force keeps no old force in a weight that holds q, k and v."""
     from repulsive.heads.layout import HeadSlice

@@ -48,7 +48,7 @@ def measure_hooks(twin: Twin, turns: int) -> HookCost:
     A plain twin that clips has no hooks; the time of its clipping is measured instead.
     """
     with undisturbed():
-        host = _median_by_kind(twin, turns, _HostClock())
+        host = _median_by_kind(twin, turns, _HostClock(twin.device))
         device = _median_by_kind(twin, turns, _DeviceClock()) if twin.on_gpu else None
     both = {kind: seconds + (0.0 if device is None else device[kind]) for kind, seconds in host.items()}
     mean = average(both["measuring"], both["ordinary"], both.get("renewing"), twin.renewals)
@@ -56,12 +56,14 @@ def measure_hooks(twin: Twin, turns: int) -> HookCost:
 
 
 class _HostClock:
-    """Sum the seconds until calls return."""
+    """Sum the seconds until calls return. The device is idle before: a full queue of work would block the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._spent = 0.0
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        synchronise(self._device)
         started = time.perf_counter()
         try:
             return function(*args)

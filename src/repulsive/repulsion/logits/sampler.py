@@ -168,15 +168,14 @@ class Sampler:
         for some in (self._masks, masks):
             if not some:
                 continue
-            tensors = list(some.values())
-            key = (*map(id, tensors), shape, where, role if where == "cross" else "")
             if torch.compiler.is_compiling():
                 valid = valid_tokens(some, shape, where, role)
-            elif key in self._valid:
-                valid = self._valid[key][1]
             else:
-                valid = valid_tokens(some, shape, where, role)
-                self._valid[key] = tensors, valid  # with the masks, so that their ids stay theirs
+                tensors = list(some.values())
+                key = (*map(id, tensors), shape, where, role if where == "cross" else "")
+                if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
+                    self._valid[key] = tensors, valid_tokens(some, shape, where, role)
+                valid = self._valid[key][1]
             if valid is not None:
                 return valid
         return None
