@@ -67,8 +67,15 @@ def bench(
     from repulsive.lab.bench.command import bench_model, bench_transformer, choose_device
 
     device = choose_device(device)
-    with_model = {"rule": rule, "batch": batch, "length": length, "layers": layers, "steps": steps, "json": json_file}
-    with_model["seconds"] = seconds
+    with_model = {
+        "rule": rule,
+        "batch": batch,
+        "length": length,
+        "layers": layers,
+        "steps": steps,
+        "seconds": seconds,
+        "json": json_file,
+    }
     without_model = {"tokens": tokens, "variant": variant, "growth": growth or None, "out": out}
     misplaced = [name for name, value in (with_model if model is None else without_model).items() if value is not None]
     if misplaced:

@@ -188,4 +188,5 @@ def _combine(factor: Tensor, matrix: Tensor, of: Sequence[int] | None) -> Tensor
         rows = matrix.new_zeros(*matrix.shape[:-4], count, *matrix.shape[-3:]).index_add_(-4, index, matrix)
         matrix = rows.new_zeros(*rows.shape[:-2], count, rows.shape[-1]).index_add_(-2, index, rows)
     square = matrix.flatten(-2).flatten(-3, -2)  # [..., M' d, M' d]
-    return (factor.flatten(-2) @ square.mT).unflatten(-1, factor.shape[-2:])
+    moved: Tensor = (factor.flatten(-2) @ square.mT).unflatten(-1, factor.shape[-2:])
+    return moved
