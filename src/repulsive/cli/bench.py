@@ -20,13 +20,22 @@ def bench(
     ] = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="With --model: paper, sphere, spos, sgld, logits or kernel-free; repeatable. Default: all."),
+        typer.Option(
+            help="With --model: paper, sphere, spos, sgld, logits, kernel-free, auto, schedule or max-norm; "
+            "repeatable. Default: all."
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="With --model: sequences or images per step.")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="With --model: tokens per sequence.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="With --model: number of layers.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="With --model: steps per round; default: 10 on cuda, 2 on cpu.")
+        int | None, typer.Option(min=1, help="With --model: ordinary steps of each model per round; default: 2.")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="With --model: stop after the round in which this time has passed (at least 6 rounds)."
+        ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="With --model: write all numbers to this file.")
@@ -41,7 +50,7 @@ def bench(
     rounds: Annotated[
         int,
         typer.Option(
-            help="Number of measurement rounds; default: 300 on cuda, 12 on cpu; with --model 30 and 6.",
+            help="Number of measurement rounds; default: 300 on cuda, 12 on cpu; with --model 60 and 6.",
             show_default=False,
         ),
     ] = 0,
@@ -58,7 +67,15 @@ def bench(
     from repulsive.lab.bench.command import bench_model, bench_transformer, choose_device
 
     device = choose_device(device)
-    with_model = {"rule": rule, "batch": batch, "length": length, "layers": layers, "steps": steps, "json": json_file}
+    with_model = {
+        "rule": rule,
+        "batch": batch,
+        "length": length,
+        "layers": layers,
+        "steps": steps,
+        "seconds": seconds,
+        "json": json_file,
+    }
     without_model = {"tokens": tokens, "variant": variant, "growth": growth or None, "out": out}
     misplaced = [name for name, value in (with_model if model is None else without_model).items() if value is not None]
     if misplaced:
@@ -70,6 +87,7 @@ def bench(
             rule or (),
             device=device,
             rounds=rounds,
+            seconds=seconds,
             steps=steps,
             batch=batch,
             length=length,

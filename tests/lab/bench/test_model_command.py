@@ -27,7 +27,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     tiny = lambda self, device, **more: whole(self, device, **{**more, "overrides": TINY["bert-base"]})  # noqa: E731
     monkeypatch.setattr(Preset, "build", tiny)
     path = tmp_path / "new" / "bert.json"
-    given = ("--model", "bert-base", "--layers", "1", "--batch", "2", "--length", "16", "--rounds", "2")
+    given = ("--model", "bert-base", "--layers", "1", "--batch", "2", "--length", "16", "--seconds", "0")
     assert run_command(*given, "--rule", "paper", "--json", str(path)) == 0
     shown = capsys.readouterr().out
     table = shown[shown.index("bert-base: milliseconds") :].splitlines()
@@ -36,13 +36,13 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "tokens per second, peak memory" in shown and "2 x 16 tokens per step, AdamW, float32" in shown
     facts = json.loads(path.read_text())
     assert facts["settings"]["rules"] == ["paper"] and facts["versions"]["torch"] == torch.__version__
-    assert len(facts["turns"]["paper"]) == 2 and facts["date"] and facts["machine"]
+    assert len(facts["turns"]["paper"]) == 6 and facts["date"] and facts["machine"]
 
 
 def test_the_table_is_the_same_from_json():
     overrides = TINY["vit-b16"]
     facts = measure_model(
-        CostOptions("vit-b16", ("sgld",), rounds=2, steps=1, layers=1, batch=1, overrides=overrides), lambda line: None
+        CostOptions("vit-b16", ("sgld",), rounds=6, steps=1, layers=1, batch=1, overrides=overrides), lambda line: None
     )
     for row in facts["results"].values():
         row["peak_bytes"] = 12_345_678_901  # as on a GPU: one more column
@@ -64,8 +64,9 @@ def test_the_table_is_the_same_from_json():
         (("--model", "vit-b16", "--length", "9"), "leave --length out"),
         (("--rule", "paper"), "this option needs --model"),
         (("--json", "x.json"), "this option needs --model"),
+        (("--seconds", "3"), "this option needs --model"),
         (("--model", "gpt2", "--tokens", "64"), "cannot be combined with --model"),
-        (("--model", "gpt2", "--rounds", "1"), "at least 2 rounds"),
+        (("--model", "gpt2", "--rounds", "5"), "at least 6 rounds"),
         (("--model", "gpt2", "--layers", "0"), "--layers"),
     ],
 )

@@ -21,12 +21,14 @@ class Positions:
         weights: 1 for a real token, 0 for padding, [N].
         sequences: index of the sampled sequence that each token belongs to, int64 [N].
         count: number of sampled sequences.
+        is_full: whether all weights are 1 and all sequences have equally many tokens, one sequence after the other.
     """
 
     index: Tensor
     weights: Tensor
     sequences: Tensor
     count: int
+    is_full: bool = False
 
 
 def choose(
@@ -48,18 +50,22 @@ def choose(
     generator = torch.Generator().manual_seed(counters.key(seed, step, "tokens") % 2**62)
     chosen = (torch.arange(rows) + torch.rand(rows, generator=generator)) * (batch / rows)
     offsets = torch.arange(count) + torch.rand(rows, count, generator=generator)  # [S, n], in units of length / n
-    chosen, offsets = chosen.long().clamp(max=batch - 1).to(device), offsets.to(device)
+    chosen = chosen.long().clamp(max=batch - 1)
+    sequences = torch.arange(rows, device=device).repeat_interleave(count)
     if valid is None:
         positions = (offsets * (length / count)).long().clamp(max=length - 1)
-        weights = torch.ones(rows, count, device=device)
-    else:
-        real = valid[chosen]  # [S, T]
-        lengths = real.sum(1, keepdim=True)
-        order = real.to(torch.int8).argsort(dim=1, descending=True, stable=True)  # real tokens first
-        spread = (offsets * (lengths / count)).long()
-        ranks = torch.where(lengths >= count, spread, torch.arange(count, device=device))
-        weights = (ranks < lengths).float()
-        positions = order.gather(1, ranks.clamp(max=length - 1))
+        index = (chosen[:, None] * length + positions).flatten()
+        # A blocking copy would wait for all work of the GPU. From memory that is not pinned, this one is safe, too.
+        return Positions(
+            index.to(device, non_blocking=True), torch.ones(rows * count, device=device), sequences, rows, True
+        )
+    chosen, offsets = chosen.to(device, non_blocking=True), offsets.to(device, non_blocking=True)
+    real = valid[chosen]  # [S, T]
+    lengths = real.sum(1, keepdim=True)
+    order = real.to(torch.int8).argsort(dim=1, descending=True, stable=True)  # real tokens first
+    spread = (offsets * (lengths / count)).long()
+    ranks = torch.where(lengths >= count, spread, torch.arange(count, device=device))
+    weights = (ranks < lengths).float()
+    positions = order.gather(1, ranks.clamp(max=length - 1))
     index = (chosen[:, None] * length + positions).flatten()
-    sequences = torch.arange(rows, device=device).repeat_interleave(count)
     return Positions(index, weights.flatten(), sequences, rows)
