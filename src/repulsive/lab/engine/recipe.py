@@ -77,7 +77,8 @@ class Training:
         batch: items per step, summed over all processes; for translation, tokens of the longer side with padding.
         precision: "bf16" runs forward and backward under autocast; weights stay float32.
         tf32: allow TF32 for float32 matrix products on a GPU.
-        capture: on one GPU, replay forward and backward of each batch shape as a CUDA graph.
+        capture: on one GPU, replay forward and backward of each batch shape as a CUDA graph; not with
+            `space="logits"`, which samples tokens.
         compile: use torch.compile, for tasks whose batches have one shape; it takes half a minute, less if cached.
         evaluate_every: steps between two evaluations on the validation set; 0: after every epoch.
         log_every: steps between two log lines of the training loss.

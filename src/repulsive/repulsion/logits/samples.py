@@ -94,6 +94,7 @@ class Samples:
         self.layers, self.tokens, self.seed = list(layers), tokens, seed
         self.step = 0  # optimizer step of the next forward pass
         self.latest: dict[tuple[int, str], Sample] = {}
+        self._captured: dict[tuple[int, str], Sample] = {}  # of the last CUDA graph that was captured
         self.adapter_inputs: dict[nn.Module, Tensor] = {}  # inputs of `lora_B` in the last forward pass
         # With their masks, so that no other mask gets the address of one while it is a key.
         self._positions: dict[tuple[object, ...], tuple[Positions, Tensor | None]] = {}
@@ -102,8 +103,8 @@ class Samples:
         self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
 
     def clear(self) -> None:
-        """Discard all tokens."""
-        self.latest.clear()
+        """Discard all tokens, except those of a CUDA graph, which every replay renews."""
+        self.latest = dict(self._captured)
         self.adapter_inputs.clear()
         self._positions.clear()
         self._given = None
@@ -147,15 +148,18 @@ class Samples:
             source.centres = norm.centres
         if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
             self._check(number, part, projection, flat, outputs)
-        self.latest[number, part] = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
+        sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
+        self.latest[number, part] = sample
+        if is_capturing():
+            self._captured[number, part] = sample
 
     def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> Positions:
         """Choose the positions to sample in one call; layers that see the same batch share positions."""
-        step = None if is_capturing() else self.step  # a CUDA graph cannot draw random numbers: use the last positions
+        step = None if is_capturing() else self.step
         key = (shape, device, None if valid is None else valid.data_ptr(), step)
         if key not in self._positions:
-            positions = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
-            self._positions[key] = self._positions[*key[:3], None] = positions, valid
+            positions = choose(shape, self.tokens, valid, device, seed=self.seed, step=step)
+            self._positions[key] = positions, valid
         return self._positions[key][0]
 
     def _sampled_rows(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:

@@ -32,7 +32,7 @@ class Positions:
 
 
 def choose(
-    shape: tuple[int, int], tokens: int, valid: Tensor | None, device: torch.device, *, seed: int, step: int
+    shape: tuple[int, int], tokens: int, valid: Tensor | None, device: torch.device, *, seed: int, step: int | None
 ) -> Positions:
     """Choose about `tokens` positions of a batch; the same seed and step give the same positions.
 
@@ -42,14 +42,19 @@ def choose(
         valid: bool [B, T], False for padding; None if there is no padding.
         device: device of the result.
         seed: seed of the random offsets.
-        step: optimizer step that the sample is for.
+        step: optimizer step that the sample is for; None for the same positions in every step, chosen without a copy
+            from the host, which a CUDA graph could not capture.
     """
     batch, length = shape
     rows = max(1, min(batch, tokens // min(length, LEAST)))
     count = max(1, min(length, tokens // rows))
-    generator = torch.Generator().manual_seed(counters.key(seed, step, "tokens") % 2**62)
-    chosen = (torch.arange(rows) + torch.rand(rows, generator=generator)) * (batch / rows)
-    offsets = torch.arange(count) + torch.rand(rows, count, generator=generator)  # [S, n], in units of length / n
+    if step is None:
+        chosen = (torch.arange(rows, device=device) + 0.5) * (batch / rows)
+        offsets = (torch.arange(count, device=device) + 0.5).expand(rows, count)
+    else:
+        generator = torch.Generator().manual_seed(counters.key(seed, step, "tokens") % 2**62)
+        chosen = (torch.arange(rows) + torch.rand(rows, generator=generator)) * (batch / rows)
+        offsets = torch.arange(count) + torch.rand(rows, count, generator=generator)  # [S, n], in units of length / n
     chosen = chosen.long().clamp(max=batch - 1)
     sequences = torch.arange(rows, device=device).repeat_interleave(count)
     if valid is None:
