@@ -157,7 +157,7 @@ def frozen_weight(step, model, optimizer, handle):
 
 
 def other_settings(step, model, optimizer, handle):
-    """Change a frozen rule in place, as an impatient user might."""
+    """Change a frozen rule in place."""
     object.__setattr__(handle.rule, "alpha", 0.3 if step >= CHANGED else 1.0)
 
 

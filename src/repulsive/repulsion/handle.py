@@ -202,37 +202,41 @@ class Handle:
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(optimizer, settings.max_norm, scale)
         due = self.steps % settings.measure_every == 0
-        has_update = self._run(scale, due)
-        if settings.max_norm is not None and settings.order == "repel-clip":
-            clip(optimizer, settings.max_norm, scale)  # other parameters have gradients even if no head has one
-        if has_update:
+        measured = self._repeat_last_step(scale, due)
+        if measured is None and (update := self._updates.choose(optimizer)) is not None:
+            measured = update.run(
+                self.rule,
+                self._learning_rates(),
+                step=self.steps,
+                scale=scale,
+                measure=due,
+                draw_noise=settings.noise_in == "gradient",
+            )
+            self._trained = [[*entry["params"]] for entry in optimizer.param_groups]
+        if measured is not None:
+            self._measurements.add(measured, self.steps, due=due)
             self._changes += 1
             self._pending = True
+        if settings.max_norm is not None and settings.order == "repel-clip":
+            clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
 
-    def _run(self, scale: Tensor | None, due: bool) -> bool:
-        """Run the update of this step, and store its measurement; return False if no group has a gradient.
+    def _repeat_last_step(self, scale: Tensor | None, due: bool) -> dict[str, Measured] | None:
+        """Run the last update again without looking up parameters, and return its measurement.
 
-        An update of all groups is repeated without looking up parameters if the optimizer still has the same ones.
+        Returns:
+            None, with nothing done, if parameters have to be looked up.
         """
         updates, trained = self._updates, [entry["params"] for entry in self.optimizer.param_groups]
-        is_same = are_same(trained, self._trained)
-        arguments = self.rule, self._learning_rates()
-        draw_noise = self.settings.noise_in == "gradient"
-        measured: dict[str, Measured] | None = None
-        if updates.current is not None and updates.covers_all and is_same and not is_capturing():
-            measured = updates.current.again(
-                *arguments, step=self.steps, scale=scale, measure=due, draw_noise=draw_noise
-            )
-        if measured is None:
-            update = updates.choose(self.optimizer)
-            if update is None:
-                return False
-            measured = update.run(*arguments, step=self.steps, scale=scale, measure=due, draw_noise=draw_noise)
-            if not is_same:
-                self._trained = [[*some] for some in trained]
-        if measured or due:
-            self._measurements.add(measured, self.steps, due=due)
-        return True
+        if updates.current is None or not updates.covers_all or not are_same(trained, self._trained) or is_capturing():
+            return None
+        return updates.current.again(
+            self.rule,
+            self._learning_rates(),
+            step=self.steps,
+            scale=scale,
+            measure=due,
+            draw_noise=self.settings.noise_in == "gradient",
+        )
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step, and add noise that is not part of the gradients."""

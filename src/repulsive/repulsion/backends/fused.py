@@ -240,6 +240,9 @@ class FusedUpdate:
             gradient = code.PRODUCTS if variant.smooths else code.NORMS
         launch = SOLVE[self.padded]
         chunk = self.splits if self.splits == launch["CHUNK"] else 1  # all at once, or one by one
+        stages = 1 if chunk > 1 else 4
+        if self.padded == 64 and gradient == code.PRODUCTS:
+            stages = min(stages, 2)  # two matrices per stage in shared memory
         code.solve_kernel[(len(self.groups),)](
             self.products,
             self.to_mean,
@@ -261,6 +264,7 @@ class FusedUpdate:
             SCALED=variant.is_scaled,
             MEASURE=variant.measures,
             CHUNK=chunk,
+            STAGES=stages,
             num_warps=launch["num_warps"],
             **self._shape,
         )

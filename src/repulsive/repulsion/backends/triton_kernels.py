@@ -215,6 +215,7 @@ def solve_kernel(
     MP: tl.constexpr,
     SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
     BANDWIDTH: tl.constexpr,
     PROFILE: tl.constexpr,
     SPHERE: tl.constexpr,
@@ -246,7 +247,7 @@ def solve_kernel(
     begin, end = tl.load(starts + group) * SPLITS, tl.load(starts + group + 1) * SPLITS
     if (PROFILE == 5) & (GRADIENT == 0):
         end = begin  # nothing depends on the heads
-    for first in tl.range(begin, end, CHUNK, num_stages=1 if CHUNK == SPLITS else 4):
+    for first in tl.range(begin, end, CHUNK, num_stages=STAGES):
         part = first + some
         squares = tl.load(products + part[:, None, None] * MP * MP + (i * MP + j)[None, :, :])  # [CHUNK, MP, MP]
         gram += tl.sum(squares.to(tl.float64), axis=0)
