@@ -184,9 +184,18 @@ class LogitUpdate:
             self._numbers |= {group.name: number for group, _ in layer.sides}
         self._writers = self._make_writers()
 
-    def again(self, rule: Rule | None) -> bool:
-        """Return False: an update is never replayed, because forces change."""
-        return False
+    def again(
+        self,
+        rule: Rule | None,
+        rates: Mapping[int, float],
+        *,
+        step: int,
+        scale: Tensor | None = None,
+        measure: bool = False,
+        draw_noise: bool = True,
+    ) -> dict[str, Measured] | None:
+        """Return None: an update is never repeated, because forces change."""
+        return None
 
     def run(
         self,
