@@ -86,7 +86,7 @@ def bench_model(
         rounds=rounds or (60 if on_gpu else LEAST_ROUNDS),
         steps=steps or 2,
         warm_up=5 if on_gpu else 1,
-        hook_turns=20 if on_gpu else 3,
+        hook_turns=8 if on_gpu else 3,
         seconds=seconds,
         batch=batch,
         length=length,
