@@ -19,18 +19,20 @@ class Measure:
 
     Args:
         key: attribute of `Result`.
-        name: name in tables and charts.
+        name: name in charts.
+        short: name in tables.
         digits: decimals shown.
     """
 
     key: str
     name: str
+    short: str
     digits: int
 
 
-MEAN = Measure("mean", "similarity of heads, mean of pairs", 2)
-LARGEST = Measure("largest", "similarity of heads, largest pair", 2)
-LOSS = Measure("held_out", "held-out loss, nats per byte", 3)
+MEAN = Measure("mean", "similarity of heads, mean of pairs", "mean cosine", 2)
+LARGEST = Measure("largest", "similarity of heads, largest pair", "largest cosine", 2)
+LOSS = Measure("held_out", "held-out loss, nats per byte", "held-out loss", 3)
 MEASURES = (MEAN, LARGEST, LOSS)
 
 
@@ -103,22 +105,23 @@ class Findings:
 
     def as_text(self) -> str:
         """Format the table for a terminal of 80 columns."""
-        lines = [f"{'':22}  {'mean':>6}  difference from plain training, 95 % interval ({self.over})"]
+        interval = "" if len(self.seeds) == 1 else ", 95 % interval"
+        lines = [f"{self.over:27}  {'mean':>6}  difference from plain{interval}"]
         for measure in MEASURES:
-            lines.append(measure.name)
             for arm in ARMS:
-                change = "" if arm == PLAIN else str(self.difference(arm, measure))
-                lines.append(f"  {arm:20}  {self.mean(arm, measure):>6}  {change}".rstrip())
+                name, change = (measure.short, "") if arm == PLAIN else ("", str(self.difference(arm, measure)))
+                lines.append(f"{name:14}  {arm:11}  {self.mean(arm, measure):>6}  {change}".rstrip())
         return "\n".join(lines)
 
     def last_line(self) -> str:
         """Say in one line what repulsion did to the similarity of heads and to the held-out loss."""
         heads, loss = self.difference(REPELLED, MEAN), self.difference(REPELLED, LOSS)
-        became = {-1: "Heads less alike", 1: "Heads more alike", 0: "Similarity of heads"}[heads.direction]
-        verdict = {-1: "lower", 1: "higher", 0: "not significant"}[loss.direction]
+        cosines = f"{self.mean(PLAIN, MEAN)} -> {self.mean(REPELLED, MEAN)}"
         if loss.interval is None:
-            verdict = "one seed has no interval"
-        return f"{became}: {self.mean(PLAIN, MEAN)} -> {self.mean(REPELLED, MEAN)}. Loss {loss}: {verdict}."
+            return f"Similarity of heads: {cosines}. Loss {loss}; one seed has no interval."
+        became = {-1: f"Heads less alike: {cosines}", 1: f"Heads more alike: {cosines}"}
+        verdict = {-1: "lower", 1: "higher"}.get(loss.direction, "not significant")
+        return f"{became.get(heads.direction, f'Heads {cosines}: not significant')}. Loss {loss}: {verdict}."
 
     def heads_sentence(self) -> str:
         """Say what repulsion did to the similarity of heads."""

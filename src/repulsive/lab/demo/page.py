@@ -20,10 +20,10 @@ from repulsive.pages.html.panel import charts_with_legend, grid_rows, sheet_tabl
 from repulsive.pages.html.seed_chart import seed_chart
 from repulsive.pages.html.svg_chart import legend
 from repulsive.pages.text import escaped, number
-from repulsive.particles.named import RECOMMENDED, rule_by_name
+from repulsive.particles.named import RECOMMENDED, RuleName, rule_by_name
 from repulsive.repulsion.display import short_rule
 
-TITLE = "Heads that repel each other"
+TITLE = "Heads that repel each other: the demo"
 _ROOM = 2_000_000  # bytes for the maps of the example
 _FIXED = (
     "All settings were fixed before the demo was run, and none was chosen by its effect on this text. Models with the "
@@ -54,9 +54,9 @@ def write_page(
     found = f"{findings.heads_sentence()} {findings.loss_sentence()}"
     body = header(TITLE, _typographic(found), lead_class="verdict")
     body += _paragraphs(f"{_over(findings)} {_FIXED}")
-    body += _section("How different are the heads?", _difference(findings))
-    body += _section("The same sentence through both models", _sentence(findings, chosen))
-    body += layer_explorer([example], [PLAIN, REPELLED], _ROOM)
+    body += _section("How different are the heads?", _difference(findings, chosen.seed))
+    title = "The same sentence through both models"
+    body += layer_explorer([example], [PLAIN, REPELLED], _ROOM, heading=title, lead=_sentence(chosen))
     body += _section("Does it help?", _loss(findings))
     body += _section("During training", _curves(findings))
     body += _section("Your turn", _your_turn(findings, path.parent))
@@ -65,19 +65,16 @@ def write_page(
 
 
 def numbers_sheet(findings: Findings) -> Sheet:
-    """Make the table of all measures: one row per arm, means and differences."""
-    columns = ["training"]
-    for measure in MEASURES:
-        columns += [measure.name, "difference from plain"]
+    """Make the table of all numbers: one row per measure, means and differences of every arm."""
+    columns = ["measure", PLAIN, REPELLED, "difference", REGULARIZED, "difference"]
     rows = []
-    for arm in ARMS:
-        cells = [arm]
-        for measure in MEASURES:
-            change = "" if arm == PLAIN else str(findings.difference(arm, measure))
-            cells += [findings.mean(arm, measure), change]
-        rows.append([_typographic(cell) for cell in cells])
-    caption = f"Means over {findings.over}. Brackets: 95 % confidence interval of the difference, paired by seed."
-    return Sheet(caption, columns, rows)
+    for measure in MEASURES:
+        row = [measure.short, findings.mean(PLAIN, measure)]
+        for arm in (REPELLED, REGULARIZED):
+            row += [findings.mean(arm, measure), str(findings.difference(arm, measure))]
+        rows.append([_typographic(cell) for cell in row])
+    intervals = "" if len(findings.seeds) == 1 else ", with 95 % confidence intervals"
+    return Sheet(f"Means over {findings.over}, and differences from plain training{intervals}.", columns, rows)
 
 
 def settings_facts(findings: Findings) -> list[tuple[str, str]]:
@@ -94,34 +91,36 @@ def settings_facts(findings: Findings) -> list[tuple[str, str]]:
     ]
 
 
-def _difference(findings: Findings) -> str:
+def _difference(findings: Findings, seed: int) -> str:
+    heads = next(iter(findings.results.values())).job.settings.heads
+    lowest = number(-1 / (heads - 1), 2)
     lead = (
         "The similarity of two heads is the cosine between their attention logits on held-out text: 1 for heads that "
-        "ask for the same tokens, 0 for unrelated heads. The mean is over all pairs of heads of a layer, and over "
-        f"layers. The largest pair is the most similar pair of the model. {_INTERVALS}"
+        "ask for the same tokens, 0 for unrelated heads, negative for opposite ones. The mean is over all pairs of "
+        f"heads of a layer, and over layers; {heads} heads cannot have a lower mean than {lowest}. The largest pair is "
+        "the most similar pair of heads of any layer."
     )
-    return _paragraphs(lead) + _seed_charts(findings, (MEAN, LARGEST))
+    grids = [
+        Grid(arm, cosines, f"every pair of heads, models of seed {seed}", f"layer {layer}")
+        for arm in (PLAIN, REPELLED)
+        for layer, cosines in enumerate(findings.results[arm, seed].cosines)
+    ]
+    return _paragraphs(lead, _INTERVALS) + _seed_charts(findings, (MEAN, LARGEST)) + grid_rows(grids)
 
 
-def _sentence(findings: Findings, chosen: Chosen) -> str:
+def _sentence(chosen: Chosen) -> str:
     effect, median = (number(value, 2, signed=True) for value in (chosen.effect, chosen.median))
-    lead = (
+    return (
         f"“{chosen.sentence}” is held-out text, read by the plain and the repelled model of seed {chosen.seed}, one "
         f"character at a time. Of {chosen.candidates} pairs of a sentence and a seed, this is the one whose effect is "
         f"nearest the median: repulsion changes the mean similarity of heads by {effect} here; the median is {median}."
     )
-    grids = [
-        Grid(arm, cosines, f"cosine between attention logits, held-out text, seed {chosen.seed}", f"layer {layer}")
-        for arm in (PLAIN, REPELLED)
-        for layer, cosines in enumerate(findings.results[arm, chosen.seed].cosines)
-    ]
-    return _paragraphs(lead) + grid_rows(grids)
 
 
 def _loss(findings: Findings) -> str:
     lead = f"{findings.loss_sentence()} {findings.loss_sentence(REGULARIZED)}"
     explained = (
-        "The regularizer is a term of the loss that punishes similar outputs of heads. Larger studies, with "
+        "The regularizer is a term of the loss that penalises similar outputs of heads. Larger studies, with "
         "learning rates chosen for every method, are in the documentation, under “Repulsion between attention logits”."
     )
     return _paragraphs(lead, explained) + _seed_charts(findings, (LOSS,)) + sheet_table(numbers_sheet(findings))
@@ -148,10 +147,9 @@ def _curves(findings: Findings) -> str:
 
 def _your_turn(findings: Findings, folder: Path) -> str:
     rule = next(iter(findings.results.values())).job.settings.rule
-    argument = "" if rule == RECOMMENDED else f', "{rule}"'
     code = (
         "from repulsive import repel\n\n"
-        f"handle = repel(model, optimizer{argument})  # before training; the loop stays as it is\n"
+        f"{repel_line(rule)}  # before training; the loop stays as it is\n"
         "...\n"
         "print(handle)  # similarity of heads at the start and now"
     )
@@ -161,6 +159,11 @@ def _your_turn(findings: Findings, folder: Path) -> str:
         + _paragraphs("Look into the heads of the models above, or into any transformers model that you have:")
         + _code("\n".join([*inspect_commands(folder), "repulsive inspect path/to/model --text sentences.txt"]))
     )
+
+
+def repel_line(rule: RuleName) -> str:
+    """Write the line of Python that attaches a rule."""
+    return "handle = repel(model, optimizer)" if rule == RECOMMENDED else f'handle = repel(model, optimizer, "{rule}")'
 
 
 def inspect_commands(folder: Path) -> list[str]:
@@ -181,7 +184,7 @@ def _seed_charts(findings: Findings, measures: Sequence[Measure]) -> str:
         figures += seed_chart(
             SeedChart(name, of_seeds, findings.seeds, intervals, zero=True, digits=measure.digits), ARMS
         )
-    return f'{legend(ARMS, ARMS, dots=True)}<div class="charts">{figures}</div>\n'
+    return f'{legend(ARMS, ARMS, dots=True)}<div class="charts pairs">{figures}</div>\n'
 
 
 def _machine() -> list[tuple[str, str]]:

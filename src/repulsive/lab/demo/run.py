@@ -20,7 +20,7 @@ from typing import Any
 from repulsive.errors import RunError
 from repulsive.lab.demo.example import SENTENCES, Chosen, choose, read
 from repulsive.lab.demo.findings import MEASURES, Findings
-from repulsive.lab.demo.page import write_page
+from repulsive.lab.demo.page import repel_line, write_page
 from repulsive.lab.demo.runs import SUMMARY, jobs_of, train_all
 from repulsive.lab.demo.settings import ARMS, PLAIN, Settings
 from repulsive.lab.demo.terminal import Lines, LiveTable
@@ -30,12 +30,17 @@ from repulsive.lab.engine.files import write_json
 PAGE = "report.html"
 INTRODUCTION = (
     "Three small language models per seed learn the same text: plain, with heads that\n"
-    "repel each other, and with a regularizer that punishes similar heads.\n"
+    "repel each other, and with a regularizer that penalises similar heads.\n"
 )
 
 
 def run_demo(
-    out: Path, settings: Settings, seeds: Sequence[int], say: Callable[[str], None], processes: int = 0
+    out: Path,
+    settings: Settings,
+    seeds: Sequence[int],
+    say: Callable[[str], None],
+    processes: int = 0,
+    text: str | None = None,
 ) -> Findings:
     """Train the runs that are not finished, print what was found, and write the page.
 
@@ -45,32 +50,37 @@ def run_demo(
         seeds: random seeds; each has a run of every kind.
         say: prints text.
         processes: parallel runs; 0: one per core.
+        text: the text to learn, one paragraph per line; None: Python's documentation.
 
     Returns:
         The results of all runs.
 
     Raises:
+        DataError: there is too little text.
         RunError: the folder cannot be written, or a run failed.
         Stopped: Ctrl-C was received; finished runs are kept.
     """
     importlib.import_module("safetensors.torch")  # a missing package is better noticed now than after training
     started = time.monotonic()
     _make_folder(out)
-    text = documentation()
+    source = "Python's documentation" if text is None else "text"
+    text = documentation() if text is None else text
+    examples = sentences(text, SENTENCES)
     jobs = jobs_of(settings, seeds, out, text)
     say(INTRODUCTION)
     view = LiveTable(settings, seeds) if sys.stdout.isatty() else Lines(len(jobs), say)
     with view:
         findings = Findings(train_all(jobs, view, processes))
-    chosen = choose(findings, sentences(text, SENTENCES))
+    chosen = choose(findings, examples)
     spent = sum(result.seconds for result in findings.results.values())
     facts = [
-        ("Text", f"{len(text):,} bytes of Python's documentation, a tenth held out; SHA-256 {jobs[0].text_sha[:12]}"),
+        ("Text", f"{len(text):,} bytes of {source}, one block in ten held out; SHA-256 {jobs[0].text_sha[:12]}"),
         ("Time", f"{spent:.0f} s of CPU time for {len(jobs)} runs, one core each"),
     ]
     page = write_page(out / PAGE, findings, chosen, read(findings, chosen), facts)
     write_json(out / SUMMARY, summary(findings, chosen))
-    say(f"\n{findings.as_text()}\n\npage: {page} ({time.monotonic() - started:.0f} s)\n{findings.last_line()}")
+    say(f"\n{findings.as_text()}\n\npage: {page} ({time.monotonic() - started:.0f} s)")
+    say(f"your turn: {repel_line(settings.rule)}, or repulsive inspect\n{findings.last_line()}")
     return findings
 
 

@@ -15,8 +15,9 @@ from repulsive.lab.engine.progress import as_time
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 10  # characters of a curve
 _LOSS_RANGE = (1.4, 3.0)  # nats per byte: the range in which a byte model of this size learns
+_SIMILARITY_RANGE = (-1 / 3, 1.0)  # four heads cannot have a lower mean cosine
 _WIDTH = 76  # columns of the table with curves
-_HELP = "similarity: cosine between the attention logits of two heads, mean. 1: the same, 0: unrelated"
+_HELP = "similarity: mean cosine between the attention logits of two heads; 1: the same"
 
 
 class Lines:
@@ -45,7 +46,7 @@ class Lines:
         self._done += 1
         self._say(
             f"{self._done:>2} of {self._total}  seed {job.seed}  {job.arm:11}  held-out loss {result.held_out:.3f}  "
-            f"similarity {result.mean:.2f} (largest {result.largest:.2f})"
+            f"cosine {result.mean:.2f}, largest {result.largest:.2f}"
         )
 
 
@@ -89,20 +90,20 @@ class LiveTable:
 
     def render(self) -> Any:
         """Draw the table."""
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), caption=Text(self._footer()))
-        table.caption_justify = "left"
+        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
         for name in ("seed", "", *ARMS):
-            table.add_column(name, no_wrap=True)
+            table.add_column(name, no_wrap=True, min_width=6 + _CURVE if name in ARMS and self._draws_curves else None)
         for seed in self._seeds:
             histories = [self._histories.get((arm, seed), ()) for arm in ARMS]
             losses = [self._cell([each.loss for each in history], _LOSS_RANGE, 3) for history in histories]
-            cosines = [self._cell([each.mean for each in history], (0.0, 1.0), 2) for history in histories]
+            cosines = [self._cell([each.mean for each in history], _SIMILARITY_RANGE, 2) for history in histories]
             table.add_row(str(seed), "loss", *losses)
             table.add_row("", "similarity", *cosines)
-        return table
+        return Group(table, Text(self._footer()))
 
     def _cell(self, values: Sequence[float], limits: tuple[float, float], digits: int) -> str:
         if not values:
@@ -127,7 +128,7 @@ def curve(values: Sequence[float], limits: tuple[float, float], total: int) -> s
 
     Example:
         >>> curve([0.0, 0.5, 1.0], (0.0, 1.0), total=3)
-        '▁▁▁▁▄▄▄███'
+        '▁▁▁▁▅▅▅███'
     """
     low, high = limits
     drawn = ""

@@ -57,10 +57,15 @@ def sentences(text: str, count: int, shortest: int = 36, longest: int = 48) -> l
         count: number of sentences.
         shortest: minimum length in characters.
         longest: maximum length in characters.
+
+    Raises:
+        DataError: there is no such sentence.
     """
     held_out = " ".join(_blocks(text, held_out=True))
     plain = [each for each in re.findall(r"(?<=[.] )[A-Z][a-z ,]+[.](?= |\n)", held_out) if each.count(" ") > 4]
     fitting = list(dict.fromkeys(each for each in plain if shortest <= len(each) <= longest))
+    if not fitting:
+        raise DataError(f"the held-out text has no sentence of {shortest} to {longest} plain characters; use more text")
     every = max(1, len(fitting) // count)
     return fitting[::every][:count]
 
