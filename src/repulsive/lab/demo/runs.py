@@ -148,7 +148,7 @@ def train_all(jobs: Sequence[Job], view: View, processes: int = 0) -> list[Resul
                 results[job] = result
                 view.ended(job, result)
     if request.number is not None:
-        left = len(jobs) - len(results)
+        left = sum(read_result(job) is None for job in jobs)
         raise Stopped(f"stopped with {left} of {len(jobs)} runs left; run the same command to resume", request.number)
     return [results[job] for job in jobs]
 
