@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from repulsive.lab.bench.machine import describe
 from repulsive.lab.demo.example import Chosen
 from repulsive.lab.demo.findings import LARGEST, LOSS, MEAN, MEASURES, Findings, Measure
+from repulsive.lab.demo.runs import used_versions
 from repulsive.lab.demo.settings import ARMS, PENALTY, PLAIN, REGULARIZED, REPELLED
 from repulsive.pages.charts import learning_curve
 from repulsive.pages.data.layers import Layered
@@ -95,10 +97,10 @@ def _difference(findings: Findings, seed: int) -> str:
     heads = next(iter(findings.results.values())).job.settings.heads
     lowest = number(-1 / (heads - 1), 2)
     lead = (
-        "The similarity of two heads is the cosine between their attention logits on held-out text: 1 for heads that "
-        "ask for the same tokens, 0 for unrelated heads, negative for opposite ones. The mean is over all pairs of "
-        f"heads of a layer, and over layers; {heads} heads cannot have a lower mean than {lowest}. The largest pair is "
-        "the most similar pair of heads of any layer."
+        "The similarity of two heads is the cosine between their attention logits on held-out text: 1 for heads "
+        "with the same logits, 0 for unrelated heads, negative for opposite ones. The mean is over all pairs of heads "
+        f"of a layer, and over layers; {heads} heads cannot have a lower mean than {lowest}. The largest pair is the "
+        "most similar pair of heads of any layer."
     )
     grids = [
         Grid(arm, cosines, f"every pair of heads, models of seed {seed}", f"layer {layer}")
@@ -140,9 +142,8 @@ def _curves(findings: Findings) -> str:
     which = f"Mean over {findings.over}; the band is one standard deviation."
     if len(findings.seeds) == 1:
         which = f"Seed {findings.seeds[0]}."
-    return _paragraphs(f"{which} The training loss does not include the regularizer.") + charts_with_legend(
-        charts, ARMS
-    )
+    lead = f"{which} The training loss does not include the regularizer."
+    return _paragraphs(lead) + charts_with_legend(charts, ARMS)
 
 
 def _your_turn(findings: Findings, folder: Path) -> str:
@@ -169,7 +170,7 @@ def repel_line(rule: RuleName) -> str:
 def inspect_commands(folder: Path) -> list[str]:
     """List the commands that inspect the repelled model of the demo."""
     module = "repulsive.lab.demo.trained"
-    return [f"cd {folder}", f"repulsive inspect {module}:repelled --example {module}:windows"]
+    return [f"cd {shlex.quote(str(folder))}", f"repulsive inspect {module}:repelled --example {module}:windows"]
 
 
 def _seed_charts(findings: Findings, measures: Sequence[Measure]) -> str:
@@ -189,7 +190,7 @@ def _seed_charts(findings: Findings, measures: Sequence[Measure]) -> str:
 
 def _machine() -> list[tuple[str, str]]:
     machine = describe("cpu")
-    used = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if name != "triton")
+    used = ", ".join(f"{name} {version}" for name, version in used_versions().items())
     return [
         ("Machine", f"{machine['cores']} cores, {machine['machine']}"),
         ("Versions", used),

@@ -1,6 +1,6 @@
 """Run the demo: train all runs, compare them, and write the page.
 
-    page = run_demo(Path("demo"), Settings(), range(5), say=print)
+    findings = run_demo(Path("demo"), Settings(), range(5), say=print)
 
 text.txt        the text
 runs/           all runs, see `runs`
@@ -60,7 +60,8 @@ def run_demo(
         RunError: the folder cannot be written, or a run failed.
         Stopped: Ctrl-C was received; finished runs are kept.
     """
-    importlib.import_module("safetensors.torch")  # a missing package is better noticed now than after training
+    for package in ("numpy", "safetensors.torch"):  # a missing package is better noticed now than after training
+        importlib.import_module(package)
     started = time.monotonic()
     _make_folder(out)
     source = "Python's documentation" if text is None else "text"

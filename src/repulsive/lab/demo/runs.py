@@ -58,7 +58,7 @@ class Job:
     def identity(self) -> dict[str, Any]:
         """Everything that the result depends on. A finished run with the same identity is not trained again."""
         fixed = {"arm": self.arm, "seed": self.seed, "penalty": PENALTY, "text": self.text_sha}
-        return {**fixed, "settings": asdict(self.settings), "versions": versions()}
+        return {**fixed, "settings": asdict(self.settings), "versions": used_versions()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +102,11 @@ class View(Protocol):
 
     def ended(self, job: Job, result: Result) -> None:
         """Show that a run is finished."""
+
+
+def used_versions() -> dict[str, str]:
+    """Return the versions that results may depend on."""
+    return {name: version for name, version in versions().items() if name in ("repulsive", "python", "torch")}
 
 
 def jobs_of(settings: Settings, seeds: Sequence[int], out: Path, text: str) -> list[Job]:

@@ -10,7 +10,8 @@ from repulsive.lab.systems.lm.model import DecoderConfig
 from repulsive.particles.named import RuleName
 
 RULE: RuleName = "logits"  # of the repelled models, as in `repel(model, optimizer, "logits")`
-PLAIN, REPELLED, REGULARIZED = ARMS = ("plain", "repelled", "regularizer")
+PLAIN, REPELLED, REGULARIZED = "plain", "repelled", "regularizer"
+ARMS = (PLAIN, REPELLED, REGULARIZED)  # the ways of training that are compared
 SEEDS = 5
 PENALTY = 1.0  # weight of the disagreement regularizer, as in the recipes `*/disagreement`
 BETAS = (0.9, 0.95)

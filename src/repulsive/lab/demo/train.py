@@ -175,8 +175,8 @@ class Disagreement:
             hook.remove()
         self._outputs.clear()
 
-    def _collect(self, heads: int) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        def collect(module: nn.Module, inputs: tuple[Tensor]) -> None:
+    def _collect(self, heads: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def collect(module: nn.Module, inputs: tuple[Any, ...]) -> None:
             if torch.is_grad_enabled():
                 self._outputs.append(inputs[0].unflatten(-1, (heads, -1)).transpose(1, 2))  # [B, M, T, d]
 

@@ -57,8 +57,8 @@ def seed_chart(chart: SeedChart, methods: Sequence[str]) -> str:
             centre = f'cx="{x_of(index, place):.1f}" cy="{y_of(value):.1f}"'
             parts += f'<circle class="dot {style}" {centre} r="4">{title}</circle>'
         if method in chart.intervals:
-            x = x_of(index, len(values) - 1) + _BESIDE
-            parts += _interval(x, *map(y_of, chart.intervals[method]), y_of(statistics.fmean(values)), style)
+            x, (low_end, high_end) = x_of(index, len(values) - 1) + _BESIDE, chart.intervals[method]
+            parts += _interval(x, y_of(low_end), y_of(high_end), y_of(statistics.fmean(values)), style)
         parts += f'<text class="tick" x="{middle:.1f}" y="{_HEIGHT - 9}">{escaped(method)}</text>'
     name = escaped(chart.name)
     return (
