@@ -139,6 +139,17 @@ def test_finished_runs_are_not_trained_again(out, jobs, printed):
     assert read_result(replace(jobs[0], settings=replace(SMALL, lr=1e-3))) is None  # another run
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"run": 1}', "null"])
+def test_a_damaged_result_is_trained_again(content, tmp_path, jobs):
+    job = replace(jobs[0], out=tmp_path)
+    job.folder.mkdir(parents=True)
+    for path in jobs[0].folder.iterdir():
+        (job.folder / path.name).write_bytes(path.read_bytes())
+    assert read_result(job) is not None
+    (job.folder / "result.json").write_text(content)
+    assert read_result(job) is None
+
+
 def test_one_seed_has_no_interval(findings):
     one = Findings([result for result in findings.results.values() if result.job.seed == SEEDS[0]])
     assert one.difference(REPELLED, LOSS).interval is None

@@ -13,7 +13,7 @@ def test_paragraphs_are_prose_only():
         "    each of them once, even if they are equal to others.\n\n"
         "Too short to keep.\n\n"
         "this one starts in the middle of a sentence, so it is probably a fragment of a list of some kind.\n\n"
-        ">>> print('A session in which somebody types many characters, to be longer than the limit.')\n\n"
+        ">>> print('A session in which a user types many characters, to be longer than the limit.')\n\n"
         "A paragraph about the naïve method, whose letters are not all in the range of ASCII, is left out too.\n"
     )
     assert list(text._paragraphs(given)) == [

@@ -159,13 +159,16 @@ def train_all(jobs: Sequence[Job], view: View, processes: int = 0) -> list[Resul
 
 
 def read_result(job: Job) -> Result | None:
-    """Read the result of a run; None if the run is not finished, or was another run."""
-    table = read_json(job.folder / _RESULT)
-    if not isinstance(table, dict) or table.get("run") != job.identity() or not (job.folder / _MODEL).is_file():
+    """Read the result of a run; None if the run is not finished, was another run, or its file is damaged."""
+    try:
+        table = read_json(job.folder / _RESULT)
+        if table["run"] != job.identity() or not (job.folder / _MODEL).is_file():
+            return None
+        history = [Measurement(**each) for each in table["history"]]
+        cosines = [torch.tensor(layer, dtype=torch.float64) for layer in table["cosines"]]
+        return Result(job, history, table["held_out"], cosines, table["seconds"])
+    except (RunError, TypeError, KeyError, ValueError):
         return None
-    history = [Measurement(**each) for each in table["history"]]
-    cosines = [torch.tensor(layer, dtype=torch.float64) for layer in table["cosines"]]
-    return Result(job, history, table["held_out"], cosines, table["seconds"])
 
 
 def load_model(out: Path, arm: str, seed: int) -> Decoder:

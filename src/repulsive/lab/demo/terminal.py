@@ -116,7 +116,8 @@ class LiveTable:
         return bool(self._console.width >= _WIDTH and self._console.encoding.lower().startswith("utf"))
 
     def _footer(self) -> str:
-        steps = sum(history[-1].step for history in self._histories.values() if history)
+        histories = list(self._histories.values())  # a copy: this runs in rich's thread
+        steps = sum(history[-1].step for history in histories if history)
         total = self._settings.steps * len(self._seeds) * len(ARMS)
         seconds, done = time.monotonic() - self._started, steps - self._resumed
         left = f", {as_time(seconds / done * (total - steps))} left" if done > 0 and steps < total else ""
