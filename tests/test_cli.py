@@ -214,7 +214,11 @@ def test_heads_of_a_model_folder_without_weights(repulsive, tmp_path, end):
         (["heads", "blocks_of_test_cli:sized"], "'width'"),
         (["heads", "blocks_of_test_cli:broken"], "RuntimeError: the weights"),
         (["heads", "blocks_of_test_cli:Plain"], "head"),
-        (["demo", "--data", "news"], "choose reviews or movie-reviews"),
+        (["demo", "--table", "--data", "news"], "choose reviews or movie-reviews"),
+        (["demo", "--data", "reviews"], "apply to --table only"),
+        (["demo", "--set", "training.epochs=1"], "apply to --table only"),
+        (["demo", "--table", "--steps", "3"], "do not apply to --table"),
+        (["demo", "--out", "blocks_of_test_cli.py"], "--out 'blocks_of_test_cli.py': cannot be created"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""sweep, evaluate, ls and demo on a tiny generated set: what they choose, print and write."""
+"""sweep, evaluate, ls and demo --table on a tiny generated set: what they choose, print and write."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import torch
 
 from repulsive.cli import main
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.demo import Demo
+from repulsive.lab.demo.table import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.runs import RunFolder
