@@ -23,6 +23,10 @@ def inspect(
         Path | None, typer.Option(help="Text file with one sentence per line, UTF-8. No labels are needed.")
     ] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence to read; repeatable.")] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Folder of pictures (PNG, JPEG, WebP, BMP), or one picture, for a vision transformer."),
+    ] = None,
     example: Annotated[
         str,
         typer.Option(
@@ -38,7 +42,7 @@ def inspect(
     twins: Annotated[
         int, typer.Option(min=0, help="Number of untrained models of the same architecture to compare with.")
     ] = 3,
-    most: Annotated[int, typer.Option(min=1, help="Maximum number of sentences to read.")] = 32,
+    most: Annotated[int, typer.Option(min=1, help="Maximum number of sentences or pictures to read.")] = 32,
     length: Annotated[
         int, typer.Option(min=2, help="Maximum number of tokens per sentence; longer sentences are cut.")
     ] = 128,
@@ -49,23 +53,30 @@ def inspect(
 ) -> None:
     """Measure how similar the heads of a model are, and which are redundant."""
     from repulsive.diagnostics.inspection import inspect_heads
+    from repulsive.diagnostics.loading.images import prepare_images, read_images
     from repulsive.diagnostics.loading.inputs import example_inputs, read_sentences, tokenize
     from repulsive.diagnostics.loading.model import load_model
     from repulsive.diagnostics.summary import as_text
+    from repulsive.pages.data.pictures import Pictures
     from repulsive.pages.inspection_page import inspection_json, write_inspection_files
 
-    if example and (text or sentence):
-        raise typer.BadParameter("use text or --example, not both", param_hint="--example")
-    if ablate and not (text or sentence or example):
-        raise typer.BadParameter("needs inputs: add --text, --sentence or --example", param_hint="--ablate")
+    if bool(example) + bool(text or sentence) + bool(images) > 1:
+        raise typer.BadParameter("use text, --images or --example, not both", param_hint="inputs")
+    if ablate and not (text or sentence or example or images):
+        raise typer.BadParameter("needs inputs: add --text, --sentence, --images or --example", param_hint="--ablate")
     sentences = read_sentences(text, sentence or [], most)
+    read = read_images(images, most) if images else []
     _make_folder(out)
     loaded = load_model(target, random=random)
     reading = tokenize(loaded, sentences, length) if sentences else None
-    batches = reading.batches if reading else [example_inputs(example, loaded.model)] if example else []
+    seen = prepare_images(loaded, read) if read else None
+    if seen:
+        batches = seen.batches
+    else:
+        batches = reading.batches if reading else [example_inputs(example, loaded.model)] if example else []
     separator = getattr(loaded.tokenizer, "sep_token_id", None)
     found = inspect_heads(
-        loaded.model,
+        seen.model if seen else loaded.model,
         batches,
         ablation=ablate,
         twins=twins,
@@ -75,16 +86,30 @@ def inspect(
     say(inspection_json(found) if as_json else as_text(found))
     if not batches:
         say(
-            "\nnote: without inputs only weights are measured; add --text, --sentence or --example to measure the "
-            "similarity of logits, attention and outputs, and the importance of heads",
+            "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
+            " the similarity of logits, attention and outputs, and the importance of heads",
             err=as_json,
         )
     facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
     facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.decoder_reads_source else []
+    if seen:
+        facts += [("Part of the model", seen.part)] if seen.part else []
+        facts += [("Preprocessing", seen.note), ("Left out of the maps", _tokens(seen.layout.special))]
     page = write_inspection_files(
-        out, found, title=f"Heads of {target}", facts=facts, tokens=reading.tokens if reading else []
+        out,
+        found,
+        title=f"Heads of {target}",
+        facts=facts,
+        tokens=reading.tokens if reading else [],
+        pictures=Pictures(seen.layout, seen.names, seen.pictures) if seen else None,
     )
     say(f"\nwritten to {page}", err=as_json)
+
+
+def _tokens(special: tuple[str, ...]) -> str:
+    """List the tokens that are not patches: "class token, register 0"."""
+    names = [name if name[-1].isdigit() else f"{name} token" for name in special]
+    return ", ".join(names) or "no token: all tokens are patches"
 
 
 def _show_progress(done: int, total: int) -> None:

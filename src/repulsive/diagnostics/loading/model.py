@@ -27,10 +27,17 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with its tokenizer; the tokenizer is None if the folder has none, or the model was imported."""
+    """A model with its tokenizer and folder.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer; None if the folder has none, or the model was imported.
+        folder: its folder; None if the model was imported.
+    """
 
     model: nn.Module
     tokenizer: Any = None
+    folder: Path | None = None
 
 
 def load_architecture(source: str) -> nn.Module:
@@ -110,13 +117,15 @@ def load_model(source: str, *, random: bool = False) -> LoadedModel:
         raise
     except Exception as error:
         raise LoadError(f"cannot load the model of {str(folder)!r}: {first_line(error)}") from error
-    if info.get("missing_keys"):
-        missing = sorted(info["missing_keys"])
+    missing = sorted(info.get("missing_keys") or ())
+    if missing and all(name.startswith("pooler.") for name in missing):
+        model.pooler = None  # self-supervised checkpoints, such as those of DINO, have none; attention does not use it
+    elif missing:
         raise LoadError(
             f"the weights of {str(folder)!r} lack {len(missing)} parameters, such as {missing[0]}, which would be "
             "random; --random uses random weights for the whole model"
         )
-    return LoadedModel(model, _load_tokenizer(transformers, folder))
+    return LoadedModel(model, _load_tokenizer(transformers, folder), folder)
 
 
 def _architecture_from_folder(folder: Path) -> nn.Module:

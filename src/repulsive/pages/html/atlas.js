@@ -6,12 +6,13 @@
   const byId = (id) => document.getElementById(id);
   const { layers, badges, thresholds, metric } = JSON.parse(byId("atlas-data").textContent);
   const { element } = attentionMap;
+  const onImages = typeof pictureMap === "undefined" ? null : pictureMap;  // pages of models that read text have none
   const KINDS = Object.keys(badges), UNIFORM = 128;
   const SMALLEST = 15, LARGEST = 84, GAP = 2;  // pixels of a cell
   const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const drawer = byId("drawer"), most = Math.max(...layers.map((layer) => layer.heads));
-  const rows = [], bytes = new Map();
-  let palette = null, open = null, focused = [0, 0], example = 0, attention = null;
+  const rows = [], bytes = new Map();  // layer -> bytes of its pictures
+  let palette = null, open = null, focused = [0, 0], example = 0, attention = null, onPicture = null;
 
   const has = ([layer, head]) => layer >= 0 && layer < layers.length && head >= 0 && head < layers[layer].heads;
   const cellOf = ([layer, head]) => rows[layer].cells[head];
@@ -79,20 +80,28 @@
 
   const decode = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
+  // Bytes of all heads of a layer, and the number of rows and columns of each; null without pictures.
+  function tilesOf(layer) {
+    const { maps, heads } = layers[layer];
+    if (!bytes.has(layer)) {
+      bytes.set(layer, onImages ? onImages.tiles(layer, heads) : maps ? decode(maps) : null);
+    }
+    return bytes.get(layer);
+  }
+
   function picture(layer, head, canvas) {
-    const { rows: down, columns: across, maps } = layers[layer], size = down * across;
-    if (!bytes.has(layer)) bytes.set(layer, decode(maps));
+    const { rows: down, columns: across } = onImages || layers[layer], size = down * across, tiles = tilesOf(layer);
     palette ??= colours();
     Object.assign(canvas, { width: across, height: down });
     const context = canvas.getContext("2d"), image = context.createImageData(across, down);
     const pixels = new Uint32Array(image.data.buffer), start = head * size;
-    for (let at = 0; at < size; at += 1) pixels[at] = palette[bytes.get(layer)[start + at]];
+    for (let at = 0; at < size; at += 1) pixels[at] = palette[tiles[start + at]];
     context.putImageData(image, 0, 0);
     return canvas;
   }
 
   function draw(layer) {
-    if (!layers[layer].maps) return;
+    if (!tilesOf(layer)) return;
     rows[layer].cells.forEach((node, head) => {
       if (!node.canvas) node.prepend(node.canvas = element("canvas", { "aria-hidden": "true" }));
       picture(layer, head, node.canvas);
@@ -147,7 +156,7 @@
     if (!open) return;
     const last = open;
     cellOf(last).setAttribute("aria-selected", "false");
-    open = null;
+    open = onPicture = null;
     drawer.hidden = true;
     document.body.classList.remove("with-drawer");
     resize();
@@ -155,9 +164,16 @@
     cellOf(last).focus({ preventScroll: true });
   }
 
+  // The chosen picture or query changed: draw all visible tiles again.
+  function follow() {
+    bytes.clear();
+    rows.forEach((row, layer) => { if (row.drawn) draw(layer); });
+    if (onPicture) onPicture.update();
+  }
+
   function fill() {
     byId("drawer-title").textContent = `${layers[open[0]].label} · head ${open[1]}`;
-    const parts = [facts(), onTokens(), similarities(), scores()].filter(Boolean);
+    const parts = [facts(), onImages ? overPicture() : onTokens(), similarities(), scores()].filter(Boolean);
     byId("drawer-body").replaceChildren(...parts);
     drawer.scrollTop = 0;
   }
@@ -186,6 +202,13 @@
     return picture(...open, element("canvas", label));
   }
 
+  function overPicture() {
+    const place = open;
+    if (!tilesOf(place[0])) return null;
+    onPicture = onImages.view(() => onImages.row(...place), () => `Attention of ${describe(place)}`);
+    return element("section", {}, element("h3", {}, "Attention on the picture"), onPicture.node);
+  }
+
   function onTokens() {
     const [layer, head] = open, stored = byId("attention");
     attention ??= stored ? JSON.parse(stored.textContent) : { layers: [], examples: [] };
@@ -193,7 +216,7 @@
     const present = attention.examples.map((each, index) => [index, each.maps[0][at]]).filter(([, maps]) => maps);
     const title = element("h3", {}, "Attention");
     if (!present.length) {
-      return layers[layer].maps ? element("section", {}, title, enlarged()) : null;
+      return tilesOf(layer) ? element("section", {}, title, enlarged()) : null;
     }
     const [index, maps] = present.find(([each]) => each === example) || present[0], shown = attention.examples[index];
     const weights = attentionMap.rowsOf(shown, maps, head), top = attentionMap.peak(weights);
@@ -278,7 +301,7 @@
     if (open) show(target);
   });
   drawer.addEventListener("keydown", (event) => {
-    const scrolls = event.target.closest(".maps, select");
+    const scrolls = event.target.closest(".maps, .picture, input, select");
     if (!(event.key in MOVES) || scrolls || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     const control = event.target.id;
@@ -293,6 +316,7 @@
   window.addEventListener("beforeprint", drawMissing);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
+  if (onImages) onImages.listen(follow);
   build();
   resize();
   const watcher = new IntersectionObserver((entries) => entries.forEach((entry) => {

@@ -27,9 +27,19 @@ _HELP = (
     "query tokens, columns are key tokens. Select a head for its details; arrow keys move between heads."
 )
 
+_HELP_ON_PICTURES = (
+    "Each tile shows the attention of one head from the chosen query to the patches of the chosen picture, compared "
+    "with uniform attention over all tokens. Select a head to see it over the picture; arrow keys move between heads."
+)
+
 
 def head_atlas(
-    layers: Sequence[AtlasLayer], room: int, *, metric: str = "", thresholds: Mapping[str, float] | None = None
+    layers: Sequence[AtlasLayer],
+    room: int,
+    *,
+    metric: str = "",
+    thresholds: Mapping[str, float] | None = None,
+    on_pictures: bool = False,
 ) -> str:
     """Render the atlas, its legend, and the empty drawer.
 
@@ -38,6 +48,7 @@ def head_atlas(
         room: bytes available. Pictures become coarser, or are left out, to fit.
         metric: description of the change of the output that ablation measures.
         thresholds: name of a kind -> the score that a head of this kind must exceed.
+        on_pictures: the page has `picture_section`, whose data the atlas draws.
     """
     numbers = [_numbers(layer) for layer in layers]
     room -= len(script_json(numbers)) + 6_000
@@ -47,8 +58,8 @@ def head_atlas(
         similarity = [None] * len(layers)
         warning += '<p class="warn">Similarities are left out of the details, to keep this file small.</p>\n'
     room -= sum(len(each or "") for each in similarity)
-    size = _size(layers, min(room, PICTURE_BYTES))
-    if not size and any(layer.weights is not None for layer in layers):
+    size = 0 if on_pictures else _size(layers, min(room, PICTURE_BYTES))
+    if not size and not on_pictures and any(layer.weights is not None for layer in layers):
         warning += '<p class="warn">Pictures are left out, to keep this file small.</p>\n'
     rows = [
         {**own, **(_picture(layer, size) if size else {}), "similarity": cosines}
@@ -56,8 +67,9 @@ def head_atlas(
     ]
     kinds = {kind: round(limit, 4) for kind, limit in (thresholds or {}).items()}
     data = script_json({"layers": rows, "badges": _BADGES, "thresholds": kinds, "metric": visible(metric)})
+    lead = _HELP_ON_PICTURES if on_pictures else _HELP
     return (
-        f'<section id="atlas"><h2>Head atlas</h2>\n<p>{_HELP}</p>\n{warning}{_legend(layers)}'
+        f'<section id="atlas"><h2>Head atlas</h2>\n<p>{lead}</p>\n{warning}{_legend(layers)}'
         "<noscript><p>The atlas needs JavaScript.</p></noscript>\n"
         '<div class="atlas" id="atlas-grid" role="grid" aria-label="Heads, layer by layer"></div>\n'
         f'<script type="application/json" id="atlas-data">{data}</script></section>\n'
