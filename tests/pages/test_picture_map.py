@@ -72,9 +72,9 @@ def test_data_of_the_page_are_the_maps_of_the_model():
     page = render_inspection(inspection, title="x", pictures=Pictures(LAYOUT, ["a", EVIL], [JPEG] * 2))
     data = data_of(page)
     assert data["block"] == 1 and data["special"] == ["class", "register 0"] and "<img" not in page
-    stored = torch.tensor(list(base64.b64decode(data["images"][1]["layers"][1]))).view(2, 3 + 12, 14)
+    stored = torch.tensor(list(base64.b64decode(data["images"][1]["sides"][0]["layers"][1]))).view(2, 3 + 12, 14)
     assert stored.tolist() == log_bytes(query_rows(inspection.maps[1]["layer 1"], LAYOUT, 1)).tolist()
-    rolled = torch.tensor(list(base64.b64decode(data["images"][0]["rollout"]))).view(15, 14)
+    rolled = torch.tensor(list(base64.b64decode(data["images"][0]["sides"][0]["rollout"]))).view(15, 14)
     expected = attention_rollout(list(inspection.maps[0].values()))
     assert torch.allclose(from_bytes(rolled)[3:], expected[2:], rtol=0.04, atol=1e-4)
     assert "img-src data:" in page and 'id="layers"' not in page
@@ -119,7 +119,7 @@ def test_a_click_chooses_the_query_of_the_picture_the_atlas_and_the_drawer(brows
     maps = made().maps
     with driven_page(browser, path) as (page, messages):
         assert page.is_checked("input[name=query][value='1']")
-        tile = "() => document.querySelector('.head canvas').toDataURL()"
+        tile = "() => document.querySelector('.tiles').toDataURL()"
         before = page.evaluate(tile)
         page.click(".head[data-layer='1'][data-head='1']")
         page.wait_for_selector("#drawer .picture")

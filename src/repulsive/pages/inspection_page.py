@@ -20,7 +20,7 @@ from repulsive.pages.data.atlas import atlas_layers
 from repulsive.pages.data.layers import Layered, Maps
 from repulsive.pages.data.panels import Grid, HeadTable
 from repulsive.pages.data.pictures import Pictures, picture_maps
-from repulsive.pages.html.atlas import head_atlas
+from repulsive.pages.html.atlas import ATLAS_SCRIPTS, head_atlas
 from repulsive.pages.html.circuits import MEASURE, similarity_sections
 from repulsive.pages.html.document import asset, document, fact_list, folded, header, write_whole
 from repulsive.pages.html.layer_explorer import layer_explorer
@@ -126,8 +126,8 @@ def render_inspection(
     """Render the page as a string; arguments as in `write_inspection`."""
     layers = atlas_layers(inspection)
     maps = picture_maps(inspection, pictures) if pictures is not None else []
-    names = ("picture_map.js", "atlas.js") if maps else ("layer_explorer.js", "atlas.js")
-    script = "".join(asset(name) for name in ("attention_map.js", *names))
+    names = ("attention_map.js", "picture_map.js" if maps else "layer_explorer.js", *ATLAS_SCRIPTS)
+    script = "".join(asset(name) for name in names)
     before = header(title, verdict(inspection), lead_class="verdict")
     after = fact_list([*facts, *_sizes(inspection)]) + _notes(inspection)
     fixed = sum(len(part.encode()) for part in (asset("page.css"), script, before, after)) + FRAME_BYTES

@@ -1,4 +1,4 @@
-"""Head atlas: a grid of layers by heads, and a drawer with the details of one head. `atlas.js` draws both."""
+"""Head atlas: a grid of layers by heads, and a drawer with the details of one head, drawn by `ATLAS_SCRIPTS`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from repulsive.pages.data.atlas import AtlasLayer, pictures
 from repulsive.pages.html.layer_explorer import packed
 from repulsive.pages.text import escaped, script_json, visible
 
+ATLAS_SCRIPTS = ("atlas_data.js", "drawer.js", "atlas.js")  # in this order, after attention_map.js
 SIZES = (32, 24, 16, 12, 8)  # largest number of rows and columns of a picture
 PICTURE_BYTES = 1_500_000  # limit for all pictures together; the explorer gets the rest of the file
 _BADGES = {

@@ -23,8 +23,8 @@ const pictureMap = (() => {
   const blockAt = (query) => [Math.floor((query - 1 - special.length) / across), (query - 1 - special.length) % across];
 
   // Bytes of one head for the chosen picture and query: special tokens, then patches. Layer -1 is the rollout.
-  function row(layer, head) {
-    const name = `${state.image} ${layer}`, image = images[state.image];
+  function row(side, layer, head) {
+    const name = `${side} ${state.image} ${layer}`, image = images[state.image].sides[side];
     const text = layer < 0 ? image.rollout : image.layers[layer];
     if (!text) return null;
     if (!bytes.has(name)) bytes.set(name, decode(text));
@@ -147,10 +147,10 @@ const pictureMap = (() => {
   }
 
   // Bytes of all heads of a layer in the colours of the atlas, for the chosen picture and query; null without a map.
-  function tiles(layer, heads) {
+  function tiles(side, layer, heads) {
     const result = new Uint8Array(heads * patches);
     for (let head = 0; head < heads; head += 1) {
-      const stored = row(layer, head);
+      const stored = row(side, layer, head);
       if (!stored) return null;
       stored.subarray(special.length).forEach((byte, at) => {
         const steps = byte ? Math.min(4, Math.max(-4, exponent(byte))) : -4;
@@ -161,10 +161,17 @@ const pictureMap = (() => {
   }
 
   function start() {
-    const rollout = view(() => row(-1, 0), () => "Attention rollout", (top) => { byId("picture-top").textContent = short(top); });
+    const peaks = [];
+    images[0].sides.forEach((_, side, all) => {
+      const rollout = view(() => row(side, -1, 0), () => "Attention rollout", (top) => {
+        peaks[side] = short(top);
+        byId("picture-top").textContent = peaks.join(" and ");
+      });
+      if (all.length > 1) byId("picture-stage").append(element("h3", {}, ["Before", "After"][side]));
+      byId("picture-stage").append(rollout.node);
+      listeners.push(rollout.update);
+    });
     byId("picture-controls").append(...controls());
-    byId("picture-stage").append(rollout.node);
-    listeners.push(rollout.update);
     ["picture-controls", "picture-stage"].forEach((id) => { byId(id).hidden = false; });
     choose({});
   }

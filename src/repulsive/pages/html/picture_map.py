@@ -61,12 +61,8 @@ def picture_source(jpeg: bytes) -> str:
 
 def _encoded(picture: PictureMaps, layout: PatchLayout, block: int) -> dict[str, Any]:
     layers = [None if x is None else _packed(query_rows(x, layout, block)) for x in picture.layers]
-    return {
-        "name": visible(picture.name),
-        "source": picture_source(picture.jpeg),
-        "rollout": _packed(query_rows(picture.rollout, layout, block)),
-        "layers": layers,
-    }
+    side = {"rollout": _packed(query_rows(picture.rollout, layout, block)), "layers": layers}
+    return {"name": visible(picture.name), "source": picture_source(picture.jpeg), "sides": [side]}
 
 
 def _packed(weights: Tensor) -> str:
