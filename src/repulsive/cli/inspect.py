@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +33,13 @@ def inspect(
             help="package.module:name of example inputs, for models that do not read text.", show_default=False
         ),
     ] = "",
+    compare: Annotated[
+        str,
+        typer.Option(
+            help="A second version of the model, such as after repulsion or pruning; both are shown on one page.",
+            show_default=False,
+        ),
+    ] = "",
     ablate: Annotated[
         bool, typer.Option("--ablate", help="Ablate each head in turn; needs one pass over the text per head.")
     ] = False,
@@ -52,11 +59,15 @@ def inspect(
     ] = False,
 ) -> None:
     """Measure how similar the heads of a model are, and which are redundant."""
+    from repulsive.diagnostics.comparison_summary import comparison_text
     from repulsive.diagnostics.inspection import inspect_heads
-    from repulsive.diagnostics.loading.images import prepare_images, read_images
-    from repulsive.diagnostics.loading.inputs import example_inputs, read_sentences, tokenize
+    from repulsive.diagnostics.loading.images import read_images
+    from repulsive.diagnostics.loading.inputs import read_sentences
     from repulsive.diagnostics.loading.model import load_model
+    from repulsive.diagnostics.loading.model_inputs import model_inputs, other_model
+    from repulsive.diagnostics.model_comparison import compare_models
     from repulsive.diagnostics.summary import as_text
+    from repulsive.pages.comparison_page import encode_comparison, write_comparison_files
     from repulsive.pages.data.pictures import Pictures
     from repulsive.pages.inspection_page import inspection_json, write_inspection_files
 
@@ -68,48 +79,34 @@ def inspect(
     read = read_images(images, most) if images else []
     _make_folder(out)
     loaded = load_model(target, random=random)
-    reading = tokenize(loaded, sentences, length) if sentences else None
-    seen = prepare_images(loaded, read) if read else None
-    if seen:
-        batches = seen.batches
+    inputs = model_inputs(loaded, sentences, read, example, length=length)
+    seen = inputs.images
+    shown: dict[str, Any] = {
+        "tokens": inputs.tokens,
+        "pictures": Pictures(seen.layout, seen.names, seen.pictures) if seen else None,
+    }
+    settings: dict[str, Any] = {"ablation": ablate, "twins": twins, "separators": inputs.separators}
+    settings["progress"] = _show_progress
+    weights = ("Weights", "random" if random else "as loaded")
+    if compare:
+        other = other_model(inputs, load_model(compare, random=random))
+        compared = compare_models(inputs.model, other, inputs.batches, **settings)
+        say(encode_comparison(compared) if as_json else comparison_text(compared))
+        facts = [("Before", target), ("After", compare), weights, ("Inputs read", str(compared.before.items))]
+        title = f"Heads of {target} and {compare}"
+        page = write_comparison_files(out, compared, title=title, facts=[*facts, *inputs.facts], **shown)
     else:
-        batches = reading.batches if reading else [example_inputs(example, loaded.model)] if example else []
-    separator = getattr(loaded.tokenizer, "sep_token_id", None)
-    found = inspect_heads(
-        seen.model if seen else loaded.model,
-        batches,
-        ablation=ablate,
-        twins=twins,
-        separators=[] if separator is None else [separator],
-        progress=_show_progress,
-    )
-    say(inspection_json(found) if as_json else as_text(found))
-    if not batches:
+        found = inspect_heads(inputs.model, inputs.batches, **settings)
+        say(inspection_json(found) if as_json else as_text(found))
+        facts = [("Model", target), weights, ("Inputs read", str(found.items))]
+        page = write_inspection_files(out, found, title=f"Heads of {target}", facts=[*facts, *inputs.facts], **shown)
+    if not inputs.batches:
         say(
             "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
             " the similarity of logits, attention and outputs, and the importance of heads",
             err=as_json,
         )
-    facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
-    facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.decoder_reads_source else []
-    if seen:
-        facts += [("Part of the model", seen.part)] if seen.part else []
-        facts += [("Preprocessing", seen.note), ("Left out of the maps", _tokens(seen.layout.special))]
-    page = write_inspection_files(
-        out,
-        found,
-        title=f"Heads of {target}",
-        facts=facts,
-        tokens=reading.tokens if reading else [],
-        pictures=Pictures(seen.layout, seen.names, seen.pictures) if seen else None,
-    )
     say(f"\nwritten to {page}", err=as_json)
-
-
-def _tokens(special: tuple[str, ...]) -> str:
-    """List the tokens that are not patches: "class token, register 0"."""
-    names = [name if name[-1].isdigit() else f"{name} token" for name in special]
-    return ", ".join(names) or "no token: all tokens are patches"
 
 
 def _show_progress(done: int, total: int) -> None:

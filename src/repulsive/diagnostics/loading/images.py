@@ -100,7 +100,7 @@ def prepare_images(loaded: LoadedModel, images: Sequence[tuple[str, Any]]) -> Im
         DataError: the model does not read pictures, or does not attend between all patches.
         LoadError: the model does not run on the pictures.
     """
-    model, part = _vision_part(loaded.model)
+    model, part = vision_part(loaded.model)
     channels = patch_embedding(model).in_channels
     steps = read_preprocessing(loaded.folder, model, channels)
     prepared = [steps.apply(image) for _, image in images]
@@ -122,7 +122,7 @@ def prepare_images(loaded: LoadedModel, images: Sequence[tuple[str, Any]]) -> Im
     return ImageInputs(model, part, batches, [name for name, _ in images], pictures, layout, steps.note)
 
 
-def _vision_part(model: nn.Module) -> tuple[nn.Module, str]:
+def vision_part(model: nn.Module) -> tuple[nn.Module, str]:
     """Return the part of a model that reads pictures, and its name; "" for the whole model."""
     reads = getattr(model, "main_input_name", "pixel_values")
     required = inspect.signature(model.forward).parameters

@@ -33,6 +33,13 @@ _HELP_ON_PICTURES = (
     "with uniform attention over all tokens. Select a head to see it over the picture; arrow keys move between heads."
 )
 
+_FADE = (
+    '<div class="controls" id="fade-controls" hidden><div class="choose">'
+    '<button type="button" id="fade-before">before</button>'
+    '<input type="range" id="fade" min="0" max="100" value="0" aria-label="Fade from before to after">'
+    '<button type="button" id="fade-after">after</button></div></div>\n'
+)
+
 
 def head_atlas(
     layers: Sequence[AtlasLayer],
@@ -41,6 +48,8 @@ def head_atlas(
     metric: str = "",
     thresholds: Mapping[str, float] | None = None,
     on_pictures: bool = False,
+    others: Sequence[AtlasLayer] = (),
+    columns: Sequence[Sequence[tuple[int | None, int | None]]] = (),
 ) -> str:
     """Render the atlas, its legend, and the empty drawer.
 
@@ -50,27 +59,40 @@ def head_atlas(
         metric: description of the change of the output that ablation measures.
         thresholds: name of a kind -> the score that a head of this kind must exceed.
         on_pictures: the page has `picture_section`, whose data the atlas draws.
+        others: rows of a second model, to fade to.
+        columns: with `others`, the heads of both models in each cell of each row; None if one does not have it.
     """
-    numbers = [_numbers(layer) for layer in layers]
-    room -= len(script_json(numbers)) + 6_000
-    similarity: list[str | None] = [_similarity(layer) for layer in layers]
+    sides = [*layers, *others]
+    numbers = [_numbers(layer) for layer in sides]
+    room -= len(script_json(numbers)) + 8_000
+    similarity: list[str | None] = [_similarity(layer) for layer in sides]
     warning = ""
     if sum(len(each or "") for each in similarity) > room / 2:
-        similarity = [None] * len(layers)
+        similarity = [None] * len(sides)
         warning += '<p class="warn">Similarities are left out of the details, to keep this file small.</p>\n'
     room -= sum(len(each or "") for each in similarity)
-    size = 0 if on_pictures else _size(layers, min(room, PICTURE_BYTES))
+    size = 0 if on_pictures else _size(sides, min(room, PICTURE_BYTES))
     if not size and not on_pictures and any(layer.weights is not None for layer in layers):
         warning += '<p class="warn">Pictures are left out, to keep this file small.</p>\n'
     rows = [
         {**own, **(_picture(layer, size) if size else {}), "similarity": cosines}
-        for own, layer, cosines in zip(numbers, layers, similarity, strict=True)
+        for own, layer, cosines in zip(numbers, sides, similarity, strict=True)
     ]
     kinds = {kind: round(limit, 4) for kind, limit in (thresholds or {}).items()}
-    data = script_json({"layers": rows, "badges": _BADGES, "thresholds": kinds, "metric": visible(metric)})
+    data = script_json(
+        {
+            "layers": rows[: len(layers)],
+            "after": rows[len(layers) :] or None,
+            "columns": [[list(pair) for pair in row] for row in columns] if others else None,
+            "badges": _BADGES,
+            "thresholds": kinds,
+            "metric": visible(metric),
+        }
+    )
     lead = _HELP_ON_PICTURES if on_pictures else _HELP
     return (
-        f'<section id="atlas"><h2>Head atlas</h2>\n<p>{lead}</p>\n{warning}{_legend(layers)}'
+        f'<section id="atlas"><h2>Head atlas</h2>\n<p>{lead}</p>\n{warning}{_legend(sides, bool(others))}'
+        f"{_FADE if others else ''}"
         "<noscript><p>The atlas needs JavaScript.</p></noscript>\n"
         '<div class="atlas" id="atlas-grid" role="grid" aria-label="Heads, layer by layer"></div>\n'
         f'<script type="application/json" id="atlas-data">{data}</script></section>\n'
@@ -125,7 +147,7 @@ def _rounded(values: Sequence[float], digits: int = 4) -> list[float | None]:
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
 
 
-def _legend(layers: Sequence[AtlasLayer]) -> str:
+def _legend(layers: Sequence[AtlasLayer], compares: bool = False) -> str:
     page = ""
     if any(layer.weights is not None for layer in layers):
         below, above = ("".join(f'<i class="{step}"></i>' for step in steps) for steps in (_BELOW, _ABOVE))
@@ -145,4 +167,6 @@ def _legend(layers: Sequence[AtlasLayer]) -> str:
         items.append(f'<li><b class="mark redundant"></b> {meaning}</li>')
     if any(layer.similar for layer in layers):
         items.append('<li><b class="mark similar"></b> attends nearly like another head</li>')
+    if compares:
+        items.append('<li><b class="mark missing"></b> only the other model has this head</li>')
     return page + (f'<ul class="lines atlas-key">{"".join(items)}</ul>\n' if items else "")

@@ -8,7 +8,7 @@ const drawerContent = (() => {
 
   // Sides that have the head of a column, as [side, head].
   const present = () => sides.map((_, side) => [side, own(side, ...place)]).filter(([, head]) => head !== null);
-  const arrow = (values) => (compares ? values.join(" → ") : values[0]);
+  const arrow = (values) => [...new Set(values)].join(" → ");
   const inSides = (read) => sides.map((side, at) => {
     const head = own(at, ...place);
     return head === null ? "none" : read(side[place[0]], head, at);

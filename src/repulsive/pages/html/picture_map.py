@@ -26,15 +26,19 @@ _SCALE = (
 )
 
 
-def picture_section(pictures: Sequence[PictureMaps], layout: PatchLayout, room: int) -> str:
+def picture_section(
+    pictures: Sequence[PictureMaps], layout: PatchLayout, room: int, *, others: Sequence[PictureMaps] = ()
+) -> str:
     """Render the pictures, their data and the controls.
 
     Args:
         pictures: at least one picture.
         layout: positions of patches and special tokens.
         room: bytes available. Queries are averaged in larger blocks, and then pictures left out, to fit.
+        others: the same pictures with the attention of a second model.
     """
-    shown = list(pictures)
+    shown = [list(sides) for sides in zip(pictures, others or pictures, strict=True)]
+    shown = shown if others else [sides[:1] for sides in shown]
     while len(shown) > 1 and _size(shown, layout, 0) > room:
         shown.pop()
     block = next((block for block in BLOCKS if _size(shown, layout, block) <= room), 0)
@@ -44,7 +48,7 @@ def picture_section(pictures: Sequence[PictureMaps], layout: PatchLayout, room: 
         "special": list(layout.special),
         "lowest": LOWEST,
         "block": block,
-        "images": [_encoded(picture, layout, block) for picture in shown],
+        "images": [_encoded(sides, layout, block) for sides in shown],
     }
     return (
         '<section id="pictures"><h2>Picture</h2>\n<noscript><p>The maps need JavaScript.</p></noscript>\n'
@@ -59,22 +63,27 @@ def picture_source(jpeg: bytes) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 
-def _encoded(picture: PictureMaps, layout: PatchLayout, block: int) -> dict[str, Any]:
-    layers = [None if x is None else _packed(query_rows(x, layout, block)) for x in picture.layers]
-    side = {"rollout": _packed(query_rows(picture.rollout, layout, block)), "layers": layers}
-    return {"name": visible(picture.name), "source": picture_source(picture.jpeg), "sides": [side]}
+def _encoded(sides: Sequence[PictureMaps], layout: PatchLayout, block: int) -> dict[str, Any]:
+    encoded = [
+        {
+            "rollout": _packed(query_rows(side.rollout, layout, block)),
+            "layers": [None if x is None else _packed(query_rows(x, layout, block)) for x in side.layers],
+        }
+        for side in sides
+    ]
+    return {"name": visible(sides[0].name), "source": picture_source(sides[0].jpeg), "sides": encoded}
 
 
 def _packed(weights: Tensor) -> str:
     return base64.b64encode(bytes(log_bytes(weights.cpu()).flatten().tolist())).decode()
 
 
-def _size(pictures: Sequence[PictureMaps], layout: PatchLayout, block: int) -> int:
+def _size(pictures: Sequence[Sequence[PictureMaps]], layout: PatchLayout, block: int) -> int:
     """Bytes of the data of some pictures."""
     blocks = math.ceil(layout.rows / block) * math.ceil(layout.columns / block) if block else 0
     per_map = (1 + len(layout.special) + blocks) * layout.tokens
-    maps = sum(1 + sum(len(x) for x in picture.layers if x is not None) for picture in pictures)
-    files = sum(len(picture.jpeg) + 400 for picture in pictures)
+    maps = sum(1 + sum(len(x) for x in side.layers if x is not None) for sides in pictures for side in sides)
+    files = sum(len(sides[0].jpeg) + 400 for sides in pictures)
     return math.ceil(4 / 3 * (maps * per_map + files)) + 4_000
 
 
