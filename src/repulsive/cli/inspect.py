@@ -54,6 +54,10 @@ def inspect(
         int, typer.Option(min=2, help="Maximum number of tokens per sentence; longer sentences are cut.")
     ] = 128,
     out: Annotated[Path, typer.Option(help="Output folder for inspect.html and inspect.json.")] = Path("."),
+    card: Annotated[
+        Path | None,
+        typer.Option(help="Also write a social card, 1200 x 630, to this .svg or .png file.", show_default=False),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the content of inspect.json to stdout instead of tables.")
     ] = False,
@@ -67,10 +71,13 @@ def inspect(
     from repulsive.diagnostics.loading.model_inputs import model_inputs, other_model
     from repulsive.diagnostics.model_comparison import compare_models
     from repulsive.diagnostics.summary import as_text
-    from repulsive.pages.comparison_page import encode_comparison, write_comparison_files
+    from repulsive.pages.card import check_card, write_card
+    from repulsive.pages.comparison_page import comparison_card, encode_comparison, write_comparison_files
     from repulsive.pages.data.pictures import Pictures
-    from repulsive.pages.inspection_page import inspection_json, write_inspection_files
+    from repulsive.pages.inspection_page import inspection_card, inspection_json, write_inspection_files
 
+    if card:
+        check_card(card)
     if bool(example) + bool(text or sentence) + bool(images) > 1:
         raise typer.BadParameter("use text, --images or --example, not both", param_hint="inputs")
     if ablate and not (text or sentence or example or images):
@@ -95,18 +102,27 @@ def inspect(
         facts = [("Before", target), ("After", compare), weights, ("Inputs read", str(compared.before.items))]
         title = f"Heads of {target} and {compare}"
         page = write_comparison_files(out, compared, title=title, facts=[*facts, *inputs.facts], **shown)
+        content = comparison_card(compared, _short(target), shown["pictures"])
     else:
         found = inspect_heads(inputs.model, inputs.batches, **settings)
         say(inspection_json(found) if as_json else as_text(found))
         facts = [("Model", target), weights, ("Inputs read", str(found.items))]
         page = write_inspection_files(out, found, title=f"Heads of {target}", facts=[*facts, *inputs.facts], **shown)
+        content = inspection_card(found, _short(target), shown["pictures"])
     if not inputs.batches:
         say(
             "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
             " the similarity of logits, attention and outputs, and the importance of heads",
             err=as_json,
         )
-    say(f"\nwritten to {page}", err=as_json)
+    written = [str(page), *([str(write_card(card, content))] if card else [])]
+    say(f"\nwritten to {' and '.join(written)}", err=as_json)
+
+
+def _short(target: str) -> str:
+    """Name a model without the folders above it, which are of no interest on a card."""
+    path = Path(target)
+    return (path.parent if path.name == "config.json" else path).resolve().name if path.exists() else target
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -10,7 +10,9 @@ from repulsive.diagnostics.comparison_summary import comparison_json, comparison
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.model_comparison import ModelComparison
 from repulsive.errors import RunError
+from repulsive.pages.card import Card
 from repulsive.pages.data.atlas import atlas_layers
+from repulsive.pages.data.card_atlas import card_tiles
 from repulsive.pages.data.layers import Layered, Maps
 from repulsive.pages.data.panels import Sheet
 from repulsive.pages.data.pictures import Pictures, picture_maps
@@ -64,6 +66,20 @@ def write_comparison_files(
     except OSError as error:
         raise RunError(f"{str(folder)!r}: cannot be written ({error.strerror}); choose another folder") from None
     return written
+
+
+def comparison_card(comparison: ModelComparison, name: str, pictures: Pictures | None = None) -> Card:
+    """Collect the content of the social card: the atlas before above the atlas after, which lacks removed heads.
+
+    Args:
+        comparison: result of `compare_models`.
+        name: name of the model.
+        pictures: the inputs, if they are pictures.
+    """
+    sides = (comparison.before, comparison.after)
+    heads = [[count for *_, count in side.layers] for side in sides]
+    sizes = f"{len(heads[0])} layers, {_change(*(str(sum(side)) for side in heads))} heads, before and after"
+    return Card(name, comparison_verdict(comparison), sizes, [card_tiles(side, pictures) for side in sides], heads)
 
 
 def encode_comparison(comparison: ModelComparison) -> str:

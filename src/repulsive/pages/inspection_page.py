@@ -15,8 +15,10 @@ from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.summary import as_json, format_distance
 from repulsive.diagnostics.verdict import verdict
 from repulsive.errors import RunError
+from repulsive.pages.card import Card
 from repulsive.pages.charts import pruning_chart, redundancy_charts
 from repulsive.pages.data.atlas import atlas_layers
+from repulsive.pages.data.card_atlas import card_tiles
 from repulsive.pages.data.layers import Layered, Maps
 from repulsive.pages.data.panels import Grid, HeadTable
 from repulsive.pages.data.pictures import Pictures, picture_maps
@@ -82,6 +84,19 @@ def write_inspection_files(
 def inspection_json(inspection: Inspection) -> str:
     """Encode the numbers of an inspection as in `inspect.json`."""
     return json.dumps(as_json(inspection), indent=1, allow_nan=False)
+
+
+def inspection_card(inspection: Inspection, name: str, pictures: Pictures | None = None) -> Card:
+    """Collect the content of the social card of an inspection.
+
+    Args:
+        inspection: result of `inspect_heads`.
+        name: name of the model.
+        pictures: the inputs, if they are pictures.
+    """
+    heads = [count for *_, count in inspection.layers]
+    sizes = f"{len(heads)} layer{'' if len(heads) == 1 else 's'}, {sum(heads)} heads"
+    return Card(name, verdict(inspection), sizes, [card_tiles(inspection, pictures)], [heads])
 
 
 def write_inspection(
