@@ -15,8 +15,8 @@ def inspect(
     target: Annotated[
         str,
         typer.Argument(
-            help="Folder of a transformers model (config, weights, tokenizer); or package.module:name of an nn.Module, "
-            "of its class, or of a function that returns one."
+            help="Folder of a transformers model (config, weights, tokenizer); or the name of a model in the local "
+            "Hugging Face cache; or package.module:name of an nn.Module, of its class, or of a function that makes one."
         ),
     ],
     text: Annotated[
@@ -94,7 +94,7 @@ def inspect(
     }
     settings: dict[str, Any] = {"ablation": ablate, "twins": twins, "separators": inputs.separators}
     settings["progress"] = _show_progress
-    weights = ("Weights", "random" if random else "as loaded")
+    weights = ("Weights", "random" if random else loaded.revision[:12] or "as loaded")
     if compare:
         other = other_model(inputs, load_model(compare, random=random))
         compared = compare_models(inputs.model, other, inputs.batches, **settings)
