@@ -158,7 +158,7 @@ def test_the_command_compares_a_model_with_its_pruned_version(inspect, tmp_path)
     (tmp_path / "text.txt").write_text("\n".join(f"w{i} w{i + 3} w{2 * i} w7" for i in range(9)))
     words = ("model", "--compare", "smaller", "--text", "text.txt", "--twins", 0)
     code, out, _ = inspect(*words, "--out", "out")
-    assert code == 0 and out.startswith("1 of 8 heads are removed (layer 1); ") and "before → after" in out
+    assert code == 0 and out.startswith("1 of 8 heads is removed (layer 1); ") and "before → after" in out
     page = (tmp_path / "out" / "inspect.html").read_text()
     assert 'id="fade"' in page and "Heads of model and smaller" in page
     code, out, _ = inspect(*words, "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -35,7 +36,7 @@ def layer_rows(comparison: ModelComparison) -> tuple[Row, list[Row]]:
     logits = [{each.similarity.name: each.similarity for each in side.circuits.logits} for side in sides]
     outputs = [{each.name: each for each in side.diversity.get("outputs", ())} for side in sides]
     redundant = [redundant_heads(side) for side in sides]
-    rows = []
+    rows: list[Row] = []
     for row, layers in enumerate(zip(comparison.before.layers, comparison.after.layers, strict=True)):
         names = [layer[0] for layer in layers]
         own = [each.get(name) for each, name in zip(logits, names, strict=True)]
@@ -98,7 +99,7 @@ def _on_heads(comparison: ModelComparison) -> str:
         if heads:
             where = name_layers(_labels(side, sorted({row for row, _ in heads})))
             total = sum(count for *_, count in side.layers)
-            parts.append(f"{len(heads)} of {total} heads are {word} ({where})")
+            parts.append(f"{len(heads)} of {total} heads {'is' if len(heads) == 1 else 'are'} {word} ({where})")
     return "; ".join(parts)
 
 
@@ -112,10 +113,12 @@ def _on_similarity(comparison: ModelComparison) -> str:
             f"found {len(difference.before)}"
         )
     low, high = interval
-    values = _arrow(*(_number(statistics.fmean(side)) for side in (difference.before, difference.after)))
+    digits = 3 if abs(difference.mean) < 0.1 else 2
+    values = _arrow(*(_number(statistics.fmean(side), digits) for side in (difference.before, difference.after)))
+    change, start, end = (_number(value, digits, signed=True) for value in (difference.mean, low, high))
     measured = (
-        f"mean cosine of attention logits {values}, difference {_number(difference.mean, signed=True)}, 95 % CI "
-        f"{_number(low, signed=True)} to {_number(high, signed=True)} over {len(difference.before)} groups of inputs"
+        f"mean cosine of attention logits {values}, difference {change}, 95 % CI {start} to {end} over "
+        f"{len(difference.before)} groups of inputs"
     )
     if low > 0 or high < 0:
         slightly = "slightly " if abs(difference.mean) < MARGIN else ""
@@ -131,9 +134,8 @@ def _arrow(before: str, after: str) -> str:
     return before if before == after else f"{before} → {after}"
 
 
-def _number(value: float, *, signed: bool = False) -> str:
-    """Format with two decimals, or three for small values, and a typographic minus sign; nan becomes "n/a"."""
-    if value != value:
+def _number(value: float, digits: int = 3, *, signed: bool = False) -> str:
+    """Format with fixed decimals and a typographic minus sign; nan becomes "n/a"."""
+    if math.isnan(value):
         return "n/a"
-    digits = 3 if 0 < abs(value) < 0.1 else 2
     return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")

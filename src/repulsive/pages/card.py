@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,36 +159,44 @@ def _layout(card: Card, measure: Measure) -> list[_Line]:
     for text in words:
         y += size * _LINE
         lines.append(_Line(text, MARGIN, y, size, False, "ink"))
-    return [*lines, _Line(f"{card.sizes} · repulsive inspect", MARGIN, HEIGHT - MARGIN, 22, False, "soft")]
+    last = f"{card.sizes} · repulsive inspect"
+    size = next((size for size in (22, 20, 18, 16) if measure(last, size, False) <= _COLUMN), 14)
+    return [*lines, _Line(last, MARGIN, HEIGHT - MARGIN, size, False, "soft")]
 
 
 def _fitted(
     text: str, measure: Measure, sizes: Sequence[float], *, is_bold: bool, most: int
 ) -> tuple[float, list[str]]:
-    """Choose the largest font size at which the text has at most `most` lines; longer texts are cut."""
+    """Choose the largest font size at which no part is broken and there are at most `most` lines; the rest is cut."""
     for size in sizes:
         words = _wrapped(text, size, is_bold, measure)
-        if len(words) <= most:
+        is_whole = all(measure(part.strip(), size, is_bold) <= _COLUMN for part in _parts(text))
+        if len(words) <= most and (is_whole or size == sizes[-1]):
             return size, words
     return sizes[-1], [*words[: most - 1], words[most - 1][:-1] + "…"]
 
 
 def _wrapped(text: str, size: float, is_bold: bool, measure: Measure) -> list[str]:
-    """Break text into lines of the width of the column; words that are too long are broken anywhere."""
+    """Break text into lines of the width of the column; parts that are too long are broken anywhere."""
     lines = [""]
-    for word in text.split():
-        joined = f"{lines[-1]} {word}".strip()
-        if measure(joined, size, is_bold) <= _COLUMN:
+    for part in _parts(text):
+        joined = f"{lines[-1]}{part}"
+        if measure(joined.strip(), size, is_bold) <= _COLUMN:
             lines[-1] = joined
             continue
-        lines += [word] if lines[-1] else []
-        lines[-1] = word
+        lines += [""] if lines[-1] else []
+        lines[-1] = part
         while measure(lines[-1], size, is_bold) > _COLUMN:
             fits = max(
                 1, next(n for n in range(len(lines[-1])) if measure(lines[-1][: n + 1], size, is_bold) > _COLUMN)
             )
             lines[-1:] = [lines[-1][:fits], lines[-1][fits:]]
-    return lines
+    return [line.strip() for line in lines]
+
+
+def _parts(text: str) -> list[str]:
+    """Split text where a line may end: after spaces, and after a slash or hyphen inside a word."""
+    return re.findall(r"[^\s/-]*[/-](?=\S)|\S+\s*", text)
 
 
 def _estimated(text: str, size: float, is_bold: bool) -> float:

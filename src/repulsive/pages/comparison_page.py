@@ -6,6 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from repulsive.diagnostics.comparison_summary import comparison_json, comparison_verdict, layer_rows
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.model_comparison import ModelComparison
@@ -69,7 +72,7 @@ def write_comparison_files(
 
 
 def comparison_card(comparison: ModelComparison, name: str, pictures: Pictures | None = None) -> Card:
-    """Collect the content of the social card: the atlas before above the atlas after, which lacks removed heads.
+    """Collect the content of the social card: the atlas before above the atlas after; removed heads are plain tiles.
 
     Args:
         comparison: result of `compare_models`.
@@ -77,9 +80,22 @@ def comparison_card(comparison: ModelComparison, name: str, pictures: Pictures |
         pictures: the inputs, if they are pictures.
     """
     sides = (comparison.before, comparison.after)
-    heads = [[count for *_, count in side.layers] for side in sides]
-    sizes = f"{len(heads[0])} layers, {_change(*(str(sum(side)) for side in heads))} heads, before and after"
-    return Card(name, comparison_verdict(comparison), sizes, [card_tiles(side, pictures) for side in sides], heads)
+    counts = [str(sum(count for *_, count in side.layers)) for side in sides]
+    layers = len(comparison.columns)
+    sizes = f"{layers} layer{'' if layers == 1 else 's'}, {_change(*counts)} heads"
+    aligned = [
+        [_aligned(drawn, [pair[at] for pair in row]) for drawn, row in zip(tiles, comparison.columns, strict=True)]
+        for at, tiles in enumerate(card_tiles(side, pictures) for side in sides)
+    ]
+    return Card(name, comparison_verdict(comparison), sizes, aligned, [[len(row) for row in comparison.columns]] * 2)
+
+
+def _aligned(drawn: Tensor | None, heads: Sequence[int | None]) -> Tensor | None:
+    """Put pictures [M, t, s] into the given order; a missing head becomes an empty picture."""
+    if drawn is None:
+        return None
+    empty = torch.zeros_like(drawn[0])
+    return torch.stack([empty if head is None else drawn[head] for head in heads])
 
 
 def encode_comparison(comparison: ModelComparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import zlib
@@ -18,6 +19,7 @@ from repulsive.pages.data.pictures import Pictures
 
 _GAP = 2  # pixels between tiles
 _BETWEEN = 28  # pixels between the atlases of two models
+_MAX_COLUMNS = 4  # of layers
 _SIZE = 24  # largest number of rows and columns of a picture
 
 
@@ -42,7 +44,7 @@ def card_tiles(inspection: Inspection, shown: Pictures | None = None) -> list[Te
 
 
 def draw_atlas(atlases: Sequence[Sequence[Tensor | None]], heads: Sequence[Sequence[int]], size: int) -> Tensor:
-    """Draw the atlases of one or two models below each other.
+    """Draw the atlases of one or two models below each other; the layers of deep models continue in a second column.
 
     Args:
         atlases: for each model the bytes of each layer [M, t, s]; None for plain tiles.
@@ -52,23 +54,31 @@ def draw_atlas(atlases: Sequence[Sequence[Tensor | None]], heads: Sequence[Seque
     Returns:
         uint8 [height, width, 3].
     """
-    columns = max((count for model in heads for count in model), default=1)
-    rows = sum(len(model) for model in heads) or 1
+    widest = max((count for model in heads for count in model), default=1)
     room = size - _BETWEEN * (len(heads) - 1)
-    tile = max(1, min(size // columns, room // rows) - _GAP)
-    width = columns * (tile + _GAP)
-    gap = torch.tensor(colour("paper"), dtype=torch.uint8)
+
+    def pitch(columns: int) -> int:
+        """Distance of two tiles in pixels, with one empty tile between columns of layers."""
+        rows = sum(math.ceil(len(model) / columns) for model in heads) or 1
+        return max(2, min(size // (columns * (widest + 1) - 1), room // rows))
+
+    columns = max(range(1, _MAX_COLUMNS + 1), key=lambda count: (pitch(count), -count))
+    step, paper = pitch(columns), torch.tensor(colour("paper"), dtype=torch.uint8)
+    tile, width = max(1, step - _GAP), (columns * (widest + 1) - 1) * step
     parts = []
     for number, (layers, counts) in enumerate(zip(atlases, heads, strict=True)):
         if number:
-            parts.append(gap.expand(_BETWEEN, width, 3))
-        for drawn, count in zip(layers, counts, strict=True):
-            row = gap.repeat(tile + _GAP, width, 1)
-            for head in range(count):
-                left = head * (tile + _GAP)
-                row[:tile, left : left + tile] = _tile(None if drawn is None else drawn[head], tile)
-            parts.append(row)
-    whole = torch.cat(parts) if parts else gap.expand(1, width, 3)
+            parts.append(paper.expand(_BETWEEN, width, 3))
+        rows = math.ceil(len(counts) / columns)
+        part = paper.repeat(rows * step, width, 1)
+        for layer, (drawn, count) in enumerate(zip(layers, counts, strict=True)):
+            top, start = layer % rows * step, layer // rows * (widest + 1) * step
+            for left in range(start, start + count * step, step):
+                head = (left - start) // step
+                square = _tile(None if drawn is None else drawn[head], tile)
+                part[top : top + tile, left : left + tile] = square
+        parts.append(part)
+    whole = torch.cat(parts) if any(map(len, parts)) else paper.expand(1, width, 3)
     return whole[:size, :size].contiguous()
 
 

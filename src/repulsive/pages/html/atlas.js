@@ -5,7 +5,7 @@
   if (!grid) return;
   const byId = (id) => document.getElementById(id);
   const { layers, sides, badges, columnsOf, own, status, describe, onImages } = atlasData, { element } = attentionMap;
-  const KINDS = Object.keys(badges), SMALLEST = 15, LARGEST = 84;  // pixels of a cell
+  const KINDS = Object.keys(badges), SMALLEST = 15, READABLE = 34, LARGEST = 84;  // pixels of a cell
   const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const drawer = byId("drawer"), most = Math.max(...layers.map((_, layer) => columnsOf(layer))), rows = [];
   let open = null, focused = [0, 0];
@@ -57,7 +57,7 @@
   function resize() {
     const label = 8 + Math.min(110, 7 * Math.max(5, ...layers.map((layer) => rowName(layer.label).length)));
     const wide = (grid.clientWidth - label - 8) / most, high = Math.max(0.5 * window.innerHeight, window.innerHeight - 420) / layers.length;
-    const size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(wide), Math.floor(high)));
+    const size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(wide), Math.max(READABLE, Math.floor(high))));
     grid.style.setProperty("--cell", `${size}px`);
     grid.style.setProperty("--label", `${label}px`);
     grid.classList.toggle("tiny", size < 28);
