@@ -224,6 +224,22 @@ def test_errors_are_one_line(inspect, tmp_path, pictures, monkeypatch):
     assert "pip install 'repulsive[images]'" in inspect("model", "--images", pictures)[2]
 
 
+def test_a_folder_of_a_timm_model(pictures, tmp_path):
+    timm = pytest.importorskip("timm", exc_type=ImportError)
+    from safetensors.torch import save_file
+
+    model = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2, num_classes=0)
+    state = {name: value.contiguous() for name, value in model.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    kept = {key: model.pretrained_cfg[key] for key in ("input_size", "interpolation", "crop_pct", "mean", "std")}
+    sizes = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "model_args": {"img_size": 48, "depth": 2}}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "pretrained_cfg": kept}))
+    prepared = prepare_images(load_model(str(tmp_path)), read_images(pictures, 2))
+    assert prepared.part == "timm_model" and prepared.layout.patches == 9 and "timm: 48 x 48" in prepared.note
+    inspection = inspect_heads(prepared.model, prepared.batches, twins=0)
+    assert [heads for *_, heads in inspection.layers] == [3, 3] and len(inspection.maps) == 2
+
+
 def test_a_timm_model_with_registers(pictures):
     timm = pytest.importorskip("timm", exc_type=ImportError)
     model = timm.create_model("vit_small_patch14_reg4_dinov2", img_size=42, depth=2, num_heads=4).eval()

@@ -51,13 +51,14 @@ def layer_rows(comparison: ModelComparison) -> tuple[Row, list[Row]]:
                 _arrow(*(str(sum(at == row for at, _ in side)) for side in redundant)),
             )
         )
+    marked = "unimportant heads" if comparison.before.ablation is None else "redundant heads"
     titles = (
         "layer",
         "heads",
         "mean cosine of logits",
         "largest cosine",
         "effective heads, outputs",
-        "unimportant heads",
+        marked,
     )
     return titles, rows
 

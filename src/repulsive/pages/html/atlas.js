@@ -173,9 +173,11 @@
     if (open) drawerContent.fill(open);
   });
   if (onImages) {
-    onImages.listen(() => {
-      atlasData.forgetTiles();
-      drawAgain();
+    onImages.listen((changes) => {
+      if ("image" in changes || "query" in changes) {
+        atlasData.forgetTiles();
+        drawAgain();
+      }
       if (open) drawerContent.update();
     });
   }

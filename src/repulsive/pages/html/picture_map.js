@@ -62,7 +62,7 @@ const pictureMap = (() => {
 
   function choose(changes) {
     Object.assign(state, changes);
-    listeners.forEach((listener) => listener());
+    listeners.forEach((listener) => listener(changes));
   }
 
   // A picture with a map over it. `read` returns the bytes of the map; `describe` names it; `changed` gets its peak.
