@@ -97,6 +97,14 @@ def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
     assert "note: without inputs only weights are measured" in out
 
 
+def test_a_card_names_the_model_but_not_its_folders(inspect, folder, tmp_path):
+    code, out, _ = inspect(folder, "--sentence", "the plot", "--twins", "0", "--card", "card.svg")
+    assert code == 0 and out.endswith("written to inspect.html and card.svg\n")
+    card = (tmp_path / "card.svg").read_text()
+    assert folder.name in card and str(folder.parent) not in card and "2 layers, 8 heads" in card
+    assert "ends in .svg or .png" in one_line(inspect(folder, "--card", "card.gif"))
+
+
 def test_json_alone_is_printed_to_stdout(inspect, folder, tmp_path):
     code, out, err = inspect(folder, "--sentence", "the movie was great", "--twins", "1", "--json")
     assert code == 0 and out.rstrip("\n") == (tmp_path / "inspect.json").read_text() and "written to" in err

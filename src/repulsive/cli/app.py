@@ -30,7 +30,7 @@ from repulsive.lab.engine.stop_signals import Stopped
 
 # Optional package -> the extra that installs it, for packages that verbs import without a check of their own.
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
-EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report"}
+EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report", "PIL": "images"}
 
 _MEMORY = "out of memory; use smaller batches, fewer --jobs or less data, or a machine with more memory"
 

@@ -14,7 +14,8 @@ def heads(
         str,
         typer.Argument(
             help="package.module:name of an nn.Module, of its class, or of a function that returns one; "
-            "or a folder with the config.json of a transformers model (no weights needed)."
+            "or a folder with the config.json of a transformers model (no weights needed); or the name of a model in "
+            "the local Hugging Face cache."
         ),
     ],
 ) -> None:

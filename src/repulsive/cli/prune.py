@@ -11,7 +11,12 @@ from repulsive.cli.say import say
 
 
 def prune(
-    model: Annotated[str, typer.Argument(help="Folder of a transformers model with weights and a tokenizer.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a transformers model with weights and a tokenizer, or its name in the Hugging Face cache."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to create for the pruned model.")],
     text: Annotated[Path | None, typer.Option(help="UTF-8 file, one sentence per line, to score heads on.")] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence; may be given several times.")] = None,
