@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -12,11 +13,16 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.errors import HeadLayoutError, SelectionError, StateError
 from repulsive.heads.module_paths import unwrap
+from repulsive.monitoring.film_layers import film_layers
 from repulsive.monitoring.history import History
+from repulsive.monitoring.live_page import page_content
 from repulsive.monitoring.measurement import Measurement
 from repulsive.monitoring.problems import Detector, HeadWarning, Problem, Thresholds
 from repulsive.monitoring.recording import HeadRecorder
 from repulsive.monitoring.training_pass import TrainingPass, uncompiled
+from repulsive.pages.html.document import write_whole
+from repulsive.pages.html.film import film
+from repulsive.pages.monitor_page import write_monitor_page
 
 Log = Callable[[Mapping[str, float], int], None]
 MISSED = 3  # steps without a training pass before the monitor warns
@@ -89,7 +95,7 @@ class HeadMonitor:
         self.history = History()
         self.steps = 0
         self._listeners: list[Callable[[], None]] = []
-        self._warned: set[object] = set()
+        self._warned: set[str] = set()
         self._measured = -1  # step of the last measurement
         self.is_measuring, self.is_open = _rank() == 0, True
         self.modules = tuple(self._recorder.path)
@@ -203,11 +209,14 @@ class HeadMonitor:
         for (name, quantity), reason in self._recorder.not_measured.items():
             missing.setdefault(f"{_QUANTITIES[quantity]} not measured ({{}}): {reason}", []).append(name)
         for text, names in missing.items():
-            if text not in self._warned:
-                self._warned.add(text)
-                labels = [self._recorder.labels[name] for name in names]
-                listed = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
-                warnings.warn(text.format(listed), HeadWarning, stacklevel=3)
+            labels = [self._recorder.labels[name] for name in names]
+            listed = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+            self._warn_once(text.replace("{}", listed), text)
+
+    def _warn_once(self, message: str, key: str = "") -> None:
+        if (key or message) not in self._warned:
+            self._warned.add(key or message)
+            warnings.warn(message, HeadWarning, stacklevel=3)
 
     def _warn_about_missed_passes(self) -> None:
         if self._pass.missed == MISSED:
@@ -219,6 +228,59 @@ class HeadMonitor:
                 HeadWarning,
                 stacklevel=3,
             )
+
+    # -- pictures -----------------------------------------------------------------------------------------------
+
+    def page(self, path: str | Path, *, title: str = "Heads during training") -> Path:
+        """Write a self-contained page with curves and warnings, and rewrite it after every measurement.
+
+        While training runs, the open page reloads itself every few seconds. `close` writes it for the last time.
+
+        Args:
+            path: the HTML file; its folder is created.
+            title: heading of the page.
+
+        Returns:
+            The path.
+        """
+
+        def write() -> None:
+            if not self.is_measuring:
+                return
+            content = page_content(
+                self.history,
+                self.problems,
+                title=title,
+                every=self.every,
+                thresholds=self._detector.thresholds,
+                is_live=self.is_open,
+            )
+            write_monitor_page(path, content)
+
+        def update() -> None:
+            try:
+                write()
+            except OSError as error:  # a full disk must not stop the training
+                self._warn_once(f"{str(path)!r}: cannot be written ({error.strerror}); the page is not up to date")
+
+        write()
+        self._listeners.append(update)
+        return Path(path)
+
+    def film(self, path: str | Path, *, title: str = "How heads moved") -> Path:
+        """Write an animated SVG of the heads of each layer, in a plane where close heads have similar attention logits.
+
+        Args:
+            path: the SVG file; its folder is created.
+            title: title of the film.
+
+        Returns:
+            The path.
+
+        Raises:
+            SelectionError: fewer than two measurements have a layer with two comparable heads.
+        """
+        return write_whole(path, film(title, *film_layers(self.history)))
 
     # -- state --------------------------------------------------------------------------------------------------
 
