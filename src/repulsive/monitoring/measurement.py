@@ -114,7 +114,9 @@ def from_json(table: Mapping[str, Any]) -> Measurement:
             LayerMeasurement(
                 str(each["name"]),
                 str(each["label"]),
-                *(_numbers(each[part]) for part in _ARRAYS),
+                _numbers(each["entropy"]),
+                _numbers(each["largest_logit"]),
+                _numbers(each["written"]),
                 tuple(map(_numbers, each["cosine"])),
                 _numbers([each["tokens"]])[0],
             )

@@ -142,7 +142,7 @@ class Pass:
         """Add the second moments of head outputs [B, T, M, d]."""
         with self._guard(layer, "written"), full_precision(heads.device):
             heads = heads.detach()[: self._recorder.items]
-            rows = heads[self._real(layer, *heads.shape[:2], heads.device)]  # [N, M, d]
+            rows = heads[self._real(layer, heads.shape[0], heads.shape[1], heads.device)]  # [N, M, d]
             rows = rows.to(compute_dtype(rows)).transpose(0, 1)  # [M, N, d]
             if rows.shape[1]:
                 self._sums[layer.name].moments.append(rows.mT @ rows / rows.shape[1])
@@ -167,7 +167,7 @@ class Pass:
                 if not isinstance(x, Tensor) or x.ndim != 3:
                     return
                 x = (x.transpose(0, 1) if is_tokens_first else x).detach()[: self._recorder.items]  # [B, T, D]
-                real = self._real(layer, *x.shape[:2], x.device)
+                real = self._real(layer, x.shape[0], x.shape[1], x.device)
                 if bool(x.isfinite().all()) and bool(real.any()):
                     self._sums[layer.name].tokens.append(token_similarity(x.unsqueeze(1), real))
 
