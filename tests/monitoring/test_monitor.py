@@ -69,9 +69,10 @@ def hooks_on(model):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-@pytest.mark.parametrize(
-    "build", [bert, lambda: bert(attn_implementation="eager"), encoder], ids=["sdpa", "eager", "torch"]
-)
+BUILDERS = {"sdpa": bert, "eager": lambda: bert(attn_implementation="eager"), "torch": encoder}
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
 def test_training_is_the_same_to_the_last_bit(build):
     plain = train(build())
     model = build()
@@ -79,6 +80,36 @@ def test_training_is_the_same_to_the_last_bit(build):
         watched = train(model, monitor)
     assert steps(monitor) == [0, 2, 4]
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+def test_autocast_training_is_the_same_to_the_last_bit(build):
+    def run(is_monitored):
+        model = build()
+        monitor = HeadMonitor(model, every=1) if is_monitored else None
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, 0)
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], monitor
+
+    (plain, _), (watched, monitor) = run(False), run(True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert all(layer.entropy and layer.written and layer.cosine for layer in monitor.history[0].layers)
+
+
+@pytest.mark.parametrize(("build", "place"), [(bert, "attention"), (encoder, "qkv_torch")])
+def test_an_error_in_the_monitor_does_not_stop_the_training(build, place, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(f"repulsive.diagnostics.hooks.{place}.dot_product_logits", fail)
+    model = build()
+    monitor = HeadMonitor(model, every=1)
+    message = r"entropy and largest logit not measured \(layer 0, layer 1\): RuntimeError: out of memory"
+    with pytest.warns(HeadWarning, match=message) as caught:
+        forward_passes(model, monitor, 3)
+    assert len(caught) == 1 and len(monitor.history) == 3 and "heads/similarity" in monitor.history[0].values()
 
 
 def test_checkpointed_activations_are_measured_once_and_training_is_the_same():

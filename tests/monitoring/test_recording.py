@@ -8,7 +8,7 @@ from torch import nn
 
 from repulsive import Heads
 from repulsive.diagnostics.hooks.calling import call
-from repulsive.monitoring.recording import HeadRecorder
+from repulsive.monitoring.recording import HeadRecorder, Pass
 from tests.heads.zoo import build
 
 MASK = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
@@ -142,6 +142,48 @@ def test_torch_attention_with_a_causal_mask_and_padding(is_batch_first):
         both = [unit[b][real[b]] @ unit[b][real[b]].T for b in range(2)]
         cosines = [(float(c.sum()) - len(c)) / (len(c) - 1) for c in both]
         assert result.layers[number].tokens == pytest.approx(sum(cosines) / 11, rel=1e-9)
+
+
+def causal_encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 40, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    mask = nn.Transformer.generate_square_subsequent_mask(7)
+    return model, {
+        "src": torch.randn(2, 7, 32),
+        "mask": mask,
+        "src_key_padding_mask": torch.where(MASK.bool(), 0.0, -math.inf),
+    }
+
+
+LONG = {
+    "bert": lambda: (bert("sdpa").float(), {"input_ids": torch.arange(5, 19).view(2, 7), "attention_mask": MASK}),
+    "causal": lambda: build("qwen2, sdpa"),
+    "eager": lambda: build("gpt-neox, eager"),
+    "torch": causal_encoder,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_sequences_are_measured_on_fewer_items_and_queries(name, monkeypatch):
+    model, batch = LONG[name]()
+    model.double().eval()
+    if name == "torch":
+        batch = {key: x.double() if x.is_floating_point() else x for key, x in batch.items()}
+    seen = []
+    real = Pass.keep_logits
+    monkeypatch.setattr(
+        Pass, "keep_logits", lambda self, layer, x, queries=None: seen.append(x) or real(self, layer, x, queries)
+    )
+    measured(model, batch)
+    whole, seen[:] = list(seen), []
+    monkeypatch.setattr("repulsive.diagnostics.hooks.attention.MAX_LOGITS", 4 * 7 * 3)  # heads x keys x queries
+    result = measured(model, batch)
+    rows = [0, 3, 6]
+    mask = batch.get("attention_mask", MASK if name == "torch" else torch.ones(2, 7))[:1, rows].bool()
+    for layer, full, part in zip(result.layers, whole, seen, strict=True):
+        assert part.shape == (1, 4, 3, 7) and torch.allclose(part, full[:1, :, rows], atol=1e-12)
+        assert layer.entropy == pytest.approx(entropies(full[:1, :, rows].softmax(-1), mask), rel=1e-9)
 
 
 def test_a_dead_head_writes_nothing_and_copies_are_equal():

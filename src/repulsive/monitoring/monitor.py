@@ -47,8 +47,8 @@ class HeadMonitor:
             model runs on it in evaluation mode, without gradients.
         log: a logger with `log(values, step)`, or a function that takes the same; None: no logging.
         thresholds: when to warn.
-        items: maximum number of items of a batch on which attention, outputs and tokens are measured.
-        tokens: maximum number of tokens on which attention logits are compared.
+        items: maximum number of items of a batch that are measured, from the first on.
+        tokens: maximum number of tokens of these items on which attention logits are compared.
 
     Attributes:
         history: measurements so far; after 100 the older ones are thinned.

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +55,8 @@ class HeadRecorder:
     Args:
         model: any module with heads that `find_heads` finds, also inside data-parallel or compile wrappers.
         groups: heads of all parts; None calls `find_heads`.
-        items: maximum number of items of a batch on which attention, outputs and tokens are measured.
-        tokens: maximum number of tokens on which logits are compared.
+        items: maximum number of items of a batch that are measured, from the first on.
+        tokens: maximum number of tokens of these items on which logits are compared.
 
     Attributes:
         path: the modules from the model down to the last one that contains every attention layer.
@@ -87,13 +88,14 @@ class HeadRecorder:
         """
         result = Pass(self, batch, step)
         with ExitStack() as stack:
-            stack.enter_context(recorded_qkv(result.samples, batch, tokens=self.tokens, seed=step))
-            stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items))
+            stack.enter_context(recorded_qkv(result.samples, batch, tokens=self.tokens, seed=step, items=self.items))
+            stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items, result.guard_logits))
             hooked = [layer for layer in self.layers if layer.kind != "torch"]
             stack.enter_context(replaced_head_outputs(hooked, result.keep_outputs))
             for layer in self.layers:
                 if layer.kind == "torch" and layer.name in self.qkv:
-                    hook_torch_logits(stack, self.qkv[layer.name], result.keep_torch(layer), self.items)
+                    guard = partial(result.guard_logits, layer)
+                    hook_torch_logits(stack, self.qkv[layer.name], result.keep_torch(layer), self.items, guard)
             for layer, block in self.blocks:
                 stack.callback(block.register_forward_hook(result.keep_tokens(layer)).remove)
             yield result
@@ -126,11 +128,11 @@ class Pass:
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
-    def keep_logits(self, layer: AttentionLayer, logits: Tensor) -> None:
-        """Add the entropy and the largest logit of each head; logits are [B, M, T, S]."""
+    def keep_logits(self, layer: AttentionLayer, logits: Tensor, queries: Tensor | None = None) -> None:
+        """Add the entropy and the largest logit of each head; logits are [B, M, T, S] of some queries [T]."""
         with self._guard(layer, "entropy"):
-            queries = self._real(layer, logits.shape[0], logits.shape[2], logits.device)  # [B, T]
-            rows = logits.transpose(1, 2)[queries]  # [N, M, S]
+            real = self._real(layer, logits.shape[0], logits.shape[2], logits.device, queries)  # [B, T]
+            rows = logits.transpose(1, 2)[real]  # [N, M, S]
             rows = rows[~(rows == -math.inf).all(-1).all(-1)]  # a query whose keys are all masked attends to nothing
             if len(rows):
                 entropy = torch.special.entr(rows.softmax(-1).nan_to_num()).sum(-1)  # [N, M]
@@ -138,21 +140,21 @@ class Pass:
                 self._sums[layer.name].largest.append(rows.amax((0, 2)))
 
     @torch.no_grad()
-    def keep_outputs(self, layer: AttentionLayer, heads: Tensor) -> None:
-        """Add the second moments of head outputs [B, T, M, d]."""
+    def keep_outputs(self, layer: AttentionLayer, heads: Tensor, queries: Tensor | None = None) -> None:
+        """Add the second moments of head outputs [B, T, M, d] of some queries [T]."""
         with self._guard(layer, "written"), full_precision(heads.device):
             heads = heads.detach()[: self._recorder.items]
-            rows = heads[self._real(layer, heads.shape[0], heads.shape[1], heads.device)]  # [N, M, d]
+            rows = heads[self._real(layer, heads.shape[0], heads.shape[1], heads.device, queries)]  # [N, M, d]
             rows = rows.to(compute_dtype(rows)).transpose(0, 1)  # [M, N, d]
             if rows.shape[1]:
                 self._sums[layer.name].moments.append(rows.mT @ rows / rows.shape[1])
 
-    def keep_torch(self, layer: AttentionLayer) -> Callable[[Tensor, Tensor], None]:
+    def keep_torch(self, layer: AttentionLayer) -> Callable[[Tensor, Tensor, Tensor | None], None]:
         """Make the callback of `hook_torch_logits`."""
 
-        def keep(logits: Tensor, outputs: Tensor) -> None:
-            self.keep_logits(layer, logits)
-            self.keep_outputs(layer, outputs)
+        def keep(logits: Tensor, outputs: Tensor, queries: Tensor | None) -> None:
+            self.keep_logits(layer, logits, queries)
+            self.keep_outputs(layer, outputs, queries)
 
         return keep
 
@@ -234,12 +236,20 @@ class Pass:
             return _floats((power / total).sqrt() if float(total) != 0 else power)
         return ()
 
-    def _real(self, layer: AttentionLayer, batch: int, length: int, device: torch.device) -> Tensor:
-        """Return which tokens of the first items count, bool [B, T]."""
+    def _real(
+        self, layer: AttentionLayer, batch: int, length: int, device: torch.device, chosen: Tensor | None = None
+    ) -> Tensor:
+        """Return which tokens of the first items count, bool [B, T]; `chosen` [T] are positions in longer items."""
         mask = real_queries(self._batch, layer.where)
+        if mask is not None and chosen is not None and mask.shape[1] > int(chosen.max()):
+            mask = mask[:, chosen.to(mask.device)]
         if mask is not None and mask.shape[1] == length and len(mask) >= batch:
             return mask[:batch].to(device)
         return torch.ones(batch, length, dtype=torch.bool, device=device)
+
+    def guard_logits(self, layer: AttentionLayer) -> AbstractContextManager[None]:
+        """Make the context that records why the logits of a layer cannot be measured."""
+        return self._guard(layer, "entropy")
 
     @contextmanager
     def _guard(self, layer: AttentionLayer, quantity: str) -> Iterator[None]:

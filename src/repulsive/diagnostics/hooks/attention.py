@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,23 @@ from repulsive.diagnostics.hooks.attention_layers import AttentionLayer
 from repulsive.diagnostics.hooks.returned_weights import Record, return_graph_weights, return_torch_weights
 from repulsive.particles.gram import compute_dtype, full_precision
 
-Read = Callable[[AttentionLayer, str, tuple[Any, ...], dict[str, Any], Tensor], Tensor | None]
+# Called with the running layer, the name of the torch function, its arguments and its result.
+OnCall = Callable[[AttentionLayer, str, tuple[Any, ...], dict[str, Any], Tensor], None]
+# Called with logits [B, M, T, S] and the indices of their queries, [T]; None for all.
+RecordLogits = Callable[[AttentionLayer, Tensor, Tensor | None], None]
+Guard = Callable[[AttentionLayer], AbstractContextManager[None]]
+MAX_LOGITS = 1 << 26  # logits computed at once: a quarter of a gigabyte in float32
+
+
+def _no_guard(_layer: AttentionLayer) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @contextmanager
 def recorded_attention(layers: Sequence[AttentionLayer], record: Record) -> Iterator[None]:
     """Call `record(layer, weights)` with attention weights [B, M, T, S] each time one of the layers runs."""
     with ExitStack() as stack:
-        recorder = _Recorder(record)
+        recorder = _Recorder(partial(_record_weights, record))
         for layer in layers:
             if layer.kind == "torch":
                 return_torch_weights(stack, layer, record)
@@ -43,19 +52,23 @@ def recorded_attention(layers: Sequence[AttentionLayer], record: Record) -> Iter
 
 
 @contextmanager
-def recorded_logits(layers: Sequence[AttentionLayer], record: Record, items: int) -> Iterator[None]:
-    """Call `record(layer, logits)` with attention logits [B, M, T, S], minus infinity where masked, of some items.
+def recorded_logits(
+    layers: Sequence[AttentionLayer], record: RecordLogits, items: int, guard: Guard = _no_guard
+) -> Iterator[None]:
+    """Call `record(layer, logits, queries)` with attention logits [B, M, T, S], minus infinity where masked.
 
     The pass itself does not change, so this works in training. `nn.MultiheadAttention`, graph attention and fused
-    kernels outside torch record nothing.
+    kernels outside torch record nothing. For long sequences there are fewer items, and then fewer queries, so that
+    memory stays bounded.
 
     Args:
         layers: the layers to record.
         record: called each time one of the layers runs, without gradients and autocast.
         items: maximum number of items B, from the first on.
+        guard: makes the context in which a layer is measured; it may handle errors, which would stop the pass.
     """
     with ExitStack() as stack:
-        recorder = _Recorder(record, partial(_read_logits, items))
+        recorder = _Recorder(partial(_record_logits, record, items, guard))
         for layer in layers:
             if layer.kind in ("projection", "result"):
                 recorder.hook(stack, layer)
@@ -116,9 +129,9 @@ def masked_logits(scores: Tensor) -> Tensor:
 class _Recorder(TorchFunctionMode):
     """Torch function mode that intercepts softmax and scaled dot-product attention inside the running layer."""
 
-    def __init__(self, record: Record, read: Read | None = None) -> None:
+    def __init__(self, on_call: OnCall) -> None:
         super().__init__()
-        self._record, self._read = record, read or _read_weights
+        self._on_call = on_call
         self._running: list[AttentionLayer] = []
 
     def hook(self, stack: ExitStack, layer: AttentionLayer) -> None:
@@ -140,42 +153,87 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if self._running and name in ("softmax", "scaled_dot_product_attention"):
-            layer = self._running[-1]
-            values = self._read(layer, name, args, kwargs, result)
-            if values is not None:
-                self._record(layer, values)
+            self._on_call(self._running[-1], name, args, kwargs, result)
         return result
 
 
-def _read_weights(
-    layer: AttentionLayer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
-) -> Tensor | None:
-    """Read attention weights [B, M, T, S] from a call of softmax or scaled dot-product attention."""
+def _record_weights(
+    record: Record, layer: AttentionLayer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> None:
+    """Record attention weights [B, M, T, S] of a call of softmax or scaled dot-product attention."""
     if name == "softmax":
-        weights = by_head(result.movedim(_softmax_dim(args, kwargs), -1), layer)
-        return without_sink(weights, layer)
-    return by_head(dot_product_weights(*args, **kwargs), layer)
+        weights = without_sink(by_head(result.movedim(_softmax_dim(args, kwargs), -1), layer), layer)
+    else:
+        weights = by_head(dot_product_weights(*args, **kwargs), layer)
+    if weights is not None:
+        record(layer, weights)
 
 
 @torch.no_grad()
-def _read_logits(
-    items: int, layer: AttentionLayer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
-) -> Tensor | None:
-    """Read attention logits [B, M, T, S] of the first items from a call of softmax or scaled dot-product attention."""
-    with full_precision(result.device):
+def _record_logits(
+    record: RecordLogits,
+    items: int,
+    guard: Guard,
+    layer: AttentionLayer,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Tensor,
+) -> None:
+    """Record attention logits [B, M, T, S] of the first items of a call of softmax or scaled dot-product attention."""
+    with guard(layer), full_precision(result.device):
         if name == "softmax":
             scores = args[0] if args else kwargs["input"]
             logits = by_head(scores.detach().movedim(_softmax_dim(args, kwargs), -1), layer)
-            logits = without_sink(logits, layer)
-            return None if logits is None else masked_logits(logits[:items])
-        call = _DOT_PRODUCT.bind(*args, **kwargs)
-        tensors = {name: value for name, value in call.arguments.items() if isinstance(value, Tensor)}
-        count = len(tensors["query"])
-        for part, value in tensors.items():
-            has_items = value.ndim == 4 == tensors["query"].ndim and len(value) == count
-            call.arguments[part] = (value[:items] if has_items else value).detach()
-        logits = by_head(dot_product_logits(*call.args, **call.kwargs), layer)
-        return None if logits is None else masked_logits(logits[:items])
+            if logits is not None:
+                items, queries = bounded(items, *logits.shape[1:], device=logits.device)
+                logits = logits[:items] if queries is None else logits[:items, :, queries]
+                logits = without_sink(logits, layer)
+        else:
+            call = _DOT_PRODUCT.bind(*args, **kwargs)
+            call.apply_defaults()
+            logits, queries = _some_dot_products(call.arguments, layer, items)
+        if logits is not None:
+            record(layer, masked_logits(logits), queries)
+
+
+def _some_dot_products(
+    arguments: dict[str, Any], layer: AttentionLayer, items: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute logits [B, M, T, S] of some items and queries, from the arguments of scaled dot-product attention."""
+    query, key, mask = arguments["query"].detach(), arguments["key"].detach(), arguments["attn_mask"]
+    length, keys = query.shape[-2], key.shape[-2]
+    heads = query.shape[-3] if query.ndim == 4 else layer.num_heads  # 3 dimensions: [B M, T, d]
+    items, queries = bounded(items, heads, length, keys, device=query.device)
+    if mask is None and arguments["is_causal"]:
+        mask = torch.ones(length, keys, dtype=torch.bool, device=query.device).tril()
+    count = len(query) if query.ndim == 4 else 0
+    if count:
+        query, key = query[:items], key[:items]
+        mask = mask[:items] if mask is not None and mask.ndim == 4 and len(mask) == count else mask
+    else:
+        query, key = query[: items * heads], key[: items * heads]
+        mask = mask[: items * heads] if mask is not None and mask.ndim == 3 and len(mask) > 1 else mask
+    if queries is not None:
+        query = query[..., queries, :]
+        mask = mask[..., queries, :] if mask is not None and mask.shape[-2] == length else mask
+    scores = dot_product_logits(
+        query, key, attn_mask=mask, scale=arguments["scale"], enable_gqa=arguments["enable_gqa"]
+    )
+    return by_head(scores, layer), queries
+
+
+def bounded(items: int, heads: int, queries: int, keys: int, *, device: torch.device) -> tuple[int, Tensor | None]:
+    """Limit how many logits are computed at once.
+
+    Returns:
+        The number of items, and the indices of evenly spaced queries, int64; None for all.
+    """
+    items = max(1, min(items, MAX_LOGITS // max(1, heads * queries * keys)))
+    if heads * queries * keys <= MAX_LOGITS:
+        return items, None
+    count = max(1, MAX_LOGITS // (heads * keys))
+    return items, torch.linspace(0, queries - 1, count, device=device).round().long()
 
 
 def _softmax_dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -87,6 +87,7 @@ def recorded_qkv(
     seed: int = 0,
     queries: TokenMask = real_queries,
     keys: TokenMask = real_keys,
+    items: int | None = None,
 ) -> Iterator[None]:
     """Add tokens of the forward pass that runs inside this context to the results, without changing the pass.
 
@@ -98,13 +99,14 @@ def recorded_qkv(
         seed: random seed of the sample.
         queries: as in `sample_qkv`.
         keys: as in `sample_qkv`.
+        items: maximum number of sequences of a batch to sample from, from the first on; None: all.
     """
     sampler = _Sampler(tokens, batches_left, seed)
     recorders = []
     with ExitStack() as stack:
         for each in results:
             if not each.problem:
-                recorder = _Recorder(each, sampler, batch, queries, keys)
+                recorder = _Recorder(each, sampler, batch, queries, keys, items)
                 _hook_layer(stack, recorder)
                 recorders.append(recorder)
         yield
@@ -143,8 +145,16 @@ class _Sampler:
 class _Recorder:
     """Records the projections of one layer in one forward pass, and samples their tokens."""
 
-    def __init__(self, result: QKVSamples, sampler: _Sampler, batch: Any, queries: TokenMask, keys: TokenMask) -> None:
-        self.result, self.sampler, self.batch = result, sampler, batch
+    def __init__(
+        self,
+        result: QKVSamples,
+        sampler: _Sampler,
+        batch: Any,
+        queries: TokenMask,
+        keys: TokenMask,
+        items: int | None = None,
+    ) -> None:
+        self.result, self.sampler, self.batch, self.items = result, sampler, batch, items
         self.masks: Mapping[str, TokenMask] = {"q": queries, "k": keys, "v": keys}
         self.blocks: dict[str, list[Tensor]] = {}
         self.pending: dict[str, Tensor] = {}  # projections whose norm has not run yet
@@ -156,6 +166,7 @@ class _Recorder:
 
     def keep(self, part: str, heads: Tensor, real: Tensor | None) -> None:
         """Keep a sample of the tokens in `heads` [S, n, M, d]; `real` [S, n] is False for padding."""
+        heads, real = heads[: self.items], None if real is None else real[: self.items]
         heads = heads.detach().to(compute_dtype(heads))
         if part == "k":
             heads = centre_keys(heads, real)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.diagnostics.hooks.attention import dot_product_logits, masked_logits
+from repulsive.diagnostics.hooks.attention import bounded, dot_product_logits, masked_logits
 from repulsive.diagnostics.hooks.qkv_layers import Projection, QKVLayer
 from repulsive.particles.gram import compute_dtype, full_precision
 
 Keep = Callable[[str, Tensor, Tensor | None], None]  # part, heads [S, n, M, d], mask without padding [S, n]
-RecordLogits = Callable[[Tensor, Tensor], None]  # logits [B, M, T, S], head outputs [B, T, M, d]
+# Called with logits [B, M, T, S], head outputs [B, T, M, d], and the indices of the queries, [T]; None for all.
+RecordAll = Callable[[Tensor, Tensor, Tensor | None], None]
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 _INPUTS = {"q": "query", "k": "key", "v": "value"}
 
@@ -46,7 +47,13 @@ def hook_torch(
     stack.callback(projection.module.register_forward_pre_hook(before, with_kwargs=True).remove)
 
 
-def hook_torch_logits(stack: ExitStack, layer: QKVLayer, record: RecordLogits, items: int) -> None:
+def hook_torch_logits(
+    stack: ExitStack,
+    layer: QKVLayer,
+    record: RecordAll,
+    items: int,
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Hook `nn.MultiheadAttention` to recompute its logits and head outputs, without changing its own computation.
 
     Attention dropout is left out.
@@ -54,8 +61,10 @@ def hook_torch_logits(stack: ExitStack, layer: QKVLayer, record: RecordLogits, i
     Args:
         stack: exit stack that removes the hook when it closes.
         layer: a layer with the parts q, k and v.
-        record: called with logits [B, M, T, S], minus infinity where masked, and head outputs [B, T, M, d].
+        record: called with logits [B, M, T, S], minus infinity where masked, head outputs [B, T, M, d], and the indices
+            of these queries; long sequences are sampled, as in `recorded_logits`.
         items: maximum number of items B, from the first on.
+        guard: makes the context in which the layer is measured; it may handle errors, which would stop the pass.
     """
     attention = layer.parts["q"].module
     if attention.bias_k is not None or attention.add_zero_attn:
@@ -64,16 +73,25 @@ def hook_torch_logits(stack: ExitStack, layer: QKVLayer, record: RecordLogits, i
     @torch.no_grad()
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments = _SIGNATURE.bind(module, *args, **kwargs).arguments
-        with full_precision(arguments["query"].device):
-            heads = {p: _project_batch(module, p, layer.parts[p], arguments)[:items] for p in "qkv"}  # [B, n, M, d]
-            q, k, v = (heads[p].transpose(1, 2) for p in "qkv")  # [B, M, n, d]
-            logits = masked_logits(dot_product_logits(q, k) + _additive(arguments, q, k))  # [B, M, T, S]
-            record(logits, (logits.softmax(-1).nan_to_num() @ v.to(logits)).transpose(1, 2))
+        # Autocast rounds queries and keys as in the layer itself; logits are computed from them without it.
+        heads = {p: _project_batch(module, p, layer.parts[p], arguments)[:items] for p in "qkv"}  # [B, n, M, d]
+        q, k, v = (heads[p].transpose(1, 2) for p in "qkv")  # [B, M, n, d]
+        with full_precision(q.device):
+            count, queries = bounded(items, q.shape[1], q.shape[2], k.shape[2], device=q.device)
+            q, k, v, mask = q[:count], k[:count], v[:count], _additive(arguments, q[:count])
+            if queries is not None:
+                q, mask = q[:, :, queries], mask[..., queries, :] if mask.ndim and mask.shape[-2] > 1 else mask
+            logits = masked_logits(dot_product_logits(q, k) + mask)  # [B, M, T, S]
+            record(logits, (logits.softmax(-1).nan_to_num() @ v.to(logits)).transpose(1, 2), queries)
 
-    stack.callback(attention.register_forward_pre_hook(before, with_kwargs=True).remove)
+    def guarded(*call: Any) -> None:
+        with guard():
+            before(*call)
+
+    stack.callback(attention.register_forward_pre_hook(guarded, with_kwargs=True).remove)
 
 
-def _additive(arguments: Mapping[str, Any], q: Tensor, k: Tensor) -> Tensor:
+def _additive(arguments: Mapping[str, Any], q: Tensor) -> Tensor:
     """Merge the masks of a call into numbers to add to logits [B, M, T, S]; boolean masks are True if masked."""
     total = torch.zeros((), device=q.device, dtype=compute_dtype(q))
     attention_mask, padding = arguments.get("attn_mask"), arguments.get("key_padding_mask")
