@@ -327,6 +327,26 @@ def test_a_model_that_is_never_called_is_reported():
     monitor.close()
 
 
+def test_a_pass_without_attention_is_not_a_measurement():
+    class Skipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stack, self.skips = encoder(), 2
+
+        def forward(self, x):
+            self.skips -= 1
+            return x * 1 if self.skips >= 0 else self.stack(x)
+
+    model = Skipping()
+    monitor = HeadMonitor(model, every=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HeadWarning)
+        for _ in range(4):
+            model(torch.randn(2, 7, 16, requires_grad=True))
+            monitor.step()
+    assert steps(monitor) == [2] and hooks_on(model) == 0
+
+
 def test_the_state_resumes_without_repeating_warnings():
     model = duplicated()
     monitor = HeadMonitor(model, every=1)

@@ -257,6 +257,17 @@ def test_other_families_give_finite_numbers(name):
         assert ("similarity" in values) == (name != "additive")
 
 
+def test_layers_without_logits_between_tokens_say_so():
+    layer = nn.MultiheadAttention(16, 4, add_zero_attn=True, batch_first=True)
+    recorder = HeadRecorder(layer)
+    assert recorder.not_measured == {("", "entropy"): "bias_k or add_zero_attn adds keys that are not tokens"}
+    x = torch.randn(2, 5, 16)
+    with recorder.recording({}, 0) as result:
+        layer(x, x, x)
+    (measured,) = result.finish().layers
+    assert measured.entropy == () and len(measured.cosine) == 4 and not math.isnan(measured.tokens)
+
+
 def test_nothing_is_left_on_the_model():
     model, batch = build("bert, sdpa")
     before = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in model.named_modules()}

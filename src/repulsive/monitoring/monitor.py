@@ -220,10 +220,10 @@ class HeadMonitor:
 
     def _warn_about_missed_passes(self) -> None:
         if self._pass.missed == MISSED:
-            first = type(self._recorder.path[-1]).__name__
+            module = type(self._recorder.path[-1]).__name__
             warnings.warn(
-                f"the head monitor measured nothing in {MISSED} steps: no training pass called {first} as a module, in "
-                "training mode and with gradients. Call the model itself, or pass a fixed batch: "
+                f"the head monitor measured nothing in {MISSED} steps: no training pass called {module} as a module, "
+                "in training mode and with gradients. Call the model itself, or pass a fixed batch: "
                 "HeadMonitor(model, probe=batch)",
                 HeadWarning,
                 stacklevel=3,

@@ -13,6 +13,7 @@ tokens of an item after the block that contains the attention layer.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -44,8 +45,6 @@ from repulsive.monitoring.measurement import LayerMeasurement, Measurement
 from repulsive.particles.gram import compute_dtype, full_precision
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # never called themselves
-
-
 _HIDDEN = 'its logits are not visible; if a fused kernel computes them, load the model with attn_implementation="sdpa"'
 
 
@@ -74,6 +73,7 @@ class HeadRecorder:
         labels = short_names(groups)
         self.labels = {layer.name: labels[layer.name] or type(layer.attention).__name__ for layer in self.layers}
         self.not_measured = {(name, "similarity"): reason for name, reason in left_out.items()}
+        self.not_measured |= {(x.name, "entropy"): reason for x in self.layers if (reason := _without_logits(x))}
         modules = {clean(name): module for name, module in unwrap(model).named_modules()}
         self.blocks = _blocks(modules, self.layers)
         self.path = _path(modules, [layer.name for layer in self.layers])
@@ -109,6 +109,10 @@ class _Sums:
     largest: list[Tensor] = field(default_factory=list)  # [M] each
     moments: list[Tensor] = field(default_factory=list)  # mean of o o^T, [M, d, d] each
     tokens: list[float] = field(default_factory=list)
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.entropy or self.moments or self.tokens)
 
 
 class Pass:
@@ -185,8 +189,8 @@ class Pass:
         layers = []
         for layer in self._recorder.layers:
             sums = self._sums[layer.name]
-            if not (sums.entropy or sums.moments or sums.tokens or cosines.get(layer.name)):
-                continue  # the layer did not run
+            if not sums.has_run and layer.name not in cosines:
+                continue
             if sums.moments and not sums.entropy:
                 self._recorder.not_measured.setdefault((layer.name, "entropy"), _HIDDEN)
             layers.append(
@@ -207,7 +211,8 @@ class Pass:
         for samples in self.samples:
             name = samples.layer.name
             if samples.problem:
-                self._recorder.not_measured.setdefault((name, "similarity"), samples.problem)
+                if self._sums[name].has_run:
+                    self._recorder.not_measured.setdefault((name, "similarity"), samples.problem)
                 continue
             try:
                 cosines[name] = tuple(_floats(row) for row in logit_similarity(samples).cosine)
@@ -262,9 +267,18 @@ class Pass:
 
 def named_inputs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a module's call by name; positional arguments without a name are left out."""
-    code = getattr(type(module).forward, "__code__", None)
-    names = code.co_varnames[1 : code.co_argcount] if code else ()
-    return dict(zip(names, args, strict=False)) | dict(kwargs)
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return dict(zip(names[1:], args, strict=False)) | dict(kwargs)  # without self
+
+
+def _without_logits(layer: AttentionLayer) -> str:
+    """Say why a layer has no logits between all tokens; "" if it has."""
+    if layer.kind == "graph":
+        return "graph attention has logits along edges only"
+    if layer.kind == "torch" and (layer.attention.bias_k is not None or layer.attention.add_zero_attn):
+        return "bias_k or add_zero_attn adds keys that are not tokens"
+    return ""
 
 
 def _blocks(

@@ -85,15 +85,15 @@ class TrainingPass:
         self._running = stack, stack.enter_context(self._recorder.recording(batch, self._step))
 
     def finish(self) -> None:
-        """Finish the pass that is being measured, if any, and report it."""
+        """Finish the pass that is being measured, if any, and report it. If no layer ran, the next pass is awaited."""
         if self._running is None:
             return
         stack, result = self._running
         stack.close()
-        self._running = None
+        self._running, self._inputs = None, {}
         measurement = result.finish()
-        self.cancel()
         if measurement.layers:
+            self.cancel()
             self.missed = 0
             self._on_measured(measurement)
 

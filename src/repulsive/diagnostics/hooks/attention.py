@@ -28,7 +28,7 @@ OnCall = Callable[[AttentionLayer, str, tuple[Any, ...], dict[str, Any], Tensor]
 # Called with logits [B, M, T, S] and the indices of their queries, [T]; None for all.
 RecordLogits = Callable[[AttentionLayer, Tensor, Tensor | None], None]
 Guard = Callable[[AttentionLayer], AbstractContextManager[None]]
-MAX_LOGITS = 1 << 26  # logits computed at once: a quarter of a gigabyte in float32
+MAX_LOGITS = 1 << 24  # logits computed at once: 64 MB in float32
 
 
 def _no_guard(_layer: AttentionLayer) -> AbstractContextManager[None]:
