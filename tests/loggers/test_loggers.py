@@ -202,6 +202,7 @@ def wandb_records(path):
             yield record
 
 
+@pytest.mark.slow
 @needs["wandb"]
 def test_wandb_offline(tmp_path, home):
     run_offline("wandb", tmp_path / "run", home)
@@ -226,6 +227,7 @@ def test_wandb_offline(tmp_path, home):
     ]
 
 
+@pytest.mark.slow
 @needs["mlflow"]
 def test_mlflow_with_a_file_store(tmp_path, home, monkeypatch):
     run_offline("mlflow", tmp_path / "run", home)
@@ -249,6 +251,7 @@ def test_mlflow_with_a_file_store(tmp_path, home, monkeypatch):
         }
 
 
+@pytest.mark.slow
 @needs["trackio"]
 def test_trackio_local(tmp_path, home):
     run_offline("trackio", tmp_path / "run", home)
