@@ -58,6 +58,7 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
     [
         (["nowhere.toml"], "nowhere.toml: cannot be read (No such file"),
         (["reviews/svdg"], "did you mean 'reviews/svgd'?"),
+        (["reviews/svgd", "--logger", "wandd"], "unknown logger 'wandd'; did you mean 'wandb'? choose from"),
         (["yelp/ma", "--set", "data.folder=there"], "there: nothing prepared here; run: repulsive prepare"),
         (["TINY", "--set", "trainig.epochs=2"], "unknown key 'trainig'; did you mean 'training'?"),
         (["TINY", "--set", "training.epoch=2"], "training: unknown key 'epoch'; did you mean 'epochs'?"),

@@ -25,6 +25,12 @@ def train(
     jobs: Annotated[int, typer.Option(help="Number of parallel runs; 0: one per core.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Output folder for all runs.")] = Path("runs"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also log to wandb, mlflow, trackio or a logger of another package; TensorBoard is always written."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
 ) -> None:
     """Train recipes and compare them with the first one. Rerun the same command to resume."""
@@ -33,7 +39,7 @@ def train(
     from repulsive.lab.runs.plan import plan
     from repulsive.lab.systems.registry import make_task
 
-    specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device)
+    specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device, loggers=logger or [])
     if len(specs) == 1:
         train_here(specs[0], make_task, quiet)
         if speaks():

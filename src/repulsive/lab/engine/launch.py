@@ -39,11 +39,13 @@ class Spec:
         recipe: recipe of the run.
         folder: folder of the run.
         device: "cpu", "cuda", or None for a GPU where there is one.
+        loggers: names of loggers besides TensorBoard.
     """
 
     recipe: Recipe
     folder: Path
     device: str | None = None
+    loggers: tuple[str, ...] = ()
 
 
 def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def speaks() -> bool:
 
 
 def _train(spec: Spec, task: Task, watcher: Watcher, file: TextIO | None = None) -> dict[str, Any]:
-    folder = RunFolder(spec.folder, spec.recipe.training.keep)
+    folder = RunFolder(spec.folder, spec.recipe.training.keep, spec.loggers)
     try:
         with _warnings_as_lines(file):
             return Loop(task, spec.recipe, folder, watcher, spec.device).run()
