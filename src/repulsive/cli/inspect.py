@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import say, say_tables
 from repulsive.errors import RunError
 
 
@@ -43,6 +43,7 @@ def inspect(
         int, typer.Option(min=2, help="Maximum number of tokens per sentence; longer sentences are cut.")
     ] = 128,
     out: Annotated[Path, typer.Option(help="Output folder for inspect.html and inspect.json.")] = Path("."),
+    full: Annotated[bool, typer.Option("--full", help="Print a table of every layer and measure.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the content of inspect.json to stdout instead of tables.")
     ] = False,
@@ -51,6 +52,7 @@ def inspect(
     from repulsive.diagnostics.inspection import inspect_heads
     from repulsive.diagnostics.loading.inputs import example_inputs, read_sentences, tokenize
     from repulsive.diagnostics.loading.model import load_model
+    from repulsive.diagnostics.short_summary import short_summary
     from repulsive.diagnostics.summary import as_text
     from repulsive.pages.inspection_page import inspection_json, write_inspection_files
 
@@ -72,7 +74,10 @@ def inspect(
         separators=[] if separator is None else [separator],
         progress=_show_progress,
     )
-    say(inspection_json(found) if as_json else as_text(found))
+    if as_json or full:
+        say(inspection_json(found) if as_json else as_text(found))
+    else:
+        say_tables(short_summary(found))
     if not batches:
         say(
             "\nnote: without inputs only weights are measured; add --text, --sentence or --example to measure the "

@@ -63,7 +63,6 @@ def test_the_table_is_the_same_from_json():
         (("--model", "gpt2", "--rule", "spere"), "did you mean 'sphere'?"),
         (("--model", "vit-b16", "--length", "9"), "leave --length out"),
         (("--rule", "paper"), "this option needs --model"),
-        (("--json", "x.json"), "this option needs --model"),
         (("--model", "gpt2", "--tokens", "64"), "cannot be combined with --model"),
         (("--model", "gpt2", "--rounds", "1"), "at least 2 rounds"),
         (("--model", "gpt2", "--layers", "0"), "--layers"),

@@ -8,6 +8,7 @@ import pytest
 
 from repulsive.lab.engine import progress, progress_table
 from repulsive.lab.engine.launch import Spec
+from repulsive.terminal.progress import as_time
 from tests.lab.engine import tiny
 
 rich = pytest.importorskip("rich.console")
@@ -46,7 +47,7 @@ def test_lines(clock):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (90, "0:01:30"), (100_000, "27:46:40")])
 def test_time(seconds, text):
-    assert progress.as_time(seconds) == text
+    assert as_time(seconds) == text
 
 
 def plan(data, out, *names):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from repulsive.errors import ConfigError
 from repulsive.lab.bench.model_cost import CostOptions, measure_model
 from repulsive.lab.bench.model_table import print_costs
 from repulsive.lab.bench.presets import find_preset
-from repulsive.lab.bench.report import as_table, run
+from repulsive.lab.bench.report import run
 from repulsive.lab.bench.rules import build_rules
 from repulsive.lab.bench.steps import VARIANTS, Options
 
@@ -45,7 +46,8 @@ def bench_model(
     compiled: bool = False,
     json_file: Path | None = None,
     progress: Print = print,
-) -> None:
+    show: bool = True,
+) -> dict[str, Any]:
     """Measure the cost of rules in a model of transformers and print a table.
 
     Args:
@@ -60,6 +62,10 @@ def bench_model(
         compiled: compile the model with `torch.compile`.
         json_file: write all numbers to this file.
         progress: called with one line of progress at a time.
+        show: print the table.
+
+    Returns:
+        All numbers.
 
     Raises:
         ConfigError: there are too few rounds.
@@ -89,10 +95,12 @@ def bench_model(
         compiled,
     )
     facts = measure_model(options, progress=progress)
-    print_costs(facts, Console())
+    if show:
+        print_costs(facts, Console())
     if json_file is not None:
         json_file.write_text(json.dumps(facts, indent=2) + "\n")
         progress(f"written to {json_file}")
+    return facts
 
 
 def bench_transformer(
@@ -104,9 +112,10 @@ def bench_transformer(
     compiled: bool = False,
     growth: bool = True,
     out: Path | None = None,
+    json_file: Path | None = None,
     progress: Print = print,
-) -> None:
-    """Measure the cost of repulsion in the paper's Transformer-small and print a table.
+) -> dict[str, Any]:
+    """Measure the cost of repulsion in the paper's Transformer-small.
 
     Args:
         device: "cpu" or "cuda".
@@ -116,7 +125,11 @@ def bench_transformer(
         compiled: compile the loss with `torch.compile`.
         growth: also measure how the cost grows with heads, width and layers.
         out: folder for JSON, Markdown and the plot.
+        json_file: write all numbers to this file.
         progress: called with one line of progress at a time.
+
+    Returns:
+        All numbers.
 
     Raises:
         ConfigError: an option is out of range, or a variant is unknown.
@@ -131,7 +144,14 @@ def bench_transformer(
         raise ConfigError(f"--rounds {rounds}: must be at least 1")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before measuring for minutes
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.touch()
     options = Options(device, sizes, tuple(variants or VARIANTS), compiled, rounds or (300 if device == "cuda" else 12))
-    progress(as_table(run(options, growth=growth, out=out, progress=progress)))
+    facts = run(options, growth=growth, out=out, progress=progress)
     if out is not None:
         progress(f"written to {out}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+        progress(f"written to {json_file}")
+    return facts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from repulsive.lab.engine.scores import COMPARED, TOTALLED, same_items
 from repulsive.lab.engine.task import Evaluation
 from repulsive.metrics.compare import Comparison, compare, compare_totals
 from repulsive.safety.markdown import escaped, format_table
+from repulsive.terminal.document import finite
 
 COLUMNS = (
     "bleu",
@@ -214,12 +214,3 @@ def as_plain(row: Row) -> dict[str, Any]:
     """Convert a row to JSON values; NaN, such as the standard deviation of one seed, becomes null."""
     plain: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder), "collapsed": row.collapsed})
     return plain
-
-
-def finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, which JSON can represent."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
