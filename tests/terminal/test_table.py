@@ -82,6 +82,12 @@ def test_markdown_is_rendered(monkeypatch):
     assert "bold text" in text and "|" not in text and "**" not in text and "---" not in text
 
 
+def test_markdown_in_a_file_has_lines_of_ordinary_length(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = render([MarkdownText("# Title\n\n---\n\nwords")], io.StringIO())
+    assert "Title" in text and max(map(len, text.splitlines())) <= 100
+
+
 def test_a_row_of_another_length_is_an_error():
     with pytest.raises(ValueError, match="expected 2 cells"):
         render([Table(["a", "b"], [["1", "2"], ["1"]])], io.StringIO())

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from repulsive.safety.terminal import one_line, printable
 
 _UNLIMITED = 100_000  # columns of a file or pipe: no line is wrapped
+_MARKDOWN = 100  # columns of rendered Markdown, whose headings and tables fill the width
 _NUMBER = re.compile(r"(?:[-+−<±%()\[\].,\s\d]|e-|\b(?:p|of|to|ms|s|B)\b)+|n/a")  # numbers, units, intervals, p-values
 
 
@@ -85,7 +86,8 @@ def render(blocks: Iterable[Table | MarkdownText | str], file: TextIO) -> str:
     texts = []
     for block in blocks:
         with console.capture() as capture:
-            console.print(_as_rich(block))
+            most = min(console.width, _MARKDOWN) if isinstance(block, MarkdownText) else None
+            console.print(_as_rich(block), width=most)
         texts.append("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
     return "\n\n".join(texts)
 

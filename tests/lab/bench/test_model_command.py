@@ -79,7 +79,7 @@ def test_a_mistake_ends_with_one_line(words, message, capsys, tmp_path, monkeypa
 def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert run_command("--model", "gpt2") == 2
-    assert "pip install 'repulsive[transformers]'" in capsys.readouterr().err
+    assert "python -m pip install -e '.[transformers]'" in capsys.readouterr().err
 
 
 def test_help_loads_no_optional_package():

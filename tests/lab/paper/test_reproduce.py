@@ -157,7 +157,8 @@ def test_judges_files_are_accepted_in_any_order(repulsive, tmp_path):
     assert code == 0, err
     files = sorted(str(path) for path in (tmp_path / "reproduced" / "judge").glob("*.json"))
     assert len(files) == 4  # the key and three judges
-    code, out, err = repulsive("reproduce", "table5", "--out", "mine", "--judgements", *files)  # as `*.json` gives them
+    words = ("reproduce", "table5", "--full", "--out", "mine", "--judgements", *files)  # as `*.json` gives them
+    code, out, err = repulsive(*words)
     assert code == 0, err
     assert "3 judges" in out and "no agenda in prepared" in out and CONFIRMED not in out.replace(NOT_CONFIRMED, "")
     code, _, err = repulsive("reproduce", "table5", "--judgements", *files[:3])
