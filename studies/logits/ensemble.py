@@ -28,6 +28,7 @@ class Size:
         steps: optimizer steps of a run without `extra`.
         sequences, positions: the force is computed from `positions` tokens of each of `sequences` sequences.
         kv_heads: number of key-value heads; 0 for as many as query heads.
+        tied: use the embedding as the output matrix, too.
     """
 
     layers: int
@@ -40,6 +41,7 @@ class Size:
     positions: int = 64
     kv_heads: int = 0
     warmup: int = 100
+    tied: bool = False
 
     @property
     def head(self) -> int:
@@ -148,6 +150,8 @@ class Wave:
             "down": (s.layers, s.hidden, s.width),
             "out": (s.width, VOCAB),
         }
+        if s.tied:
+            del shapes["out"]
         params = {name: torch.empty(count, *shape) for name, shape in shapes.items()}
         for e, run in enumerate(self.runs):
             generator = torch.Generator().manual_seed(run.seed)
@@ -224,7 +228,8 @@ class Wave:
                 h = _rms(x, layers["norm2"][layer][:, None])
                 hidden = F.silu(torch.bmm(h, layers["gate"][layer])) * torch.bmm(h, layers["up"][layer])
                 x = x + torch.bmm(hidden, layers["down"][layer])
-            logits = torch.bmm(_rms(x, params["norm3"][:, None]), params["out"]).float()
+            output = params["embed"].mT if s.tied else params["out"]
+            logits = torch.bmm(_rms(x, params["norm3"][:, None]), output).float()
         target = tokens[..., 1:].flatten(1)
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(count, -1).mean(1)
         return loss, torch.stack(sampled, 1), logits

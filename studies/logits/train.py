@@ -29,7 +29,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = SIZES[options.size]
     given = {name: getattr(options, name) for name in ("steps", "batch", "heads", "width", "layers", "kv_heads")}
-    size = replace(size, **{name: value for name, value in given.items() if value})
+    size = replace(size, tied=options.tied, **{name: value for name, value in given.items() if value})
     train, valid = (_bytes(options.data, part, options.bytes).to(device) for part in ("train", "valid"))
     rates = tuple(float(r) for r in options.rates.split(",")) if options.rates else RATES[options.size]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -184,6 +184,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--evaluate-every", type=int, default=0, help="also log the validation loss this often")
     parser.add_argument("--limit", type=float, default=0, help="stop a wave after this many seconds")
     parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--tied", action="store_true", help="use the embedding as the output matrix, too")
     for name in ("steps", "batch", "heads", "width", "layers", "kv-heads"):
         parser.add_argument(f"--{name}", type=int, help="instead of the size's own")
     return parser.parse_args()

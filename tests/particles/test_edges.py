@@ -5,6 +5,7 @@ import torch
 
 from repulsive.errors import RuleError
 from repulsive.particles import SVGD, Gaussian
+from repulsive.particles.gram import gram
 from tests.particles import oracle
 from tests.particles.oracle import close, particles
 
@@ -46,6 +47,16 @@ def test_the_recommended_rule_holds_its_ratio_beside_a_zero_head():
     plain = SVGD(alpha=0.0, space="sphere", smoothing=0).gradient(theta, grad)
     pushed = rule.gradient(theta, grad) - plain
     assert float(pushed.norm() / plain.norm()) == pytest.approx(0.03) and not pushed[2].any()
+
+
+@pytest.mark.filterwarnings("ignore:all heads")
+@pytest.mark.parametrize("space", ["weights", "sphere"])
+@pytest.mark.parametrize("heads", [1, 2, 5, 12])
+def test_equal_heads_are_not_pushed_to_hold_a_ratio(heads, space):
+    """The norm of no force is about 1e-9 instead of 0; alpha must not divide by it."""
+    theta, grad = torch.randn(1, 50).expand(heads, 50), torch.randn(heads, 50)
+    measure = SVGD(alpha="auto", space=space).coefficients(gram(theta), gram(grad)).measure
+    assert measure is not None and measure.alpha == 0 and measure.repulsion == 0 and measure.drive > 0
 
 
 def test_a_callable_bandwidth_is_called_for_each_group():

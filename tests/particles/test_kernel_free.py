@@ -92,7 +92,7 @@ def test_the_ratio_holds():
 
 def test_it_has_a_matrix_form_of_its_own():
     rule = KernelFree()
-    assert rule.has_matrix_form and rule.radial_form(0) is None  # backends must not take SVGD's formula for it
+    assert rule.has_matrix_form and rule.radial_form(0).kernel == "constant"  # not SVGD's formula with an RBF kernel
     assert rule.coefficients(gram(particles(4, 5, (2,), 0)[0])).force.shape == (2, 4, 4)
 
 

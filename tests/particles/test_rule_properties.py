@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from repulsive.particles import SGLD, SPOS, SVGD, CosineLadder
+from repulsive.particles import SGLD, SPOS, SVGD, CosineLadder, KernelFree
+from repulsive.particles.kernels import Hinge
 from repulsive.particles.rule import Coefficients, Rule
 
 
@@ -48,20 +49,28 @@ class OwnCoefficients(SVGD):
         return Halved().coefficients(theta)
 
 
+class OwnForce(KernelFree):
+    def interact(self, theta):
+        return SVGD.interact(self, theta)
+
+
+class OwnNoise(SGLD):
+    def coefficients(self, theta, grad=None, *, step=0):
+        return Halved().coefficients(theta)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
-        SGLD(),
-        SVGD(alpha="auto"),
-        SVGD(kernel="cosine"),
         SVGD(kernel=lambda x, y: x.sum(-1)),
-        SVGD(bandwidth="released-lower"),
         SVGD(bandwidth=lambda d2: d2.mean()),
         SVGD(space="logits"),
         CosineLadder(),
         OwnCoefficients(),
+        OwnForce(),
+        OwnNoise(),
     ],
-    ids=["sgld", "auto", "cosine", "callable kernel", "lower median", "callable bandwidth", "logits", "ladder", "own"],
+    ids=["callable kernel", "callable bandwidth", "logits", "ladder", "own", "own force", "own noise"],
 )
 def test_other_formulas_have_no_radial_form(rule):
     assert rule.radial_form(0) is None
@@ -70,6 +79,26 @@ def test_other_formulas_have_no_radial_form(rule):
 def test_the_radial_form_follows_a_schedule():
     forms = [SPOS(alpha=lambda step: 0.1 * step, beta=2.0, bandwidth=3, kernel="imq").radial_form(n) for n in (1, 2)]
     assert [form.alpha for form in forms] == [0.1, 0.2]
-    assert forms[0].has_schedule
+    assert forms[0].ratio is None
     assert (forms[0].kernel, forms[0].bandwidth, forms[0].own_drive) == ("imq", 3.0, 0.5)
-    assert not SVGD().radial_form(0).has_schedule
+    auto = SVGD(alpha="auto", ratio=lambda step: 0.01 * step)
+    assert [auto.radial_form(n).ratio for n in (1, 2)] == [0.01, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kernel"),
+    [
+        (SVGD(space="sphere", bandwidth="released-lower"), "rbf"),
+        (SVGD(kernel="imq"), "imq"),
+        (SVGD(kernel="cosine"), "cosine"),
+        (SVGD(kernel=Hinge(0.7), space="sphere"), "hinge"),
+        (KernelFree(), "constant"),
+        (SGLD(), "none"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_radial_form_names_the_kernel(rule, kernel):
+    form = rule.radial_form(0)
+    assert form.kernel == kernel
+    assert form.threshold == (0.7 if kernel == "hinge" else 0)
+    assert form.has_force == (kernel != "none")

@@ -12,6 +12,7 @@ DEVICE = "cuda" if GPU else "cpu"
 
 from repulsive import SGLD, SPOS, SVGD, CosineLadder, repel  # noqa: E402
 from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
+from repulsive.particles import KernelFree  # noqa: E402
 from repulsive.repulsion.backends import fused  # noqa: E402
 from repulsive.repulsion.backends.choose import Update  # noqa: E402
 
@@ -149,15 +150,92 @@ def test_scaled_gradients(rule, monkeypatch):
     assert error([x / scale for x in found], expected) < 3e-6
 
 
-def test_measurements_agree(monkeypatch):
-    torch.manual_seed(0)
-    model = Weights(4, 4, 24, torch.float32)
-    _, expected = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "eager", measure=True)
-    _, found = run(model, model.groups, SVGD(alpha=1.0), monkeypatch, "triton", measure=True)
+MEASURED = [
+    SVGD(alpha=1.0),
+    SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
+    SVGD(alpha="auto", ratio=lambda step: 0.1 * step, kernel="imq", bandwidth="released", prior="gaussian"),
+    SVGD(alpha="auto", ratio=0.2, kernel="cosine"),
+    SVGD(alpha="auto", kernel="hinge", space="sphere"),
+    SPOS(0.1, "auto", 10.0, smoothing=0.4),
+    SGLD(0.1, 0.5),
+    SGLD(0.1, 0.5, prior="gaussian"),
+    KernelFree(alpha=1.0),
+    KernelFree(alpha="auto", smoothing=0),
+]
+
+
+def check_measured(found, expected):
+    """Compare measurements; NaN equals NaN."""
     assert found.keys() == expected.keys()
-    for name in expected:
-        for key, value in expected[name].values().items():
-            assert math.isclose(found[name].values()[key], value, rel_tol=1e-5, abs_tol=1e-6), (name, key)
+    for name, measured in expected.items():
+        numbers = found[name].values()
+        for key, value in measured.values().items():
+            is_equal = math.isclose(numbers[key], value, rel_tol=1e-5, abs_tol=1e-6)
+            assert is_equal or (math.isnan(value) and math.isnan(numbers[key])), (name, key, numbers[key], value)
+
+
+@pytest.mark.parametrize("rule", MEASURED, ids=range(len(MEASURED)))
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 12, 16, 32] if GPU else [4])
+def test_measurements_agree(heads, rule, monkeypatch):
+    """With a loss scale, near-duplicate heads in one group and a zero head in another; gradients agree as well."""
+    torch.manual_seed(0)
+    model = Weights(heads, 2, 12, torch.float32)
+    groups = [*(model.groups[index] for index in (0, 1, 7)), *model.joined]  # strided, contiguous, transposed, three
+    with torch.no_grad():
+        (part,) = groups[0].slices
+        values = part.take(part.parameter())
+        part.put(part.parameter(), values[:1] + 0.5 * values)
+        (part,) = groups[2].slices
+        part.parameter().index_fill_(part.axis, part.rows[0].to(DEVICE), 0.0)
+    for chosen in (groups[:3], groups[3:]):
+        scale = torch.tensor(64.0, device=DEVICE)
+        expected, of_eager = run(model, chosen, rule, monkeypatch, "eager", scale=scale, measure=True)
+        found, of_triton = run(model, chosen, rule, monkeypatch, "triton", scale=scale, measure=True)
+        check_measured(of_triton, of_eager)
+        assert error(found, expected) < 3e-6
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 16, 32])
+@pytest.mark.parametrize("smoothing", [0, 0.7])
+def test_a_ratio_is_held_with_any_number_of_heads(heads, smoothing, monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(heads, 2, 6, torch.float32)
+    rule = SVGD(alpha="auto", ratio=0.3, space="sphere", smoothing=smoothing)
+    groups = [model.groups[index] for index in (1, 7)]
+    expected, of_eager = run(model, groups, rule, monkeypatch, "eager", measure=True)
+    found, of_triton = run(model, groups, rule, monkeypatch, "triton", measure=True)
+    check_measured(of_triton, of_eager)
+    assert error(found, expected) < 3e-6
+    again, nothing = run(model, groups, rule, monkeypatch, "triton")
+    assert error(again, found) < 1e-7 and not nothing  # the same update without a measurement
+
+
+def test_a_held_ratio_against_the_formula_in_float64(monkeypatch):
+    torch.manual_seed(0)
+    model = Weights(5, 3, 10, torch.float32)
+    rule = SVGD(alpha="auto", ratio=0.3, space="sphere", smoothing=0)
+    (part,) = model.groups[1].slices
+    gradients(model)
+    theta, grad = (part.take(x).double() for x in (part.parameter().detach(), part.parameter().grad))
+    expected = rule.gradient(theta, grad)
+    run(model, model.groups[1:2], rule, monkeypatch, "triton")
+    assert error([part.take(part.parameter().grad).double()], [expected]) < 3e-6
+
+
+@pytest.mark.filterwarnings("ignore:all heads")
+@pytest.mark.parametrize("space", ["weights", "sphere"])
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_equal_heads_hold_no_ratio(value, space, monkeypatch):
+    model = Weights(5, 2, 6, torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    rule, groups = SVGD(alpha="auto", space=space, smoothing=0), [model.groups[1], model.groups[7]]
+    expected, of_eager = run(model, groups, rule, monkeypatch, "eager", measure=True)
+    found, of_triton = run(model, groups, rule, monkeypatch, "triton", measure=True)
+    check_measured(of_triton, of_eager)
+    assert error(found, expected) < 3e-6
+    assert all(measured.values()["alpha"] == 0 for measured in of_triton.values())
 
 
 @pytest.mark.parametrize("heads", [4, 16, 64])
@@ -280,14 +358,15 @@ def test_no_host_synchronisation(monkeypatch):
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     model = Weights(4, 16, 64, torch.float32)
     update, rates = Update(model.groups, seed=0), {id(p): 0.05 for p in model.parameters()}
-    for rule in (SVGD(), SVGD(alpha="auto"), SPOS(), SVGD(kernel="cosine")):
+    for rule in (SVGD(), SVGD(alpha="auto"), SPOS(), SVGD(kernel="cosine"), CosineLadder(), SGLD(), KernelFree()):
         gradients(model)
         update.run(rule, rates, step=0)  # compiles
+        update.run(rule, rates, step=1, measure=True)
         gradients(model, 2)
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            update.run(rule, rates, step=1, measure=True)
+            update.run(rule, rates, step=2, measure=True)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -301,7 +380,7 @@ def test_inside_a_captured_graph(monkeypatch):
     gradients(model)
     start = [p.grad.clone() for p in model.parameters()]
     reset = lambda: [p.grad.copy_(g) for p, g in zip(model.parameters(), start, strict=True)]  # noqa: E731
-    for rule in (SVGD(alpha=1.0), SPOS(0.1, 1.0, 10.0)):
+    for rule in (SVGD(alpha=1.0), SPOS(0.1, 1.0, 10.0), SVGD(alpha="auto", space="sphere"), SGLD(0.1, 0.5)):
         update, rates = Update(model.groups, seed=0), {id(p): 0.05 for p in model.parameters()}
         update.run(rule, rates, step=0)
         expected = []

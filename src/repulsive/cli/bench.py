@@ -20,18 +20,30 @@ def bench(
     ] = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="With --model: paper, sphere, spos, sgld, logits or kernel-free; repeatable. Default: all."),
+        typer.Option(
+            help="With --model: paper, sphere, spos, sgld, logits, kernel-free, auto, schedule or max-norm; "
+            "repeatable. Default: all."
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="With --model: sequences or images per step.")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="With --model: tokens per sequence.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="With --model: number of layers.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="With --model: steps per round; default: 10 on cuda, 2 on cpu.")
+        int | None, typer.Option(min=1, help="With --model: ordinary steps of each model per round; default: 2.")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="With --model: stop after the round in which this time has passed (at least 6 rounds)."
+        ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all numbers to this file; - prints them instead of the table.")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Without --model: show 95 % confidence intervals.")] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Show 95 % confidence intervals; with --model also throughput, memory and hooks."),
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda; default: cuda if available.")] = "",
     tokens: Annotated[
         list[int] | None, typer.Option(help="Without --model: target tokens per step; repeatable.")
@@ -42,7 +54,7 @@ def bench(
     rounds: Annotated[
         int,
         typer.Option(
-            help="Number of measurement rounds; default: 300 on cuda, 12 on cpu; with --model 30 and 6.",
+            help="Number of measurement rounds; default: 300 on cuda, 12 on cpu; with --model 60 and 6.",
             show_default=False,
         ),
     ] = 0,
@@ -60,7 +72,14 @@ def bench(
     from repulsive.lab.bench.terminal_tables import terminal_tables
 
     device = choose_device(device)
-    with_model = {"rule": rule, "batch": batch, "length": length, "layers": layers, "steps": steps}
+    with_model = {
+        "rule": rule,
+        "batch": batch,
+        "length": length,
+        "layers": layers,
+        "steps": steps,
+        "seconds": seconds,
+    }
     without_model = {"tokens": tokens, "variant": variant, "growth": growth or None, "out": out}
     misplaced = [name for name, value in (with_model if model is None else without_model).items() if value is not None]
     if misplaced:
@@ -73,6 +92,7 @@ def bench(
             rule or (),
             device=device,
             rounds=rounds,
+            seconds=seconds,
             steps=steps,
             batch=batch,
             length=length,
@@ -81,6 +101,7 @@ def bench(
             json_file=None if as_json else json_file,
             progress=say_progress,
             show=not as_json,
+            full=full,
         )
         if as_json:
             say_json(facts)

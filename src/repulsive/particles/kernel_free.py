@@ -10,6 +10,7 @@ from repulsive.errors import RuleError
 from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
 from repulsive.particles.kernels import Interaction
+from repulsive.particles.rule import RadialForm
 from repulsive.particles.svgd import SVGD
 
 
@@ -53,3 +54,6 @@ class KernelFree(SVGD):
         all_zero = h == 0
         weight = torch.where(all_zero, 0, 2 / torch.where(all_zero, 1, h))  # without a scale there is no force
         return Interaction(values, weight[..., None, None] * (eye - 1 / heads), h)
+
+    def radial_form(self, step: int) -> RadialForm | None:
+        return self._form(KernelFree, "constant", step)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -85,8 +86,8 @@ class Circuits:
         left, right = self.moments() if moments is None else moments
         weight = matrix.to(left.dtype)[..., :, None, :, None]  # [..., M, 1, M, 1]
         return (
-            _combine(self.left, weight * right, self.left_of),
-            _combine(self.right, weight * left, self.right_of),
+            _combine(self.left, (weight / self.left.shape[-3]) * right, self.left_of),
+            _combine(self.right, (weight / self.right.shape[-3]) * left, self.right_of),
         )
 
 
@@ -110,10 +111,7 @@ def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
 def function_gram(products: Tensor) -> Gram:
     """Convert inner products of functions [..., M, M] to a centred `Gram`, with the mean, as kernels expect."""
     wide = products.to(wide_dtype(products.device))
-    heads = wide.shape[-1]
-    eye = torch.eye(heads, dtype=wide.dtype, device=wide.device)
-    # Deviations from the mean, and the mean: [M + 1, M]
-    rows = torch.cat([eye - 1 / heads, torch.full_like(eye[:1], 1 / heads)])
+    rows = _centring(wide.shape[-1], wide.dtype, wide.device)
     return Gram(rows @ wide @ rows.mT)
 
 
@@ -145,8 +143,31 @@ def _moments(factor: Tensor, of: Sequence[int] | None) -> Tensor:
     both: Tensor = square.unflatten(-1, factor.shape[-2:]).unflatten(-3, factor.shape[-2:])
     if of is None:
         return both
-    index = torch.tensor(of, device=factor.device)
+    index = _index(tuple(of), factor.device)
     return both.index_select(-4, index).index_select(-2, index)
+
+
+@lru_cache(maxsize=64)
+def _index(of: tuple[int, ...], device: torch.device) -> Tensor:
+    """Copy indices to a device, once: a copy would wait for all work of a GPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(of, device=device)
+
+
+def _centring(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix that maps M functions to their deviations from the mean, and to the mean: [M + 1, M]."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return _make_centring(heads, dtype, device)  # its values exist only when the graph is replayed
+    return _kept_centring(heads, dtype, device)
+
+
+def _make_centring(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        eye = torch.eye(heads, dtype=dtype, device=device)
+        return torch.cat([eye - 1 / heads, torch.full_like(eye[:1], 1 / heads)])
+
+
+_kept_centring = lru_cache(maxsize=64)(_make_centring)
 
 
 def _contract(left: Tensor, right: Tensor) -> Tensor:
@@ -154,7 +175,7 @@ def _contract(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _combine(factor: Tensor, matrix: Tensor, of: Sequence[int] | None) -> Tensor:
-    """Compute (1/N) matrix @ factor for every token, summed over heads that share a factor.
+    """Compute matrix @ factor for every token, summed over heads that share a factor.
 
     Args:
         factor: [..., N, M', d].
@@ -162,10 +183,10 @@ def _combine(factor: Tensor, matrix: Tensor, of: Sequence[int] | None) -> Tensor
         of: index of the factor of each head.
     """
     if of is not None:
-        index = torch.tensor(of, device=factor.device)
+        index = _index(tuple(of), factor.device)
         count = factor.shape[-2]
         rows = matrix.new_zeros(*matrix.shape[:-4], count, *matrix.shape[-3:]).index_add_(-4, index, matrix)
         matrix = rows.new_zeros(*rows.shape[:-2], count, rows.shape[-1]).index_add_(-2, index, rows)
     square = matrix.flatten(-2).flatten(-3, -2)  # [..., M' d, M' d]
     moved: Tensor = (factor.flatten(-2) @ square.mT).unflatten(-1, factor.shape[-2:])
-    return moved / factor.shape[-3]
+    return moved

@@ -52,34 +52,45 @@ class Coefficients:
     measure: Measure | None
 
 
+FormKernel = Literal["rbf", "imq", "constant", "cosine", "hinge", "none"]
+
+
 @dataclass(frozen=True)
 class RadialForm:
-    r"""The settings of one update that follows SVGD with a radial kernel, for backends with that formula built in.
+    r"""The settings of one update that follows SVGD's formula, for backends with that formula built in.
 
     $A = \epsilon\,((s K + (1 - s) I) / M + w I)$ and $B = p A - (\epsilon\,\alpha / M) R$, with K and R as in
-    `particles.kernels.Radial`.
+    `particles.kernels`. With `ratio`, $\alpha$ is that of `SVGD.weight_of`. Without a kernel, $A = \epsilon\,w I$ and
+    $B = p A$.
 
     Args:
-        kernel: "rbf" or "imq".
-        bandwidth: "paper", "released", or h itself.
+        kernel: name of the kernel; "constant" is that of `KernelFree`.
+        bandwidth: a name, or h itself; kernels without a bandwidth ignore it.
         on_sphere: whether heads are compared as unit vectors.
         stepsize: epsilon.
-        alpha: repulsive weight at this step.
+        alpha: repulsive weight at this step; not used with `ratio`.
         own_drive: w, the weight of a head's own gradient, which is added to the smoothed gradients.
         smoothing: s, how much gradients are averaged over similar heads: 0 not at all, 1 as published.
         precision: p, the precision of the prior.
-        has_schedule: whether alpha may differ at the next step.
+        ratio: target of |repulsion| / |drive| at this step, which determines alpha; None with a given alpha.
+        threshold: t of the hinge kernel.
     """
 
-    kernel: Literal["rbf", "imq"]
-    bandwidth: Literal["paper", "released"] | float
+    kernel: FormKernel
+    bandwidth: Literal["paper", "released", "released-lower"] | float
     on_sphere: bool
     stepsize: float
     alpha: float
     own_drive: float
     smoothing: float
     precision: float
-    has_schedule: bool
+    ratio: float | None = None
+    threshold: float = 0.0
+
+    @property
+    def has_force(self) -> bool:
+        """Whether B can differ from zero."""
+        return self.kernel != "none" or self.precision != 0
 
 
 class Rule(ABC):
@@ -140,7 +151,7 @@ class Rule(ABC):
         return None
 
     def radial_form(self, step: int) -> RadialForm | None:
-        """Return the settings of SVGD's radial-kernel formula if `coefficients` computes exactly that; else None.
+        """Return the settings of SVGD's formula if `coefficients` computes exactly that; else None.
 
         Args:
             step: optimizer steps taken so far, for schedules.

@@ -12,7 +12,7 @@ from repulsive.particles import priors
 from repulsive.particles.gram import Gram
 from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
-from repulsive.particles.rule import Coefficients, Measure, Rule, check_number, mean_distance
+from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, check_number, mean_distance
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,20 @@ class SGLD(Rule):
             similarity = mean_and_largest(cosines(theta.inner))
             measure = Measure(grad.norm_of(drive), zero, torch.full_like(zero, torch.nan), distance, zero, *similarity)
         return Coefficients(drive, precision * drive if precision else None, measure)
+
+    def radial_form(self, step: int) -> RadialForm | None:
+        if type(self).coefficients is not SGLD.coefficients:
+            return None
+        return RadialForm(
+            kernel="none",
+            bandwidth="paper",
+            on_sphere=False,
+            stepsize=self.stepsize,
+            alpha=0.0,
+            own_drive=1.0,
+            smoothing=0.0,
+            precision=priors.resolve(self.prior).precision,
+        )
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
         precision = priors.resolve(self.prior).precision  # without interaction no Gram matrix is needed

@@ -13,10 +13,18 @@ from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
-from repulsive.particles.kernels import AnyKernel, Differentiable, Hinge, Interaction, Space
+from repulsive.particles.kernels import AnyKernel, Cosine, Differentiable, Hinge, Interaction, Space
 from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
-from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, check_number, mean_distance
+from repulsive.particles.rule import (
+    Coefficients,
+    FormKernel,
+    Measure,
+    RadialForm,
+    Rule,
+    check_number,
+    mean_distance,
+)
 
 TOKENS, EVERY = 1024, "auto"  # defaults with space="logits"
 CircuitsName = Literal["qk", "qk+ov"]
@@ -197,23 +205,36 @@ class SVGD(Rule):
         return float(self.drive(torch.eye(heads, dtype=torch.float64))[0, 0])
 
     def radial_form(self, step: int) -> RadialForm | None:
-        kernel, bandwidth = kernels.resolve(self.kernel), self.bandwidth
-        if kernel not in (kernels.RBF, kernels.IMQ) or isinstance(self.alpha, str) or self.reads_tokens:
+        kernel = kernels.resolve(self.kernel)
+        if kernel is kernels.RBF:
+            return self._form(SVGD, "rbf", step)
+        if kernel is kernels.IMQ:
+            return self._form(SVGD, "imq", step)
+        if type(kernel) is Cosine:
+            return self._form(SVGD, "cosine", step)
+        if type(kernel) is Hinge:
+            return self._form(SVGD, "hinge", step, kernel.threshold)
+        return None
+
+    def _form(self, owner: type[SVGD], kernel: FormKernel, step: int, threshold: float = 0.0) -> RadialForm | None:
+        """Build the form of this rule; None if a subclass of `owner`, the class of the formula, has another formula."""
+        bandwidth, alpha, ratio, kind = self.bandwidth, self.alpha, self.ratio, type(self)
+        if self.reads_tokens or callable(bandwidth):
             return None
-        if bandwidth == "released-lower" or callable(bandwidth):
+        if kind is not owner and any(getattr(kind, name) is not getattr(owner, name) for name in _FORMULA):
             return None
-        if any(getattr(type(self), name) is not getattr(SVGD, name) for name in _FORMULA):
-            return None  # a subclass that overrides the formula
+        holds_ratio = isinstance(alpha, str)
         return RadialForm(
-            kernel="rbf" if kernel is kernels.RBF else "imq",
+            kernel=kernel,
             bandwidth=bandwidth,
             on_sphere=self.space == "sphere",
             stepsize=self.stepsize,
-            alpha=self.alpha(step) if callable(self.alpha) else self.alpha,
+            alpha=0.0 if isinstance(alpha, str) else float(alpha(step) if callable(alpha) else alpha),
             own_drive=self.own_drive,
             smoothing=self.smoothing,
             precision=priors.resolve(self.prior).precision,
-            has_schedule=callable(self.alpha),
+            ratio=float(ratio(step) if callable(ratio) else ratio) if holds_ratio else None,
+            threshold=threshold,
         )
 
     def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
@@ -224,7 +245,8 @@ class SVGD(Rule):
         drive = self.drive(interaction.values)
         unit = (self.stepsize / theta.num_particles) * interaction.repulsion  # the repulsive part at alpha = 1
         drive_norm = None if grad is None else grad.norm_of(drive)
-        unit_norm = theta.norm_of(unit)
+        are_equal = theta.squared_distances.amax((-2, -1)) == 0  # the norm of no force contains rounding errors
+        unit_norm = torch.where(are_equal, 0, theta.norm_of(unit))
         alpha = self.weight_of(step, drive_norm, unit_norm)
         force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
         return Coefficients(drive, force, self._measure(theta, interaction, drive_norm, alpha, unit_norm))

@@ -22,7 +22,16 @@ from repulsive.repulsion.parameter_lookup import ParameterLookup
 class AnyUpdate(Protocol):
     """The update of a fixed set of groups; see `Update` for the methods."""
 
-    def again(self, rule: Rule | None) -> bool: ...
+    def again(
+        self,
+        rule: Rule | None,
+        rates: Mapping[int, float],
+        *,
+        step: int,
+        scale: Tensor | None = None,
+        measure: bool = False,
+        draw_noise: bool = True,
+    ) -> dict[str, Measured] | None: ...
 
     def run(
         self,

@@ -18,8 +18,8 @@ def clip(optimizer: Optimizer, max_norm: float, scale: Tensor | None = None) -> 
     Returns:
         The norm before clipping.
     """
-    parameters = [p for entry in optimizer.param_groups for p in entry["params"] if p.grad is not None]
-    norm: Tensor = get_total_norm([p.grad for p in parameters])
+    parameters = [p for entry in optimizer.param_groups for p in entry["params"]]
+    norm: Tensor = get_total_norm([p.grad for p in parameters if p.grad is not None])
     if scale is not None:
         norm = norm / scale
     clip_grads_with_norm_(parameters, max_norm, norm)

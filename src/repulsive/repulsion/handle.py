@@ -21,8 +21,11 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.active_updates import ActiveUpdates, are_same
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.clipping import clip
+from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
+from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.measurements import GroupReport, Measurements
 from repulsive.repulsion.optimizer_noise import add_noise, check_noise
@@ -72,7 +75,8 @@ class Handle:
         self._hooks: list[RemovableHandle] = []
         self._logits = logits
         self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else logits.update)
-        self._trained: list[list[Tensor]] = []  # parameters of the optimizer at the last step
+        self._trained: list[list[Tensor]] = []  # parameters of the optimizer at the last step that looked them up
+        self._rates = LearningRates(optimizer)
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -193,46 +197,46 @@ class Handle:
         Args:
             scale: the loss scale in the gradients, if the optimizer does not know it.
         """
-        if scale is None and self._repeat_last_step():
+        settings, optimizer = self.settings, self.optimizer
+        scale = getattr(optimizer, "grad_scale", None) if scale is None else scale
+        if settings.max_norm is not None and settings.order == "clip-repel":
+            clip(optimizer, settings.max_norm, scale)
+        due = self.steps % settings.measure_every == 0
+        measured = self._repeat_last_step(scale, due)
+        if measured is None and (update := self._updates.choose(optimizer)) is not None:
+            measured = update.run(
+                self.rule,
+                self._learning_rates(),
+                step=self.steps,
+                scale=scale,
+                measure=due,
+                draw_noise=settings.noise_in == "gradient",
+            )
+            self._trained = [[*entry["params"]] for entry in optimizer.param_groups]
+        if measured is not None:
+            self._measurements.add(measured, self.steps, due=due)
             self._changes += 1
             self._pending = True
-            return
-        settings, update = self.settings, self._updates.choose(self.optimizer)
-        scale = getattr(self.optimizer, "grad_scale", None) if scale is None else scale
-        if update is None:
-            if settings.max_norm is not None:  # other parameters may have gradients
-                clip(self.optimizer, settings.max_norm, scale)
-            return
-        if settings.max_norm is not None and settings.order == "clip-repel":
-            clip(self.optimizer, settings.max_norm, scale)
-        due = self.steps % settings.measure_every == 0
-        measured = update.run(
+        if settings.max_norm is not None and settings.order == "repel-clip":
+            clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
+
+    def _repeat_last_step(self, scale: Tensor | None, due: bool) -> dict[str, Measured] | None:
+        """Run the last update again without looking up parameters, and return its measurement.
+
+        Returns:
+            None, with nothing done, if parameters have to be looked up.
+        """
+        updates, trained = self._updates, [entry["params"] for entry in self.optimizer.param_groups]
+        if updates.current is None or not updates.covers_all or not are_same(trained, self._trained) or is_capturing():
+            return None
+        return updates.current.again(
             self.rule,
             self._learning_rates(),
             step=self.steps,
             scale=scale,
             measure=due,
-            draw_noise=settings.noise_in == "gradient",
+            draw_noise=self.settings.noise_in == "gradient",
         )
-        self._measurements.add(measured, self.steps, due=due)
-        if settings.max_norm is not None and settings.order == "repel-clip":
-            clip(self.optimizer, settings.max_norm, scale)
-        self._changes += 1
-        self._pending = True
-
-    def _repeat_last_step(self) -> bool:
-        """Replay the last update without looking up parameters; return False if this step differs from the last."""
-        settings, optimizer = self.settings, self.optimizer
-        last = self._updates.current
-        if last is None or not self._updates.covers_all or settings.max_norm is not None:
-            return False
-        if self.steps % settings.measure_every == 0 or getattr(optimizer, "grad_scale", None) is not None:
-            return False
-        trained = [entry["params"] for entry in optimizer.param_groups]
-        if not are_same(trained, self._trained):
-            self._trained = [[*some] for some in trained]
-            return False
-        return last.again(self.rule)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step, and add noise that is not part of the gradients."""
@@ -251,12 +255,7 @@ class Handle:
         """Map each parameter id to its learning rate; empty for a rule without noise, which needs no learning rate."""
         if self.rule is None or not self.rule.has_noise:
             return {}
-        if any(entry.get("lr") is None for entry in self.optimizer.param_groups):
-            raise OptimizerError(
-                f"{type(self.optimizer).__name__} has parameters without a learning rate (lr), which the noise of "
-                f"{type(self.rule).__name__} depends on; give it one, or choose a rule without noise"
-            )
-        return {id(p): float(entry["lr"]) for entry in self.optimizer.param_groups for p in entry["params"]}
+        return self._rates.current(type(self.rule).__name__)
 
     # -- reports ------------------------------------------------------------------------------------------------
 

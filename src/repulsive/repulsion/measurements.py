@@ -85,7 +85,7 @@ class Measurements:
             measured: measurements by group name.
             step: optimizer step.
             due: whether a measurement was due. If not, the rule measured for its own use, as alpha="auto" does at every
-                step; such a measurement is stored, but not checked for problems.
+                step of the eager backend; such a measurement is stored, but not checked for problems.
         """
         self._last |= measured
         if not due:
@@ -111,7 +111,7 @@ class Measurements:
         return [_report(group, self._first, skipped) for group in self._groups]
 
     def _warn_of_late_heads(self) -> None:
-        if joined := newly_trained(self._untrained, self._optimizer):
+        if self._untrained and (joined := newly_trained(self._untrained, self._optimizer)):
             self._untrained = []
             warnings.warn(
                 f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "

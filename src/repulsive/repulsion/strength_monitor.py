@@ -66,13 +66,11 @@ class StrengthMonitor:
 
 def _ratios(measures: Iterable[Measure]) -> list[Tensor]:
     """Compute |repulsion| / |drive| of all groups, one tensor per device."""
-    by_device: dict[torch.device, list[Measure]] = {}
+    by_device: dict[torch.device, list[Tensor]] = {}
     for measure in measures:
-        by_device.setdefault(measure.drive.device, []).append(measure)
-    return [
-        torch.cat([one.repulsion.reshape(-1) for one in some]) / torch.cat([one.drive.reshape(-1) for one in some])
-        for some in by_device.values()
-    ]
+        ratios = (measure.repulsion / measure.drive).reshape(-1)
+        by_device.setdefault(ratios.device, []).append(ratios)
+    return [some[0] if len(some) == 1 else torch.cat(some) for some in by_device.values()]
 
 
 def _start_copy_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from repulsive import SVGD, RuleError, SelectionError
-from repulsive.lab.bench import model_cost, rules
+from repulsive.lab.bench import hook_cost, model_cost, rules
 from repulsive.lab.bench.model_cost import CostOptions, measure_model
 from repulsive.lab.bench.presets import PRESETS, find_preset
+from repulsive.lab.bench.rules import Case
+from repulsive.repulsion.logits.sampler import Hook
+from repulsive.repulsion.logits.samples import Samples
 from tests.lab.bench.tiny_models import TINY, tiny_twin
 
 pytest.importorskip("transformers")
@@ -27,17 +30,25 @@ def weights(twin):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_model_is_measured(name):
-    options = CostOptions(name, ("paper", "sphere"), rounds=2, steps=1, layers=1, batch=2, overrides=TINY[name])
+    options = CostOptions(name, ("paper", "logits"), rounds=6, steps=1, layers=1, batch=2, overrides=TINY[name])
     if name != "vit-b16":
         options = replace(options, length=16)
     facts = measure_model(options, progress=lambda line: None)
-    assert list(facts["results"]) == ["plain", "plain again", "paper", "sphere"]
+    assert list(facts["results"]) == ["plain", "plain again", "paper", "logits"]
     items = 2 if name == "vit-b16" else 32
     for row in facts["results"].values():
         assert row["low"] <= row["ratio"] <= row["high"] and math.isfinite(row["last_loss"])
         assert row["per_second"] == pytest.approx(items / row["seconds"])
     assert facts["results"]["plain"]["ratio"] == facts["results"]["plain"]["high"] == 1
-    assert [len(own) for own in facts["turns"].values()] == [2] * 4
+    assert {kind: len(own) for kind, own in facts["turns"].items()} == {
+        "plain": 24,
+        "plain again": 6,
+        "paper": 6,
+        "logits": 6,
+    }
+    hooks = facts["results"]["logits"]["hooks"]
+    assert hooks["host"]["renewing"] > hooks["host"]["ordinary"] > 0 and hooks["device"] is None
+    assert facts["results"]["plain"]["bound"] is None and facts["results"]["logits"]["bound"] > 1
     assert json.loads(json.dumps(facts))["turns"] == facts["turns"], "a value has no JSON form"
 
 
@@ -67,7 +78,7 @@ def test_a_model_reads_sequences_longer_than_its_default():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_twins_start_equal_and_only_the_rule_makes_a_difference(name):
-    twins = [tiny_twin(name, rule, **NO_DROPOUT.get(name, {})) for rule in (None, None, SVGD(alpha=1.0))]
+    twins = [tiny_twin(name, rule, **NO_DROPOUT.get(name, {})) for rule in (None, None, Case(SVGD(alpha=1.0)))]
     starts = [weights(twin) for twin in twins]
     for twin in twins:
         twin.turn()
@@ -82,7 +93,7 @@ def test_twins_start_equal_and_only_the_rule_makes_a_difference(name):
 
 
 def test_the_first_step_of_every_turn_measures():
-    twin = tiny_twin("bert-base", SVGD(), steps=2)
+    twin = tiny_twin("bert-base", Case(SVGD()), steps=2)
     measured = []
     for _ in range(3):
         twin.turn()
@@ -90,12 +101,82 @@ def test_the_first_step_of_every_turn_measures():
     assert measured == [{0}, {3}, {6}]
 
 
+def test_a_turn_has_one_measuring_and_one_renewing_step_with_logits():
+    twin = tiny_twin("bert-base", Case(SVGD(space="logits")), steps=2)
+    twin.turn()
+    logits = twin.handle._logits
+    for _ in range(2):
+        twin.begin_turn()
+        counts = []
+        for kind in twin.kinds:
+            before = logits.renewals, {group.step for group in twin.handle.report()}
+            step = twin.handle.steps
+            twin.step()
+            counts.append((kind, logits.renewals - before[0], {group.step for group in twin.handle.report()} == {step}))
+        assert [renewed for _, renewed, _ in counts] == [0, 1, 0, 0]
+        assert twin.kinds == ["measuring", "renewing", "ordinary", "ordinary"] and counts[0][2]
+
+
+def test_the_time_inside_hooks_is_that_of_the_hooks(monkeypatch):
+    """Hooks that take a known time on a fake clock are measured by kind of step, and all hooks are restored."""
+    twin = tiny_twin("bert-base", Case(SVGD(space="logits")), steps=2)
+    twin.turn()
+    now = [0.0]
+    monkeypatch.setattr(hook_cost.time, "perf_counter", lambda: now[0])
+    before = Hook.__call__
+    update = twin.handle._updates.current
+    whole, take = type(update).run, Samples.take
+
+    def slow_run(self, *args, **settings):
+        now[0] += 1.0 + 2.0 * settings["measure"]
+        return whole(self, *args, **settings)
+
+    def slow_take(self, *args):
+        now[0] += 8.0
+        return take(self, *args)
+
+    monkeypatch.setattr(type(update), "run", slow_run)
+    monkeypatch.setattr(Samples, "take", slow_take)
+    cost = hook_cost.measure_hooks(twin, 2)
+    assert cost.host == {"measuring": 3.0, "renewing": 17.0, "ordinary": 1.0}  # q and k of one layer
+    assert cost.average == pytest.approx((200 * 3 + 346 * 17 + 9454) / 10_000)
+    assert Hook.__call__ is before
+    spent = now[0]
+    twin.step()
+    assert now[0] == spent + 1.0
+
+
+def test_a_rule_that_clips_is_compared_with_a_plain_twin_that_clips():
+    options = CostOptions("gpt2", ("max-norm",), rounds=6, steps=1, layers=1, batch=1, length=8, overrides=TINY["gpt2"])
+    results = measure_model(options, progress=lambda line: None)["results"]
+    assert list(results) == ["plain", "plain again", "plain, clipped", "max-norm"]
+    assert results["max-norm"]["baseline"] == "plain, clipped" and results["plain again"]["baseline"] == "plain"
+    assert results["plain, clipped"]["hooks"]["host"]["ordinary"] > 0
+    host = [results[name]["hooks"]["average"] for name in ("max-norm", "plain, clipped")]
+    expected = 1 + (host[0] - host[1]) / results["plain, clipped"]["seconds"]
+    assert results["max-norm"]["bound"] == pytest.approx(expected)
+
+
+def test_a_plain_twin_that_clips_limits_the_norm(monkeypatch):
+    twin = tiny_twin("gpt2", max_norm=1e-3)
+    norms = []
+    whole = twin.optimizer.step
+    monkeypatch.setattr(
+        twin.optimizer,
+        "step",
+        lambda: (norms.append(torch.nn.utils.get_total_norm([p.grad for p in twin.model.parameters()])), whole()),
+    )
+    twin.step()
+    assert float(norms[0]) == pytest.approx(1e-3, rel=1e-3)
+
+
 def test_rules_that_do_not_work_are_left_out_unless_named(monkeypatch):
     def broken():
         raise RuleError("no such space")
 
     monkeypatch.setattr(rules, "RULES", {"paper": SVGD, "logits": broken})
-    options = CostOptions("gpt2", rounds=2, steps=1, layers=1, batch=1, length=8, overrides=TINY["gpt2"])
+    monkeypatch.setattr(rules, "MORE", {})
+    options = CostOptions("gpt2", rounds=6, steps=1, layers=1, batch=1, length=8, overrides=TINY["gpt2"])
     lines = []
     facts = measure_model(options, progress=lines.append)
     assert facts["left_out"] == {"logits": "no such space"} and "logits: left out, no such space" in lines
@@ -105,16 +186,19 @@ def test_rules_that_do_not_work_are_left_out_unless_named(monkeypatch):
 
 
 def test_all_rules_but_those_of_a_later_version_can_be_built():
-    built, reasons = rules.available_rules()
-    assert {"paper", "sphere", "spos", "sgld"} <= set(built)
-    assert set(built) | set(reasons) == set(rules.RULES) - {"svgd"}
+    built, reasons = rules.available_cases()
+    assert {"paper", "sphere", "spos", "sgld", "auto", "schedule", "max-norm"} <= set(built)
+    assert set(built) | set(reasons) == {*rules.RULES, *rules.MORE} - {"svgd", "recommended"}
+    assert repr(rules.RULES["recommended"]()) == repr(built["sphere"].rule)
 
 
 def test_names_that_are_misspelt_are_suggested():
     with pytest.raises(SelectionError, match="did you mean 'bert-base'"):
         find_preset("bert-bas")
     with pytest.raises(RuleError, match="did you mean 'sphere'"):
-        rules.build_rules(["paper", "spere"])
+        rules.build_cases(["paper", "spere"])
+    with pytest.raises(RuleError, match="did you mean 'max-norm'"):
+        rules.build_cases(["maxnorm"])
 
 
 def test_memory_is_checked_before_anything_is_built(monkeypatch):
@@ -134,7 +218,7 @@ def test_a_compiled_twin_takes_the_same_steps(monkeypatch):
         return graph
 
     monkeypatch.setattr(torch, "compile", lambda model: whole(model, backend=count))
-    compiled, eager = (tiny_twin("llama", SVGD(), compiled=value) for value in (True, False))
+    compiled, eager = (tiny_twin("llama", Case(SVGD()), compiled=value) for value in (True, False))
     for twin in (compiled, eager):
         twin.turn()
     assert graphs and compiled.handle.steps == 3

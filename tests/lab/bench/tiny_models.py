@@ -12,8 +12,8 @@ TINY = {
 }
 
 
-def tiny_twin(name, rule=None, steps=2, compiled=False, **more):
+def tiny_twin(name, case=None, steps=2, compiled=False, max_norm=None, **more):
     preset = find_preset(name)
     model = preset.build("cpu", layers=1, length=16, overrides={**TINY[name], **more})
     inputs = preset.inputs(model.config, 2, 1 if preset.unit == "images" else 16, "cpu")
-    return Twin(model, inputs, rule, steps=steps, compiled=compiled)
+    return Twin(model, inputs, case, steps=steps, compiled=compiled, max_norm=max_norm)

@@ -14,8 +14,9 @@ from repulsive.lab.bench.model_cost import CostOptions, measure_model
 from repulsive.lab.bench.model_table import print_costs
 from repulsive.lab.bench.presets import find_preset
 from repulsive.lab.bench.report import run
-from repulsive.lab.bench.rules import build_rules
+from repulsive.lab.bench.rules import build_cases
 from repulsive.lab.bench.steps import VARIANTS, Options
+from repulsive.lab.bench.turns import LEAST_ROUNDS
 
 Print = Callable[[str], None]
 
@@ -39,6 +40,7 @@ def bench_model(
     *,
     device: str,
     rounds: int = 0,
+    seconds: float | None = None,
     steps: int | None = None,
     batch: int | None = None,
     length: int | None = None,
@@ -47,15 +49,17 @@ def bench_model(
     json_file: Path | None = None,
     progress: Print = print,
     show: bool = True,
+    full: bool = False,
 ) -> dict[str, Any]:
     """Measure the cost of rules in a model of transformers and print a table.
 
     Args:
         model: name of a preset.
-        rules: names of rules; empty for all that work with the model.
+        rules: names of rules and other cases; empty for all that work with the model.
         device: "cpu" or "cuda".
-        rounds: measured turns of each model; 0: 30 on cuda, 6 on cpu.
-        steps: training steps per turn; None: 10 on cuda, 2 on cpu.
+        rounds: measured turns of each model; 0: 60 on cuda, 6 on cpu.
+        seconds: stop after the round in which this time has passed, after six rounds at the earliest.
+        steps: ordinary training steps per turn; None: 2.
         batch: sequences or images per step; None: that of the preset.
         length: tokens per sequence; None: that of the preset.
         layers: number of layers; None: that of the preset.
@@ -63,6 +67,7 @@ def bench_model(
         json_file: write all numbers to this file.
         progress: called with one line of progress at a time.
         show: print the table.
+        full: print confidence intervals, throughput, memory and the time inside hooks, too.
 
     Returns:
         All numbers.
@@ -75,9 +80,9 @@ def bench_model(
     from rich.console import Console
 
     find_preset(model)
-    build_rules(rules)
-    if rounds < 0 or rounds == 1:
-        raise ConfigError(f"--rounds {rounds}: a confidence interval needs at least 2 rounds")
+    build_cases(rules)
+    if rounds < 0 or 0 < rounds < LEAST_ROUNDS:
+        raise ConfigError(f"--rounds {rounds}: a confidence interval needs at least {LEAST_ROUNDS} rounds")
     if json_file is not None:  # fail before measuring for minutes
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.touch()
@@ -86,17 +91,19 @@ def bench_model(
         model,
         tuple(rules),
         device,
-        rounds or (30 if on_gpu else 6),
-        steps or (10 if on_gpu else 2),
-        2 if on_gpu else 1,
-        batch,
-        length,
-        layers,
-        compiled,
+        rounds=rounds or (60 if on_gpu else LEAST_ROUNDS),
+        steps=steps or 2,
+        warm_up=5 if on_gpu else 1,
+        hook_turns=20 if on_gpu else 3,
+        seconds=seconds,
+        batch=batch,
+        length=length,
+        layers=layers,
+        compiled=compiled,
     )
     facts = measure_model(options, progress=progress)
     if show:
-        print_costs(facts, Console())
+        print_costs(facts, Console(), full)
     if json_file is not None:
         json_file.write_text(json.dumps(facts, indent=2) + "\n")
         progress(f"written to {json_file}")

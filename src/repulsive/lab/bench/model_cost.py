@@ -1,11 +1,13 @@
 """Cost of a rule in a training step of a transformers model: plain and repelled twins take turns in one process.
 
-`turns.py` explains how turns are timed and compared. A second plain twin is compared with the first in the same way;
-its ratio differs from 1 by noise alone.
+`turns.py` explains how turns are timed and compared, `hook_cost.py` the time inside hooks. A second plain twin is
+compared with the first as the rules are; its ratio differs from 1 by noise alone. A rule with `max_norm` is compared
+with a plain twin that clips, too.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,14 +18,15 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import RepulsiveError
+from repulsive.lab.bench.hook_cost import HookCost, measure_hooks
 from repulsive.lab.bench.machine import describe, free_bytes, process_peak_bytes
 from repulsive.lab.bench.presets import find_preset
-from repulsive.lab.bench.rules import available_rules, build_rules
+from repulsive.lab.bench.rules import MAX_NORM, Case, available_cases, build_cases
 from repulsive.lab.bench.turns import PLAIN, compare_turns, take_turns
 from repulsive.lab.bench.twins import Twin, warmed_up
-from repulsive.particles.rule import Rule
 
 AGAIN = "plain again"
+CLIPPED = "plain, clipped"
 WAITING = 12  # bytes per parameter of a twin between turns: the weight and two moments of AdamW, float32
 GRADIENT = 4  # bytes per parameter of the active twin
 GIGA = 1e9
@@ -35,11 +38,13 @@ class CostOptions:
 
     Args:
         model: a name in `PRESETS`.
-        rules: names in `RULES`; empty for all that work with the model.
+        rules: names of rules and other cases; empty for all that work with the model.
         device: "cpu" or "cuda".
-        rounds: counted turns of each twin, at least two.
-        steps: ordinary steps of a turn, besides the measuring one.
+        rounds: counted turns of each twin, at least six.
+        steps: ordinary steps of a turn.
         warm_up: turns of each twin before the first round.
+        hook_turns: turns of each twin in which the time inside hooks is measured.
+        seconds: stop after the round in which this time has passed, after six rounds at the earliest.
         batch: sequences or images per step; None for the preset's.
         length: tokens of a sequence; None for the preset's.
         layers: depth of the model; None for the preset's.
@@ -53,6 +58,8 @@ class CostOptions:
     rounds: int = 6
     steps: int = 2
     warm_up: int = 1
+    hook_turns: int = 3
+    seconds: float | None = None
     batch: int | None = None
     length: int | None = None
     layers: int | None = None
@@ -72,39 +79,48 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
         RepulsiveError: there is not enough memory for all twins.
     """
     preset = find_preset(options.model)
-    rules, left_out = (build_rules(options.rules), {}) if options.rules else available_rules()
+    cases, left_out = (build_cases(options.rules), {}) if options.rules else available_cases()
     batch, length = preset.size(options.device, options.batch, options.length)
     build = partial(preset.build, layers=options.layers, length=length, overrides=options.overrides)
     outline = build("meta")
     parameters = sum(parameter.numel() for parameter in outline.parameters())
     progress(f"{options.model}: {parameters / 1e6:.0f}M parameters, {batch * length:,} {preset.unit} per step")
-    _check_memory(parameters, len(rules) + 2, options.device)
+    copies = len(cases) + 2 + any(case.max_norm is not None for case in cases.values())
+    _check_memory(parameters, copies, options.device)
     inputs = preset.inputs(outline.config, batch, length, options.device)
 
-    def make(rule: Rule | None) -> Twin:
-        return Twin(build(options.device), inputs, rule, steps=options.steps, compiled=options.compiled)
+    def make(case: Case | None, max_norm: float | None) -> Twin:
+        model = build(options.device)
+        return Twin(model, inputs, case, steps=options.steps, compiled=options.compiled, max_norm=max_norm)
 
     try:
-        twins, peaks = _build_twins(make, rules, left_out, options, progress)
-        turns = take_turns(
-            {name: twin.turn for name, twin in twins.items()}, options.rounds, _forecast(options.rounds, progress)
-        )
+        twins, peaks = _build_twins(make, cases, left_out, options, progress)
+        baselines = {name: _baseline(cases.get(name)) for name in twins if name not in (PLAIN, CLIPPED)}
+        limit = math.inf if options.seconds is None else options.seconds
+        functions = {name: twin.turn for name, twin in twins.items()}
+        turns = take_turns(functions, baselines, options.rounds, seconds=limit, progress=progress)
+        hooks = _measure_hooks(twins, options.hook_turns, progress)
     except torch.OutOfMemoryError:
         advice = "measure fewer rules at a time with --rule, or a smaller step with --batch"
-        raise RepulsiveError(f"out of GPU memory with {len(rules) + 2} copies of the model; {advice}") from None
+        raise RepulsiveError(f"out of GPU memory with {copies} copies of the model; {advice}") from None
+    costs = compare_turns(turns, baselines)
     results = {
         name: asdict(cost)
         | {
-            "rule": repr(rules[name]) if name in rules else None,
+            "rule": repr(cases[name].rule) if name in cases else None,
+            "baseline": baselines.get(name),
+            "hooks": asdict(hooks[name]) if name in hooks else None,
+            "bound": _bound(name, hooks, baselines, costs[baselines.get(name, name)].seconds),
             "per_second": batch * length / cost.seconds,
             "peak_bytes": peaks[name],
             "last_loss": _finite(twins[name].step()),
         }
-        for name, cost in compare_turns(turns).items()
+        for name, cost in costs.items()
     }
     return {
         **describe(options.device),
         "settings": asdict(options) | {"batch": batch, "length": length},
+        "rounds": len(turns[AGAIN]),
         "precision": "bf16 autocast" if options.device == "cuda" else "float32",
         "parameters": parameters,
         "unit": preset.unit,
@@ -116,20 +132,23 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
 
 
 def _build_twins(
-    make: Callable[[Rule | None], Twin],
-    rules: Mapping[str, Rule],
+    make: Callable[[Case | None, float | None], Twin],
+    cases: Mapping[str, Case],
     left_out: dict[str, str],
     options: CostOptions,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, Twin], dict[str, int | None]]:
-    """Build and warm up two plain twins and a twin for each rule; rules not requested by name may be left out."""
-    wanted: dict[str, Rule | None] = {PLAIN: None, AGAIN: None, **rules}
+    """Build and warm up the plain twins and a twin for each case; cases not requested by name may be left out."""
+    wanted: dict[str, tuple[Case | None, float | None]] = {PLAIN: (None, None), AGAIN: (None, None)}
+    if any(case.max_norm is not None for case in cases.values()):
+        wanted[CLIPPED] = (None, MAX_NORM)
+    wanted |= {name: (case, None) for name, case in cases.items()}
     twins: dict[str, Twin] = {}
     peaks: dict[str, int | None] = {}
-    for name, rule in wanted.items():
+    for name, what in wanted.items():
         started = time.perf_counter()
         try:
-            twins[name], peaks[name] = warmed_up(partial(make, rule), options.warm_up, torch.device(options.device))
+            twins[name], peaks[name] = warmed_up(partial(make, *what), options.warm_up, torch.device(options.device))
         except RepulsiveError as error:
             if options.rules:
                 raise
@@ -141,21 +160,30 @@ def _build_twins(
     return twins, peaks
 
 
+def _baseline(case: Case | None) -> str:
+    return PLAIN if case is None or case.max_norm is None else CLIPPED
+
+
+def _measure_hooks(twins: Mapping[str, Twin], turns: int, progress: Callable[[str], None]) -> dict[str, HookCost]:
+    """Measure the time inside hooks of all twins that have hooks or clip."""
+    progress(f"time inside hooks: {turns} more turns of each model")
+    timed = {name: twin for name, twin in twins.items() if twin.handle is not None or twin.max_norm is not None}
+    return {name: measure_hooks(twin, turns) for name, twin in timed.items()}
+
+
+def _bound(
+    name: str, hooks: Mapping[str, HookCost], baselines: Mapping[str, str], plain_seconds: float
+) -> float | None:
+    """Compute the upper bound of a ratio: host and device time of the hooks, without that of plain clipping."""
+    if name not in baselines or name not in hooks:
+        return None
+    clipping = hooks[baselines[name]].average if baselines[name] in hooks else 0.0
+    return 1 + (hooks[name].average - clipping) / plain_seconds
+
+
 def _finite(loss: Tensor) -> float | None:
     """Convert a loss for JSON: None if training diverged, which does not affect the cost of a step."""
     return float(loss) if bool(loss.isfinite()) else None
-
-
-def _forecast(rounds: int, progress: Callable[[str], None]) -> Callable[[int], None]:
-    """Report the expected time of all rounds after the first one."""
-    started = time.perf_counter()
-
-    def after_round(done: int) -> None:
-        if done == 1:
-            seconds = time.perf_counter() - started
-            progress(f"one round takes {seconds:.1f} s, {rounds} rounds about {rounds * seconds:.0f} s")
-
-    return after_round
 
 
 def _check_memory(parameters: int, twins: int, device: str) -> None:

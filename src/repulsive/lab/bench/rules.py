@@ -1,46 +1,69 @@
-"""Rules that the benchmark measures, by name."""
+"""Cases that the benchmark measures, by name: a rule, the settings of `repel`, and the plain twin to compare with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from repulsive import RuleError
 from repulsive.particles.named import RULES, known_rules, rule_by_name
 from repulsive.particles.rule import Rule
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.schedules import Linear
 
-SAME = ("svgd",)  # equal to "paper": measured only if requested by name
+SAME = ("svgd", "recommended")  # equal to "paper" and to "sphere": measured only if requested by name
+MAX_NORM = 1.0
 
 
-def build_rules(names: Sequence[str]) -> dict[str, Rule]:
-    """Build the named rules.
+@dataclass(frozen=True)
+class Case:
+    """A row of the table.
 
     Args:
-        names: keys of `RULES`, or rules of other packages; a name given twice counts once.
+        rule: the rule.
+        max_norm: limit of the gradient norm, for `repel` and for the plain twin to compare with; None does not clip.
+    """
+
+    rule: Rule
+    max_norm: float | None = None
+
+
+# Rows beside the rules that `repel` knows by name.
+MORE: dict[str, Callable[[], Case]] = {
+    "auto": lambda: Case(SVGD(alpha="auto")),
+    "schedule": lambda: Case(SVGD(alpha=Linear(0.01, 0.0, 10_000))),
+    "max-norm": lambda: Case(SVGD(), MAX_NORM),
+}
+
+
+def build_cases(names: Sequence[str]) -> dict[str, Case]:
+    """Build the named cases.
+
+    Args:
+        names: keys of `MORE` or of `RULES`, or rules of other packages; a name given twice counts once.
 
     Raises:
         RuleError: a name is unknown, or its rule cannot be built.
 
     Example:
-        >>> build_rules(["paper"])["paper"].stepsize
+        >>> build_cases(["paper"])["paper"].rule.stepsize
         0.1
     """
-    known = {**known_rules(), **RULES}
-    return {name: rule_by_name(name, known) for name in names}
+    known = {**known_rules(), **RULES, **dict.fromkeys(MORE, SVGD)}  # for the message about an unknown name
+    return {name: MORE[name]() if name in MORE else Case(rule_by_name(name, known)) for name in names}
 
 
-def available_rules() -> tuple[dict[str, Rule], dict[str, str]]:
-    """Build every known rule except those in `SAME`.
+def available_cases() -> tuple[dict[str, Case], dict[str, str]]:
+    """Build every case except those in `SAME`.
 
     Returns:
-        The rules by name, and for rules that cannot be built the reason.
+        The cases by name, and for rules that cannot be built the reason.
     """
-    rules: dict[str, Rule] = {}
+    cases: dict[str, Case] = {}
     reasons: dict[str, str] = {}
-    for name, factory in RULES.items():
-        if name in SAME:
-            continue
+    for name in [name for name in (*RULES, *MORE) if name not in SAME]:
         try:
-            rules[name] = factory()
+            cases[name] = MORE[name]() if name in MORE else Case(RULES[name]())
         except RuleError as error:
             reasons[name] = str(error)
-    return rules, reasons
+    return cases, reasons

@@ -112,7 +112,9 @@ class Loop:
         seed_everything(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
         self.meter = Meter(self.device)
         self._gradients: Any = self._eager
-        if self.recipe.training.capture and self.device.type == "cuda" and self.processes.alone:
+        reads_tokens = self.handle.rule is not None and self.handle.rule.reads_tokens  # in Python, by hooks
+        captures = self.recipe.training.capture and not reads_tokens
+        if captures and self.device.type == "cuda" and self.processes.alone:
             self._gradients = CapturedGradients(self._compute, self.bare.parameters(), self.device)
 
     def _train(self) -> None:

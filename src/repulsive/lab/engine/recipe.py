@@ -9,6 +9,7 @@ from repulsive.particles.bandwidths import BandwidthName
 from repulsive.particles.kernels import KernelName, Space
 from repulsive.particles.ladder import Rung
 from repulsive.particles.priors import PriorName
+from repulsive.repulsion.settings import NoisePlace
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Training:
         batch: items per step, summed over all processes; for translation, tokens of the longer side with padding.
         precision: "bf16" runs forward and backward under autocast; weights stay float32.
         tf32: allow TF32 for float32 matrix products on a GPU.
-        capture: on one GPU, replay forward and backward of each batch shape as a CUDA graph.
+        capture: on one GPU, replay forward and backward of each batch shape as a CUDA graph; not with
+            `space="logits"`, which samples tokens.
         compile: use torch.compile, for tasks whose batches have one shape; it takes half a minute, less if cached.
         evaluate_every: steps between two evaluations on the validation set; 0: after every epoch.
         log_every: steps between two log lines of the training loss.
@@ -154,7 +156,7 @@ class Method:
     beta: float = 1e6
     temperature: float | Literal["data"] = 1.0
     noise: Literal["langevin", "released"] = "langevin"
-    noise_in: Literal["gradient", "parameter"] = "gradient"
+    noise_in: NoisePlace = "gradient"
     kernel: KernelName = "rbf"
     bandwidth: float | BandwidthName = "paper"
     prior: PriorName = "uniform"

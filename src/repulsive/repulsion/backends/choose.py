@@ -30,22 +30,38 @@ class Update:
         self._eager_all: EagerUpdate | None = None  # for all groups
         self._eager_rest: EagerUpdate | None = None  # for groups that the fused updates do not support
         self._fused: list[FusedUpdate] | None = None
+        self._was_fused = False  # the last run used fused updates only
 
-    def again(self, rule: Rule | None) -> bool:
-        """Repeat the last `run` on the current gradients by replaying CUDA graphs.
+    def again(
+        self,
+        rule: Rule | None,
+        rates: Mapping[int, float],
+        *,
+        step: int,
+        scale: Tensor | None = None,
+        measure: bool = False,
+        draw_noise: bool = True,
+    ) -> dict[str, Measured] | None:
+        """Repeat the last `run` without looking up parameters: modules must have the same ones.
+
+        Args:
+            rule: the rule, which may differ from the last one; for the other arguments, see `run`.
+            rates: see `run`.
+            step: see `run`.
+            scale: see `run`.
+            measure: see `run`.
+            draw_noise: see `run`.
 
         Returns:
-            True if the run was repeated. False, with nothing done, if some group has no gradient or needs more than a
-            replay.
+            Measurements by group name. None, with nothing done, if the last run or this one needs the eager backend, or
+            if a parameter has no gradient or is frozen.
         """
-        if self._fused is None or self._eager_rest is not None:
-            return False
-        graphs = [update.graph_to_repeat(rule) for update in self._fused]
-        if None in graphs:
-            return False
-        for graph in graphs:
-            graph.replay()  # type: ignore[union-attr]
-        return True
+        if not self._was_fused or rule is None or not rule.has_matrix_form:
+            return None
+        assert self._fused is not None
+        if not all(update.refresh(quickly=True) for update in self._fused):
+            return None
+        return self._run_fused(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
 
     def run(
         self,
@@ -71,16 +87,30 @@ class Update:
             Measurements by group name.
         """
         fused = self._current_fused() if rule is not None and rule.has_matrix_form else None
+        self._was_fused = fused is not None and self._eager_rest is None
         if rule is None or fused is None:
             return self._eager().run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
-        measured: dict[str, Measured] = {}
-        for update in fused:
-            values = update.run(rule, rates, step=step, scale=scale, draw_noise=draw_noise, measure=measure)
-            if values is not None:
-                measured |= {group.name: Measured(step, values, row) for row, group in enumerate(update.groups)}
+        measured = self._run_fused(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
         if self._eager_rest is not None:
             rest = self._eager_rest
             measured |= rest.run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
+        return measured
+
+    def _run_fused(
+        self,
+        rule: Rule,
+        rates: Mapping[int, float],
+        *,
+        step: int,
+        scale: Tensor | None,
+        measure: bool,
+        draw_noise: bool,
+    ) -> dict[str, Measured]:
+        measured: dict[str, Measured] = {}
+        for update in self._fused or ():
+            values = update.run(rule, rates, step=step, scale=scale, draw_noise=draw_noise, measure=measure)
+            if values is not None:
+                measured |= {group.name: Measured(step, values, row) for row, group in enumerate(update.groups)}
         return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +32,7 @@ MAX_BLOCK = 2**26  # elements of one block: half a gigabyte while its products a
 MAX_MOVED = 2**28  # bytes of weights and gradients that are moved here from other ranks at one time
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """One group's entry in a measurement of several groups. Numbers stay on their device until `values` is called."""
 
     step: int

@@ -1,4 +1,4 @@
-"""Fused update: three Triton launches over a table of slices, replayed as one CUDA graph, without waiting on the host.
+"""Fused update: Triton launches over a table of slices, replayed as one CUDA graph, without waiting on the host.
 
 The environment variable `REPULSIVE_KERNELS` chooses between this backend and `eager`, which is its reference.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable, 
 SPLITS = 16  # smallest number of programs per slice; a power of two
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
 LEAST = 1024  # smallest number of elements of a head per program
-_HAS_CUDA = torch.backends.cuda.is_built()
+MEASURES = len(fields(Measure))
 PRECISION = "tf32x3"  # precision of matrix products on tensor cores
 
 # Launch settings by number of heads, padded to a power of two: a program reads as many columns as registers hold.
@@ -51,6 +52,34 @@ COMBINE: dict[int, dict[str, int]] = {
 }
 
 
+class Variant(NamedTuple):
+    """Everything that the launches of an update are compiled for, apart from the table of slices.
+
+    The numbers of a rule (step size, alpha, ratio, ...) are not part of it: the launches read them from the device.
+    """
+
+    kernel: str
+    bandwidth: str
+    on_sphere: bool
+    smooths: bool
+    holds_ratio: bool
+    has_force: bool
+    measures: bool
+    is_noisy: bool
+    is_scaled: bool
+    scales_noise: bool
+
+    @property
+    def reads_particles(self) -> bool:
+        """Whether the matrices A and B, or a measurement, depend on weights or gradients."""
+        return self.kernel != "none" or self.measures
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether norms of gradients are needed before A and B."""
+        return self.holds_ratio or self.measures
+
+
 def _splits(slices: int, dim: int) -> int:
     """Choose the number of programs per slice."""
     splits = SPLITS
@@ -71,19 +100,21 @@ class FusedUpdate:
         self.groups = list(groups)
         self.table = SliceTable(groups, seed)
         self.heads = groups[0].num_heads
+        self._log_heads = math.log(self.heads) if self.heads > 1 else 1.0
+        self._log_heads_and_one = math.log(self.heads + 1)
         self.padded = max(2, 1 << (self.heads - 1).bit_length())
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
         self.splits = _splits(slices, max(group.dim for group in groups))
-        self.products = torch.empty(slices, self.splits, heads, heads, device=device)
-        self.to_mean = torch.empty(slices, self.splits, heads, device=device)
-        self.mean2 = torch.empty(slices, self.splits, device=device)
+        # Partial products of the weights and of the gradients.
+        self.products = torch.empty(2, slices, self.splits, heads, heads, device=device)
+        self.to_mean = torch.empty(2, slices, self.splits, heads, device=device)
+        self.mean2 = torch.empty(2, slices, self.splits, device=device)
         self.drive, self.force = torch.empty(2, len(groups), heads, heads, device=device)
         self.row_sums = torch.empty(len(groups), heads, device=device)
         self.scale = torch.ones(1, device=device)
         self.steps = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._step = -1
-        self._repeatable: tuple[bool, bool] | None = None  # (noisy, scaled) of the last run; None: not repeatable
-        self._rule: Rule | None = None  # the rule that the graphs were captured with
+        self._measures = torch.zeros(len(groups), MEASURES, dtype=torch.float64, device=device)
         self._settings = _DeviceNumbers(8, device)  # settings of the rule, which a schedule may change at any step
         self._sigmas = _DeviceNumbers(slices, device)
         self.scaled_sigmas = torch.zeros(slices, device=device)  # for a rule that scales its noise by gradients
@@ -93,20 +124,13 @@ class FusedUpdate:
         self._same_size = list(by_size.values())  # for each size, indices of the groups of that size
         positions = torch.tensor([index for indices in self._same_size for index in indices]).argsort()
         self._position_of = positions[self.table.group_of].to(device)  # position of each slice's group in `_same_size`
-        self._graphs = _GraphCache()  # graphs captured with `_rule`
+        self._graphs = _GraphCache()
+        self._ids: list[int] = []  # ids of the parameters, for learning rates
+        self._id_source: list[Tensor] = []
 
-    def refresh(self) -> bool:
+    def refresh(self, quickly: bool = False) -> bool:
         """Point the table at the current weights and gradients; return False if they no longer fit it."""
-        return self.table.refresh()
-
-    def graph_to_repeat(self, rule: Rule | None) -> torch.cuda.CUDAGraph | None:
-        """Return a CUDA graph that repeats the last `run` on the current gradients; None if there is none.
-
-        A run can be repeated if it depends on nothing but the addresses of weights and gradients.
-        """
-        if self._repeatable is None or rule is not self._rule or not self.table.refresh(quickly=True):
-            return None
-        return self._graphs.get((*self._repeatable, self.table.current.index, self.table.current.aligned))
+        return self.table.refresh(quickly)
 
     def run(
         self,
@@ -123,36 +147,52 @@ class FusedUpdate:
         Returns:
             Tensors [groups], on the device, if `measure`.
         """
-        self._repeatable = None
-        noisy = draw_noise and self._set_noise(rule, rates, step, scale)
+        is_noisy, is_scaled = draw_noise and self._set_noise(rule, rates, step, scale), scale is not None
         if scale is not None:
             self.scale.copy_(scale)
-        scaled = scale is not None
-        form = None if measure else rule.radial_form(step)
+        form = rule.radial_form(step)
         if form is None:
             coefficients = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
-            self._combine(rule, noisy=noisy, scaled=scaled)
+            self._combine(
+                has_force=True, is_noisy=is_noisy, is_scaled=scale is not None, scales_noise=rule.scales_noise
+            )
             return coefficients.measure
-        if rule is not self._rule:
-            self._rule, self._graphs = rule, _GraphCache()
         self._settings.set(self._settings_of(form))
-
-        def launch() -> None:
-            self._gram("THETA")
-            self._solve(form)
-            self._combine(rule, noisy=noisy, scaled=scaled)
-
+        variant = Variant(
+            form.kernel,
+            form.bandwidth if isinstance(form.bandwidth, str) else "fixed",
+            form.on_sphere,
+            form.smoothing != 0,
+            form.ratio is not None,
+            form.has_force,
+            measure,
+            is_noisy,
+            is_scaled,
+            rule.scales_noise,
+        )
         pointers = self.table.current
-        self._graphs.run(launch, (noisy, scaled, pointers.index, pointers.aligned), self.table.device)
-        if not noisy and not scaled and not form.has_schedule:
-            self._repeatable = noisy, scaled
-        return None
+        key = variant, pointers.index, pointers.aligned
+        self._graphs.run(lambda: self._launch(variant), key, self.table.device)
+        return Measure(*self._measures.clone().unbind(1)) if measure else None
+
+    def _launch(self, variant: Variant) -> None:
+        """Launch one update."""
+        if variant.reads_particles:
+            self._gram(sources=2 if variant.reads_gradients else 1)
+        self._solve(variant)
+        self._combine(
+            has_force=variant.has_force,
+            is_noisy=variant.is_noisy,
+            is_scaled=variant.is_scaled,
+            scales_noise=variant.scales_noise,
+        )
 
     def _settings_of(self, form: RadialForm) -> list[float]:
         """List the numbers that `solve_kernel` reads, in the order in which it reads them."""
-        fixed = 0.0 if isinstance(form.bandwidth, str) else form.bandwidth
-        log = math.log(self.heads + (form.bandwidth == "released")) if self.heads > 1 else 1.0
-        weights = [form.stepsize, form.alpha, form.own_drive, form.smoothing, form.precision]
+        fixed = form.threshold if isinstance(form.bandwidth, str) else form.bandwidth
+        log = self._log_heads if form.bandwidth == "paper" else self._log_heads_and_one
+        alpha = form.alpha if form.ratio is None else form.ratio
+        weights = [form.stepsize, alpha, form.own_drive, form.smoothing, form.precision]
         return [*weights, fixed, bandwidths.FLOOR**2, log]
 
     @property
@@ -166,52 +206,74 @@ class FusedUpdate:
         kind = getattr(tl, DTYPES[self.table.dtype])
         return {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": self.table.current.aligned}
 
-    def _gram(self, source: str) -> None:
-        """Compute partial products of all slices: of their weights ("THETA") or gradients ("GRAD")."""
+    def _gram(self, sources: int) -> None:
+        """Compute partial products of all slices: of their weights, and with two sources also of their gradients."""
         from repulsive.repulsion.backends import triton_kernels
 
-        triton_kernels.gram_kernel[(len(self.table.parts), self.splits)](
+        triton_kernels.gram_kernel[(len(self.table.parts), self.splits, sources)](
             self.table.rows,
             self.table.current.pointers,
             self.products,
             self.to_mean,
             self.mean2,
-            SOURCE=getattr(triton_kernels, source),
             PRECISION=PRECISION,
             **GRAM[self.padded],
             **self._shape,
             **self._access,
         )
 
-    def _solve(self, form: RadialForm) -> None:
-        """Compute A, B and the row sums of B in one launch."""
-        from repulsive.repulsion.backends import triton_kernels
+    def _solve(self, variant: Variant) -> None:
+        """Compute A, B and the row sums of B in one launch, and measure."""
+        from repulsive.repulsion.backends import triton_kernels as code
 
-        medians = {"paper": triton_kernels.PAPER, "released": triton_kernels.RELEASED}
+        medians = {"paper": code.PAPER, "released": code.RELEASED, "released-lower": code.LOWER, "fixed": code.FIXED}
+        profiles = {
+            "rbf": code.RBF,
+            "imq": code.IMQ,
+            "constant": code.CONSTANT,
+            "cosine": code.COSINE,
+            "hinge": code.HINGE,
+            "none": code.NO_KERNEL,
+        }
+        gradient = code.UNUSED
+        if variant.reads_gradients:
+            gradient = code.PRODUCTS if variant.smooths else code.NORMS
         launch = SOLVE[self.padded]
         chunk = self.splits if self.splits == launch["CHUNK"] else 1  # all at once, or one by one
-        triton_kernels.solve_kernel[(len(self.groups),)](
+        stages = 1 if chunk > 1 else 4
+        if self.padded == 64 and gradient == code.PRODUCTS:
+            stages = min(stages, 2)  # two matrices per stage in shared memory
+        code.solve_kernel[(len(self.groups),)](
             self.products,
             self.to_mean,
             self.mean2,
             self.table.starts,
             self._settings.tensor,
+            self.scale,
             self.drive,
             self.force,
             self.row_sums,
-            BANDWIDTH=medians.get(str(form.bandwidth), triton_kernels.FIXED),
-            PROFILE=triton_kernels.RBF if form.kernel == "rbf" else triton_kernels.IMQ,
-            SPHERE=form.on_sphere,
+            self._measures,
+            len(self.table.parts) * self.splits,
+            BANDWIDTH=medians[variant.bandwidth],
+            PROFILE=profiles[variant.kernel],
+            SPHERE=variant.on_sphere,
+            SMOOTHED=variant.smooths,
+            HOLDS_RATIO=variant.holds_ratio,
+            GRADIENT=gradient,
+            SCALED=variant.is_scaled,
+            MEASURE=variant.measures,
             CHUNK=chunk,
+            STAGES=stages,
             num_warps=launch["num_warps"],
             **self._shape,
         )
 
-    def _combine(self, rule: Rule, *, noisy: bool, scaled: bool) -> None:
+    def _combine(self, *, has_force: bool, is_noisy: bool, is_scaled: bool, scales_noise: bool) -> None:
         """Write the new gradients, and count the step for the noise."""
         from repulsive.repulsion.backends import triton_kernels
 
-        if noisy:
+        if is_noisy:
             self.steps.add_(1)  # on the device, so that replays of a captured graph count as well
         triton_kernels.combine_kernel[(len(self.table.parts), self.splits)](
             self.table.rows,
@@ -220,10 +282,11 @@ class FusedUpdate:
             self.force,
             self.row_sums,
             self.scale,
-            self.scaled_sigmas if rule.scales_noise else self._sigmas.tensor,
+            self.scaled_sigmas if scales_noise else self._sigmas.tensor,
             self.steps,
-            SCALED=scaled,
-            NOISE=noisy,
+            SCALED=is_scaled,
+            NOISE=is_noisy,
+            FORCE=has_force,
             PRECISION=PRECISION,
             **COMBINE[self.padded],
             **self._shape,
@@ -232,11 +295,10 @@ class FusedUpdate:
 
     def _coefficients(self, rule: Rule, step: int, scale: Tensor | None, with_gradients: bool) -> Coefficients:
         """Compute the rule's own coefficients in eager torch, and copy them to the buffers that `_combine` reads."""
-        self._gram("THETA")
-        theta, grad = Gram(self._products_of_groups()), None
+        self._gram(sources=2 if with_gradients else 1)
+        theta, grad = Gram(self._products_of_groups(0)), None
         if with_gradients:
-            self._gram("GRAD")
-            products = self._products_of_groups()
+            products = self._products_of_groups(1)
             grad = Gram(products if scale is None else products / scale.double().square())
         coefficients = rule.coefficients(theta, grad, step=step)
         inside = (slice(None), slice(self.heads), slice(self.heads))
@@ -248,13 +310,13 @@ class FusedUpdate:
             self.row_sums[:, : self.heads] = coefficients.force.sum(-1).float()
         return coefficients
 
-    def _products_of_groups(self) -> Tensor:
-        """Sum the partial products of the slices of each group: [groups, M + 1, M + 1]."""
+    def _products_of_groups(self, source: int) -> Tensor:
+        """Sum the partial products of a group's weights (source 0) or gradients (1): [groups, M + 1, M + 1]."""
         heads, device = self.heads, self.table.device
         parts = torch.zeros(len(self.table.parts), heads + 1, heads + 1, dtype=torch.float64, device=device)
-        parts[:, :-1, :-1] = self.products[:, :, :heads, :heads].double().sum(1)
-        parts[:, :-1, -1] = parts[:, -1, :-1] = self.to_mean[:, :, :heads].double().sum(1)
-        parts[:, -1, -1] = self.mean2.double().sum(1)
+        parts[:, :-1, :-1] = self.products[source, :, :, :heads, :heads].double().sum(1)
+        parts[:, :-1, -1] = parts[:, -1, :-1] = self.to_mean[source, :, :, :heads].double().sum(1)
+        parts[:, -1, -1] = self.mean2[source].double().sum(1)
         total = torch.zeros(len(self.groups), heads + 1, heads + 1, dtype=torch.float64, device=device)
         return total.index_add_(0, self.table.rows[:, 7], parts)
 
@@ -262,7 +324,10 @@ class FusedUpdate:
         """Send sigma of every slice and the step counter to the device; return whether there is any noise."""
         if not rates:
             return False
-        own = [rates.get(id(parameter), 0.0) for parameter in self.table.parameters]
+        parameters = self.table.parameters
+        if parameters is not self._id_source:
+            self._ids, self._id_source = [id(parameter) for parameter in parameters], parameters
+        own = [rates.get(key, 0.0) for key in self._ids]
         scales = {rate: rule.noise_scale(rate) for rate in set(own)}
         if not any(scales.values()):
             return False
@@ -288,12 +353,21 @@ class _DeviceNumbers:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.tensor = torch.zeros(size, device=device)
-        self._values: list[float] = []
+        self._views = self.tensor.unbind()
+        self._values = [0.0] * size
 
     def set(self, values: list[float]) -> None:
-        if values != self._values:
+        """Set all numbers. One changed number, or equal numbers, take one launch instead of a transfer."""
+        if values == self._values:
+            return
+        changed = [index for index, (new, old) in enumerate(zip(values, self._values, strict=True)) if new != old]
+        if len(changed) == 1:
+            self._views[changed[0]].fill_(values[changed[0]])
+        elif len(set(values)) == 1:
+            self.tensor.fill_(values[0])
+        else:
             send(torch.tensor(values), self.tensor)
-            self._values = values
+        self._values = values
 
 
 class _GraphCache:
@@ -305,11 +379,6 @@ class _GraphCache:
     def __init__(self) -> None:
         self._graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self._compiled: set[object] = set()
-
-    def get(self, key: object) -> torch.cuda.CUDAGraph | None:
-        """Return a captured graph; None if there is none, or while the user's own graph is being captured."""
-        graph = self._graphs.get(key)
-        return None if graph is None or (_HAS_CUDA and torch.cuda.is_current_stream_capturing()) else graph
 
     def run(self, launch: Callable[[], None], key: object, device: torch.device) -> None:
         """Launch directly at the first call, which compiles; capture a graph at the second; replay it afterwards."""

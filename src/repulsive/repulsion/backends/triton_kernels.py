@@ -2,7 +2,7 @@
 
 Every launch covers a whole table of slices. Particles and gradients are read in place, whatever their strides. Nothing
 is stacked, and nothing waits for the host. An update reads the parameters twice, and reads and writes the gradients
-once: these four passes are the minimum.
+once: these four passes are the minimum. A rule that holds a ratio, and a measurement, read the gradients once more.
 
 A row of the table describes one slice, in elements. Its columns are:
 
@@ -26,10 +26,14 @@ import triton.language as tl
 
 from repulsive.particles.kernels import SHORTEST
 
-THETA, GRAD = 0, 1  # columns of the pointers
-PAPER, RELEASED, FIXED = 0, 1, 2
-RBF, IMQ = 0, 1
+# Values of the constants below; inside the Triton kernels they are written as numbers.
+PAPER, RELEASED, FIXED, LOWER = 0, 1, 2, 3  # BANDWIDTH
+RBF, IMQ, CONSTANT, COSINE, HINGE, NO_KERNEL = 0, 1, 2, 3, 4, 5  # PROFILE; the last three have no bandwidth
+UNUSED, NORMS, PRODUCTS = 0, 1, 2  # GRADIENT: what `solve_kernel` reads of the products of gradients
 
+MEASURES = 7  # numbers that `solve_kernel` measures per group, in the order of the fields of `Measure`
+_MEASURES = tl.constexpr(MEASURES)
+_NAN = tl.constexpr(float("nan"))
 SHORTEST2 = tl.constexpr(SHORTEST**2)
 _GOLDEN = tl.constexpr(-7046029254386353131)
 _MIX_1 = tl.constexpr(-4658895280553007687)
@@ -47,7 +51,7 @@ def _offsets(row, column, strides: tl.constexpr, FLAT: tl.constexpr):
 
 
 @triton.jit
-def _base(pointers, piece, which: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.constexpr):
+def _base(pointers, piece, which, kind: tl.constexpr, ALIGNED: tl.constexpr):
     pointer = tl.load(pointers + piece * 2 + which).to(tl.pointer_type(kind))
     return tl.multiple_of(pointer, 16) if ALIGNED else pointer
 
@@ -77,7 +81,6 @@ def gram_kernel(
     products,
     to_mean,
     mean2,
-    SOURCE: tl.constexpr,
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -89,14 +92,16 @@ def gram_kernel(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute partial Gram matrices of centred heads [slices, SPLITS, MP, MP], with the products of the mean head.
+    """Compute partial Gram matrices of centred heads [sources, slices, SPLITS, MP, MP], with products of the mean head.
+
+    Source 0 is the weights, source 1 the gradients; the third axis of the grid has one or two of them.
 
     A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
     """
-    piece, split = tl.program_id(0), tl.program_id(1)
+    piece, split, source = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = table + piece * COLUMNS
     head_stride, size = _sizes(row, ALIGNED)
-    base = _base(pointers, piece, SOURCE, KIND, ALIGNED)
+    base = _base(pointers, piece, source, KIND, ALIGNED)
     heads = tl.arange(0, MP)
     first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
     wide: tl.constexpr = MP >= 16
@@ -125,7 +130,7 @@ def gram_kernel(
             else:
                 total += tl.dot(centred, tl.trans(centred), input_precision=PRECISION)
         of_mean += mean * mean
-    out = piece * SPLITS + split
+    out = (source * tl.num_programs(0) + piece) * SPLITS + split
     square = heads[:, None] * MP + heads[None, :]
     if not wide:
         total = tl.sum(total, axis=2)
@@ -156,60 +161,133 @@ def _middle(values, counted, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _norm(matrix, gram, cross, square, M: tl.constexpr, MP: tl.constexpr):
+    """Compute the Frobenius norm of matrix @ heads, as `Gram.norm_of`; the matrix is zero outside of its M x M part."""
+    i, j = tl.arange(0, MP)[:, None], tl.arange(0, MP)[None, :]
+    product = tl.zeros([MP, MP], dtype=tl.float64)
+    for k in range(M):  # a product of float64 matrices; `tl.dot` would need at least 16 heads
+        column = tl.sum(tl.where(j == k, matrix, 0.0), axis=1)
+        row = tl.sum(tl.where(i == k, gram, 0.0), axis=0)
+        product += column[:, None] * row[None, :]
+    sums = tl.sum(matrix, axis=1)
+    with_mean = tl.sum(matrix * cross[None, :], axis=1)
+    norms2 = tl.sum(product * matrix, axis=1) + 2 * sums * with_mean + sums * sums * square
+    norm2 = tl.sum(norms2, axis=0)
+    return tl.sqrt(tl.where(norm2 < 0, 0.0, norm2))  # NaN stays NaN
+
+
+@triton.jit
+def _measure_heads(out, gram, cross, square, d2, M: tl.constexpr, MP: tl.constexpr):
+    """Write the mean distance, the mean cosine and the largest cosine of pairs of heads."""
+    i, j = tl.arange(0, MP)[:, None], tl.arange(0, MP)[None, :]
+    if M == 1:
+        tl.store(out + 3, square * 0 + _NAN)
+        tl.store(out + 5, square * 0 + _NAN)
+        tl.store(out + 6, square * 0 + _NAN)
+    else:
+        pair = (i < M) & (j < M) & (i < j)
+        norms2 = tl.sum(tl.where(i == j, gram, 0.0), axis=1) + 2 * cross + square
+        inverse = tl.where(norms2 > 0, 1 / tl.sqrt(tl.where(norms2 > 0, norms2, 1.0)), norms2 * 0)
+        inner = gram + cross[:, None] + cross[None, :] + square
+        cosine = inner * inverse[:, None] * inverse[None, :]
+        count: tl.constexpr = M * (M - 1) // 2
+        mean = tl.sum(tl.sum(tl.where(pair, cosine, 0.0), axis=1), axis=0) / count
+        largest = tl.max(tl.max(tl.where(pair, cosine, -2.0), axis=1), axis=0)
+        tl.store(out + 3, tl.sum(tl.sum(tl.where(pair, tl.sqrt(d2), 0.0), axis=1), axis=0) / count)
+        tl.store(out + 5, mean)
+        tl.store(out + 6, largest + mean * 0)  # NaN if any cosine is NaN
+
+
+@triton.jit
 def solve_kernel(
     products,
     to_mean,
     mean2,
     starts,
     settings,
+    scale,
     drive,
     force,
     row_sums,
+    measures,
+    first_gradient,
     M: tl.constexpr,
     MP: tl.constexpr,
     SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
     BANDWIDTH: tl.constexpr,
     PROFILE: tl.constexpr,
     SPHERE: tl.constexpr,
+    SMOOTHED: tl.constexpr,
+    HOLDS_RATIO: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    SCALED: tl.constexpr,
+    MEASURE: tl.constexpr,
 ):
-    """Compute A, B [groups, MP, MP] and the row sums of B [groups, MP] from partial products, CHUNK at a time."""
+    """Compute A, B [groups, MP, MP] and the row sums of B [groups, MP] from partial products, CHUNK at a time.
+
+    With MEASURE, also write the fields of `Measure`, [groups, MEASURES]. Partial products of the gradients follow those
+    of the weights, from index `first_gradient` on.
+    """
     # Sums of 2 or 4 at a time are wrong on a GPU (Triton 3.6), though not in the interpreter.
     tl.static_assert((CHUNK == 1) | ((CHUNK == SPLITS) & (CHUNK >= 16)))
     group = tl.program_id(0)
     stepsize, alpha, own = tl.load(settings), tl.load(settings + 1), tl.load(settings + 2)
     smoothing, precision, fixed = tl.load(settings + 3), tl.load(settings + 4), tl.load(settings + 5)
     floor2, log_heads = tl.load(settings + 6), tl.load(settings + 7)
-    i, j = tl.arange(0, MP)[:, None], tl.arange(0, MP)[None, :]
+    heads = tl.arange(0, MP)
+    i, j = heads[:, None], heads[None, :]
     some = tl.arange(0, CHUNK)
     gram = tl.zeros([MP, MP], dtype=tl.float64)
     cross = tl.zeros([MP], dtype=tl.float64)
     square = tl.sum(tl.zeros([2], dtype=tl.float64), axis=0)
+    grad_gram, grad_cross, grad_square = gram, cross, square  # of the gradients
+    grad_norms2 = cross
     begin, end = tl.load(starts + group) * SPLITS, tl.load(starts + group + 1) * SPLITS
-    for first in tl.range(begin, end, CHUNK, num_stages=1 if CHUNK == SPLITS else 4):
+    if (PROFILE == 5) & (GRADIENT == 0):
+        end = begin  # nothing depends on the heads
+    for first in tl.range(begin, end, CHUNK, num_stages=STAGES):
         part = first + some
         squares = tl.load(products + part[:, None, None] * MP * MP + (i * MP + j)[None, :, :])  # [CHUNK, MP, MP]
         gram += tl.sum(squares.to(tl.float64), axis=0)
-        cross += tl.sum(tl.load(to_mean + part[:, None] * MP + tl.arange(0, MP)[None, :]).to(tl.float64), axis=0)
+        cross += tl.sum(tl.load(to_mean + part[:, None] * MP + heads[None, :]).to(tl.float64), axis=0)
         square += tl.sum(tl.load(mean2 + part).to(tl.float64), axis=0)
+        if GRADIENT > 0:
+            part += first_gradient
+            grad_square += tl.sum(tl.load(mean2 + part).to(tl.float64), axis=0)
+        if GRADIENT == 1:
+            own2 = tl.load(products + part[:, None] * MP * MP + (heads * (MP + 1))[None, :])  # [CHUNK, MP]
+            grad_norms2 += tl.sum(own2.to(tl.float64), axis=0)
+        if GRADIENT == 2:
+            squares = tl.load(products + part[:, None, None] * MP * MP + (i * MP + j)[None, :, :])
+            grad_gram += tl.sum(squares.to(tl.float64), axis=0)
+            grad_cross += tl.sum(tl.load(to_mean + part[:, None] * MP + heads[None, :]).to(tl.float64), axis=0)
     valid = (i < M) & (j < M)
     eye = i == j
     own_i = tl.sum(tl.where(eye, gram, 0.0), axis=1)
     d2 = own_i[:, None] + own_i[None, :] - 2 * gram
     d2 = tl.where(eye | (d2 < 0), 0.0, d2)
+    if MEASURE:
+        _measure_heads(measures + group * _MEASURES, gram, cross, square, d2, M, MP)
+    apart2 = tl.max(tl.max(tl.where(valid, d2, 0.0), axis=1), axis=0)  # zero if all heads are equal
     norms2 = own_i + 2 * cross + square
-    scale2 = tl.sum(tl.where(tl.arange(0, MP) < M, norms2, 0.0), axis=0) / M
+    scale2 = tl.sum(tl.where(heads < M, norms2, 0.0), axis=0) / M
     zero = (norms2 <= SHORTEST2 * tl.maximum(scale2, 0.0)).to(tl.int32)  # heads without a direction
     norms = tl.sqrt(tl.where(zero > 0, 1.0, norms2))
     outer = norms[:, None] * norms[None, :]
     pushes = (zero[:, None] + zero[None, :]) == 0
-    if SPHERE:
+    cosine = (gram + cross[:, None] + cross[None, :] + square) / outer
+    if SPHERE & (PROFILE < 3):
         apart = norms[:, None] - norms[None, :]
         d2 = (d2 - apart * apart) / outer
         d2 = tl.where(eye | (d2 < 0), 0.0, d2)
         d2 = tl.where(pushes, d2, tl.where(zero[:, None] != zero[None, :], 1.0, 0.0))
+        cosine = 1 - d2 / 2  # accurate for nearly equal heads
         scale2 = scale2 * 0 + 1
-    if BANDWIDTH == 2:
+    if PROFILE >= 3:
+        h = square * 0 + _NAN
+    elif BANDWIDTH == 2:
         h = scale2 * 0 + fixed
     elif M == 1:
         h = scale2 * 0 + 1
@@ -218,34 +296,76 @@ def solve_kernel(
             low, high = _middle(d2, valid & (i < j), M * (M - 1) // 2)
             low, high = tl.sqrt(low), tl.sqrt(high)
             h = (low + high) * (low + high) / 4 / log_heads
-        else:
+        elif BANDWIDTH == 1:
             low, high = _middle(d2, valid, M * M)
             h = (low + high) / 2 / log_heads
+        else:
+            low, high = _middle(d2, valid, M * M)
+            h = low / log_heads
         h = tl.maximum(h, floor2 * scale2)
-    safe = tl.where(h == 0, 1.0, h)  # every head is zero: they are equal, and no force acts
-    acts = tl.where(h == 0, 0.0, 1.0)
-    ratio = d2 / safe
-    if PROFILE == 0:
-        kernel = tl.exp(-ratio)
-        slope = kernel
-    else:
-        kernel = 1 / tl.sqrt(1 + ratio)
-        slope = 0.5 * kernel / (1 + ratio)
-    weight = tl.where(valid & (i != j), acts * slope / safe, 0.0)
+    unit = eye.to(tl.float64)
+    kernel = unit
+    weight = tl.zeros([MP, MP], dtype=tl.float64)
+    if PROFILE < 3:
+        safe = tl.where(h == 0, 1.0, h)  # every head is zero: they are equal, and no force acts
+        acts = tl.where(h == 0, 0.0, 1.0)
+        ratio = d2 / safe
+        if PROFILE == 0:
+            kernel = tl.exp(-ratio)
+            slope = kernel
+        elif PROFILE == 1:
+            kernel = 1 / tl.sqrt(1 + ratio)
+            slope = 0.5 * kernel / (1 + ratio)
+        else:
+            kernel = unit + (1 - unit) / M
+            slope = weight + 1.0 / M
+        weight = tl.where(valid & (i != j), acts * slope / safe, 0.0)
+    elif PROFILE == 3:
+        kernel = tl.where(eye, 1.0, tl.where(pushes, cosine, 0.0))
+        weight = tl.where(valid & (i != j), weight + 0.5, 0.0)
+    elif PROFILE == 4:
+        weight = tl.where(valid & (i != j) & (cosine > fixed), weight + 0.5, 0.0)
     if SPHERE:
         weight = tl.where(pushes, weight, 0.0)
-        own_force = tl.sum(2 * weight * (1 - d2 / 2), axis=1) / (norms * norms)
+        own_force = tl.sum(2 * weight * cosine, axis=1) / (norms * norms)
         repulsion = tl.where(eye, own_force[:, None], -2 * weight / outer)
+    elif PROFILE == 3:
+        weight = tl.where(pushes, 2 * weight, 0.0)
+        own_force = tl.sum(weight / outer, axis=1)
+        repulsion = tl.where(eye, own_force[:, None], -weight * cosine / (norms * norms)[None, :])
     else:
         repulsion = 2 * tl.where(eye, tl.sum(weight, axis=1)[:, None], -weight)
-    unit = eye.to(tl.float64)
-    a = stepsize * ((smoothing * kernel + (1 - smoothing) * unit) / M + own * unit)
-    b = precision * a - alpha * stepsize / M * repulsion
-    a, b = tl.where(valid, a, 0.0), tl.where(valid, b, 0.0)
+    push = tl.where(valid, stepsize / M * repulsion, 0.0)  # the repulsive part at alpha = 1
+    if PROFILE == 5:
+        a = stepsize * own * unit
+    elif SMOOTHED:
+        a = stepsize * ((smoothing * kernel + (1 - smoothing) * unit) / M + own * unit)
+    else:
+        a = stepsize * (unit / M + own * unit)
+    a = tl.where(valid, a, 0.0)
+    if GRADIENT > 0:
+        if GRADIENT == 2:
+            drive_norm = _norm(a, grad_gram, grad_cross, grad_square, M, MP)
+        else:
+            factor = tl.max(tl.max(a, axis=1), axis=0)  # A is a multiple of the identity
+            drive_norm = factor * tl.sqrt(tl.sum(grad_norms2, axis=0) + M * grad_square)
+        if SCALED:
+            drive_norm = drive_norm / tl.load(scale).to(tl.float64)
+        push_norm = tl.where(apart2 == 0, 0.0, _norm(push, gram, cross, square, M, MP))
+        if HOLDS_RATIO:
+            is_still = push_norm == 0  # equal heads, or a single one
+            alpha = tl.where(is_still, 0.0, alpha * drive_norm / tl.where(is_still, 1.0, push_norm))
+        if MEASURE:
+            out = measures + group * _MEASURES
+            tl.store(out, drive_norm)
+            tl.store(out + 1, alpha * push_norm)
+            tl.store(out + 2, h)
+            tl.store(out + 4, alpha.to(tl.float64))
+    b = precision * a - alpha * push
     place = group * MP * MP + i * MP + j
     tl.store(drive + place, a.to(tl.float32))
     tl.store(force + place, b.to(tl.float32))
-    tl.store(row_sums + group * MP + tl.arange(0, MP), tl.sum(b, axis=1).to(tl.float32))
+    tl.store(row_sums + group * MP + heads, tl.sum(b, axis=1).to(tl.float32))
 
 
 @triton.jit
@@ -284,9 +404,10 @@ def combine_kernel(
     ALIGNED: tl.constexpr,
     SCALED: tl.constexpr,
     NOISE: tl.constexpr,
+    FORCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write the new gradients in place: grad <- A grad + B theta + sigma xi."""
+    """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE."""
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
     head_stride, size = _sizes(row, ALIGNED)
@@ -308,25 +429,29 @@ def combine_kernel(
         inside = (heads[:, None] < M) & there[None, :]
         if MP >= 16:
             g = tl.load(grad + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
-            t = tl.load(theta + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
-            t = t.to(tl.float32)
-            mean = tl.sum(t, axis=0) / M
-            t = tl.where(inside, t - mean[None, :], 0.0)
             out = tl.dot(a, g.to(tl.float32), input_precision=PRECISION)
-            push = tl.dot(b, t, input_precision=PRECISION) + sums[:, None] * mean[None, :]
+            if FORCE:
+                t = tl.load(theta + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
+                t = t.to(tl.float32)
+                mean = tl.sum(t, axis=0) / M
+                t = tl.where(inside, t - mean[None, :], 0.0)
+                push = tl.dot(b, t, input_precision=PRECISION) + sums[:, None] * mean[None, :]
+                out += push * factor
         else:
             out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             mean = tl.zeros([BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
                 g = tl.load(grad + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
                 out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
-                mean += tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
-            mean = mean / M
-            push = sums[:, None] * mean[None, :]
-            for k in tl.static_range(M):
-                t = tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32) - mean
-                push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
-        out += push * factor
+                if FORCE:
+                    mean += tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
+            if FORCE:
+                mean = mean / M
+                push = sums[:, None] * mean[None, :]
+                for k in tl.static_range(M):
+                    t = tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32) - mean
+                    push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
+                out += push * factor
         if NOISE:
             element = heads[:, None].to(tl.int64) * size + _offsets(row, column, 5, FLAT)[None, :]
             noise = _normal(tl.load(row + 8), tl.load(steps), element)

@@ -11,13 +11,51 @@ import torch
 from torch import Tensor
 
 from repulsive.particles.gram import compute_dtype, full_precision
-from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
+from repulsive.particles.logits import Circuits, centre_keys, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample
 
 LARGEST = 2**28  # largest number of bytes of second moments in memory at a time
+
+
+class ForceNumbers:
+    """Scalars of the forces of several layers, one tensor [L] each. Those for reports are computed when first needed.
+
+    Args:
+        layers: the layer numbers.
+        alpha: repulsive weights.
+        norm: norms of the forces.
+        bandwidth: bandwidths of the kernel.
+        products: inner products of the functions of heads, [L, M, M].
+    """
+
+    def __init__(
+        self, layers: Sequence[int], alpha: Tensor, norm: Tensor, bandwidth: Tensor, products: Tensor | None
+    ) -> None:
+        self.layers = tuple(layers)
+        self._first = (alpha, norm, bandwidth)
+        self._products = products
+        self._rest: tuple[Tensor, ...] | None = None
+
+    @classmethod
+    def saved(cls, layer: int, values: Tensor) -> ForceNumbers:
+        """Restore the numbers of one layer from the six numbers in `values`."""
+        alpha, norm, bandwidth, *rest = values.unsqueeze(1).unbind(0)
+        numbers = cls((layer,), alpha, norm, bandwidth, None)
+        numbers._rest = tuple(rest)
+        return numbers
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        """Weight, norm, bandwidth, mean distance between unit functions, mean and largest cosine, [L] each."""
+        if self._rest is None:
+            assert self._products is not None
+            distance = mean_distance(unit_distances(self._products))
+            self._rest = (distance, *mean_and_largest(cosines(self._products)))
+            self._products = None
+        return (*self._first, *self._rest)
 
 
 @dataclass(frozen=True)
@@ -27,26 +65,13 @@ class LayerForce:
     Args:
         parts: for each of the layer's sides (such as q and k), one tensor per target parameter: [M, rows, columns], or
             [M, rows] for a bias.
-        alpha: current repulsive weight; a scalar, like all fields below.
-        norm: norm of all tensors in `parts` together.
-        bandwidth: bandwidth of the kernel.
-        distance: mean distance between two heads' logits, normalised as unit functions.
-        similarity: mean cosine between two heads' logits.
-        largest: largest cosine between two heads' logits.
+        numbers: scalars of the forces of this layer and others.
+        row: row of this layer in `numbers`.
     """
 
     parts: tuple[tuple[Tensor, ...], ...]
-    alpha: Tensor
-    norm: Tensor
-    bandwidth: Tensor
-    distance: Tensor
-    similarity: Tensor
-    largest: Tensor
-
-    @property
-    def numbers(self) -> tuple[Tensor, ...]:
-        """Return the scalar fields in order of definition."""
-        return self.alpha, self.norm, self.bandwidth, self.distance, self.similarity, self.largest
+    numbers: ForceNumbers
+    row: int
 
 
 def logit_forces(
@@ -91,7 +116,7 @@ def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sam
     separate = number if q.norm is not None or k.norm is not None else None
     sizes = [tuple(x.shape) for s in (q, k) for x in (*s.inputs, s.outputs)]
     factors = [t.factor for p in (layer.query, layer.key) for t in p.targets]
-    return (separate, layer.reads, *sizes, *factors, q.outputs.dtype, q.outputs.device)
+    return (separate, layer.reads, *sizes, *factors, q.is_full, k.is_full, k.count, q.outputs.dtype, q.outputs.device)
 
 
 def _force_of_equal_shapes(
@@ -104,15 +129,19 @@ def _force_of_equal_shapes(
 ) -> dict[int, LayerForce]:
     query, key = ([samples[number, part] for number in members] for part in ("q", "k"))
     dtype = compute_dtype(query[0].outputs)
-    raw_q, raw_k = (torch.stack([s.outputs for s in side]).to(dtype) for side in (query, key))  # [L, N, M, d]
-    weights_q, weights_k = (torch.stack([s.weights for s in side]).to(dtype) for side in (query, key))  # [L, N]
+    raw_q, raw_k = (_stack([s.outputs for s in side]).to(dtype) for side in (query, key))  # [L, N, M, d]
+    weights_q, weights_k = (_stack([s.weights for s in side]).to(dtype) for side in (query, key))  # [L or 1, N]
     norm_q, norm_k = query[0].norm, key[0].norm
     with torch.enable_grad():
         raw_q.requires_grad_(norm_q is not None)
         raw_k.requires_grad_(norm_k is not None)
-        q = (raw_q if norm_q is None else norm_q(raw_q)) * weights_q[..., None, None]
+        q = raw_q if norm_q is None else norm_q(raw_q)
+        q = q if all(s.is_full for s in query) else q * weights_q[..., None, None]
         k = raw_k if norm_k is None else norm_k(raw_k)
-        k = _centred(k, weights_k, torch.stack([s.sequences for s in key]), max(s.count for s in key))
+        if all(s.is_full for s in key):
+            k = centre_keys(k.unflatten(1, (key[0].count, -1))).flatten(1, 2)
+        else:
+            k = _centred(k, weights_k, _stack([s.sequences for s in key]), max(s.count for s in key))
     circuits = Circuits(q.detach(), k.detach(), right_of=layers[members[0]].reads)
     moments = circuits.moments()
     products = (moments[0] * moments[1]).sum((-3, -1))  # [L, M, M]
@@ -126,19 +155,31 @@ def _force_of_equal_shapes(
         (push_k,) = torch.autograd.grad(k, raw_k, push_k)
     on_query = to_targets(push_q, query, [layers[number].query for number in members])
     on_key = to_targets(push_k, key, [layers[number].key for number in members])
-    squares = sum(f.flatten(1).square().sum(1) for f in (*on_query, *on_key))
-    assert isinstance(squares, Tensor)
-    norms, distance = squares.sqrt(), mean_distance(unit_distances(products))  # [L]
-    alpha = rule.weight_of(step, None if drives is None else drives[list(members)].to(norms), norms)
+    norms = torch.stack([torch.linalg.vector_norm(f.flatten(1), dim=1) for f in (*on_query, *on_key)])
+    norms = torch.linalg.vector_norm(norms, dim=0)  # [L]
+    drive = None if drives is None else rows_of(drives, members).to(norms)
+    alpha = rule.weight_of(step, drive, norms)
     query_parts, key_parts = (
         [(f * alpha.to(f.dtype).view(-1, *[1] * (f.ndim - 1))).unbind(0) for f in side] for side in (on_query, on_key)
     )
-    numbers = (alpha, alpha * norms, interaction.bandwidth, distance, *mean_and_largest(cosines(products)))
-    columns = zip(*(number.unbind(0) for number in numbers), strict=True)
+    numbers = ForceNumbers(members, alpha, alpha * norms, interaction.bandwidth, products)
     return {
-        number: LayerForce((tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts)), *row)
-        for i, (number, row) in enumerate(zip(members, columns, strict=True))
+        number: LayerForce((tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts)), numbers, i)
+        for i, number in enumerate(members)
     }
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """Stack tensors; the same tensor several times becomes one row, [1, ...]."""
+    first = tensors[0]
+    return first.unsqueeze(0) if all(tensor is first for tensor in tensors) else torch.stack(tensors)
+
+
+def rows_of(values: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Select rows without copying an index to the device."""
+    if list(numbers) == list(range(len(values))):
+        return values
+    return torch.stack([values[number] for number in numbers])
 
 
 def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Tensor:
@@ -160,7 +201,7 @@ def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Pr
         if target.is_bias:
             force = push.sum(1)  # [L, M, d]
         else:
-            x = torch.stack([s.inputs[place] for s in samples]).to(push.dtype)  # [L, N, D_in]
+            x = _stack([s.inputs[place] for s in samples]).to(push.dtype)  # [L, N, D_in]
             place += 1
             force = (flat.mT @ x).unflatten(1, push.shape[-2:])  # [L, M, d, D_in]
         if width < rows:  # the other rows are for positions and do not enter these logits

@@ -18,9 +18,14 @@ _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 
 
 def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Find the masks in the arguments of a call, by argument name."""
+    """Find the masks in the arguments of a call, by argument name.
+
+    An argument may also be an object whose attribute `real` is the mask, as in the translation model of `lab`.
+    """
     named = dict(zip(_parameters(module), args, strict=False)) | dict(kwargs)
-    return {name: value for name, value in named.items() if name in NAMES and isinstance(value, Tensor)}
+    given = {name: value for name, value in named.items() if name in NAMES}
+    masks = {name: v if isinstance(v, Tensor) else getattr(v, "real", None) for name, v in given.items()}
+    return {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
 
 
 def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:

@@ -47,6 +47,9 @@ class Sampler:
         self._model = model
         self._masks: dict[str, Tensor] = {}  # masks of the model's last call, by argument name
         self._local: dict[int, dict[str, Tensor]] = {}  # masks of each attention layer's last call
+        self._valid: dict[
+            tuple[object, ...], tuple[list[Tensor], Tensor | None]
+        ] = {}  # masks of this pass as bool [B, T]
         self._model_hooks: list[RemovableHandle] = []
         self._layer_hooks: list[RemovableHandle] = []
         self.is_compiled = False  # whether a compiled model has called the hooks
@@ -118,7 +121,7 @@ class Sampler:
     def clear(self) -> None:
         """Discard all tokens and masks."""
         self.taken.clear()
-        self._masks, self._local = {}, {}
+        self._masks, self._local, self._valid = {}, {}, {}
 
     def _on_model(self, is_outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling() and is_capturing():
@@ -127,7 +130,7 @@ class Sampler:
             masks = masks_in(module, args, kwargs)
             if masks or is_outer:  # a wrapper may hide argument names that the inner model has
                 self._masks = masks
-            self._local = {}
+            self._local, self._valid = {}, {}
 
     def _on_attention(self, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_sampled(module):
@@ -144,20 +147,38 @@ class Sampler:
             given = self._tokens(projection, part, args, kwargs)
             if not isinstance(given, Tensor):
                 raise RuleError(f"{projection.group.name}: expected a tensor as its input, got {type(given).__name__}")
-            result = given if projection.is_torch else output
-            masks = masks_in(module, args, kwargs) if projection.is_torch else self._local.get(number, {})
+            is_torch = projection.is_torch
+            result = given if is_torch else output
+            masks = masks_in(module, args, kwargs) if is_torch else self._local.get(number, {})
             shape = grid_of(given, projection)
-            where = self.layers[number].where
-            role = "q" if part == "q" else "k"  # values come from the same tokens as keys
-            valid = valid_tokens(self._masks, shape, where, role)
-            if valid is None:
-                valid = valid_tokens(masks, shape, where, role)
+            valid = self._real_tokens(masks, shape, self.layers[number].where, part)
             if torch.compiler.is_compiling():
                 torch.ops.repulsive.take_tokens(
                     given.detach(), result.detach(), valid, self.number, number, PARTS.index(part), self.written
                 )
             else:
-                self.taken.take(number, part, given.detach(), result.detach(), valid)
+                self.taken.take(number, part, given.detach(), result.detach(), valid, shape)
+
+    def _real_tokens(self, masks: dict[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:
+        """Find the tokens that are not padding, from the masks of the model or else of the layer.
+
+        Layers that receive the same masks share the result, and so the sampled positions.
+        """
+        role = "q" if part == "q" else "k"  # values come from the same tokens as keys
+        for some in (self._masks, masks):
+            if not some:
+                continue
+            if torch.compiler.is_compiling():
+                valid = valid_tokens(some, shape, where, role)
+            else:
+                tensors = list(some.values())
+                key = (*map(id, tensors), shape, where, role if where == "cross" else "")
+                if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
+                    self._valid[key] = tensors, valid_tokens(some, shape, where, role)
+                valid = self._valid[key][1]
+            if valid is not None:
+                return valid
+        return None
 
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:
@@ -191,7 +212,7 @@ class Hook:
 def _take_tokens(
     given: Tensor, result: Tensor, valid: Tensor | None, sampler: int, layer: int, part: int, written: Tensor
 ) -> None:
-    """Call `Samples.take` as a custom operator in compiled models, if at run time a sample is wanted."""
+    """Call `Samples.take` as an operator in compiled models, if at run time a sample is wanted."""
     target = _samplers.get(sampler)
     if target is not None:
         target.is_compiled = True
@@ -199,5 +220,12 @@ def _take_tokens(
         target.taken.take(layer, PARTS[part], given, result, valid)
 
 
-_SCHEMA = "(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, int part, Tensor(a!) written) -> ()"
-torch.library.custom_op("repulsive::take_tokens", _take_tokens, mutates_args=("written",), schema=_SCHEMA)
+# Defined with the low-level interface: a call of `torch.library.custom_op` takes a hundred times as long, and a
+# compiled model makes two calls per layer in every step.
+_library = torch.library.Library("repulsive", "FRAGMENT")
+_library.define(
+    "take_tokens(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, int part, Tensor(a!) written)"
+    " -> ()"
+)
+_library.impl("take_tokens", _take_tokens, "CompositeExplicitAutograd")
+torch.library.register_fake("repulsive::take_tokens", lambda *args: None, lib=_library)

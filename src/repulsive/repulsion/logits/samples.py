@@ -28,6 +28,7 @@ class Sample:
         sequences: index of the sequence that each token belongs to, int64 [N].
         count: number of sequences.
         norm: norm on q or k during the forward pass, or None.
+        is_full: see `Positions`.
     """
 
     inputs: tuple[Tensor, ...]
@@ -36,6 +37,48 @@ class Sample:
     sequences: Tensor
     count: int
     norm: NormFormula | None = None
+    is_full: bool = False
+
+
+@dataclass
+class _Source:
+    """What `Samples.take` needs to know of a projection, looked up once.
+
+    Args:
+        projection: the projection.
+        is_torch: whether it belongs to `nn.MultiheadAttention`.
+        sizes: number of heads and width of a head.
+        columns: output features of all heads; a slice if they follow each other.
+        adapters: modules of LoRA adapters, whose inputs are recorded.
+        centres: whether a norm on its output subtracts the mean; None before the first sample.
+    """
+
+    projection: Projection
+    is_torch: bool
+    sizes: tuple[int, int]
+    columns: Tensor | slice
+    adapters: list[nn.Module]
+    centres: bool | None = None
+
+    @classmethod
+    def of(cls, projection: Projection) -> _Source:
+        rows = projection.rows.flatten()
+        first, count = int(rows[0]), len(rows)
+        is_contiguous = torch.equal(rows, torch.arange(first, first + count))
+        columns = slice(first, first + count) if is_contiguous else rows
+        modules = [target.slice.module for target in projection.targets]
+        adapters = modules if modules[0] is not projection.output else []
+        return cls(projection, projection.is_torch, (projection.group.num_heads, projection.width), columns, adapters)
+
+    def take_columns(self, outputs: Tensor) -> Tensor:
+        """Select the features of heads from projected tokens, [N, features] -> [N, M, d]."""
+        if isinstance(self.columns, Tensor):
+            self.columns = self.columns.to(outputs.device)
+            outputs = outputs[:, self.columns]
+        elif self.columns != slice(0, outputs.shape[-1]):
+            outputs = outputs[:, self.columns]
+        heads: Tensor = outputs.unflatten(-1, self.sizes)
+        return heads
 
 
 class Samples:
@@ -51,59 +94,73 @@ class Samples:
         self.layers, self.tokens, self.seed = list(layers), tokens, seed
         self.step = 0  # optimizer step of the next forward pass
         self.latest: dict[tuple[int, str], Sample] = {}
+        self._captured: dict[tuple[int, str], Sample] = {}  # of the last CUDA graph that was captured
         self.adapter_inputs: dict[nn.Module, Tensor] = {}  # inputs of `lora_B` in the last forward pass
-        self._positions: dict[tuple[object, ...], Positions] = {}
-        self._columns_of: dict[tuple[int, str, torch.device], Tensor | slice] = {}
+        # With their masks, so that no other mask gets the address of one while it is a key.
+        self._positions: dict[tuple[object, ...], tuple[Positions, Tensor | None]] = {}
+        self._sources: dict[tuple[int, str], _Source] = {}
         self._checked: set[tuple[int, str]] = set()
         self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
 
     def clear(self) -> None:
-        """Discard all tokens."""
-        self.latest.clear()
+        """Discard all tokens, except those of a CUDA graph, which every replay renews."""
+        self.latest = dict(self._captured)
         self.adapter_inputs.clear()
         self._positions.clear()
         self._given = None
 
-    @torch.no_grad()
-    def take(self, number: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
+    def take(
+        self,
+        number: int,
+        part: str,
+        given: Tensor,
+        result: Tensor,
+        valid: Tensor | None,
+        shape: tuple[int, int] | None = None,
+    ) -> None:
         """Sample the tokens of one call of a projection.
 
         Args:
             number: layer number.
             part: "q", "k" or "v".
-            given: input of the projection [..., D_in].
-            result: output of the projection [..., features]; for `nn.MultiheadAttention` the input again.
+            given: input of the projection [..., D_in], detached.
+            result: output of the projection [..., features], detached; for `nn.MultiheadAttention` the input again.
             valid: bool [B, T], False for padding; None if there is no padding.
+            shape: the result of `grid_of`, if it is known.
         """
-        projection = self.layers[number].watched[part]
-        at = self._choose(grid_of(given, projection), valid, given.device)
+        source = self._sources.get((number, part))
+        if source is None:
+            source = self._sources[number, part] = _Source.of(self.layers[number].watched[part])
+        projection = source.projection
+        at = self._choose(shape or grid_of(given, projection), valid, given.device)
         flat = self._sampled_rows(given, projection, at)  # [N, D_in]
-        if projection.is_torch:
-            outputs = self._project(projection, flat)
+        if source.is_torch:
+            outputs = self._project(projection, flat).unflatten(-1, source.sizes)
         else:
-            whole = result.flatten(0, -2).index_select(0, at.index)  # [N, features]
-            outputs = whole[:, self._columns(number, part, projection, whole.device)]
-        outputs = outputs.unflatten(-1, (projection.group.num_heads, projection.width))
-        inputs = [flat]
-        if projection.targets[0].slice.module is not projection.output:
-            modules = [target.slice.module for target in projection.targets]
-            recorded = [self.adapter_inputs[module] for module in modules if module in self.adapter_inputs]
-            inputs = [x.flatten(0, -2).index_select(0, at.index) for x in recorded]
+            outputs = source.take_columns(result.reshape(-1, result.shape[-1]).index_select(0, at.index))
+        inputs: tuple[Tensor, ...] = (flat,)
+        if source.adapters:
+            recorded = [self.adapter_inputs[module] for module in source.adapters if module in self.adapter_inputs]
+            inputs = tuple(x.flatten(0, -2).index_select(0, at.index) for x in recorded)
         norm = None
         if projection.norm is not None:
-            norm = formula_of(projection.norm, outputs, projection.group.name)
+            norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
+            source.centres = norm.centres
         if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
             self._check(number, part, projection, flat, outputs)
-        self.latest[number, part] = Sample(tuple(inputs), outputs, at.weights, at.sequences, at.count, norm)
+        sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
+        self.latest[number, part] = sample
+        if is_capturing():
+            self._captured[number, part] = sample
 
     def _choose(self, shape: tuple[int, int], valid: Tensor | None, device: torch.device) -> Positions:
         """Choose the positions to sample in one call; layers that see the same batch share positions."""
-        step = None if is_capturing() else self.step  # a CUDA graph cannot draw random numbers: use the last positions
+        step = None if is_capturing() else self.step
         key = (shape, device, None if valid is None else valid.data_ptr(), step)
         if key not in self._positions:
-            self._positions[key] = choose(shape, self.tokens, valid, device, seed=self.seed, step=self.step)
-            self._positions[*key[:3], None] = self._positions[key]
-        return self._positions[key]
+            positions = choose(shape, self.tokens, valid, device, seed=self.seed, step=step)
+            self._positions[key] = positions, valid
+        return self._positions[key][0]
 
     def _sampled_rows(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
         """Take the sampled rows of a projection's input, [N, D_in]."""
@@ -114,15 +171,6 @@ class Samples:
         flat = _flat(given, projection).index_select(0, at.index)
         self._given = given, at, flat
         return flat
-
-    def _columns(self, number: int, part: str, projection: Projection, device: torch.device) -> Tensor | slice:
-        key = (number, part, device)
-        if key not in self._columns_of:
-            rows = projection.rows.flatten()
-            first = int(rows[0])
-            is_contiguous = torch.equal(rows, torch.arange(first, first + len(rows)))
-            self._columns_of[key] = slice(first, first + len(rows)) if is_contiguous else rows.to(device)
-        return self._columns_of[key]
 
     def _project(self, projection: Projection, tokens: Tensor) -> Tensor:
         weight, *bias = [target.slice for target in projection.targets]

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repulsive.heads.layout import HeadGroup
+from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.backends.eager import EagerUpdate, Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.force import LayerForce, logit_forces
+from repulsive.repulsion.logits.force import ForceNumbers, logit_forces, rows_of
 from repulsive.repulsion.logits.gather import gather_samples, world_size
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
 from repulsive.repulsion.logits.renewal import is_renewed
 from repulsive.repulsion.logits.sampler import Sampler
 from repulsive.repulsion.logits.value_circuits import ValueLayer, value_force, value_layers
-from repulsive.repulsion.logits.writer import Writer, Written, gradient_norms
+from repulsive.repulsion.logits.writer import GradientNorms, Writer, Written
 
 
 @dataclass
@@ -30,11 +30,13 @@ class Held:
 
     Args:
         sides: for each side of the layer (q and k, or v and o), its parameters and the force on each.
-        measured: the scalars of the force, without its tensors.
+        numbers: the scalars of the force, with those of other layers.
+        row: row of this layer in `numbers`.
     """
 
     sides: list[list[Written]]
-    measured: LayerForce
+    numbers: ForceNumbers
+    row: int
 
 
 class LogitRepulsion:
@@ -60,6 +62,9 @@ class LogitRepulsion:
         self.held: dict[int, Held] = {}
         self.renewals = 0  # number of times that forces were computed, so that an update notices new forces
         self._shares: dict[int, float] = {}  # number of heads -> factor on the gradient
+        self._layer_shares: Tensor | None = None  # factor of each layer, on the device of the gradients
+        self._targets = [[targets for _, targets in layer.sides] for layer in self.layers]
+        self._norms = GradientNorms([[target.slice for targets in one for target in targets] for one in self._targets])
         self._warned = False
 
     def attach(self) -> None:
@@ -102,20 +107,20 @@ class LogitRepulsion:
         for number, layer in enumerate(self.layers):
             if isinstance(layer, ValueLayer) and (number, "v") in samples:
                 drive = None if drives is None else drives[number]
-                forces[number] = value_force(layer, samples[number, "v"], self.rule, step, drive)
+                forces[number] = value_force(number, layer, samples[number, "v"], self.rule, step, drive)
         for number, force in forces.items():
-            targets = [targets for _, targets in self.layers[number].sides]
-            sides = [_written(one, part) for one, part in zip(targets, force.parts, strict=True)]
-            self.held[number] = Held(sides, replace(force, parts=()))
+            sides = [_written(one, part) for one, part in zip(self._targets[number], force.parts, strict=True)]
+            self.held[number] = Held(sides, force.numbers, force.row)
         self.renewals += 1
         if not is_capturing():
             self.sampler.clear()
 
     def drive_norms(self, scale: Tensor | None) -> Tensor:
         """Compute |drive| of every layer: the norm of its heads' gradients after scaling, without repulsion."""
-        parts = [[target.slice for _, targets in layer.sides for target in targets] for layer in self.layers]
-        norms = gradient_norms(parts)
-        shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
+        norms = self._norms()
+        if self._layer_shares is None or self._layer_shares.device != norms.device:
+            self._layer_shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
+        shares = self._layer_shares
         return shares * norms if scale is None else shares * norms / scale.to(norms)
 
     def share(self, layer: CircuitLayer) -> float:
@@ -147,7 +152,8 @@ class LogitRepulsion:
         forces = {}
         for number, held in self.held.items():
             tensors = [one.force for side in held.sides for one in side if one.force is not None]
-            forces[self.layers[number].name] = [*tensors, torch.stack([x.double() for x in held.measured.numbers])]
+            numbers = torch.stack([values[held.row].double() for values in held.numbers.values])
+            forces[self.layers[number].name] = [*tensors, numbers]
         return forces
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
@@ -159,7 +165,7 @@ class LogitRepulsion:
                 continue
             rest = iter(tensor.to(layer.sides[0][1][0].slice.parameter().device) for tensor in tensors)
             sides = [[Written(target.slice, next(rest)) for target in targets] for _, targets in layer.sides]
-            self.held[number] = Held(sides, LayerForce((), *next(rest).unbind(0)))
+            self.held[number] = Held(sides, ForceNumbers.saved(number, next(rest)), 0)
         self.renewals += 1
         self.expect(step)
 
@@ -172,15 +178,24 @@ class LogitUpdate:
         self.source = source
         self._names = {group.name for group in groups}
         self._noise = EagerUpdate(self.groups, seed)
-        self._writers: list[Writer] = []
         self._renewals = -1
         self._numbers: dict[str, int] = {}
         for number, layer in enumerate(source.layers):
             self._numbers |= {group.name: number for group, _ in layer.sides}
+        self._writers = self._make_writers()
 
-    def again(self, rule: Rule | None) -> bool:
-        """Return False: an update is never replayed, because forces change."""
-        return False
+    def again(
+        self,
+        rule: Rule | None,
+        rates: Mapping[int, float],
+        *,
+        step: int,
+        scale: Tensor | None = None,
+        measure: bool = False,
+        draw_noise: bool = True,
+    ) -> dict[str, Measured] | None:
+        """Return None: an update is never repeated, because forces change."""
+        return None
 
     def run(
         self,
@@ -203,8 +218,8 @@ class LogitUpdate:
                 source.renewals += 1
             measured = self._measure(step, scale) if measure else {}
             if self._renewals != source.renewals:
-                self._writers, self._renewals = self._make_writers(), source.renewals
-            for writer in self._writers:
+                self._load_writers()
+            for writer, _ in self._writers:
                 writer.write(scale)
             if draw_noise and rule.noise_scale(1.0):
                 self._noise.add_to_gradients(rule, rates, step=step, scale=scale)
@@ -219,28 +234,41 @@ class LogitUpdate:
         """Yield each parameter with standard normal numbers for the elements that this rank stores."""
         return self._noise.standard_noise(step=step)
 
-    def _make_writers(self) -> list[Writer]:
-        """Build one writer for each factor on gradients; the factor depends on the number of heads."""
-        by_share: dict[float, list[Written]] = {}
+    def _make_writers(self) -> list[tuple[Writer, list[tuple[int, int, int]]]]:
+        """Build one writer for each factor on gradients, which depends on the number of heads.
+
+        Returns:
+            Writers, each with the layer, the side and the target of its slices.
+        """
+        by_share: dict[float, tuple[list[HeadSlice], list[tuple[int, int, int]]]] = {}
         for number, layer in enumerate(self.source.layers):
-            held = self.source.held.get(number)
-            for index, (group, targets) in enumerate(layer.sides):
+            for side, (group, targets) in enumerate(layer.sides):
                 if group.name in self._names:
-                    without_force = [Written(target.slice, None) for target in targets]
-                    written = without_force if held is None else held.sides[index]
-                    by_share.setdefault(self.source.share(layer), []).extend(written)
-        return [Writer(written, share) for share, written in by_share.items()]
+                    slices, places = by_share.setdefault(self.source.share(layer), ([], []))
+                    slices += [target.slice for target in targets]
+                    places += [(number, side, index) for index in range(len(targets))]
+        return [(Writer(slices, share), places) for share, (slices, places) in by_share.items()]
+
+    def _load_writers(self) -> None:
+        """Give the current forces to the writers."""
+        held = self.source.held
+        for writer, places in self._writers:
+            writer.load([held[n].sides[side][index].force if n in held else None for n, side, index in places])
+        self._renewals = self.source.renewals
 
     def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
         drives = self.source.drive_norms(scale)
+        measures: dict[int, Measure] = {}
         measured: dict[str, Measured] = {}
         for group in self.groups:
-            number = self._numbers[group.name]
-            if (held := self.source.held.get(number)) is not None:
-                force = held.measured
-                values = (drives[number], force.norm, force.bandwidth, force.distance, force.alpha)
-                measure = Measure(*(value.reshape(1) for value in (*values, force.similarity, force.largest)))
-                measured[group.name] = Measured(step, measure, 0)
+            if (held := self.source.held.get(self._numbers[group.name])) is None:
+                continue
+            numbers = held.numbers
+            if id(numbers) not in measures:
+                alpha, norm, bandwidth, distance, *cosines = numbers.values
+                drive = rows_of(drives, numbers.layers)
+                measures[id(numbers)] = Measure(drive, norm, bandwidth, distance, alpha, *cosines)
+            measured[group.name] = Measured(step, measures[id(numbers)], held.row)
         return measured
 
 

@@ -18,10 +18,9 @@ from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.table.output_projection import output_projection
 from repulsive.particles.gram import compute_dtype, full_precision
-from repulsive.particles.logits import Circuits, cosines, function_gram, mean_and_largest
-from repulsive.particles.rule import mean_distance
+from repulsive.particles.logits import Circuits, function_gram
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.logits.force import LayerForce, to_targets, unit_distances
+from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, to_targets
 from repulsive.repulsion.logits.projections import Projection, Target, projection_of, reads_of
 from repulsive.repulsion.logits.samples import Sample
 
@@ -96,8 +95,10 @@ def value_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[ValueLay
     return pairs
 
 
-def value_force(layer: ValueLayer, sample: Sample, rule: SVGD, step: int, drive: Tensor | None) -> LayerForce:
-    """Compute the force between the value-output circuits of one layer."""
+def value_force(
+    number: int, layer: ValueLayer, sample: Sample, rule: SVGD, step: int, drive: Tensor | None
+) -> LayerForce:
+    """Compute the force between the value-output circuits of one layer, which has the given number."""
     dtype = compute_dtype(sample.outputs)
     values = sample.outputs.to(dtype) * sample.weights.to(dtype)[:, None, None]  # [N, M_v, d]
     part = layer.out.slices[0]
@@ -114,10 +115,9 @@ def value_force(layer: ValueLayer, sample: Sample, rule: SVGD, step: int, drive:
         sides = [[f[0] for f in on_value], [on_columns.movedim(0, 2)]]  # [M, d, D]
         norm = torch.stack([f.square().sum() for side in sides for f in side]).sum().sqrt()
         alpha = rule.weight_of(step, None if drive is None else drive.to(norm), norm)
-        distance = mean_distance(unit_distances(products))
-        numbers = (alpha, alpha * norm, interaction.bandwidth, distance, *mean_and_largest(cosines(products)))
+        rows = (value.unsqueeze(0) for value in (alpha, alpha * norm, interaction.bandwidth, products))
         parts = tuple(tuple(f * alpha.to(f.dtype) for f in side) for side in sides)
-    return LayerForce(parts, *numbers)
+    return LayerForce(parts, ForceNumbers((number,), *rows), 0)
 
 
 def _outputs(value: HeadGroup, query: HeadGroup, modules: Mapping[str, nn.Module]) -> HeadGroup:

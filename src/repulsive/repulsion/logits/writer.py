@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from repulsive.heads.layout import HeadSlice
 from repulsive.repulsion.sharding.shard_layout import gradient_of, is_sharded, local_part
@@ -26,46 +25,101 @@ class Written:
     force: Tensor | None
 
 
-@dataclass(frozen=True)
-class _Change:
-    """The change gradient <- factor x gradient + force of one parameter; tensors have the shape of this rank's part."""
+@dataclass
+class _Parameter:
+    """A parameter that a writer changes, with all of its slices.
 
-    slice: HeadSlice
-    factor: Tensor | None  # None: the writer's share for all rows
-    force: Tensor | None
-    registry: dict[str, Tensor] | None  # the module's parameters, for a fast lookup of a plain tensor
+    Args:
+        slices: the slices.
+        places: position of each slice in the writer's list.
+        registry: the module's parameters, for a fast lookup; None if the tensor is not in it.
+        is_whole: whether there is one slice, which covers the parameter.
+        packed: force on the whole parameter, zero outside of the slices; unless `is_whole`.
+        factor: share in the rows of the slices and 1 elsewhere; unless `is_whole`.
+    """
+
+    slices: list[HeadSlice]
+    places: list[int]
+    registry: dict[str, Tensor] | None = None
+    is_whole: bool = False
+    packed: Tensor | None = None
+    factor: Tensor | None = None
+
+    def current(self) -> Tensor:
+        first = self.slices[0]
+        return first.parameter() if self.registry is None else self.registry[first.attribute]
 
     def gradient(self) -> Tensor | None:
         """Return the current gradient, or this rank's part of it; None if there is no gradient."""
-        if self.registry is not None:
-            return self.registry[self.slice.attribute].grad
-        if self.slice.parameter().grad is None:
+        if self.current().grad is None:
             return None
-        grad = gradient_of(self.slice)
+        grad = gradient_of(self.slices[0])
         return grad.to_local() if is_sharded(grad) else grad
+
+
+@dataclass
+class _Kind:
+    """Parameters whose gradients change in the same calls: by a scalar or a tensor factor, with or without a force."""
+
+    parameters: list[_Parameter] = field(default_factory=list)
+    factors: list[Tensor] = field(default_factory=list)
+    forces: list[Tensor] = field(default_factory=list)
+    slots: list[tuple[dict[str, Tensor], str]] | None = None  # lookups, if no parameter is sharded
+
+    def gradients(self) -> list[Tensor | None]:
+        if self.slots is None:
+            return [parameter.gradient() for parameter in self.parameters]
+        return [registry[name].grad for registry, name in self.slots]
 
 
 class Writer:
     """Apply gradient <- share x gradient + force to the rows of many slices in a few calls.
 
     Args:
-        written: rows and forces.
+        slices: the rows.
         share: factor on the gradient of these rows.
     """
 
-    def __init__(self, written: Sequence[Written], share: float) -> None:
+    def __init__(self, slices: Sequence[HeadSlice], share: float) -> None:
         self.share = share
-        owners: dict[tuple[int, str], list[Written]] = defaultdict(list)
-        for one in written:
-            owners[id(one.slice.module), one.slice.attribute].append(one)
+        owners: dict[tuple[int, str], _Parameter] = {}
+        for place, one in enumerate(slices):
+            owner = owners.setdefault((id(one.module), one.attribute), _Parameter([], []))
+            owner.slices.append(one)
+            owner.places.append(place)
+        self._parameters = list(owners.values())
+        for owner in self._parameters:
+            first = owner.slices[0]
+            owner.is_whole = len(owner.slices) == 1 and first.is_whole
+            kept: dict[str, Tensor] = first.module._parameters  # type: ignore[assignment]
+            owner.registry = kept if first.attribute in kept else None
         self._factors: dict[tuple[object, ...], Tensor] = {}  # shared between equal parameters
-        changes = [self._change(members) for members in owners.values()]
-        # Grouped by scalar or tensor factor, and with or without a force: each kind is one call.
-        self._kinds = [
-            [change for change in changes if (change.factor is None) == plain and (change.force is None) == empty]
-            for plain in (True, False)
-            for empty in (True, False)
-        ]
+        self._kinds: list[_Kind] = []
+
+    def load(self, forces: Sequence[Tensor | None]) -> None:
+        """Set the force on each slice, [M, rows, ...]; None for no force."""
+        kinds: dict[tuple[bool, bool, bool], _Kind] = {}
+        for owner in self._parameters:
+            parameter = owner.current()
+            force, factor = self._force(owner, forces, parameter), self._factor(owner, parameter)
+            is_slow = owner.registry is None
+            if type(parameter) is not nn.Parameter and is_sharded(parameter):
+                mesh, placements = parameter.device_mesh, tuple(parameter.placements)
+                force, factor = (None if t is None else local_part(t, mesh, placements) for t in (force, factor))
+                is_slow = True
+            key = (factor is None, force is None, is_slow)
+            if key not in kinds:
+                kinds[key] = _Kind()
+            kind = kinds[key]
+            kind.parameters.append(owner)
+            if factor is not None:
+                kind.factors.append(factor)
+            if force is not None:
+                kind.forces.append(force)
+        for (_, _, is_slow), kind in kinds.items():
+            if not is_slow:
+                kind.slots = [(one.registry or {}, one.slices[0].attribute) for one in kind.parameters]
+        self._kinds = list(kinds.values())
 
     def write(self, scale: Tensor | None) -> None:
         """Change the current gradients; parameters without a gradient are skipped.
@@ -74,69 +128,94 @@ class Writer:
             scale: loss scale that the gradients contain, or None.
         """
         for kind in self._kinds:
-            current = [change.gradient() for change in kind]
+            factors, forces = kind.factors, kind.forces
+            current = kind.gradients()
             grads = [grad for grad in current if grad is not None]
-            if not grads:
-                continue
-            changes = kind
-            if len(grads) < len(kind):
-                changes = [change for change, grad in zip(kind, current, strict=True) if grad is not None]
-            factors = [change.factor for change in changes if change.factor is not None]
+            if len(grads) < len(current):
+                if not grads:
+                    continue
+                factors, forces = (_where_not_none(some, current) for some in (factors, forces))
             if factors:
                 torch._foreach_mul_(grads, factors)
             elif self.share != 1:
                 torch._foreach_mul_(grads, self.share)
-            forces = [change.force for change in changes if change.force is not None]
             if forces and scale is not None:
                 forces = list(torch._foreach_mul(forces, scale.to(forces[0])))
             if forces:
                 torch._foreach_add_(grads, forces)
 
-    def _change(self, members: Sequence[Written]) -> _Change:
-        first = members[0].slice
-        parameter = first.parameter()
-        whole = len(members) == 1 and first.is_whole
-        force: Tensor | None = None
-        if whole and members[0].force is not None:
-            force = members[0].force.reshape(parameter.shape).to(parameter.dtype)
-        elif any(one.force is not None for one in members):
-            force = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            for one in members:
-                if one.force is not None:
-                    one.slice.put(force, one.force.flatten(1))
-        factor = None if whole else self._factor(members, parameter)
-        if is_sharded(parameter):
-            mesh, placements = parameter.device_mesh, tuple(parameter.placements)
-            force, factor = (None if t is None else local_part(t, mesh, placements) for t in (force, factor))
-        kept: dict[str, Tensor] = first.module._parameters  # type: ignore[assignment]
-        plain = first.attribute in kept and not is_sharded(parameter)
-        return _Change(first, factor, force, kept if plain else None)
+    def _force(self, owner: _Parameter, forces: Sequence[Tensor | None], parameter: Tensor) -> Tensor | None:
+        """Return the force on a whole parameter."""
+        if owner.is_whole:
+            force = forces[owner.places[0]]
+            if force is None:
+                return None
+            force = force.reshape(parameter.shape)
+            return force if force.dtype == parameter.dtype else force.to(parameter.dtype)
+        given = [forces[place] for place in owner.places]
+        if all(force is None for force in given):
+            return None
+        if owner.packed is None or not _are_alike(owner.packed, parameter):
+            owner.packed = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        for part, force in zip(owner.slices, given, strict=True):
+            if force is not None:
+                part.put(owner.packed, force)
+            else:
+                part.put(owner.packed, torch.zeros_like(part.take(owner.packed)))
+        return owner.packed
 
-    def _factor(self, members: Sequence[Written], parameter: Tensor) -> Tensor:
-        """Build a tensor with the share in rows that belong to heads and 1 in other rows."""
-        rows = [(one.slice.axis, tuple(one.slice.rows.flatten().tolist())) for one in members]
-        key = (*rows, parameter.shape, parameter.dtype, parameter.device)
-        if key not in self._factors:
-            factor = torch.ones(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            for one in members:
-                one.slice.put(factor, torch.full_like(one.slice.take(factor), self.share))
-            self._factors[key] = factor
-        return self._factors[key]
+    def _factor(self, owner: _Parameter, parameter: Tensor) -> Tensor | None:
+        """Return a tensor with the share in rows that belong to heads and 1 in other rows; None if all rows do."""
+        if owner.is_whole:
+            return None
+        if owner.factor is None or not _are_alike(owner.factor, parameter):
+            rows = [(one.axis, tuple(one.rows.flatten().tolist())) for one in owner.slices]
+            key = (*rows, parameter.shape, parameter.dtype, parameter.device)
+            if key not in self._factors:
+                factor = torch.ones(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+                for one in owner.slices:
+                    one.put(factor, torch.full_like(one.take(factor), self.share))
+                self._factors[key] = factor
+            owner.factor = self._factors[key]
+        return owner.factor
 
 
-def gradient_norms(layers: Sequence[Sequence[HeadSlice]]) -> Tensor:
-    """Compute the joint gradient norm of each layer's slices, [layers]; sharded gradients are gathered."""
-    rows, owners = [], []
-    for number, parts in enumerate(layers):
-        for part in parts:
-            if part.parameter().grad is None:
-                continue
-            grad = gradient_of(part).detach()
-            whole = grad.full_tensor() if is_sharded(grad) else grad
-            rows.append(whole if part.is_whole else part.take(whole))
-            owners.append(number)
-    if not rows:
-        return torch.zeros(len(layers))
-    squares = torch.stack(torch._foreach_norm(rows)).float().square()
-    index = torch.tensor(owners).to(squares.device)
-    return squares.new_zeros(len(layers)).index_add_(0, index, squares).sqrt()
+def _are_alike(tensor: Tensor, parameter: Tensor) -> bool:
+    is_same_kind = tensor.dtype == parameter.dtype and tensor.device == parameter.device
+    return is_same_kind and tensor.shape == parameter.shape
+
+
+def _where_not_none(tensors: list[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    if not tensors:
+        return tensors
+    return [tensor for tensor, grad in zip(tensors, gradients, strict=True) if grad is not None]
+
+
+class GradientNorms:
+    """Joint gradient norm of the slices of each layer; sharded gradients are gathered.
+
+    Args:
+        layers: the slices of each layer.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[HeadSlice]]) -> None:
+        self._layers = [[(part, part.is_whole) for part in parts] for parts in layers]
+        self._index: tuple[list[int], Tensor] | None = None  # layer of each gradient; copied to the device once
+
+    def __call__(self) -> Tensor:
+        """Compute the norms, [layers]."""
+        rows, owners = [], []
+        for number, parts in enumerate(self._layers):
+            for part, is_whole in parts:
+                if part.parameter().grad is None:
+                    continue
+                grad = gradient_of(part).detach()
+                whole = grad.full_tensor() if is_sharded(grad) else grad
+                rows.append(whole if is_whole else part.take(whole))
+                owners.append(number)
+        if not rows:
+            return torch.zeros(len(self._layers))
+        squares = torch.stack(torch._foreach_norm(rows)).float().square()
+        if self._index is None or self._index[0] != owners or self._index[1].device != squares.device:
+            self._index = owners, torch.tensor(owners).to(squares.device)
+        return squares.new_zeros(len(self._layers)).index_add_(0, self._index[1], squares).sqrt()

@@ -1,0 +1,137 @@
+"""Time inside the hooks of `repel`: of the host, and of the device's own work.
+
+The ratio of two step times is noisy; the time inside hooks is not. If the host is the bottleneck of a model, the host's
+time is the cost of the rule; otherwise the device's time is. Their sum over the plain step is an upper bound of both.
+
+The hooks are those of the optimizer's step and, for `space="logits"`, of the forward pass. In a compiled model the
+forward hooks are compiled too, and their time is not included.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from repulsive.lab.bench.clock import synchronise, undisturbed
+from repulsive.lab.bench.turns import average
+from repulsive.lab.bench.twins import Twin
+from repulsive.repulsion.logits.sampler import Hook
+
+AHEAD = 40_000_000  # GPU cycles, about 20 ms: the device waits this long, while the host launches the work of a hook
+
+
+@dataclass(frozen=True)
+class HookCost:
+    """Median seconds inside the hooks of one step, by kind of step, and their average over a training.
+
+    Args:
+        host: kind of step -> seconds of the host.
+        device: kind of step -> seconds of the device; None on a CPU.
+        average: seconds of host and device together, of an average step.
+    """
+
+    host: dict[str, float]
+    device: dict[str, float] | None
+    average: float
+
+
+def measure_hooks(twin: Twin, turns: int) -> HookCost:
+    """Measure the time inside the hooks of a twin that has been warmed up, in turns that do not count for the ratio.
+
+    A plain twin that clips has no hooks; the time of its clipping is measured instead.
+    """
+    with undisturbed():
+        host = _median_by_kind(twin, turns, _HostClock(twin.device))
+        device = _median_by_kind(twin, turns, _DeviceClock()) if twin.on_gpu else None
+    both = {kind: seconds + (0.0 if device is None else device[kind]) for kind, seconds in host.items()}
+    mean = average(both["measuring"], both["ordinary"], both.get("renewing"), twin.renewals)
+    return HookCost(host, device, mean)
+
+
+class _HostClock:
+    """Sum the seconds until calls return. The device is idle before: a full queue of work would block the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spent = 0.0
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        synchronise(self._device)
+        started = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self._spent += time.perf_counter() - started
+
+    def reset(self) -> float:
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+
+class _DeviceClock:
+    """Sum the seconds of the device's work, without waiting for the host, which is ahead of the device."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(AHEAD)
+        start.record()
+        result = function(*args)
+        end.record()
+        self._events.append((start, end))
+        return result
+
+    def reset(self) -> float:
+        torch.cuda.synchronize()
+        spent = sum(start.elapsed_time(end) / 1e3 for start, end in self._events)
+        self._events = []
+        return spent
+
+
+def _median_by_kind(twin: Twin, turns: int, clock: _HostClock | _DeviceClock) -> dict[str, float]:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    with _timed_hooks(twin, clock):
+        for _ in range(turns):
+            twin.begin_turn()
+            for kind in twin.kinds:
+                synchronise(twin.device)
+                twin.step()
+                seconds[kind].append(clock.reset())
+    return {kind: statistics.median(values) for kind, values in seconds.items()}
+
+
+@contextmanager
+def _timed_hooks(twin: Twin, clock: _HostClock | _DeviceClock) -> Iterator[None]:
+    """Let a clock call the hooks of a twin: those of its optimizer, those of the forward pass, and clipping."""
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: clock.call(function, *args)
+
+    optimizer, forward = twin.optimizer, Hook.__call__
+    hooks: list[dict[int, Callable[..., Any]]] = [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+    ]
+    originals = [dict(some) for some in hooks]
+    try:
+        for some in hooks:
+            some.update({key: timed(function) for key, function in some.items()})
+        if not twin.is_compiled:  # the hooks come and go, so their class is changed
+            Hook.__call__ = lambda hook, *args: clock.call(forward, hook, *args)  # type: ignore[method-assign]
+        if twin.max_norm is not None:
+            twin.clip = timed(twin.clip)  # type: ignore[method-assign]
+        yield
+    finally:
+        for some, before in zip(hooks, originals, strict=True):
+            some.update(before)
+        Hook.__call__ = forward  # type: ignore[method-assign]
+        twin.__dict__.pop("clip", None)

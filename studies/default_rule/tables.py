@@ -1,0 +1,131 @@
+"""Is the default rule safe? Compare it with plain training and write results/default_rule.
+
+    python -m studies.default_rule.tables collect RUNS... --out results/default_rule/runs.json
+    python -m studies.default_rule.tables write --folder results/default_rule
+
+`collect` reads folders of `repulsive train` (one for each method, with a folder for each seed) and keeps their test
+losses and the norm of heads. `write` makes the table from them and from the output of `studies.default_rule.finetune`.
+
+A rule is called safe if the whole 95 % interval of its loss, relative to plain training with the same seed, is below
+0.2 %, and if heads do not grow by more than 10 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import statistics
+from pathlib import Path
+from typing import Any
+
+from repulsive.metrics import student
+from repulsive.safety.markdown import format_table
+
+LIMIT = 0.002  # of the loss
+GROWTH = 0.1  # of the norm of heads
+RUNS, FINETUNE, TABLE = "runs.json", "finetune.jsonl.xz", "README.md"
+
+Losses = dict[int, float]  # by seed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    collect = verbs.add_parser("collect", help="keep the losses of runs")
+    collect.add_argument("runs", type=Path, nargs="+", help="SYSTEM=FOLDER: a folder of `repulsive train --seeds`")
+    collect.add_argument("--out", type=Path, required=True, help="JSON file to update")
+    write = verbs.add_parser("write", help="write the table")
+    write.add_argument("--folder", type=Path, required=True)
+    options = parser.parse_args()
+    if options.verb == "collect":
+        stored = json.loads(options.out.read_text()) if options.out.is_file() else {}
+        for given in options.runs:
+            system, folder = str(given).split("=", 1)
+            stored.setdefault(system, {}).update(collected(Path(folder)))
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(stored, indent=1) + "\n")
+    else:
+        (options.folder / TABLE).write_text(page(systems(options.folder)))
+
+
+def collected(folder: Path) -> dict[str, dict[str, Any]]:
+    """Test losses by seed of every method in a folder of runs."""
+    methods: dict[str, dict[str, Any]] = {}
+    for result in sorted(folder.glob("*/seed-*/result.json")):
+        facts = json.loads(result.read_text())
+        method = methods.setdefault(result.parent.parent.name.split("+")[0], {"loss": {}, "seconds": []})
+        method["loss"][result.parent.name.removeprefix("seed-")] = facts["test"]["nll"]
+        method["seconds"].append(round(facts["seconds"], 1))
+    return methods
+
+
+def systems(folder: Path) -> dict[str, dict[str, tuple[Losses, float | None]]]:
+    """Losses by seed, and the growth of heads if it was measured, by system and method."""
+    found: dict[str, dict[str, tuple[Losses, float | None]]] = {}
+    if (folder / RUNS).is_file():
+        for system, methods in json.loads((folder / RUNS).read_text()).items():
+            found[system] = {m: ({int(s): v for s, v in row["loss"].items()}, None) for m, row in methods.items()}
+    with lzma.open(folder / FINETUNE, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    for row in rows:
+        system = found.setdefault(f"BERT fine-tuning, {row['task'].upper()}", {})
+        losses, _ = system.setdefault(row["rule"], ({}, None))
+        losses[row["seed"]] = row["loss"]
+    for name, system in found.items():
+        for method, (losses, _) in system.items():
+            norms = [r["norm"] for r in rows if name.endswith(f", {r['task'].upper()}") and r["rule"] == method]
+            system[method] = (losses, statistics.fmean(norms) - 1 if norms else None)
+    return found
+
+
+def relative(losses: Losses, plain: Losses) -> tuple[float, tuple[float, float] | None]:
+    """Mean of loss / plain loss - 1 over common seeds, and its 95 % interval."""
+    values = [losses[seed] / plain[seed] - 1 for seed in sorted(losses.keys() & plain.keys())]
+    return statistics.fmean(values), student.interval(values)
+
+
+def verdict(interval: tuple[float, float] | None, growth: float | None) -> str:
+    """Say whether a rule is safe."""
+    if interval is None:
+        return "cannot say"
+    if interval[0] > LIMIT or (growth is not None and growth > GROWTH):
+        return "not safe"
+    return "safe" if interval[1] <= LIMIT else "cannot say"
+
+
+def page(found: dict[str, dict[str, tuple[Losses, float | None]]]) -> str:
+    """The table of every system and rule."""
+    body = []
+    for system, methods in found.items():
+        plain = next((losses for name, (losses, _) in methods.items() if name in ("plain", "ma", "europarl-ma")), None)
+        for method, (losses, growth) in methods.items():
+            cells = [system, method, str(len(losses)), f"{statistics.fmean(losses.values()):.4f}"]
+            if plain is None or losses is plain:
+                body.append([*cells, "", "", ""])
+                continue
+            mean, interval = relative(losses, plain)
+            text = f"{mean:+.2%}" + (f" [{interval[0]:+.2%}, {interval[1]:+.2%}]" if interval else "")
+            body.append([*cells, text, "" if growth is None else f"{growth:+.1%}", verdict(interval, growth)])
+    header = ["system", "rule", "seeds", "test loss", "relative to plain", "norm of q and k", "verdict"]
+    return f"{INTRODUCTION}\n{format_table(header, body)}\n\n{NOTES}"
+
+
+INTRODUCTION = """# Is the default rule safe?
+
+A default must not do harm: the loss must not rise by more than 0.2 % (the whole 95 % interval, paired by seed), and
+heads must not grow by more than 10 %. One NVIDIA H200, torch 2.11.0, bf16, 2026-11-17.
+"""
+NOTES = """- **sphere** is `SVGD(alpha="auto", space="sphere", smoothing=0)` with `ratio=0.03`, unless another is named.
+- **logits** is `SVGD(space="logits")`, which repels attention logits, throughout training.
+- *Language model*: `repulsive train lm/europarl-ma lm/europarl-svgd-sphere lm/europarl-logits --seeds 5` with 4 layers
+  of 4 heads, width 128, 32 x 256 bytes, 1,500 steps, learning rate 4e-3.
+- *Translation*: `repulsive train multi30k/ma multi30k/svgd-sphere multi30k/logits --seeds 5` with width 256,
+  3 + 3 layers, 30 epochs of 4,096 tokens, learning rate 1e-3, dropout 0.3.
+- *BERT fine-tuning*: all-MiniLM-L6-v2, one epoch of 16,000 items, AdamW, learning rate 1e-4, ten seeds, 8,000
+  held-out items: `python -m studies.default_rule.finetune train --seeds 10`.
+- An empty cell was not measured.
+"""
+
+if __name__ == "__main__":
+    main()

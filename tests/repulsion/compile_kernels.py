@@ -1,0 +1,77 @@
+"""Compile the launches of updates for an NVIDIA H100 or H200 ahead of time, without a GPU.
+
+Run as a module, without TRITON_INTERPRET; prints one line per compiled launch. The interpreter accepts code that the
+compiler refuses.
+"""
+
+import inspect
+import os
+
+import torch
+import triton
+from torch import nn
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from repulsive import SGLD, SPOS, SVGD
+from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.particles import KernelFree
+from repulsive.repulsion.backends import triton_kernels
+from repulsive.repulsion.backends.fused import FusedUpdate
+
+TARGET = GPUTarget("cuda", 90, 32)
+TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
+OPTIONS = ("num_warps", "num_stages")
+RULES = [
+    SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
+    SVGD(alpha="auto", kernel="imq", bandwidth="released"),
+    SVGD(bandwidth="released-lower"),
+    SVGD(alpha="auto", kernel="cosine"),
+    SVGD(alpha="auto", kernel="hinge", space="sphere"),
+    SPOS(bandwidth=2.0),
+    KernelFree(alpha="auto"),
+    SGLD(),
+]
+
+
+class Compiled:
+    """Stands in for a Triton kernel: a launch compiles it, unless it was compiled for the same constants before."""
+
+    def __init__(self, kernel: triton.JITFunction) -> None:
+        self.kernel = kernel
+        self.done: set[str] = set()
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(self, *args, **constants):
+        options = {name: constants.pop(name) for name in OPTIONS if name in constants}
+        names = list(inspect.signature(self.kernel.fn).parameters)
+        types = ["i32" if isinstance(value, int) else TYPES[value.dtype] for value in args]
+        signature = dict(zip(names, types, strict=False)) | dict.fromkeys(constants, "constexpr")
+        key = repr((signature, constants, options))
+        if key not in self.done:
+            self.done.add(key)
+            values = {(names.index(name),): value for name, value in constants.items()}
+            binary = compile(ASTSource(self.kernel, signature, values), target=TARGET, options=options).asm["cubin"]
+            print(self.kernel.__name__, len(binary), flush=True)
+
+
+def main() -> None:
+    assert os.environ.get("TRITON_INTERPRET") != "1"
+    for name in ("gram_kernel", "solve_kernel", "combine_kernel"):
+        setattr(triton_kernels, name, Compiled(getattr(triton_kernels, name)))
+    for heads, rules in ((1, RULES[:1]), (4, RULES), (12, RULES[:2]), (64, RULES[:1])):
+        layer = nn.Linear(8, 2 * heads, bias=False)
+        layer.weight.grad = torch.zeros_like(layer.weight)
+        part = HeadSlice(layer, "weight", "weight", torch.arange(2 * heads).view(heads, 2))
+        update = FusedUpdate([HeadGroup("heads", 0, "q", "encoder", "", "test", (part,))], seed=0)
+        assert update.refresh()
+        for rule in rules:
+            for measure in (False, True):
+                scale = torch.tensor(2.0) if measure else None
+                update.run(rule, {id(layer.weight): 0.1}, step=0, scale=scale, measure=measure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Number of operations of a step with repulsion between logits: on a GPU each one is a launch, and costs host time."""
+
+import warnings
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from repulsive import SVGD, repel
+from repulsive.repulsion.logits import samples as samples_module
+from tests.repulsion.logits.test_steps import Attention, batch, loss_of, make, train
+
+RULE = SVGD(alpha=0.05, space="logits", tokens=32, every=3)
+
+
+class Deep(nn.Module):
+    """A decoder of any depth; `attention_mask` is not used, but tells which tokens are padding."""
+
+    def __init__(self, layers: int, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, width)
+        self.layers = nn.ModuleList(Attention(width, heads) for _ in range(layers))
+        self.out = nn.Linear(width, 30)
+
+    def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.out(x)
+
+
+class Operations(TorchDispatchMode):
+    """Count the operations of a block of code that are not views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view and "_unsafe_view" not in str(function):
+            self.count[str(function)] += 1
+        return result
+
+
+def deep(layers: int, rule: SVGD = RULE, device: str = "cpu"):
+    torch.manual_seed(0)
+    model = Deep(layers).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, optimizer, repel(model, optimizer, rule, verbose=False, allow_unproved=True)
+
+
+def operations_of_step(model, handle, step: int) -> Counter[str]:
+    """Operations of the update in one step, with the gradients of a new batch."""
+    model.zero_grad()
+    loss_of(model, batch(step).to(model.out.weight.device)).backward()
+    with Operations() as operations:
+        handle.apply()
+    return operations.count
+
+
+def test_an_ordinary_step_is_two_launches():
+    model, optimizer, handle = deep(3)
+    train(model, optimizer, range(1))
+    assert handle.steps == 1 and not handle._logits.is_due(1)
+    count = operations_of_step(model, handle, 1)
+    assert count == {"aten._foreach_mul_.Scalar": 1, "aten._foreach_add_.List": 1}
+
+
+def test_the_launches_of_a_new_force_do_not_grow_with_depth():
+    counts = []
+    for layers in (2, 6):
+        model, optimizer, handle = deep(layers)
+        train(model, optimizer, range(3))
+        assert handle._logits.is_due(3)
+        counts.append(operations_of_step(model, handle, 3))
+    assert counts[0] == counts[1] and counts[0].total() < 130
+
+
+def test_measuring_does_not_change_the_force():
+    """Numbers for reports are computed when they are needed, and agree with those of a step that measures."""
+    reports = []
+    for measure_every in (1, 5):
+        model, optimizer, _ = make(None)
+        handle = repel(model, optimizer, RULE, verbose=False, allow_unproved=True, measure_every=measure_every)
+        weights = train(model, optimizer, range(6))
+        reports.append((weights, [group for group in handle.report() if group.step == 5]))
+    assert torch.equal(reports[0][0], reports[1][0]) and reports[0][1] == reports[1][1] != []
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_layers_share_the_sampled_positions(with_mask, monkeypatch):
+    calls = []
+    whole = samples_module.choose
+    monkeypatch.setattr(samples_module, "choose", lambda *args, **more: calls.append(1) or whole(*args, **more))
+    model, _, handle = deep(3)
+    mask = torch.ones(6, 10, dtype=torch.long)
+    mask[:, 7:] = 0
+    model(batch(0), attention_mask=mask if with_mask else None).sum().backward()
+    assert len(calls) == 1 and len(handle._logits.sampler.samples) == 6
+    weights = [sample.weights for sample in handle._logits.sampler.samples.values()]
+    assert all(one is other for one, other in pairwise(weights))
+    assert handle._logits.sampler.samples[0, "q"].is_full is not with_mask
+
+
+def test_a_mask_of_the_next_pass_replaces_the_last():
+    """With gradient accumulation, a mask may get the address of the mask of the pass before."""
+    model, _, handle = deep(1)
+    for length in (4, 7, 5, 8):
+        model(batch(0), attention_mask=torch.where(torch.arange(10).expand(6, 10) < length, 1, 0))
+        sample = handle._logits.sampler.samples[0, "k"]
+        assert sample.weights.sum() == length * sample.count
+
+
+def test_compiled_models_read_masks():
+    results = []
+    for is_compiled in (False, True):
+        model, optimizer, handle = deep(2)
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
+        for step in range(4):
+            ids = batch(step)
+            mask = (torch.arange(10) < 6 + step).expand(6, 10).long()
+            nn.functional.cross_entropy(run(ids, attention_mask=mask).flatten(0, 1), ids.flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        results.append((weights, [group.similarity for group in handle.report()]))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[0][1] == pytest.approx(results[1][1], abs=1e-5)
+    torch.compiler.reset()
+
+
+def test_packed_projections_without_a_force_on_one_side():
+    """A layer whose keys lose their force keeps no old force in a weight that holds q, k and v."""
+    from repulsive.heads.layout import HeadSlice
+    from repulsive.repulsion.logits.writer import Writer
+
+    module = nn.Linear(3, 12, bias=False)
+    parts = [HeadSlice(module, "weight", "weight", torch.arange(4).view(2, 2) + first) for first in (0, 4)]
+    writer = Writer(parts, 0.5)
+    first, second = torch.ones(2, 2, 3), torch.full((2, 2, 3), 2.0)
+    for forces, expected in (((first, second), (1.5, 2.5, 1.0)), ((first, None), (1.5, 0.5, 1.0))):
+        module.weight.grad = torch.ones(12, 3)
+        writer.load(forces)
+        writer.write(None)
+        rows = module.weight.grad.view(3, 4, 3)
+        assert [float(row.unique()) for row in rows] == list(expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rule", [RULE, SVGD(alpha="auto", space="logits", tokens=32, every=3)])
+def test_no_step_waits_for_the_gpu(rule):
+    model, optimizer, _ = deep(3, rule, "cuda")
+    for step in range(7):  # step 3 renews the force, the first steps fill caches
+        ids = batch(step).cuda()
+        model.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if step > 3 else "default")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                loss_of(model, ids).backward()
+                optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

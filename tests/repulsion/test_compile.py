@@ -1,0 +1,23 @@
+"""Triton kernels are compiled for a GPU ahead of time: the interpreter accepts code that the compiler refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "REPULSIVE_KERNELS": ""}
+    command = [sys.executable, "-m", "tests.repulsion.compile_kernels"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    compiled = [line.split()[0] for line in result.stdout.splitlines()]
+    assert set(compiled) == {"gram_kernel", "solve_kernel", "combine_kernel"}
+    assert compiled.count("solve_kernel") >= 20
