@@ -124,7 +124,7 @@ def _as_grid(table: Table) -> Any:
             Text(one_line(name)),
             justify="right" if is_number else "left",
             overflow="fold",
-            no_wrap=is_number or None,
+            no_wrap=is_number,
             min_width=table.widths[index] if index < len(table.widths) else None,
         )
     for row in table.rows:

@@ -1,6 +1,5 @@
 """A collapsed model gives the same output for every input: detected from the log, reported once, shown in tables."""
 
-import json
 import math
 import warnings
 
@@ -11,7 +10,7 @@ from repulsive.errors import DivergedError
 from repulsive.lab.engine.result_tables import terminal_tables
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.stop_signals import Stopped
-from repulsive.lab.engine.tables import as_json, as_markdown, rows
+from repulsive.lab.engine.tables import as_markdown, as_plain, rows
 from repulsive.lab.runs.listing import describe_runs
 from repulsive.lab.runs.results import notes
 from repulsive.lab.runs.score import score
@@ -151,7 +150,7 @@ def test_tables_say_so(dead, whole):
     found = rows([whole, dead[0].parent])
     assert [row.collapsed for row in found] == [{}, {0: 9}]
     assert "- **tiny, seed 0: collapsed at step 9**" in as_markdown(found)
-    assert json.loads(as_json(found))[1]["collapsed"] == {"0": 9}
+    assert as_plain(found[1])["collapsed"] == {0: 9}
     assert notes(found)[0] == "tiny, seed 0: collapsed at step 9."
     assert "collapsed" not in as_markdown(found[:1])
     assert [row.collapsed for row in score([whole, dead[0]], "dev", device="cpu")] == [{}, {0: 9}]

@@ -16,6 +16,7 @@ from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import open_recipe
+from repulsive.terminal.table import three_digits
 
 TINY = {
     "model.units": 4,
@@ -74,8 +75,8 @@ def test_the_demo_prints_what_its_runs_measured_and_draws_every_method(trained):
         values = [RunFolder(row.folder / f"seed-{seed}").result["test"]["accuracy"] for seed in (0, 1)]
         mean = sum(values) / 2
         assert row.seeds == (0, 1) and row.cells["accuracy"].mean == pytest.approx(mean)
-        assert f"{mean:.4f}" in text and f"{100 * mean:.1f}" in shown
-    assert "coverage" in text and "evidence" in shown
+        assert f"  {three_digits(mean)} ± " in text and f"{100 * mean:.1f}" in shown
+    assert "|" not in text and "coverage" in shown and "evidence" in shown
     assert page == demo.out / "report.html"
     review = demo.data.parts["test"].sentences[0]
     words = {demo.data.vocabulary.words[i] for i in review.values.tolist()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -203,11 +202,6 @@ def as_markdown(records: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str
         for metric, comparison in row.against.items()
     ]
     return "\n".join([format_table(head, lines), *(["", *notes] if notes else [])])
-
-
-def as_json(records: Sequence[Row]) -> str:
-    """Format rows as JSON, with numbers in full precision."""
-    return json.dumps([as_plain(row) for row in records], indent=2, allow_nan=False)
 
 
 def as_plain(row: Row) -> dict[str, Any]:
