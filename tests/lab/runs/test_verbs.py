@@ -192,7 +192,7 @@ def test_a_point_that_diverges_is_the_worst_of_a_sweep(repulsive, place):
     assert "finite number" in (folder / "diverged.txt").read_text() and not (folder / "result.json").exists()
     assert re.search(r"lr=1e35\S*\s.*diverged", repulsive("ls", "--out", "far/runs"))
     assert "every run here diverged" in repulsive("report", folder.parent, code=2)
-    assert "diverged at all of its 1 points" in repulsive(*words, "--over", "optimizer.lr=1e35", code=2)
+    assert "diverged at all 1 points" in repulsive(*words, "--over", "optimizer.lr=1e35", code=2)
 
 
 def test_a_sweep_says_what_is_wrong_before_it_trains(repulsive, place):
