@@ -251,8 +251,18 @@ def test_without_the_cli_extra_the_error_says_what_to_install(tmp_path, absent):
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert finished.returncode == 2
     assert finished.stderr == (
-        f"repulsive: the command line needs {absent}; install it with: pip install 'repulsive[cli]'\n"
+        f"repulsive: the command line needs {absent}; "
+        "install it with: python -m pip install -e '.[cli]' -c constraints.txt\n"
     )
+
+
+def test_hints_name_a_command_that_works_here(repulsive, monkeypatch):
+    """In a checkout the editable install, elsewhere the package index; whatever the error message says."""
+    error = ConfigError("a sweep needs the package optuna: pip install 'repulsive[train]'")
+    monkeypatch.setattr("repulsive.environment.collect.collect", raising(error))
+    assert one_line(repulsive("doctor")).endswith("optuna: python -m pip install -e '.[train]' -c constraints.txt\n")
+    monkeypatch.setattr("repulsive.environment.collect.checkout", lambda: None)
+    assert one_line(repulsive("doctor")).endswith("optuna: python -m pip install 'repulsive[train]'\n")
 
 
 def test_the_console_script_is_installed():

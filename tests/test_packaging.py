@@ -200,7 +200,7 @@ def test_it_installs_into_an_empty_environment_and_runs_the_demo_there(built, tm
     code, out, complaints = said()
     assert code == 2 and out == ""
     assert complaints == [
-        "repulsive: the command line needs typer and rich; install it with: pip install 'repulsive[cli]'"
+        "repulsive: the command line needs typer and rich; install it with: python -m pip install 'repulsive[cli]'"
     ]
     # torch itself warns that there is no NumPy; that `import repulsive` works with torch alone is what counts.
     script = "import repulsive, sys; print(repulsive.__version__, repulsive.__file__); assert 'rich' not in sys.modules"

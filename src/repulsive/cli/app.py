@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated
 
 import typer
@@ -32,6 +33,7 @@ from repulsive.lab.engine.stop_signals import Stopped
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
 EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report", "PIL": "images"}
 
+_INSTALL = re.compile(r"pip install (?P<quote>['\"])repulsive\[(?P<extras>[\w,]+)\](?P=quote)")
 _MEMORY = "out of memory; use smaller batches, fewer --jobs or less data, or a machine with more memory"
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -132,5 +134,12 @@ def _is_text(word: str) -> bool:
 
 def _complain(message: str, code: int = 2) -> int:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun only one process per machine prints
-        complain(message)
+        complain(_INSTALL.sub(_command_here, message))
     return code
+
+
+def _command_here(match: re.Match[str]) -> str:
+    """Name the command that installs an extra here: in a checkout, a package index may not have this version."""
+    from repulsive.environment.collect import install_command
+
+    return install_command(match["extras"])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import say, say_tables
 from repulsive.errors import RunError
 
 
@@ -58,6 +58,7 @@ def inspect(
         Path | None,
         typer.Option(help="Also write a social card, 1200 x 630, to this .svg or .png file.", show_default=False),
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print a table of every layer and measure.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the content of inspect.json to stdout instead of tables.")
     ] = False,
@@ -70,6 +71,7 @@ def inspect(
     from repulsive.diagnostics.loading.model import load_model
     from repulsive.diagnostics.loading.model_inputs import model_inputs, other_model
     from repulsive.diagnostics.model_comparison import compare_models
+    from repulsive.diagnostics.short_summary import short_summary
     from repulsive.diagnostics.summary import as_text
     from repulsive.pages.card import check_card, write_card
     from repulsive.pages.comparison_page import comparison_card, encode_comparison, write_comparison_files
@@ -105,7 +107,10 @@ def inspect(
         content = comparison_card(compared, _short(target), shown["pictures"])
     else:
         found = inspect_heads(inputs.model, inputs.batches, **settings)
-        say(inspection_json(found) if as_json else as_text(found))
+        if as_json or full:
+            say(inspection_json(found) if as_json else as_text(found))
+        else:
+            say_tables(short_summary(found))
         facts = [("Model", target), weights, ("Inputs read", str(found.items))]
         page = write_inspection_files(out, found, title=f"Heads of {target}", facts=[*facts, *inputs.facts], **shown)
         content = inspection_card(found, _short(target), shown["pictures"])

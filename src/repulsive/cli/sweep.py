@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, say_json, say_progress, say_tables
 
 
 def sweep(
@@ -29,14 +29,15 @@ def sweep(
         typer.Option(help="Optuna storage, to share a sweep between machines; default: an SQLite file in --out."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Try settings and write the best as a recipe. Rerun the same command to resume.
 
     The default grid depends on the rule. For SPOS it is the stepsize (epsilon) and alpha, then beta, as in the paper.
     """
-    from repulsive.lab.runs.sweep import run_sweep
+    from repulsive.lab.runs.sweep import run_sweep, sweep_as_json, sweep_tables
 
-    best = run_sweep(
+    result = run_sweep(
         recipe,
         over or (),
         then or (),
@@ -46,6 +47,9 @@ def sweep(
         out=out,
         storage=storage,
         device=device,
-        progress=say,
+        progress=say_progress,
     )
-    say(f"best: {' '.join(best.changes)}, dev {best.metric} {best.value:.4f}; written to {best.recipe}")
+    if as_json:
+        say_json(sweep_as_json(result))
+    else:
+        say_tables(sweep_tables(result))

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.results import say_results
+from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, say
 
 
 def train(
@@ -32,10 +33,13 @@ def train(
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+    full: FullOption = False,
+    markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train recipes and compare them with the first one. Rerun the same command to resume."""
     from repulsive.lab.engine.launch import speaks, train_here, train_many
-    from repulsive.lab.engine.tables import as_markdown, ended, rows
+    from repulsive.lab.engine.tables import ended, rows
     from repulsive.lab.runs.plan import plan
     from repulsive.lab.systems.registry import make_task
 
@@ -43,7 +47,7 @@ def train(
     if len(specs) == 1:
         train_here(specs[0], make_task, quiet)
         if speaks():
-            say(as_markdown(rows([specs[0].folder])))
+            say_results(rows([specs[0].folder]), full=full, markdown=markdown, as_json=as_json)
         return
     live = not quiet and sys.stderr.isatty()
     report = None if quiet or live else lambda spec, state: say(f"{spec.folder}: {state}", err=True)
@@ -51,4 +55,4 @@ def train(
         train_many(specs, make_task, jobs, report, show=live)
     finally:  # also print the finished runs if another one failed or was stopped
         if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
-            say(as_markdown(rows(folders)))
+            say_results(rows(folders), full=full, markdown=markdown, as_json=as_json)
