@@ -111,8 +111,9 @@ def test_help_and_version_do_not_load_torch():
         (KeyboardInterrupt(), 130),
         (Stopped("stopped at step 8", signal.SIGINT), 130),
         (Stopped("stopped at step 8", signal.SIGTERM), 143),
+        (Stopped("stopped at step 8", signal.SIGUSR1), 138),
     ],
-    ids=["success", "user error", "Ctrl-C", "Ctrl-C while training", "SIGTERM while training"],
+    ids=["success", "user error", "Ctrl-C", "Ctrl-C in training", "SIGTERM in training", "SIGUSR1 in training"],
 )
 def test_exit_codes(repulsive, monkeypatch, outcome, code):
     monkeypatch.setattr("repulsive.environment.collect.collect", raising(outcome))

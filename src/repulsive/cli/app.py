@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
 
     Returns:
         0 for success; 1 if `doctor` finds a broken package; 2 after a one-line error message for mistakes that the user
-        can fix; 128 plus the signal number after a signal: 130 for Ctrl-C, 143 for SIGTERM.
+        can fix; 128 plus the signal number after a signal: 130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1.
 
     Raises:
         Exception: an unexpected error; Python prints a traceback and exits with 1.

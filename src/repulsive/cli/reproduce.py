@@ -39,12 +39,16 @@ def reproduce(
     ] = None,
     times: Annotated[bool, typer.Option(help="Measure step times where the paper reports them.")] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Smoke test: tiny models on generated data.")] = False,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="In a SLURM job: save and requeue the job on SIGUSR1.")
+    ] = False,
 ) -> None:
     """Print the paper's numbers beside ours, with confidence intervals and a verdict on each claim.
 
     Without an ID, list all tables and figures.
     """
     from repulsive.errors import RunError
+    from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.paper import reproduce as paper
     from repulsive.lab.paper import toy
     from repulsive.lab.paper.catalogue import find
@@ -73,7 +77,8 @@ def reproduce(
     if not names:
         say(paper.listing(options))
         return
-    reports, failed = paper.reproduce(find(names), options, lambda line: say(line, err=True))
+    with requeueing(requeue):
+        reports, failed = paper.reproduce(find(names), options, lambda line: say(line, err=True))
     say(paper.as_text(reports))
     say(f"\nwritten to {out}")
     if failed:

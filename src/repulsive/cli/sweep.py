@@ -29,23 +29,28 @@ def sweep(
         typer.Option(help="Optuna storage, to share a sweep between machines; default: an SQLite file in --out."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="In a SLURM job: save and requeue the job on SIGUSR1.")
+    ] = False,
 ) -> None:
     """Try settings and write the best as a recipe. Rerun the same command to resume.
 
     The default grid depends on the rule. For SPOS it is the stepsize (epsilon) and alpha, then beta, as in the paper.
     """
+    from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.runs.sweep import run_sweep
 
-    best = run_sweep(
-        recipe,
-        over or (),
-        then or (),
-        changes or (),
-        seeds=seeds,
-        jobs=jobs,
-        out=out,
-        storage=storage,
-        device=device,
-        progress=say,
-    )
+    with requeueing(requeue):
+        best = run_sweep(
+            recipe,
+            over or (),
+            then or (),
+            changes or (),
+            seeds=seeds,
+            jobs=jobs,
+            out=out,
+            storage=storage,
+            device=device,
+            progress=say,
+        )
     say(f"best: {' '.join(best.changes)}, dev {best.metric} {best.value:.4f}; written to {best.recipe}")

@@ -26,23 +26,29 @@ def train(
     out: Annotated[Path, typer.Option(help="Output folder for all runs.")] = Path("runs"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="In a SLURM job: save and requeue the job on SIGUSR1.")
+    ] = False,
 ) -> None:
     """Train recipes and compare them with the first one. Rerun the same command to resume."""
     from repulsive.lab.engine.launch import speaks, train_here, train_many
+    from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.engine.tables import as_markdown, ended, rows
     from repulsive.lab.runs.plan import plan
     from repulsive.lab.systems.registry import make_task
 
     specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device)
     if len(specs) == 1:
-        train_here(specs[0], make_task, quiet)
+        with requeueing(requeue):
+            train_here(specs[0], make_task, quiet)
         if speaks():
             say(as_markdown(rows([specs[0].folder])))
         return
     live = not quiet and sys.stderr.isatty()
     report = None if quiet or live else lambda spec, state: say(f"{spec.folder}: {state}", err=True)
     try:
-        train_many(specs, make_task, jobs, report, show=live)
+        with requeueing(requeue):
+            train_many(specs, make_task, jobs, report, show=live)
     finally:  # also print the finished runs if another one failed or was stopped
         if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
             say(as_markdown(rows(folders)))
