@@ -27,6 +27,7 @@ from repulsive.cli.train import train
 from repulsive.cli.translate import translate
 from repulsive.errors import RepulsiveError
 from repulsive.lab.engine.stop_signals import Stopped
+from repulsive.safety.local_paths import remote_argument
 
 # Optional package -> the extra that installs it, for packages that verbs import without a check of their own.
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
@@ -91,6 +92,8 @@ def run(arguments: list[str]) -> int:
     """
     if (number := next((i for i, word in enumerate(arguments, 1) if not _is_text(word)), 0)) > 0:
         return _complain(f"argument {number} is not UTF-8 ({arguments[number - 1]!a}); rename the file")
+    if problem := remote_argument(arguments):
+        return _complain(problem)
     try:
         with warnings_as_lines():
             code = app(args=arguments, prog_name="repulsive", standalone_mode=False)

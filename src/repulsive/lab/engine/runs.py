@@ -40,6 +40,7 @@ from repulsive.lab.engine.recipe_tables import differences, flatten
 from repulsive.lab.engine.scores import check_scores
 from repulsive.repulsion.model_collapse import CollapseDetector
 from repulsive.safety.files import locked, open_append, refuse_link
+from repulsive.safety.local_paths import remote_folder
 from repulsive.safety.secrets import redact_word
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
@@ -252,8 +253,10 @@ class RunFolder:
         """Lock the folder against other processes within a block. The lock ends with the process.
 
         Raises:
-            RunError: another process is training here.
+            RunError: another process is training here, or the path was made from a URL.
         """
+        if problem := remote_folder(self.path):
+            raise RunError(problem)
         with write_errors(self.path), ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
             for folder in (self.checkpoints.folder, self.best.folder, self.path / BOARD, self.path / ASSETS):
