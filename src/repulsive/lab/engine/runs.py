@@ -215,7 +215,7 @@ class RunFolder:
             for leftover in self.path.glob(".*.aside-*"):  # left by a killed process; we hold the lock
                 leftover.unlink()
         existing, facts = read_json(self.path / RECIPE), self.facts
-        changed = [] if existing is None else differences(existing, tables)
+        changed = [] if existing is None else differences(existing, tables, ignore=["training.checkpoint"])
         if not (self.result or self.checkpoints.found() or self.lines()):  # the run failed at its start
             facts = facts if not changed and facts.get("data") == dict(checksums) else {}
         elif changed:
