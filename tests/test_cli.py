@@ -111,8 +111,9 @@ def test_help_and_version_do_not_load_torch():
         (KeyboardInterrupt(), 130),
         (Stopped("stopped at step 8", signal.SIGINT), 130),
         (Stopped("stopped at step 8", signal.SIGTERM), 143),
+        (Stopped("stopped at step 8", signal.SIGUSR1), 138),
     ],
-    ids=["success", "user error", "Ctrl-C", "Ctrl-C while training", "SIGTERM while training"],
+    ids=["success", "user error", "Ctrl-C", "Ctrl-C in training", "SIGTERM in training", "SIGUSR1 in training"],
 )
 def test_exit_codes(repulsive, monkeypatch, outcome, code):
     monkeypatch.setattr("repulsive.environment.collect.collect", raising(outcome))
@@ -142,7 +143,7 @@ def raising(outcome: BaseException | None):
 
 def test_the_documented_exit_codes_are_these():
     page = Path(__file__).resolve().parents[1] / "docs" / "api" / "cli.md"
-    assert re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.M) == ["0", "1", "2", "130", "143"]
+    assert re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.M) == ["0", "1", "2", "130", "138", "143"]
 
 
 def complete(words: str) -> list[str]:

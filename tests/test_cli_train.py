@@ -105,7 +105,7 @@ def handle_interrupts():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_saves_a_checkpoint_and_the_same_command_resumes(
     number, expected, repulsive, data, tmp_path, monkeypatch
 ):

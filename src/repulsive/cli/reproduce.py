@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, say, say_json, say_progress, say_tables
+from repulsive.cli.say import (
+    FullOption,
+    JsonOption,
+    MarkdownOption,
+    RequeueOption,
+    say,
+    say_json,
+    say_progress,
+    say_tables,
+)
 
 
 def reproduce(
@@ -42,12 +51,14 @@ def reproduce(
     full: FullOption = False,
     markdown: MarkdownOption = False,
     as_json: JsonOption = False,
+    requeue: RequeueOption = False,
 ) -> None:
     """Print the paper's numbers beside ours, and a verdict on each claim.
 
     Without an ID, list all tables and figures.
     """
     from repulsive.errors import RunError
+    from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.paper import reproduce as paper
     from repulsive.lab.paper import toy
     from repulsive.lab.paper.catalogue import find
@@ -82,7 +93,7 @@ def reproduce(
         else:
             say_tables(listing(options, full))
         return
-    with progress_bar() as progress:
+    with requeueing(requeue), progress_bar() as progress:
         reports, failed = paper.reproduce(find(names), options, say_progress, progress)
     if as_json:
         say_json({"reports": [as_data(report) for report in reports], "failed": failed, "out": out})

@@ -14,6 +14,7 @@ from repulsive.safety.terminal import one_line, printable
 from repulsive.terminal.document import as_document
 from repulsive.terminal.table import MarkdownText, Table, render
 
+RequeueOption = Annotated[bool, typer.Option("--requeue", help="In a SLURM job: save and requeue the job on SIGUSR1.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 FullOption = Annotated[bool, typer.Option("--full", help="Show all columns, and 95 % confidence intervals.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a file.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import JsonOption, say_json, say_progress, say_tables
+from repulsive.cli.say import JsonOption, RequeueOption, say_json, say_progress, say_tables
 
 
 def sweep(
@@ -30,25 +30,28 @@ def sweep(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
     as_json: JsonOption = False,
+    requeue: RequeueOption = False,
 ) -> None:
     """Try settings and write the best as a recipe. Rerun the same command to resume.
 
     The default grid depends on the rule. For SPOS it is the stepsize (epsilon) and alpha, then beta, as in the paper.
     """
+    from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.runs.sweep import run_sweep, sweep_as_json, sweep_tables
 
-    result = run_sweep(
-        recipe,
-        over or (),
-        then or (),
-        changes or (),
-        seeds=seeds,
-        jobs=jobs,
-        out=out,
-        storage=storage,
-        device=device,
-        progress=say_progress,
-    )
+    with requeueing(requeue):
+        result = run_sweep(
+            recipe,
+            over or (),
+            then or (),
+            changes or (),
+            seeds=seeds,
+            jobs=jobs,
+            out=out,
+            storage=storage,
+            device=device,
+            progress=say_progress,
+        )
     if as_json:
         say_json(sweep_as_json(result))
     else:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from repulsive.cli.results import say_results
-from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, say
+from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, RequeueOption, say
 
 
 def train(
@@ -36,23 +36,27 @@ def train(
     full: FullOption = False,
     markdown: MarkdownOption = False,
     as_json: JsonOption = False,
+    requeue: RequeueOption = False,
 ) -> None:
     """Train recipes and compare them with the first one. Rerun the same command to resume."""
     from repulsive.lab.engine.launch import speaks, train_here, train_many
+    from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.engine.tables import ended, rows
     from repulsive.lab.runs.plan import plan
     from repulsive.lab.systems.registry import make_task
 
     specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device, loggers=logger or [])
     if len(specs) == 1:
-        train_here(specs[0], make_task, quiet)
+        with requeueing(requeue):
+            train_here(specs[0], make_task, quiet)
         if speaks():
             say_results(rows([specs[0].folder]), full=full, markdown=markdown, as_json=as_json)
         return
     live = not quiet and sys.stderr.isatty()
     report = None if quiet or live else lambda spec, state: say(f"{spec.folder}: {state}", err=True)
     try:
-        train_many(specs, make_task, jobs, report, show=live)
+        with requeueing(requeue):
+            train_many(specs, make_task, jobs, report, show=live)
     finally:  # also print the finished runs if another one failed or was stopped
         if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
             say_results(rows(folders), full=full, markdown=markdown, as_json=as_json)

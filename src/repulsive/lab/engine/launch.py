@@ -60,7 +60,7 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
         The contents of `result.json`.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM was received; the run is saved.
+        Stopped: Ctrl-C, SIGTERM or SIGUSR1 was received; the run is saved.
         RepulsiveError: the data, the recipe or the folder are invalid, or the loss diverged.
     """
     task = make_task(spec.recipe)
@@ -121,7 +121,7 @@ def train_many(
         show: draw a live table of all runs on stderr.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM was received; runs that had started are saved.
+        Stopped: Ctrl-C, SIGTERM or SIGUSR1 was received; runs that had started are saved.
         RunError: some runs failed; all others have ended.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -44,6 +44,7 @@ from repulsive.loggers.tensorboard import FOLDER as BOARD
 from repulsive.loggers.tensorboard import TensorBoardLogger
 from repulsive.repulsion.model_collapse import CollapseDetector
 from repulsive.safety.files import locked, open_append, refuse_link
+from repulsive.safety.local_paths import remote_folder
 from repulsive.safety.secrets import redact_word
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
@@ -221,7 +222,7 @@ class RunFolder:
             for leftover in self.path.glob(".*.aside-*"):  # left by a killed process; we hold the lock
                 leftover.unlink()
         existing, facts = read_json(self.path / RECIPE), self.facts
-        changed = [] if existing is None else differences(existing, tables)
+        changed = [] if existing is None else differences(existing, tables, ignore=["training.checkpoint"])
         if not (self.result or self.checkpoints.found() or self.lines()):  # the run failed at its start
             facts = facts if not changed and facts.get("data") == dict(checksums) else {}
         elif changed:
@@ -259,8 +260,10 @@ class RunFolder:
         """Lock the folder against other processes within a block. The lock ends with the process.
 
         Raises:
-            RunError: another process is training here.
+            RunError: another process is training here, or the path was made from a URL.
         """
+        if problem := remote_folder(self.path):
+            raise RunError(problem)
         with write_errors(self.path), ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
             own = (self.path / name for name in (BOARD, ASSETS, *self._names))
