@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, say, say_json, say_progress
 from repulsive.errors import ConfigError
 
 
@@ -34,11 +34,14 @@ def demo(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="With --table: change a setting of all runs, key=value.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a small language model plain, with repulsion and with a regularizer, and show what changes."""
     if table:
         if seed or steps is not None:
             raise ConfigError("--seed and --steps do not apply to --table; use --seeds and --set")
+        if as_json:
+            raise ConfigError("--json does not apply to --table; use: repulsive evaluate --json FOLDERS")
         from repulsive.lab.demo.table import make_demo
 
         made = make_demo(data or "reviews", out or Path("demo/table"), seeds or 3, changes or ())
@@ -50,7 +53,12 @@ def demo(
     from dataclasses import replace
 
     from repulsive.lab.demo.run import run_demo
+    from repulsive.lab.demo.runs import SUMMARY
     from repulsive.lab.demo.settings import SEEDS, Settings
+    from repulsive.lab.engine.files import read_json
 
     settings = Settings() if steps is None else replace(Settings(), steps=steps)
-    run_demo(out or Path("demo"), settings, range(seed, seed + (seeds or SEEDS)), say, jobs)
+    folder, numbers = out or Path("demo"), range(seed, seed + (seeds or SEEDS))
+    run_demo(folder, settings, numbers, say_progress if as_json else say, jobs, live=not as_json)
+    if as_json:
+        say_json(read_json(folder / SUMMARY))

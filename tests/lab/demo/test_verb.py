@@ -1,5 +1,6 @@
 """`repulsive demo` in a process of its own: worker processes, output without a terminal, Ctrl-C."""
 
+import json
 import os
 import re
 import signal
@@ -31,6 +32,14 @@ def test_without_a_terminal_it_prints_lines_and_ends_with_the_result(tmp_path):
     assert f"Loss {change}: " in lines[-1]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8").replace("−", "-")
     assert change in page and f"<td>{plain}</td>" in page
+
+
+def test_json_alone_is_printed_to_stdout(tmp_path):
+    out, _ = (process := start(tmp_path, "--steps", "2", "--seeds", "2", "--json")).communicate()
+    assert process.returncode == 0
+    document = json.loads(out)
+    assert set(document) == {"seeds", "measures", "sentence", "shown_seed"}
+    assert document == json.loads((tmp_path / "out" / "summary.json").read_text())
 
 
 def test_results_do_not_depend_on_the_number_of_processes(tmp_path):

@@ -41,6 +41,8 @@ def run_demo(
     say: Callable[[str], None],
     processes: int = 0,
     text: str | None = None,
+    *,
+    live: bool = True,
 ) -> Findings:
     """Train the runs that are not finished, print what was found, and write the page.
 
@@ -51,6 +53,7 @@ def run_demo(
         say: prints text.
         processes: parallel runs; 0: one per core.
         text: the text to learn, one paragraph per line; None: Python's documentation.
+        live: at a terminal, show a table on stdout that changes while the runs train.
 
     Returns:
         The results of all runs.
@@ -69,7 +72,7 @@ def run_demo(
     examples = sentences(text, SENTENCES)
     jobs = jobs_of(settings, seeds, out, text)
     say(INTRODUCTION)
-    view = LiveTable(settings, seeds) if sys.stdout.isatty() else Lines(len(jobs), say)
+    view = LiveTable(settings, seeds) if live and sys.stdout.isatty() else Lines(len(jobs), say)
     with view:
         findings = Findings(train_all(jobs, view, processes))
     chosen = choose(findings, examples)
