@@ -255,7 +255,7 @@ def test_noise_follows_the_generator_and_the_formula():
 
 def test_released_noise_is_scaled_by_the_median_gradient():
     theta, grad = particles(3, 20_001, (), 0)
-    plain, scaled = SPOS(0.1, 0.01, 50.0), SPOS(0.1, 0.01, 50.0, noise="released")
+    plain, scaled = SPOS(0.1, 0.01, 50.0, temperature=1.0), SPOS(0.1, 0.01, 50.0, noise="released")
     quiet = SPOS(0.1, 0.01, 50.0, temperature=0.0).gradient(theta, grad)
     one, two = (r.gradient(theta, grad, torch.Generator().manual_seed(1)) - quiet for r in (plain, scaled))
     assert torch.allclose(two, one * grad.abs().median())
