@@ -5,9 +5,12 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from repulsive import SVGD, CosineLadder, RuleError, find_heads, group_modules, repel
+from repulsive import SVGD, CosineLadder, RuleError, UnsupportedWeights, find_heads, group_modules, repel
 from repulsive.particles.kernel_free import KernelFree
 from tests.particles.oracle import close, phi
 
@@ -179,10 +182,50 @@ def test_muon_is_recognised_by_class_and_name(make_model, recwarn):
 
 def test_rules_without_a_ratio_are_warned_about_under_muon(make_model):
     model = make_model()
-    with pytest.warns(UserWarning, match=r"Muon orthogonalises.*amplifies repulsion.*alpha='auto'.*divide the"):
+    with pytest.warns(
+        UserWarning,
+        match=r"Muon orthogonalises.*0.03 was measured as 0.1 of one step.*Use force_in='step'.*alpha='auto'",
+    ):
         repel(model, muon(model), "paper", verbose=False)
-    with pytest.warns(UserWarning, match="leave force_in out"):
+    with pytest.warns(UserWarning, match="Leave force_in out"):
         repel(model, muon(model), "recommended", force_in="gradient", verbose=False)
+
+
+def test_sharded_weights_are_refused(make_model, backward):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        repel(model, optimizer, force_in="step", verbose=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer.param_groups[0]["params"] = list(model.parameters())  # as Accelerate does
+        backward(model)
+        with pytest.raises(UnsupportedWeights, match="force_in='step' does not support sharded weights"):
+            optimizer.step()
+        with pytest.raises(RuleError, match="force_in='step': sharded weights are not supported"):
+            repel(model, torch.optim.AdamW(model.parameters()), force_in="step", verbose=False)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_apply_and_clipping_in_the_loop_leave_the_force_alone(make_model, backward):
+    """After `apply` gradients are clipped: the step gets shorter, and the force with it."""
+    model = make_model()
+    plain_model = copy.deepcopy(model)
+    for one, rule, place in (
+        (plain_model, SVGD(alpha=0.0, smoothing=0, space="sphere"), "gradient"),
+        (model, SVGD(**HELD, space="sphere"), "step"),
+    ):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
+        handle = repel(one, optimizer, rule, force_in=place, verbose=False)
+        before = [group.read() for group in handle.groups]
+        backward(one)
+        handle.apply()
+        nn.utils.clip_grad_norm_(one.parameters(), 1e-3)
+        optimizer.step()
+    for group, other, old in zip(find_heads(model), find_heads(plain_model), before, strict=True):
+        step = other.read() - old
+        assert float((group.read() - other.read()).norm() / step.norm()) == pytest.approx(0.2)
 
 
 def test_wrong_settings_are_errors(make_model):

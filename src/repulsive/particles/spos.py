@@ -60,8 +60,10 @@ class SPOS(SVGD):
     @property
     def default_temperature(self) -> float:
         """The value of `temperature` if the user does not set it."""
-        is_one_distribution = isinstance(self.alpha, int | float) and self.alpha > 0 and self.noise == "langevin"
-        return float(self.alpha) if is_one_distribution else 1.0
+        alpha = self.alpha
+        if isinstance(alpha, int | float) and alpha > 0 and self.noise == "langevin":
+            return float(alpha)
+        return 1.0
 
     @property
     def own_drive(self) -> float:
