@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
-	@test -e $(STAMP) || $(BIN)/python -m pip install -q -e '.[train]' -c constraints.txt
+	@test -e $(STAMP) || $(BIN)/python -m pip install -q -e '.[demo]' -c constraints.txt
 	@touch $@
 
 install: $(STAMP)  ## create .venv with the package and everything the tests need
@@ -60,7 +60,7 @@ survey: $(STAMP)  ## find and prove the heads of many architectures; writes resu
 bench: $(STAMP)  ## measure the cost of repulsion per step
 	$(BIN)/python -m studies.speed.overhead
 
-demo: $(DEMO)  ## train four methods at toy size, write demo/report.html; three minutes on two cores
+demo: $(DEMO)  ## train a small language model with and without repulsion, write demo/report.html; three minutes
 	$(BIN)/repulsive demo
 
 docs: $(STAMP)  ## build the documentation site, site/index.html; it opens from disk

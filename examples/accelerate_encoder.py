@@ -5,7 +5,7 @@
 
 A small BERT encoder predicts whether token 0 occurs in a sequence. The script saves half-way, trains to the end, loads
 the saved state and trains to the end again. Both results are identical, including the noise of SPOS. Needs
-`pip install "repulsive[accelerate,transformers]"`; nothing is downloaded.
+`pip install -e '.[accelerate,transformers]'`; nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/lightning_classifier.py
 
 The script stops after half of the epochs and resumes from Lightning's checkpoint, which includes the state of
-repulsion. Needs `pip install "repulsive[lightning]"`; nothing is downloaded.
+repulsion. Needs `pip install -e '.[lightning]'`; nothing is downloaded.
 """
 
 from __future__ import annotations

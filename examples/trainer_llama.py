@@ -4,7 +4,7 @@
 
 A sequence is some tokens, a separator, and the same tokens again. The loss covers only the second half, which can be
 predicted by attending to the first. The script trains once plainly and once with repulsion, and prints the loss and the
-mean cosine between heads before and after. Needs `pip install "repulsive[transformers,accelerate]"`; nothing is
+mean cosine between heads before and after. Needs `pip install -e '.[transformers,accelerate]'`; nothing is
 downloaded.
 """
 

@@ -13,10 +13,11 @@ from typing import Any
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.runs import RUN, RunFolder
-from repulsive.lab.engine.tables import Row, as_plain, finite
+from repulsive.lab.engine.tables import Row, as_plain
 from repulsive.pages import Content
 from repulsive.pages.data.panels import Chart
 from repulsive.pages.figures.write import check_matplotlib, write_figures
+from repulsive.terminal.document import finite
 
 
 def save(path: Path, value: Any) -> None:

@@ -111,8 +111,9 @@ def test_help_and_version_do_not_load_torch():
         (KeyboardInterrupt(), 130),
         (Stopped("stopped at step 8", signal.SIGINT), 130),
         (Stopped("stopped at step 8", signal.SIGTERM), 143),
+        (Stopped("stopped at step 8", signal.SIGUSR1), 138),
     ],
-    ids=["success", "user error", "Ctrl-C", "Ctrl-C while training", "SIGTERM while training"],
+    ids=["success", "user error", "Ctrl-C", "Ctrl-C in training", "SIGTERM in training", "SIGUSR1 in training"],
 )
 def test_exit_codes(repulsive, monkeypatch, outcome, code):
     monkeypatch.setattr("repulsive.environment.collect.collect", raising(outcome))
@@ -142,7 +143,7 @@ def raising(outcome: BaseException | None):
 
 def test_the_documented_exit_codes_are_these():
     page = Path(__file__).resolve().parents[1] / "docs" / "api" / "cli.md"
-    assert re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.M) == ["0", "1", "2", "130", "143"]
+    assert re.findall(r"^\| (\d+) \|", page.read_text(encoding="utf-8"), re.M) == ["0", "1", "2", "130", "138", "143"]
 
 
 def complete(words: str) -> list[str]:
@@ -214,7 +215,11 @@ def test_heads_of_a_model_folder_without_weights(repulsive, tmp_path, end):
         (["heads", "blocks_of_test_cli:sized"], "'width'"),
         (["heads", "blocks_of_test_cli:broken"], "RuntimeError: the weights"),
         (["heads", "blocks_of_test_cli:Plain"], "head"),
-        (["demo", "--data", "news"], "choose reviews or movie-reviews"),
+        (["demo", "--table", "--data", "news"], "choose reviews or movie-reviews"),
+        (["demo", "--data", "reviews"], "apply to --table only"),
+        (["demo", "--set", "training.epochs=1"], "apply to --table only"),
+        (["demo", "--table", "--steps", "3"], "do not apply to --table"),
+        (["demo", "--out", "blocks_of_test_cli.py"], "--out 'blocks_of_test_cli.py': cannot be created"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -247,8 +252,18 @@ def test_without_the_cli_extra_the_error_says_what_to_install(tmp_path, absent):
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert finished.returncode == 2
     assert finished.stderr == (
-        f"repulsive: the command line needs {absent}; install it with: pip install 'repulsive[cli]'\n"
+        f"repulsive: the command line needs {absent}; "
+        "install it with: python -m pip install -e '.[cli]' -c constraints.txt\n"
     )
+
+
+def test_hints_name_a_command_that_works_here(repulsive, monkeypatch):
+    """In a checkout the editable install, elsewhere the package index; whatever the error message says."""
+    error = ConfigError("a sweep needs the package optuna: pip install 'repulsive[train]'")
+    monkeypatch.setattr("repulsive.environment.collect.collect", raising(error))
+    assert one_line(repulsive("doctor")).endswith("optuna: python -m pip install -e '.[train]' -c constraints.txt\n")
+    monkeypatch.setattr("repulsive.environment.collect.checkout", lambda: None)
+    assert one_line(repulsive("doctor")).endswith("optuna: python -m pip install 'repulsive[train]'\n")
 
 
 def test_the_console_script_is_installed():

@@ -69,7 +69,8 @@ def test_a_missing_package_is_named_in_every_extra_that_needs_it(installed):
     assert extras["train"].install == "python -m pip install -e '.[train]' -c constraints.txt"
     assert extras["lightning"].missing == () and extras["lightning"].install == ""
     text = describe(environment)
-    assert "needs optuna (too old, needs 4 or newer), rich (missing)" in text
+    assert "needs optuna (too old, needs 4 or newer), rich (missing)" in " ".join(text.split())
+    assert max(map(len, text.partition("\nextras\n")[2].partition("\n\n")[0].splitlines())) <= 80
     assert "\n  train " in text.partition("to install what is missing")[2]
     assert environment.problems == []  # an extra is optional
 

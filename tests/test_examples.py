@@ -1,8 +1,11 @@
 """Examples run."""
 
+import importlib.util
+import re
+
 import pytest
 
-from tests.scripts import run_example
+from tests.scripts import EXAMPLES, ROOT, run_example
 
 NAMES = ("plain", "control:", "published:", "sphere,")  # how the rows of the quickstart's table begin
 
@@ -36,3 +39,70 @@ def test_experts(tmp_path):
     for start in ("independent", "copies"):
         cosine = {rule: float(cells[-2]) for (where, rule), cells in rows.items() if where == start}
         assert cosine["sphere, ratio 0.3"] < cosine["recommended"] < cosine["plain"]
+
+
+def test_each_example_has_a_heading_in_the_documentation():
+    page = (ROOT / "docs" / "examples.md").read_text()
+    sections = page.split("\n## ")[1:]
+    for script in EXAMPLES.glob("*.py"):
+        assert any(f"(../examples/{script.name})" in section for section in sections), script.name
+
+
+def cosines(printed):
+    """The mean cosine between heads at the start and at the end, one pair for each line that has it."""
+    return [(float(a), float(b)) for a, b in re.findall(r"cosine between heads ([-+.\d]+) -> ([-+.\d]+)", printed)]
+
+
+def repulsive_heads_end_further_apart(printed):
+    (_, plain), (_, repulsive) = cosines(printed)
+    return repulsive < plain - 0.05
+
+
+@pytest.mark.slow
+def test_nanogpt(tmp_path):
+    printed = run_example("nanogpt.py", tmp_path, "--steps", "60")
+    assert repulsive_heads_end_further_apart(printed) and "loss" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "packages"),
+    [
+        ("timm_vit.py", ["timm"]),
+        ("sentence_embeddings.py", ["sentence_transformers", "datasets"]),
+        ("trl_sft_lora.py", ["trl", "peft"]),
+    ],
+)
+def test_examples_of_packages(script, packages, tmp_path):
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    printed = run_example(script, tmp_path, "--steps", "40")
+    assert repulsive_heads_end_further_apart(printed)
+
+
+@pytest.mark.slow
+def test_fsdp2_saves_on_two_processes_and_resumes_on_one(tmp_path):
+    """The script itself fails if the weights differ by more than 1e-12."""
+    empty, folder = tmp_path / "empty", tmp_path / "checkpoints"
+    empty.mkdir()
+    folder.mkdir()
+    options = ("--folder", str(folder), "--steps", "40")
+    first = run_example("fsdp2.py", empty, *options, processes=2)
+    second = run_example("fsdp2.py", empty, *options, "--resume")
+    assert first.splitlines()[0].startswith("ranks 2, steps 40") and "saved after 20 steps" in first
+    assert second.splitlines()[0].startswith("ranks 1, steps 40")
+    assert cosines(first) == cosines(second)
+    ((before, after),) = cosines(first)
+    assert after < before - 0.01
+    assert float(second.split()[-1]) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_torchtitan_llama(processes, tmp_path):
+    printed = run_example("torchtitan_llama.py", tmp_path, "--steps", "20", processes=processes)
+    ((before, after),) = cosines(printed)
+    assert after < before - 0.05
+    losses = re.search(r"loss ([\d.]+) -> ([\d.]+)", printed)
+    assert float(losses[2]) < float(losses[1])

@@ -200,7 +200,7 @@ def test_it_installs_into_an_empty_environment_and_runs_the_demo_there(built, tm
     code, out, complaints = said()
     assert code == 2 and out == ""
     assert complaints == [
-        "repulsive: the command line needs typer and rich; install it with: pip install 'repulsive[cli]'"
+        "repulsive: the command line needs typer and rich; install it with: python -m pip install 'repulsive[cli]'"
     ]
     # torch itself warns that there is no NumPy; that `import repulsive` works with torch alone is what counts.
     script = "import repulsive, sys; print(repulsive.__version__, repulsive.__file__); assert 'rich' not in sys.modules"
@@ -210,13 +210,19 @@ def test_it_installs_into_an_empty_environment_and_runs_the_demo_there(built, tm
 
     install("[cli]")
     assert said("--version") == (0, f"repulsive {repulsive.__version__}\n", [])
-    code, _, complaints = said("demo", *SMALLEST)
+    code, _, complaints = said("demo", "--table", *SMALLEST)
     assert code == 2 and len(complaints) == 1 and "pip install 'repulsive[train]'" in complaints[0]
 
-    install("[train]")
-    code, out, complaints = said("demo", *SMALLEST)
+    install("[demo]")
+    code, out, complaints = said("demo", "--seeds", "1", "--steps", "3")
     assert (code, complaints) == (0, [])
-    assert "| SPOS | 1 |" in out and "report: demo/report.html" in out
-    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert "page: demo/report.html" in out and out.splitlines()[-1].endswith("one seed has no interval.")
+    assert "</html>" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+
+    install("[train]")
+    code, out, complaints = said("demo", "--table", *SMALLEST)
+    assert (code, complaints) == (0, [])
+    assert "| SPOS | 1 |" in out and "report: demo/table/report.html" in out
+    page = (tmp_path / "demo" / "table" / "report.html").read_text(encoding="utf-8")
     assert "<style>" in page and "<script>" in page and "</html>" in page
     assert said("ls")[0] == 0

@@ -1,6 +1,7 @@
 """Packages of other people add families, rules and tasks by entry points."""
 
 import importlib
+import json
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ from repulsive.environment.describe import describe
 from repulsive.errors import ConfigError
 from repulsive.heads.table.families import FAMILIES
 from repulsive.heads.table.known_families import known_families
+from repulsive.loggers.open_loggers import check_loggers
 from repulsive.particles import RULES, rule_by_name
 from repulsive.particles.named import known_rules
 
@@ -140,6 +142,23 @@ def test_a_task_trains(blends, tmp_path):
     assert 0 < result["test"]["nll"] < 5
 
 
+def test_a_logger_receives_what_metrics_has(blends, tmp_path):
+    from repulsive.lab.engine.launch import Spec, train_here
+    from repulsive.lab.systems.registry import make_task, open_recipe
+
+    (tmp_path / "plain.toml").write_text(RECIPE)
+    run = tmp_path / "run"
+    train_here(Spec(open_recipe(tmp_path / "plain.toml"), run, "cpu", ("lines",)), make_task, quiet=True)
+    first, *logged = [json.loads(line) for line in (run / "lines.jsonl").read_text().splitlines()]
+    assert first["name"].endswith("/run") and first["epochs"] == 2
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert logged == [
+        {"step": line["step"]} | {f"{line['kind']}/{k}": v for k, v in line.items() if k not in ("kind", "step")}
+        for line in metrics
+    ]
+    assert {"train/loss", "dev/nll"} <= {name for line in logged for name in line}
+
+
 def test_an_unknown_task_lists_those_of_other_packages(blends, tmp_path):
     from repulsive.lab.systems.registry import open_recipe
 
@@ -168,6 +187,7 @@ BROKEN = {
     ),
     "rule": ("repulsive.rules", "broken_plugin:x", "x = 3", "expected a function that returns a Rule, got int"),
     "task": ("repulsive.tasks", "broken_plugin:x", "x = 3", "expected a pair (recipe class, task class), got int"),
+    "logger": ("repulsive.loggers", "broken_plugin:x", "x = 3", "expected a function that takes a LoggedRun, got int"),
     "recipe": ("repulsive.tasks", "broken_plugin:x", "x = (int, int)", "expected a subclass of Recipe"),
 }
 
@@ -180,6 +200,9 @@ def use(group: str) -> None:
     elif group == plugins.RULES:
         with pytest.raises(RuleError, match="unknown rule 'mine'"):
             rule_by_name("mine")
+    elif group == plugins.LOGGERS:
+        with pytest.raises(ConfigError, match="unknown logger 'mine'; choose from tensorboard, wandb, mlflow, trackio"):
+            check_loggers(["mine"])
     else:
         from repulsive.lab.systems.registry import from_tables
 
@@ -226,8 +249,8 @@ def test_a_function_that_returns_no_rule_is_an_error(install):
 
 def test_doctor_lists_plugins_without_importing_them(blends):
     text = describe(collect())
-    for line in ("repulsive.families: blend", "repulsive.rules: scaled", "repulsive.tasks: parity"):
-        assert f"\n  {line} of blends" in text
+    for line in ("families: blend", "rules: scaled", "tasks: parity", "loggers: lines"):
+        assert f"\n  repulsive.{line} of blends" in text
     assert "blends" not in sys.modules
 
 

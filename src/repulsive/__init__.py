@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         heads_by_hand,
         verify_heads,
     )
+    from repulsive.monitoring.monitor import HeadMonitor
+    from repulsive.monitoring.problems import HeadWarning, Thresholds
     from repulsive.particles import SGLD, SPOS, SVGD, CollapsedHeads, CosineLadder, Gaussian, Rule, Uniform
     from repulsive.repulsion import GroupReport, Handle, repel
 
@@ -50,8 +52,10 @@ __all__ = [
     "Head",
     "HeadGroup",
     "HeadLayoutError",
+    "HeadMonitor",
     "HeadReport",
     "HeadSlice",
+    "HeadWarning",
     "Heads",
     "NoHeadsFound",
     "OptimizerError",
@@ -60,6 +64,7 @@ __all__ = [
     "RuleError",
     "SelectionError",
     "StateError",
+    "Thresholds",
     "Uniform",
     "UnknownSetting",
     "UnsupportedWeights",
@@ -98,6 +103,8 @@ _NAMES = {
         "heads_by_hand",
         "verify_heads",
     ),
+    "monitoring.monitor": ("HeadMonitor",),
+    "monitoring.problems": ("HeadWarning", "Thresholds"),
     "particles": ("SGLD", "SPOS", "SVGD", "CollapsedHeads", "CosineLadder", "Gaussian", "Rule", "Uniform"),
     "repulsion": ("GroupReport", "Handle", "repel"),
 }

@@ -5,6 +5,7 @@
 | `repulsive.families` | a `Family`, or a list of them: layouts of attention classes |
 | `repulsive.rules` | a function or class that returns a `Rule` without arguments |
 | `repulsive.tasks` | a pair (recipe class, task class) |
+| `repulsive.loggers` | a function or class that takes a `LoggedRun` and returns a logger |
 
 Entry points are read when they are first needed, never when this package is imported. An entry point that fails is left
 out with one warning, so that a broken package cannot stop a training that does not use it.
@@ -18,7 +19,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 FAMILIES, RULES, TASKS = "repulsive.families", "repulsive.rules", "repulsive.tasks"
-GROUPS = (FAMILIES, RULES, TASKS)
+LOGGERS = "repulsive.loggers"
+GROUPS = (FAMILIES, RULES, TASKS, LOGGERS)
 
 
 class PluginWarning(UserWarning):

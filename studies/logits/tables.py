@@ -22,11 +22,16 @@ Row = dict[str, Any]
 Table = dict[tuple[str, float, int], Row]  # by arm, learning rate and seed
 REFERENCE = "plain"
 MANY = 12  # more arms than this get a figure
+TINY = ("tiny-decide", "tiny-mechanism", "tiny-strength")  # files of one experiment
 NOTE = (
     "In brackets: seeds. Bold: the arm's own rate, at which it is compared. Cosines are between logits of two heads "
     "of a layer at the end of training: mean over pairs and layers, mean over layers of the largest pair. Entropy is "
     "that of attention, in nats."
 )
+OVERVIEW = """# Repulsion 0.1 between logits, all experiments
+
+Loss in nats per byte on validation text; each arm at its own learning rate, paired by seed, 95 % intervals.
+"""
 FAVOURITES = ("repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "QK-norm", "10 % more steps")
 
 
@@ -41,13 +46,29 @@ def main() -> None:
         name = file.name.split(".")[0]
         with lzma.open(file, "rt") as lines:
             rows = [json.loads(line) for line in lines]
-        group = experiments.setdefault("tiny" if name.startswith("tiny-") and name != "tiny-long" else name, {})
+        group = experiments.setdefault("tiny" if name in TINY else name, {})
         group |= {(row["arm"], row["rate"], row["seed"]): row for row in rows if row["loss"] is not None}
     for name, table in experiments.items():
         (options.out / f"{name}.md").write_text(_page(name, table))
         if len({arm for arm, _, _ in table}) > MANY:
             _draw_differences(table, options.pictures / f"logits-{name}.svg")
+    (options.out / "README.md").write_text(_overview(experiments))
     _draw_training(experiments, options.pictures / "logits-training.svg")
+
+
+def _overview(experiments: dict[str, Table]) -> str:
+    """Compare repulsion with plain training and its two controls in every experiment."""
+    header = ["experiment", "plain", "repulsion minus plain", "minus attraction", "minus wrong partner"]
+    body = []
+    for name, table in experiments.items():
+        arms = {arm for arm, _, _ in table}
+        if FAVOURITES[0] not in arms:
+            continue
+        plain = statistics.fmean(_losses(table, REFERENCE, best_rate(table, REFERENCE)).values())
+        others = (REFERENCE, *FAVOURITES[1:3])
+        cells = [_difference(table, FAVOURITES[0], other) if other in arms else "" for other in others]
+        body.append([f"[{name}]({name}.md)", f"{plain:.4f}", *cells])
+    return f"{OVERVIEW}\n{format_table(header, body)}\n"
 
 
 def best_rate(table: Table, arm: str) -> float:
@@ -71,6 +92,10 @@ def _page(name: str, table: Table) -> str:
     size = next(iter(table.values()))["size"]
     rates = sorted({rate for _, rate, _ in table})
     shape = f"{size['layers']} layers, {size['heads']} heads, width {size['width']}"
+    if size["kv_heads"]:
+        shape += f", {size['kv_heads']} key-value heads"
+    if size.get("tied"):
+        shape += ", tied embeddings"
     title = f"{shape}, {size['batch']} x {size['length']} bytes per step, {size['steps']:,} steps"
     header = ["arm", *(f"rate {rate:g}" for rate in rates), "minus plain", "mean cosine", "largest", "entropy"]
     body = []
@@ -160,7 +185,7 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
             seeds = sorted(seed for other, at, seed in table if other == arm and at == rate)
             plain = {seed: table.get((REFERENCE, rate, seed)) for seed in seeds}
             rows = [table[arm, rate, seed] for seed in seeds]
-            steps = rows[0]["log"]["step"]
+            steps = min((row["log"]["step"] for row in rows), key=len)  # runs beside longer ones have more entries
             logs = [row["log"]["mean"] for row in rows]
             alike = [statistics.fmean(statistics.fmean(log[i]) for log in logs) for i in range(len(steps))]
             axes[1][column].plot(steps, alike, color=color, label=arm)

@@ -101,7 +101,8 @@ def describe(data: dict[str, Any]) -> str:
     model = (
         f"A byte-level language model of generated text: 2 layers, width {WIDTH}, {HEADS} heads, {BATCH} sequences of "
         f"{LENGTH} bytes per step, {data['steps']} steps, {seeds} seeds. Learning rates rise for 20 steps "
-        "and, except for the schedule-free optimizer, fall to a tenth. Rules have `stepsize=4` under SGD, which keeps the size of gradients."
+        "and, except for the schedule-free optimizer, fall to a tenth. Rules have `stepsize=4` under "
+        "SGD, which keeps the size of gradients."
     )
     return "\n\n".join(["# Repulsion under several optimizers", about, model, COLUMNS, table(data["runs"])]) + "\n"
 

@@ -72,7 +72,7 @@ def one_line(outcome):
 
 def test_a_folder_with_text(inspect, folder, tmp_path):
     (tmp_path / "text.txt").write_text("the movie was great\n\n  \na slow plot and bad music\nnot bad\n")
-    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "out")
+    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "out", "--full")
     assert code == 0
     for title in (
         "similarity of heads in weights",
@@ -89,12 +89,32 @@ def test_a_folder_with_text(inspect, folder, tmp_path):
 
 
 def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
-    code, out, _ = inspect(folder, "--sentence", "the plot", "--sentence", "not great")
+    code, out, _ = inspect(folder, "--sentence", "the plot", "--sentence", "not great", "--full")
     assert code == 0 and "ablation" not in out and "similarity of heads in outputs" in out
     assert out.endswith("written to inspect.html\n") and (tmp_path / "inspect.json").is_file()
-    code, out, _ = inspect(folder)
+    code, out, _ = inspect(folder, "--full")
     assert code == 0 and "similarity of heads in outputs" not in out
     assert "note: without inputs only weights are measured" in out
+
+
+def test_a_card_names_the_model_but_not_its_folders(inspect, folder, tmp_path):
+    code, out, _ = inspect(folder, "--sentence", "the plot", "--twins", "0", "--card", "card.svg")
+    assert code == 0 and out.endswith("written to inspect.html and card.svg\n")
+    card = (tmp_path / "card.svg").read_text()
+    assert folder.name in card and str(folder.parent) not in card and "2 layers, 8 heads" in card
+    assert "ends in .svg or .png" in one_line(inspect(folder, "--card", "card.gif"))
+
+
+def test_ten_lines_and_the_verdict_by_default(inspect, folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = inspect(folder, "--sentence", "the movie was great", "--sentence", "a slow plot", "--ablate")
+    sentence, table, written = out.split("\n\n")
+    assert code == 0 and sentence.startswith("This model looks untrained: ") and written.startswith("written to")
+    lines = table.splitlines()
+    assert lines[0].split() == ["measure", "this", "model", "untrained"] and max(map(len, out.splitlines())) <= 80
+    assert sum(not line.startswith(" ") for line in lines[1:]) == 10 and len(lines) <= 13
+    _, full, _ = inspect(folder, "--sentence", "the movie was great", "--sentence", "a slow plot", "--full")
+    assert len(full.splitlines()) > 40
 
 
 def test_json_alone_is_printed_to_stdout(inspect, folder, tmp_path):
@@ -107,8 +127,8 @@ def test_json_alone_is_printed_to_stdout(inspect, folder, tmp_path):
 
 
 def test_the_weights_of_the_folder_are_measured(inspect, folder):
-    code, loaded, _ = inspect(folder)
-    again, other, _ = inspect(folder, "--random")
+    code, loaded, _ = inspect(folder, "--full")
+    again, other, _ = inspect(folder, "--random", "--full")
     assert code == again == 0 and loaded != other
     model = transformers.BertForMaskedLM.from_pretrained(folder)
     query = model.bert.encoder.layer[0].attention.self.query.weight.detach().double().view(4, -1)
@@ -119,7 +139,9 @@ def test_the_weights_of_the_folder_are_measured(inspect, folder):
 
 
 def test_a_model_by_import_path(inspect):
-    code, out, _ = inspect("models_of_test_inspect:small", "--example", "models_of_test_inspect:inputs", "--ablate")
+    code, out, _ = inspect(
+        "models_of_test_inspect:small", "--example", "models_of_test_inspect:inputs", "--ablate", "--full"
+    )
     assert code == 0 and "layers.1.self_attn" in out
     assert "relative change of the model's own output states" in out
     assert inspect("models_of_test_inspect:small")[0] == 0
@@ -190,7 +212,7 @@ def test_a_pruned_model_is_loaded_with_its_number_of_heads(inspect, folder, tmp_
     smaller = save_pruned(prune(model, [(1, 0), (1, 2)]), tmp_path / "smaller")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (smaller / name).write_bytes((folder / name).read_bytes())
-    code, out, _ = inspect(smaller, "--sentence", "the slow music")
+    code, out, _ = inspect(smaller, "--sentence", "the slow music", "--full")
     rows = [line.split() for line in out.splitlines() if line.startswith("bert.encoder.layer.1.attention.self.q ")]
     assert code == 0 and rows[0][1] == "2"
 
@@ -200,7 +222,9 @@ def test_the_decoder_reads_the_same_sentences(inspect, folder, tmp_path):
     transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "t5" / name).write_bytes((folder / name).read_bytes())
-    code, out, _ = inspect(tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "out")
+    code, out, _ = inspect(
+        tmp_path / "t5", "--sentence", "the slow music", "--sentence", "not bad", "--out", "out", "--full"
+    )
     assert code == 0 and "EncDecAttention" in out
     assert "read the same sentences as the encoder" in (tmp_path / "out" / "inspect.html").read_text()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.pages.browser import driven_browser, needs_driver
+
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 
 
@@ -62,3 +64,41 @@ def test_weights_grow_and_directions_spread_evenly(panels):
     angles = torch.atan2(sphere[:, 1], sphere[:, 0]).sort().values
     gaps = torch.cat([angles.diff(), angles[:1] + 2 * torch.pi - angles[-1:]])
     assert torch.allclose(gaps, torch.full_like(gaps, 2 * torch.pi / 5), atol=0.15)
+
+
+@pytest.fixture(scope="module")
+def tetrahedron():
+    spec = importlib.util.spec_from_file_location("heads_picture", PICTURES / "heads.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_four_heads_open_into_a_tetrahedron(tetrahedron):
+    path = tetrahedron.path()
+    cosines = tetrahedron.largest_cosines(path)
+    assert cosines[0] > 0.98 and cosines[-1] == pytest.approx(-1 / 3, abs=0.01)
+    end = path[-1] / path[-1].norm(dim=-1, keepdim=True)
+    assert torch.allclose(end @ end.T, torch.eye(4, dtype=end.dtype) * 4 / 3 - 1 / 3, atol=0.05)
+    assert path.norm(dim=-1).sub(1).abs().max() < 0.05  # the force is tangential
+
+
+def test_the_animation_is_what_the_script_draws(tetrahedron):
+    drawn, kept = tetrahedron.draw(tetrahedron.path()), (PICTURES / "heads.svg").read_text(encoding="utf-8")
+    assert re.sub(r"-?\d+\.\d+", "", drawn) == re.sub(r"-?\d+\.\d+", "", kept)
+    assert max(abs(a - b) for a, b in zip(numbers(drawn), numbers(kept), strict=True)) <= 1.0
+    assert len(kept) < 60_000 and kept.count("<animate ") == 6 * 4 + 4 * 2 + 4 * 3 + 2 and "http" not in kept[90:]
+    still = kept[kept.index('class="still"') :]
+    assert "animate" not in still and still.count("<line") == 10
+
+
+@needs_driver
+def test_the_animation_stands_still_where_motion_is_reduced():
+    with driven_browser() as browser:
+        for motion, shown in (("reduce", "still"), ("no-preference", "moving")):
+            context = browser.new_context(reduced_motion=motion)
+            page = context.new_page()
+            page.goto((PICTURES / "heads.svg").as_uri())
+            visible = "[...document.querySelectorAll('g')].filter((g) => getComputedStyle(g).display !== 'none')"
+            assert page.evaluate(f"{visible}.map((g) => g.getAttribute('class'))") == [shown]
+            context.close()

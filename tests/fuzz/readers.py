@@ -567,11 +567,11 @@ def write_answers(folder: Path) -> None:
 def read_answers(folder: Path, out: Path) -> None:
     from repulsive.lab.judge.answers import read_all
     from repulsive.lab.judge.key import read_key
-    from repulsive.lab.judge.tally import as_json, as_markdown, tally
+    from repulsive.lab.judge.tally import as_data, as_markdown, tally
 
     key = read_key(folder / "page.key.json")
     found = tally(key, read_all(sorted(folder.glob("answers-*.json")), key), resamples=50)
-    as_markdown(found), as_json(found)
+    as_markdown(found), as_data(found)
 
 
 def answer_words(folder: Path, out: Path) -> list[str]:

@@ -138,7 +138,8 @@ def test_a_missing_package_is_one_line_with_its_extra(monkeypatch, capsys):
     monkeypatch.setattr("repulsive.lab.runs.listing.describe_recipes", missing)
     assert run(["ls"]) == 2
     assert capsys.readouterr().err == (
-        "repulsive: this needs the package numpy; install it with: pip install 'repulsive[train]'\n"
+        "repulsive: this needs the package numpy; "
+        "install it with: python -m pip install -e '.[train]' -c constraints.txt\n"
     )
 
 

@@ -188,8 +188,8 @@ def test_layers_are_numbered_through_nested_lists() -> None:
 
 def test_describe_is_a_table_with_totals() -> None:
     lines = describe(find_heads(build("torch packed")[0])).splitlines()
-    assert lines[0].split() == ["layer", "where", "part", "heads", "dim", "per", "head", "parameter", "family", "proof"]
-    assert lines[2].split() == ["0", "encoder", "k", "4", "64", "in_proj_weight", "torch", "table"]
+    assert lines[0].split() == ["layer", "where", "part", "heads", "d_head", "parameter", "family", "proof"]
+    assert lines[2].split() == ["0", "encoder", "k", "4", "4", "in_proj_weight", "torch", "table"]
     assert lines[-1] == "3 groups, 12 particles, 768 weights"
 
 

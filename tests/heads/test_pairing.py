@@ -138,6 +138,7 @@ class Flex(nn.Module):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="FlexAttention of torch 2.6 needs powers of two")
 def test_flex_attention(compiled: bool) -> None:
     from torch.nn.attention import flex_attention
 

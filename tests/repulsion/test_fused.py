@@ -495,3 +495,14 @@ def test_few_long_slices_are_split_further(monkeypatch):
         expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
         found, _ = run(model, model.groups, rule, monkeypatch, "triton")
         assert error(found, expected) < 3e-6
+
+
+def test_constants_of_the_kernels_equal_themselves():
+    """Triton compares global constants with those it compiled; a NaN differs from itself, and every launch failed."""
+    import triton.language as tl
+
+    from repulsive.repulsion.backends import triton_kernels
+
+    constants = {name: value for name, value in vars(triton_kernels).items() if isinstance(value, tl.constexpr)}
+    assert constants
+    assert [name for name, constant in constants.items() if constant.value != constant.value] == []

@@ -41,7 +41,7 @@ def scalar_adam(theta, gradients, normals, entry):
     first = second = largest = 0.0
     for t, (gradient, normal) in enumerate(zip(gradients, normals, strict=True), start=1):
         grad = RULE.stepsize * gradient
-        if entry["decoupled_weight_decay"]:
+        if entry["decoupled"]:
             theta *= 1 - lr * decay
         else:
             grad += decay * theta
@@ -107,7 +107,7 @@ def test_steps_are_those_of_scalar_arithmetic(case):
     for grad in gradients:
         model.weight.grad = grad.clone()
         optimizer.step()
-    entry = optimizer.param_groups[0] | {"lr": float(optimizer.param_groups[0]["lr"])}
+    entry = optimizer.param_groups[0] | {"lr": float(optimizer.param_groups[0]["lr"]), "decoupled": kind is ADAMW}
     name = f"{handle.groups[0].name}/0"
     keys = [counters.key(SEED, step, name) for step in range(4)]
     normals = torch.stack([counters.normal(key, 12, dtype=torch.float64) for key in keys]).view(4, 2, 2, 3)

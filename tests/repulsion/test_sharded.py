@@ -23,7 +23,10 @@ from tests.repulsion.sharded_cases import (
 from tests.repulsion.sharded_probes import HALF, resume, run_all
 from tests.repulsion.test_distributed import free_port
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed"),
+    pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 cannot run FSDP2 on a CPU"),
+]
 SLOW = {world: [pytest.mark.slow] if world > 2 else [] for world in WORLDS}  # more processes than cores
 SIZES = [pytest.param(world, marks=SLOW[world]) for world in WORLDS]
 RUNS = [pytest.param(world, name, marks=SLOW[world]) for world, cases in WORLDS.items() for name in cases]

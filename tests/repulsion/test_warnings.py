@@ -97,7 +97,8 @@ def test_coupled_weight_decay(kind, rule, warned, make_model):
 
 def test_adam_that_decouples_its_decay_is_fine(make_model):
     model = make_model()
-    optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01, decoupled_weight_decay=True)
+    optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01)
+    optimizer.param_groups[0]["decoupled_weight_decay"] = True  # an argument of newer versions of torch
     assert attach(model, optimizer, SVGD())[1] == []
 
 

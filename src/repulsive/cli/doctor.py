@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, say, say_json
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show versions, devices, settings and extras; exit with 1 if a required package is missing or broken."""
     from repulsive.environment.collect import collect
     from repulsive.environment.describe import describe
 
     environment = collect()
-    say(json.dumps({**asdict(environment), "problems": environment.problems}) if as_json else describe(environment))
+    if as_json:
+        say_json({**asdict(environment), "problems": environment.problems})
+    else:
+        say(describe(environment))
     if environment.problems:
         raise typer.Exit(1)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.results import say_results
+from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, say, say_json
 
 
 def evaluate(
@@ -22,11 +23,11 @@ def evaluate(
     predict: Annotated[
         Path | None, typer.Option(help="GLUE only: write the predictions on the benchmark's test sets to this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    full: FullOption = False,
+    markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Evaluate the best weights of finished runs, and compare several runs with the first, seed by seed."""
-    from repulsive.lab.engine.tables import as_json as to_json
-    from repulsive.lab.engine.tables import as_markdown
     from repulsive.lab.runs.plan import check_device
     from repulsive.lab.runs.score import score
 
@@ -36,8 +37,10 @@ def evaluate(
             raise typer.BadParameter("one run at a time", param_hint="--predict")
         from repulsive.lab.runs.submission import predict as write
 
-        for path in write(runs[0], predict, data, device):
-            say(str(path))
+        written = write(runs[0], predict, data, device)
+        if as_json:
+            say_json({"written": written})
+        else:
+            say("\n".join(map(str, written)))
         return
-    rows = score(runs, part, data, device)
-    say(to_json(rows) if as_json else as_markdown(rows))
+    say_results(score(runs, part, data, device), full=full, markdown=markdown, as_json=as_json)

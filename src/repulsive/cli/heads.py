@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, say_json, say_tables
 
 
 def heads(
@@ -14,12 +14,20 @@ def heads(
         str,
         typer.Argument(
             help="package.module:name of an nn.Module, of its class, or of a function that returns one; "
-            "or a folder with the config.json of a transformers model (no weights needed)."
+            "or a folder with the config.json of a transformers model (no weights needed); or the name of a model in "
+            "the local Hugging Face cache."
         ),
     ],
+    full: Annotated[bool, typer.Option("--full", help="Also show family, proof and weights per head.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the attention heads of a model, one line per group of heads."""
+    from repulsive.diagnostics.head_listing import head_tables, heads_as_json
     from repulsive.diagnostics.loading.model import load_architecture
-    from repulsive.heads import describe, find_heads
+    from repulsive.heads import find_heads
 
-    say(describe(find_heads(load_architecture(target))))
+    groups = find_heads(load_architecture(target))
+    if as_json:
+        say_json(heads_as_json(groups))
+    else:
+        say_tables(head_tables(groups, full))

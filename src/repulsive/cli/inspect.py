@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import say, say_tables
 from repulsive.errors import RunError
 
 
@@ -15,18 +15,29 @@ def inspect(
     target: Annotated[
         str,
         typer.Argument(
-            help="Folder of a transformers model (config, weights, tokenizer); or package.module:name of an nn.Module, "
-            "of its class, or of a function that returns one."
+            help="Folder of a transformers model (config, weights, tokenizer); or the name of a model in the local "
+            "Hugging Face cache; or package.module:name of an nn.Module, of its class, or of a function that makes one."
         ),
     ],
     text: Annotated[
         Path | None, typer.Option(help="Text file with one sentence per line, UTF-8. No labels are needed.")
     ] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence to read; repeatable.")] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Folder of pictures (PNG, JPEG, WebP, BMP), or one picture, for a vision transformer."),
+    ] = None,
     example: Annotated[
         str,
         typer.Option(
             help="package.module:name of example inputs, for models that do not read text.", show_default=False
+        ),
+    ] = "",
+    compare: Annotated[
+        str,
+        typer.Option(
+            help="A second version of the model, such as after repulsion or pruning; both are shown on one page.",
+            show_default=False,
         ),
     ] = "",
     ablate: Annotated[
@@ -38,53 +49,85 @@ def inspect(
     twins: Annotated[
         int, typer.Option(min=0, help="Number of untrained models of the same architecture to compare with.")
     ] = 3,
-    most: Annotated[int, typer.Option(min=1, help="Maximum number of sentences to read.")] = 32,
+    most: Annotated[int, typer.Option(min=1, help="Maximum number of sentences or pictures to read.")] = 32,
     length: Annotated[
         int, typer.Option(min=2, help="Maximum number of tokens per sentence; longer sentences are cut.")
     ] = 128,
     out: Annotated[Path, typer.Option(help="Output folder for inspect.html and inspect.json.")] = Path("."),
+    card: Annotated[
+        Path | None,
+        typer.Option(help="Also write a social card, 1200 x 630, to this .svg or .png file.", show_default=False),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print a table of every layer and measure.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the content of inspect.json to stdout instead of tables.")
     ] = False,
 ) -> None:
     """Measure how similar the heads of a model are, and which are redundant."""
+    from repulsive.diagnostics.comparison_summary import comparison_text
     from repulsive.diagnostics.inspection import inspect_heads
-    from repulsive.diagnostics.loading.inputs import example_inputs, read_sentences, tokenize
+    from repulsive.diagnostics.loading.images import read_images
+    from repulsive.diagnostics.loading.inputs import read_sentences
     from repulsive.diagnostics.loading.model import load_model
+    from repulsive.diagnostics.loading.model_inputs import model_inputs, other_model
+    from repulsive.diagnostics.model_comparison import compare_models
+    from repulsive.diagnostics.short_summary import short_summary
     from repulsive.diagnostics.summary import as_text
-    from repulsive.pages.inspection_page import inspection_json, write_inspection_files
+    from repulsive.pages.card import check_card, write_card
+    from repulsive.pages.comparison_page import comparison_card, encode_comparison, write_comparison_files
+    from repulsive.pages.data.pictures import Pictures
+    from repulsive.pages.inspection_page import inspection_card, inspection_json, write_inspection_files
 
-    if example and (text or sentence):
-        raise typer.BadParameter("use text or --example, not both", param_hint="--example")
-    if ablate and not (text or sentence or example):
-        raise typer.BadParameter("needs inputs: add --text, --sentence or --example", param_hint="--ablate")
+    if card:
+        check_card(card)
+    if bool(example) + bool(text or sentence) + bool(images) > 1:
+        raise typer.BadParameter("use text, --images or --example, not both", param_hint="inputs")
+    if ablate and not (text or sentence or example or images):
+        raise typer.BadParameter("needs inputs: add --text, --sentence, --images or --example", param_hint="--ablate")
     sentences = read_sentences(text, sentence or [], most)
+    read = read_images(images, most) if images else []
     _make_folder(out)
     loaded = load_model(target, random=random)
-    reading = tokenize(loaded, sentences, length) if sentences else None
-    batches = reading.batches if reading else [example_inputs(example, loaded.model)] if example else []
-    separator = getattr(loaded.tokenizer, "sep_token_id", None)
-    found = inspect_heads(
-        loaded.model,
-        batches,
-        ablation=ablate,
-        twins=twins,
-        separators=[] if separator is None else [separator],
-        progress=_show_progress,
-    )
-    say(inspection_json(found) if as_json else as_text(found))
-    if not batches:
+    inputs = model_inputs(loaded, sentences, read, example, length=length)
+    seen = inputs.images
+    shown: dict[str, Any] = {
+        "tokens": inputs.tokens,
+        "pictures": Pictures(seen.layout, seen.names, seen.pictures) if seen else None,
+    }
+    settings: dict[str, Any] = {"ablation": ablate, "twins": twins, "separators": inputs.separators}
+    settings["progress"] = _show_progress
+    weights = ("Weights", "random" if random else loaded.revision[:12] or "as loaded")
+    if compare:
+        other = other_model(inputs, load_model(compare, random=random))
+        compared = compare_models(inputs.model, other, inputs.batches, **settings)
+        say(encode_comparison(compared) if as_json else comparison_text(compared))
+        facts = [("Before", target), ("After", compare), weights, ("Inputs read", str(compared.before.items))]
+        title = f"Heads of {target} and {compare}"
+        page = write_comparison_files(out, compared, title=title, facts=[*facts, *inputs.facts], **shown)
+        content = comparison_card(compared, _short(target), shown["pictures"])
+    else:
+        found = inspect_heads(inputs.model, inputs.batches, **settings)
+        if as_json or full:
+            say(inspection_json(found) if as_json else as_text(found))
+        else:
+            say_tables(short_summary(found))
+        facts = [("Model", target), weights, ("Inputs read", str(found.items))]
+        page = write_inspection_files(out, found, title=f"Heads of {target}", facts=[*facts, *inputs.facts], **shown)
+        content = inspection_card(found, _short(target), shown["pictures"])
+    if not inputs.batches:
         say(
-            "\nnote: without inputs only weights are measured; add --text, --sentence or --example to measure the "
-            "similarity of logits, attention and outputs, and the importance of heads",
+            "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
+            " the similarity of logits, attention and outputs, and the importance of heads",
             err=as_json,
         )
-    facts = [("Model", target), ("Weights", "random" if random else "as loaded"), ("Inputs read", str(found.items))]
-    facts += [("Decoder", "read the same sentences as the encoder")] if reading and reading.decoder_reads_source else []
-    page = write_inspection_files(
-        out, found, title=f"Heads of {target}", facts=facts, tokens=reading.tokens if reading else []
-    )
-    say(f"\nwritten to {page}", err=as_json)
+    written = [str(page), *([str(write_card(card, content))] if card else [])]
+    say(f"\nwritten to {' and '.join(written)}", err=as_json)
+
+
+def _short(target: str) -> str:
+    """Name a model without the folders above it, which are of no interest on a card."""
+    path = Path(target)
+    return (path.parent if path.name == "config.json" else path).resolve().name if path.exists() else target
 
 
 def _show_progress(done: int, total: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from os.path import realpath
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, say, say_json, say_tables
 
 judge = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,6 +29,7 @@ def make(
     count: Annotated[int, typer.Option(min=1, help="Number of pairs to judge, drawn at random.")] = 50,
     seed: Annotated[int, typer.Option(help="Random seed for pairs, order and sides.")] = 0,
     title: Annotated[str, typer.Option(help="Title of the page.", show_default=False)] = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Write a page for judges: pairs of texts in random order, on random sides, without system names."""
     from repulsive.lab.judge.blind import TITLE
@@ -39,6 +41,9 @@ def make(
             say(f"ignored {ignored} {'id' if ignored == 1 else 'ids'} that only {path} has", err=True)
     if result.equal:
         say(f"{result.equal} of the {result.shown} pairs have two equal texts", err=True)
+    if as_json:
+        say_json(asdict(result))
+        return
     say(f"{result.shown} of {result.pairs} pairs, {result.systems[0]} versus {result.systems[1]}")
     say(f"written to {result.page}: send it to the judges")
     say(f"written to {result.key}: keep it secret until all judges have answered")
@@ -48,16 +53,22 @@ def make(
 def tally(
     files: Annotated[list[Path], typer.Argument(metavar="ANSWERS...", help="Files saved by the judges.")],
     key: Annotated[Path, typer.Option(help="Key that `make` wrote beside the page.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    full: FullOption = False,
+    markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Count wins, losses and ties, as in the paper's Table 5."""
     from repulsive.lab.judge.answers import read_all
     from repulsive.lab.judge.key import read_key
-    from repulsive.lab.judge.tally import as_json as to_json
-    from repulsive.lab.judge.tally import as_markdown
+    from repulsive.lab.judge.tally import as_data, as_markdown, terminal_tables
     from repulsive.lab.judge.tally import tally as count
 
     opened = read_key(key)
     answers = [path for path in files if realpath(path) != realpath(key)]  # the pattern *.json matches the key, too
     result = count(opened, read_all(answers, opened))
-    say(to_json(result) if as_json else as_markdown(result))
+    if as_json:
+        say_json(as_data(result))
+    elif markdown:
+        say(as_markdown(result))
+    else:
+        say_tables(terminal_tables(result, full))

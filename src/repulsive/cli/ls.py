@@ -7,23 +7,35 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, say, say_json, say_tables
 
 
 def ls(
     recipe: Annotated[
-        str | None, typer.Argument(help="Show all settings of this recipe: a TOML file, or a name from the list.")
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE or TEXT]",
+            help="Show all settings of this recipe, a TOML file or a name from the list; any other text lists the "
+            "recipes and runs whose name contains it.",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
     recipes: Annotated[bool, typer.Option("--recipes", help="Built-in recipes only.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show the description of each recipe.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """List built-in recipes and the runs in a folder with their progress, or show one recipe as TOML."""
-    from repulsive.lab.runs.listing import describe_recipe, describe_recipes, describe_runs
+    """List built-in recipes by dataset and the runs in a folder, or show one recipe as TOML."""
+    from repulsive.lab.runs import listing
 
-    if recipe is not None:
-        say(describe_recipe(recipe))
+    if recipe is not None and not listing.is_pattern(recipe):
+        if as_json:
+            say_json({"name": recipe, "settings": listing.recipe_settings(recipe)})
+        else:
+            say(listing.describe_recipe(recipe))
         return
-    say(describe_recipes())
-    if not recipes:
-        say("")
-        say(describe_runs(out))
+    pattern = recipe or ""
+    if as_json:
+        runs = [] if recipes else listing.list_runs(out, pattern)
+        say_json({"recipes": listing.list_recipes(pattern), "runs": runs})
+        return
+    say_tables([*listing.describe_recipes(pattern, full), *([] if recipes else listing.describe_runs(out, pattern))])

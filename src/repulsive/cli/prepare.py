@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from repulsive.cli.say import say
+from repulsive.cli.say import say, say_json
 from repulsive.errors import DataError
 from repulsive.lab.systems.datasets import dataset_named, datasets
 from repulsive.lab.text.dataset import VARIABLE, Dataset, Option
-from repulsive.safety.terminal import one_line
 
 
 class _Group(TyperGroup):
@@ -61,20 +58,34 @@ def _root(context: typer.Context) -> None:
 
 
 def _run(
-    dataset: Dataset, data: Path | None, out: Path | None, jobs: int | None, force: bool, options: dict[str, Any]
+    dataset: Dataset,
+    data: Path | None,
+    out: Path | None,
+    jobs: int | None,
+    force: bool,
+    as_json: bool,
+    options: dict[str, Any],
 ) -> None:
+    from repulsive.terminal.progress import progress_bar
+
     if jobs is not None and jobs < 1:
         raise typer.BadParameter(f"{jobs}: expected at least 1", param_hint="--jobs")
     options = {option.name: _parse(option, options[option.name]) for option in dataset.options}
     options = {name: value for name, value in options.items() if value is not None}
     out = out or Path("prepared", dataset.name, str(options.get(dataset.folder_option, "")).lower())
     plan = dataset.make_plan(data or dataset.default_data(), out, **options)
-    if not force and plan.existing() is not None:
+    is_new = force or plan.existing() is None
+    if is_new:
+        with progress_bar() as progress:
+            prepared = plan.make(jobs, progress)
+    if as_json:
+        from repulsive.lab.text.folders import read_manifest
+
+        say_json({"dataset": dataset.name, "folder": out, "is_new": is_new, "manifest": read_manifest(out)})
+    elif is_new:
+        say(f"{dataset.name} -> {out}\n{plan.summarize(prepared)}")
+    else:
         say(f"{out} is prepared already, from the same files with the same settings; --force prepares it again")
-        return
-    with _progress_bar() as progress:
-        prepared = plan.make(jobs, progress)
-    say(f"{dataset.name} -> {out}\n{plan.summarize(prepared)}")
 
 
 def _parse(option: Option, value: Any) -> Any:
@@ -105,6 +116,7 @@ def _parameters(dataset: Dataset) -> Iterator[inspect.Parameter]:
     jobs = "Number of processes; one per processor if not given."
     own += [Option("jobs", int, jobs, hidden=not dataset.is_parallel)]
     own += [Option("force", bool, "Prepare the dataset again, even if it is there.", flag="--force")]
+    own += [Option("as_json", bool, "Print one JSON document instead of text.", flag="--json")]
     annotated: Any = Annotated
     for option in own:
         names = [option.flag] if option.flag else []
@@ -125,8 +137,15 @@ def _help(option: Option) -> str:
 
 
 def _add(dataset: Dataset) -> None:
-    def command(data: Path | None, out: Path | None, jobs: int | None, force: bool | None, **options: Any) -> None:
-        _run(dataset, data, out, jobs, bool(force), options)
+    def command(
+        data: Path | None,
+        out: Path | None,
+        jobs: int | None,
+        force: bool | None,
+        as_json: bool | None,
+        **options: Any,
+    ) -> None:
+        _run(dataset, data, out, jobs, bool(force), bool(as_json), options)
 
     parameters = list(_parameters(dataset))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -136,27 +155,3 @@ def _add(dataset: Dataset) -> None:
 
 for _dataset in datasets().values():
     _add(_dataset)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr, and warnings as single lines above it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar, warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: console.print(
-            f"repulsive: {one_line(str(message))}", markup=False, soft_wrap=True
-        )
-
-        def show(stage: str, done: int, total: int) -> None:
-            if not bar.tasks or bar.tasks[0].description != one_line(stage):
-                for old in bar.task_ids:  # the total of a bar cannot be reset
-                    bar.remove_task(old)
-                bar.add_task(one_line(stage), total=total or None)
-            bar.update(bar.task_ids[0], completed=done)
-
-        yield show

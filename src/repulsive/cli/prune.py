@@ -7,11 +7,16 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, say, say_json, say_progress, say_tables
 
 
 def prune(
-    model: Annotated[str, typer.Argument(help="Folder of a transformers model with weights and a tokenizer.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a transformers model with weights and a tokenizer, or its name in the Hugging Face cache."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to create for the pruned model.")],
     text: Annotated[Path | None, typer.Option(help="UTF-8 file, one sentence per line, to score heads on.")] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence; may be given several times.")] = None,
@@ -25,18 +30,19 @@ def prune(
     learning_rate: Annotated[float, typer.Option(min=0, help="Learning rate of --recover.")] = 5e-5,
     most: Annotated[int, typer.Option(min=1, help="Read at most this many sentences.")] = 256,
     length: Annotated[int, typer.Option(min=2, help="Truncate sentences to this many tokens.")] = 128,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also show cache and range of times.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove the least important heads of a model and write a checkpoint that plain transformers loads.
 
     Heads are scored on --text, without labels; quality is measured on --test, or else on the same text. Every layer
     keeps the same number of heads, and the pruned model is compared with the ablated one before anything is written.
     """
-    import json
-
     from repulsive.diagnostics.loading.inputs import read_sentences, tokenize
     from repulsive.diagnostics.loading.model import load_model
-    from repulsive.diagnostics.pruned_checkpoint import as_json, check_empty, prune_model, table_rows, write_checkpoint
+    from repulsive.diagnostics.pruned_checkpoint import as_json as as_data
+    from repulsive.diagnostics.pruned_checkpoint import check_empty, prune_model, terminal_tables, write_checkpoint
+    from repulsive.terminal.progress import progress_bar
 
     share = _share(keep)
     if text is None and not sentence:
@@ -47,28 +53,25 @@ def prune(
     loaded = load_model(model)
     batches = tokenize(loaded, sentences, length).batches
     held_out = tokenize(loaded, test_sentences, length).batches if test else None
-    result = prune_model(
-        loaded,
-        batches,
-        share,
-        test=held_out,
-        kv_heads=kv_heads,
-        border=border,
-        recover=recover,
-        learning_rate=learning_rate,
-        progress=lambda line: say(line, err=True),
-    )
+    with progress_bar() as bar:
+        result = prune_model(
+            loaded,
+            batches,
+            share,
+            test=held_out,
+            kv_heads=kv_heads,
+            border=border,
+            recover=recover,
+            learning_rate=learning_rate,
+            progress=say_progress,
+            bar=bar,
+        )
     write_checkpoint(result, loaded.tokenizer, out, model)
-    if json_output:
-        say(json.dumps(as_json(result, model), indent=1))
+    if as_json:
+        say_json(as_data(result, model))
         return
-    rows = table_rows(result)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        say(row[0].ljust(widths[0]) + "".join(cells))
-    say(f"\nmeasured on {result.measured_on}")
-    say(f"written to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
+    say_tables(terminal_tables(result, full))
+    say(f"\nwritten to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
 
 
 def _share(keep: str) -> float:

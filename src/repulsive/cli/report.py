@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, say, say_json, say_progress
 
 
 def report(
@@ -33,6 +33,7 @@ def report(
     most: Annotated[int, typer.Option(min=1, help="Maximum number of items for ablations.")] = 2000,
     title: Annotated[str, typer.Option(help="Title of the page.", show_default=False)] = "",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write an HTML report on finished runs: results, curves, similarity and importance of heads, calibration."""
     from repulsive.lab.runs.plan import check_device
@@ -40,5 +41,8 @@ def report(
 
     check_device(device)
     options = Options(part=part, most=most, foreign=foreign, heads=heads, bleu=bleu, device=device, title=title)
-    for path in write(runs, out, figures, options, lambda line: say(line, err=True)):
-        say(f"written to {path}")
+    written = write(runs, out, figures, options, say_progress)
+    if as_json:
+        say_json({"written": written})
+    else:
+        say("\n".join(f"written to {path}" for path in written))

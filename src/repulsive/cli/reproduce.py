@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import (
+    FullOption,
+    JsonOption,
+    MarkdownOption,
+    RequeueOption,
+    say,
+    say_json,
+    say_progress,
+    say_tables,
+)
 
 
 def reproduce(
@@ -39,16 +48,24 @@ def reproduce(
     ] = None,
     times: Annotated[bool, typer.Option(help="Measure step times where the paper reports them.")] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Smoke test: tiny models on generated data.")] = False,
+    full: FullOption = False,
+    markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+    requeue: RequeueOption = False,
 ) -> None:
-    """Print the paper's numbers beside ours, with confidence intervals and a verdict on each claim.
+    """Print the paper's numbers beside ours, and a verdict on each claim.
 
     Without an ID, list all tables and figures.
     """
     from repulsive.errors import RunError
+    from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.paper import reproduce as paper
     from repulsive.lab.paper import toy
     from repulsive.lab.paper.catalogue import find
     from repulsive.lab.paper.options import Options
+    from repulsive.lab.paper.report_files import as_data
+    from repulsive.lab.paper.terminal_tables import list_artefacts, listing, report_tables
+    from repulsive.terminal.progress import progress_bar
 
     words = ids or []
     files = [
@@ -71,11 +88,20 @@ def reproduce(
     options = paper.quick(options) if quick else options
     names = [word for word in words if not word.endswith(".json")]
     if not names:
-        say(paper.listing(options))
+        if as_json:
+            say_json({"artefacts": list_artefacts(options)})
+        else:
+            say_tables(listing(options, full))
         return
-    reports, failed = paper.reproduce(find(names), options, lambda line: say(line, err=True))
-    say(paper.as_text(reports))
-    say(f"\nwritten to {out}")
+    with requeueing(requeue), progress_bar() as progress:
+        reports, failed = paper.reproduce(find(names), options, say_progress, progress)
+    if as_json:
+        say_json({"reports": [as_data(report) for report in reports], "failed": failed, "out": out})
+    elif markdown:
+        say(paper.all_as_markdown(reports))
+    else:
+        say_tables(report_tables(reports, full))
+    say(f"\nwritten to {out}", err=as_json)
     if failed:
         raise RunError(f"{len(failed)} runs failed; rerun the same command to try them again. The first: {failed[0]}")
 

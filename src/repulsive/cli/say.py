@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
 from repulsive.safety.terminal import one_line, printable
+from repulsive.terminal.document import as_document
+from repulsive.terminal.table import MarkdownText, Table, render
+
+RequeueOption = Annotated[bool, typer.Option("--requeue", help="In a SLURM job: save and requeue the job on SIGUSR1.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Show all columns, and 95 % confidence intervals.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a file.")]
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -20,6 +28,21 @@ def say(text: str = "", *, err: bool = False) -> None:
         err: print to stderr instead of stdout.
     """
     typer.echo(printable(text), err=err)
+
+
+def say_progress(text: str) -> None:
+    """Print a line of progress to stderr."""
+    say(text, err=True)
+
+
+def say_tables(blocks: Iterable[Table | MarkdownText | str]) -> None:
+    """Print tables and paragraphs to stdout, as wide as the terminal."""
+    typer.echo(render(blocks, sys.stdout))
+
+
+def say_json(document: Any) -> None:
+    """Print a value as the only JSON document on stdout."""
+    say(as_document(document))
 
 
 def complain(message: object) -> None:

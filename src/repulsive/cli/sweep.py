@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.say import JsonOption, RequeueOption, say_json, say_progress, say_tables
 
 
 def sweep(
@@ -29,23 +29,30 @@ def sweep(
         typer.Option(help="Optuna storage, to share a sweep between machines; default: an SQLite file in --out."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    as_json: JsonOption = False,
+    requeue: RequeueOption = False,
 ) -> None:
     """Try settings and write the best as a recipe. Rerun the same command to resume.
 
     The default grid depends on the rule. For SPOS it is the stepsize (epsilon) and alpha, then beta, as in the paper.
     """
-    from repulsive.lab.runs.sweep import run_sweep
+    from repulsive.lab.engine.requeue import requeueing
+    from repulsive.lab.runs.sweep import run_sweep, sweep_as_json, sweep_tables
 
-    best = run_sweep(
-        recipe,
-        over or (),
-        then or (),
-        changes or (),
-        seeds=seeds,
-        jobs=jobs,
-        out=out,
-        storage=storage,
-        device=device,
-        progress=say,
-    )
-    say(f"best: {' '.join(best.changes)}, dev {best.metric} {best.value:.4f}; written to {best.recipe}")
+    with requeueing(requeue):
+        result = run_sweep(
+            recipe,
+            over or (),
+            then or (),
+            changes or (),
+            seeds=seeds,
+            jobs=jobs,
+            out=out,
+            storage=storage,
+            device=device,
+            progress=say_progress,
+        )
+    if as_json:
+        say_json(sweep_as_json(result))
+    else:
+        say_tables(sweep_tables(result))

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.results import say_results
+from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, RequeueOption, say
 
 
 def train(
@@ -25,24 +26,37 @@ def train(
     jobs: Annotated[int, typer.Option(help="Number of parallel runs; 0: one per core.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="Output folder for all runs.")] = Path("runs"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also log to wandb, mlflow, trackio or a logger of another package; TensorBoard is always written."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+    full: FullOption = False,
+    markdown: MarkdownOption = False,
+    as_json: JsonOption = False,
+    requeue: RequeueOption = False,
 ) -> None:
     """Train recipes and compare them with the first one. Rerun the same command to resume."""
     from repulsive.lab.engine.launch import speaks, train_here, train_many
-    from repulsive.lab.engine.tables import as_markdown, ended, rows
+    from repulsive.lab.engine.requeue import requeueing
+    from repulsive.lab.engine.tables import ended, rows
     from repulsive.lab.runs.plan import plan
     from repulsive.lab.systems.registry import make_task
 
-    specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device)
+    specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device, loggers=logger or [])
     if len(specs) == 1:
-        train_here(specs[0], make_task, quiet)
+        with requeueing(requeue):
+            train_here(specs[0], make_task, quiet)
         if speaks():
-            say(as_markdown(rows([specs[0].folder])))
+            say_results(rows([specs[0].folder]), full=full, markdown=markdown, as_json=as_json)
         return
     live = not quiet and sys.stderr.isatty()
     report = None if quiet or live else lambda spec, state: say(f"{spec.folder}: {state}", err=True)
     try:
-        train_many(specs, make_task, jobs, report, show=live)
+        with requeueing(requeue):
+            train_many(specs, make_task, jobs, report, show=live)
     finally:  # also print the finished runs if another one failed or was stopped
         if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
-            say(as_markdown(rows(folders)))
+            say_results(rows(folders), full=full, markdown=markdown, as_json=as_json)

@@ -137,7 +137,7 @@ def circuit_similarity(
         try:
             if samples.problem:
                 raise HeadLayoutError(samples.problem)
-            result.logits.append(_logits(samples))
+            result.logits.append(logit_similarity(samples))
         except (HeadLayoutError, RuleError) as error:
             left_out[name] = str(error)
             continue
@@ -152,7 +152,12 @@ def circuit_similarity(
     return result
 
 
-def _logits(samples: QKVSamples) -> Similarity:
+def logit_similarity(samples: QKVSamples) -> Similarity:
+    """Compute the cosines between the attention logits of the heads of one layer.
+
+    Raises:
+        DivergedError: the queries or keys contain NaN or infinity.
+    """
     circuits = Circuits(_wide(samples.part("q")), _wide(samples.part("k")), right_of=samples.layer.serves)
     return Similarity(samples.layer.name, "logits", _cosines(circuits, samples.layer.name), samples.count("q"))
 

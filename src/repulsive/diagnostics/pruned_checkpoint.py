@@ -22,6 +22,9 @@ from repulsive.diagnostics.portable_pruning import Selection, prune_portably, se
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
 from repulsive.safety.folders import replacing
 from repulsive.safety.markdown import format_table
+from repulsive.terminal.progress import Progress as Bar
+from repulsive.terminal.progress import no_progress
+from repulsive.terminal.table import Table, three_digits
 
 BORDER = 2  # heads on each side of the cut that are ranked by exact ablation
 _RUNS = 5  # timed forward passes, after one that is not timed
@@ -91,6 +94,7 @@ def prune_model(
     learning_rate: float = 5e-5,
     seed: int = 0,
     progress: Progress = lambda message: None,
+    bar: Bar = no_progress,
 ) -> Pruned:
     """Score the heads of a model, remove the least important ones, and measure the result.
 
@@ -105,6 +109,7 @@ def prune_model(
         learning_rate: of that training.
         seed: random seed of the scores.
         progress: called with a line of text at each stage.
+        bar: called with a stage, the steps done and their total.
 
     Raises:
         DataError: there is no text.
@@ -123,7 +128,7 @@ def prune_model(
         raise SelectionError(f"recovery needs a causal language model, {type(model).__name__} is not one; leave it out")
     heads = Heads(model, batches[0])
     progress(f"scoring {len(heads)} heads")
-    selection = select_heads(heads, rank_heads(heads, batches, keep, seed, border), keep, kv_heads)
+    selection = select_heads(heads, rank_heads(heads, batches, keep, seed, border, bar), keep, kv_heads)
     measure_on = batches if test is None else test
     with evaluating(model):
         whole = OutputChange(model, measure_on)
@@ -135,14 +140,19 @@ def prune_model(
     measured["pruned"] = _measure(smaller, measure_on, whole, heads)
     if recover:
         progress(f"training {recover} steps")
-        train_causal(smaller, batches, recover, learning_rate, seed)
+        train_causal(smaller, batches, recover, learning_rate, seed, bar)
         measured["recovered"] = _measure(smaller, measure_on, whole, heads)
     names = tuple(layer.name for layer in heads.layers)
     return Pruned(smaller, selection, names, measured, test is not None, recover)
 
 
 def rank_heads(
-    heads: Heads, batches: Sequence[dict[str, Any]], keep: float, seed: int = 0, border: int = BORDER
+    heads: Heads,
+    batches: Sequence[dict[str, Any]],
+    keep: float,
+    seed: int = 0,
+    border: int = BORDER,
+    bar: Bar = no_progress,
 ) -> Tensor:
     """Rank the heads of each layer: by gradient score, and by exact ablation on both sides of the cut.
 
@@ -158,6 +168,7 @@ def rank_heads(
             change = OutputChange(heads.model, batches)
     ranks = torch.zeros_like(scores)
     for row, layer in enumerate(heads.layers):
+        bar("ranking heads of layer", row, len(heads.layers))
         order = sorted(range(layer.num_heads), key=lambda head: float(scores[row, head]))
         cut = layer.num_heads - round(keep * layer.num_heads)
         low, high = max(0, cut - border), min(layer.num_heads, cut + border)
@@ -172,13 +183,19 @@ def rank_heads(
 
 
 def train_causal(
-    model: nn.Module, batches: Sequence[dict[str, Any]], steps: int, learning_rate: float, seed: int = 0
+    model: nn.Module,
+    batches: Sequence[dict[str, Any]],
+    steps: int,
+    learning_rate: float,
+    seed: int = 0,
+    bar: Bar = no_progress,
 ) -> None:
     """Train a causal language model on the batches with AdamW, and leave it in evaluation mode."""
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     model.train()
     for step in range(steps):
+        bar("training step", step, steps)
         batch = batches[step % len(batches)]
         call(model, batch | {"labels": _labels(batch)}).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -246,6 +263,24 @@ def table_rows(pruned: Pruned) -> list[list[str]]:
         cache = f"{values.cache_bytes:,} B" if values.cache_bytes else "-"
         rows.append([name, f"{values.parameters:,}", cache, f"{values.milliseconds:.1f} ms", quality])
     return rows
+
+
+def terminal_tables(pruned: Pruned, full: bool = False) -> list[Table | str]:
+    """Make the table for a terminal, and a line that names the text it was measured on.
+
+    Args:
+        pruned: the pruned model.
+        full: also show the cache per token and the range of the times.
+    """
+    causal = pruned.measured["whole"].perplexity is not None
+    rows = []
+    for name, each in pruned.measured.items():
+        spread = f" ({each.fastest:.1f} to {each.slowest:.1f})" if full else ""
+        quality = three_digits(each.perplexity if causal else each.change)
+        cache = [f"{each.cache_bytes:,} B" if each.cache_bytes else "-"] if full else []
+        rows.append([name, f"{each.parameters:,}", f"{each.milliseconds:.1f} ms{spread}", quality, *cache])
+    titles = ["model", "parameters", "forward pass", "perplexity" if causal else "change of output"]
+    return [Table([*titles, *(["cache per token"] if full else [])], rows), f"Measured on {pruned.measured_on}."]
 
 
 def model_card(pruned: Pruned, source: str) -> str:

@@ -116,7 +116,7 @@ def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> D
         name: name of the layer.
     """
     result = _measure(name, "outputs", _positions(outputs, real))
-    return replace(result, tokens=_between_tokens(outputs, real))
+    return replace(result, tokens=token_similarity(outputs, real))
 
 
 def merged(parts: Sequence[tuple[Diversity, float]]) -> Diversity:
@@ -186,8 +186,13 @@ def _measure(name: str, space: str, blocks: Iterable[Tensor]) -> Diversity:
 
 
 @torch.no_grad()
-def _between_tokens(x: Tensor, real: Tensor | None) -> float:
-    """Compute the mean cosine between two tokens of an item, items weighted by length; x is finite, [B, M, T, d]."""
+def token_similarity(x: Tensor, real: Tensor | None = None) -> float:
+    """Compute the mean cosine between two tokens of an item, items weighted by length; nan for single tokens.
+
+    Args:
+        x: finite vectors of each token, in M parts, [B, M, T, d].
+        real: which tokens count, bool [B, T]; None: all.
+    """
     total, count = 0.0, 0
     for rows in _items(x, real):
         if len(rows) > 1:

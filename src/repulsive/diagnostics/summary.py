@@ -36,7 +36,7 @@ def as_text(inspection: Inspection, count: int = 5) -> str:
         pairs = inspection.closest(space, count)
         if pairs:
             listed = [(p.name, f"{p.first} and {p.second}", f"{p.cosine:+.3f}") for p in pairs]
-            blocks.append(_titled(f"most similar pairs of heads in {space}", ("layer", "heads", "cosine"), listed))
+            blocks.append(format_rows(f"most similar pairs of heads in {space}", ("layer", "heads", "cosine"), listed))
     if inspection.importance is not None:
         title = "least important heads by first-order importance (l2 norm over the heads of a layer: 1)"
         blocks.append(_least_important(inspection, title, inspection.importance, "importance", count))
@@ -129,7 +129,7 @@ def _circuits(circuit: str, entries: Sequence[Compared]) -> str:
             )
         )
     titles = ("layer", "mean cosine", "untrained", "verdict", "most similar pair", "cosine", "untrained")
-    return _titled(f"similarity of heads in {circuit} ({count_verdicts(entries)})", titles, rows)
+    return format_rows(f"similarity of heads in {circuit} ({count_verdicts(entries)})", titles, rows)
 
 
 def _plus_minus(null: Null) -> str:
@@ -164,15 +164,16 @@ def _diversity(space: str, entries: Sequence[Diversity]) -> str:
         for d in entries
     ]
     titles = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
-    return _titled(f"similarity of heads in {space}", titles + (("cosine of tokens",) if tokens else ()), rows)
+    return format_rows(f"similarity of heads in {space}", titles + (("cosine of tokens",) if tokens else ()), rows)
 
 
 def _least_important(inspection: Inspection, title: str, scores: Tensor, measure: str, count: int) -> str:
     rows = [(name, str(head), f"{score:.4g}") for name, head, score in inspection.least(scores, count)]
-    return _titled(title, ("layer", "head", measure), rows)
+    return format_rows(title, ("layer", "head", measure), rows)
 
 
-def _titled(title: str, titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def format_rows(title: str, titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Format a table as plain text: a title, column headers and rows of aligned columns."""
     lines = [titles, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

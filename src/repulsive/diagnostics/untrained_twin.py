@@ -58,6 +58,9 @@ def _from_config(model: nn.Module) -> nn.Module | None:
         twin = type(model)(config)
     except Exception:  # third-party constructor: may need other arguments
         return None
+    for name, _ in list(twin.named_children()):
+        if getattr(model, name, twin) is None:  # the model was loaded without this part, such as a pooler
+            setattr(twin, name, None)
     return twin if _shapes(twin) == _shapes(model) else None
 
 

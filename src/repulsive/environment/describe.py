@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from repulsive.environment.collect import Environment, Extra
+
+WIDTH = 80  # columns of a terminal
 
 
 def describe(environment: Environment) -> str:
@@ -32,7 +36,7 @@ def describe(environment: Environment) -> str:
     lines += [f"  {name}={value}" for name, value in environment.variables.items()] or ["  none is set"]
     lines += ["", "extras"]
     rows = [(f"  {extra.name}", _contents(extra)) for extra in environment.extras]
-    lines += _columns(rows) or ["  unknown: the package has no metadata; install it with pip"]
+    lines += _columns(rows, WIDTH) or ["  unknown: the package has no metadata; install it with pip"]
     incomplete = [extra for extra in environment.extras if extra.missing]
     if incomplete:
         lines += ["", "to install what is missing"]
@@ -53,6 +57,12 @@ def _contents(extra: Extra) -> str:
     return "; ".join(part for part in (", ".join(listed), f"needs {missing}" if missing else "") if part)
 
 
-def _columns(rows: list[tuple[str, str]]) -> list[str]:
+def _columns(rows: list[tuple[str, str]], most: int = 0) -> list[str]:
+    """Align names and values; values that are too long for `most` columns continue on lines of their own."""
     width = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:<{width}}  {value}" for name, value in rows]
+    lines = []
+    for name, value in rows:
+        parts = textwrap.wrap(value, most - width - 2, break_on_hyphens=False) if most else [value]
+        lines.append(f"{name:<{width}}  {parts[0] if parts else ''}")
+        lines += [" " * (width + 2) + part for part in parts[1:]]
+    return lines

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from repulsive.heads.layout import HeadGroup
 
-_TITLES = ("layer", "where", "part", "heads", "dim per head", "parameter", "family", "proof")
+_TITLES = ("layer", "where", "part", "heads", "d_head", "parameter", "family", "proof")
+
+
+def parameter_names(group: HeadGroup) -> str:
+    """List the parameters of a group, each once."""
+    return " + ".join(dict.fromkeys(s.parameter_name for s in group.slices))
 
 
 def describe(groups: Sequence[HeadGroup]) -> str:
@@ -24,8 +29,8 @@ def describe(groups: Sequence[HeadGroup]) -> str:
             g.where,
             g.part,
             str(g.num_heads),
-            str(g.dim),
-            " + ".join(dict.fromkeys(s.parameter_name for s in g.slices)),
+            str(g.head_dim),
+            parameter_names(g),
             g.family,
             g.proof,
         )

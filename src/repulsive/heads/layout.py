@@ -173,6 +173,11 @@ class HeadGroup:
         return self.slices[0].num_heads * self.modules
 
     @property
+    def head_dim(self) -> int:
+        """Number of output features per head, d_head."""
+        return self.slices[0].rows.shape[1]
+
+    @property
     def dim(self) -> int:
         """Number of weights per head, over all slices."""
         return sum(run[0].dim for run in self.runs())

@@ -1,6 +1,7 @@
-"""Repulsion in Lightning: one callback, for `lightning.pytorch` or `pytorch_lightning`.
+"""Repulsion and the head monitor in Lightning: one callback each, for `lightning.pytorch` or `pytorch_lightning`.
 
     Trainer(callbacks=[RepulsiveCallback(SVGD(alpha=0.01))], gradient_clip_val=1.0)
+    Trainer(callbacks=[MonitorCallback(every=100)])
 
 Lightning passes the optimizer a closure that runs backward, `on_before_optimizer_step` and clipping. By default
 (`order="clip-repel"`) the rule acts on the gradients after the closure. With `order="repel-clip"` it acts in
@@ -16,10 +17,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from repulsive import HeadMonitor
 from repulsive.errors import RuleError
 from repulsive.heads import find_heads
 from repulsive.heads.layout import HeadGroup
 from repulsive.integrations.deferred import Deferred
+from repulsive.integrations.deferred_monitor import DeferredMonitor
 from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, unwrap_optimizer
@@ -119,6 +122,63 @@ class RepulsiveCallback(Callback):
                 "order='repel-clip' under manual optimisation needs max_norm: Lightning does not clip there, and your "
                 "own clipping comes before the rule. Pass max_norm=... to the callback and remove your own clipping"
             )
+
+
+class MonitorCallback(Callback):
+    """Callback that monitors the heads of a LightningModule during `fit`; see `HeadMonitor`.
+
+    It logs the values over all layers after each measurement: `heads/similarity`, `heads/entropy`, ... Lightning's
+    checkpoints contain its state.
+
+    Args:
+        settings: keyword arguments of `HeadMonitor`, such as `every`; `page` and `film`: paths of the live page and of
+            the film to write.
+
+    Raises:
+        UnknownSetting: `HeadMonitor` has no such argument.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self._deferred = DeferredMonitor(settings)
+        self._saved: dict[str, Any] | None = None
+
+    @property
+    def monitor(self) -> HeadMonitor | None:
+        """The monitor; None before training."""
+        return self._deferred.monitor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.monitor is None else self.monitor.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._deferred.begin(pl_module, trainer.global_step, self._saved)
+        self._saved = None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self.monitor is not None:
+            self.monitor.begin_step(trainer.global_step)
+            if self.monitor.modules == (pl_module,):  # `training_step` runs its layers, but does not call the module
+                self.monitor.start_pass(batch)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        if self.monitor is not None and self.monitor.modules == (pl_module,):
+            self.monitor.finish_pass()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.end_step(trainer.global_step)
+            if values := self._deferred.new_values():
+                pl_module.log_dict(values, rank_zero_only=True)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._deferred.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._deferred.cancel()
 
 
 def _assign(groups: Sequence[HeadGroup], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[HeadGroup]]]:

@@ -1,6 +1,7 @@
-"""Repulsion in the `Trainer` of transformers: one callback.
+"""Repulsion and the head monitor in the `Trainer` of transformers, and in those of TRL: one callback each.
 
     trainer = Trainer(model, args, train_dataset=data, callbacks=[RepulsiveCallback(SVGD(alpha=0.01))])
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[MonitorCallback(every=100)])
 
 The Trainer clips, then steps, and the rule acts inside the step: the default `order="clip-repel"` works with any
 `max_grad_norm`. A callback cannot act before the Trainer clips. For the other order, disable the Trainer's clipping
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from repulsive import HeadMonitor
 from repulsive.errors import RuleError
 from repulsive.integrations.deferred import Deferred
+from repulsive.integrations.deferred_monitor import DeferredMonitor
 from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle
@@ -26,6 +29,7 @@ except ImportError as error:
 
 # Must not be the class name: the Trainer would rebuild a callback of that name from JSON, which cannot store a rule.
 STATE_KEY = "repulsive"
+MONITOR_KEY = "repulsive_monitor"
 
 
 class RepulsiveCallback(TrainerCallback):
@@ -108,3 +112,61 @@ class RepulsiveCallback(TrainerCallback):
             )
         if self._repulsion.settings.get("max_norm") is None:
             raise RuleError("order='repel-clip' with max_grad_norm=0 clips nothing: pass max_norm=... to the callback")
+
+
+class MonitorCallback(TrainerCallback):
+    """Callback that monitors the heads of the Trainer's model during training; see `HeadMonitor`.
+
+    The values over all layers are added to the logs: `heads/similarity`, `heads/entropy`, ... Each checkpoint's
+    `trainer_state.json` contains the state of the monitor.
+
+    Args:
+        settings: keyword arguments of `HeadMonitor`, such as `every`; `page` and `film`: paths of the live page and of
+            the film to write.
+
+    Raises:
+        UnknownSetting: `HeadMonitor` has no such argument.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._deferred = DeferredMonitor(settings)
+        self._saved_step = -1  # step of the measurement in the state
+
+    @property
+    def monitor(self) -> HeadMonitor | None:
+        """The monitor; None before training."""
+        return self._deferred.monitor
+
+    def add_to(self, trainer: Any) -> None:
+        """Add this callback to a trainer before its reporters, so that they receive its values."""
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._deferred.begin(kwargs["model"], state.global_step, state.stateful_callbacks.get(MONITOR_KEY))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.begin_step(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.end_step(state.global_step)
+            self._save(state)
+
+    def _save(self, state: Any) -> None:
+        """Store the state of the monitor for the next checkpoint, if it has changed."""
+        assert self.monitor is not None
+        latest = self.monitor.history[-1].step if len(self.monitor.history) else -1
+        if latest != self._saved_step:
+            self._saved_step = latest
+            state.stateful_callbacks[MONITOR_KEY] = self.monitor.state_dict()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if logs is not None and "loss" in logs:
+            values = self._deferred.new_values()
+            logs.update(values)
+            if state.log_history:
+                state.log_history[-1].update(values)  # a copy made before this callback runs
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._deferred.end()

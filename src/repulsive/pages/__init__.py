@@ -4,6 +4,8 @@ data/               data classes: the content of a report, its sections, attenti
 charts.py           builds charts from the results of diagnostics
 report_page.py      the report on training runs: results, curves, similarity of heads, attention explorer
 inspection_page.py  the report on the heads of one model
+comparison_page.py  the heads of two versions of a model
+card.py             a social card with the verdict and a small atlas, as SVG or PNG
 sample_table.py     generated texts beside the reference text
 html/               HTML and SVG fragments, style sheet, scripts
 figures/            the same charts and maps as SVG and PDF files, drawn by Matplotlib

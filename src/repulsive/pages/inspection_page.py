@@ -15,15 +15,19 @@ from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.summary import as_json, format_distance
 from repulsive.diagnostics.verdict import verdict
 from repulsive.errors import RunError
+from repulsive.pages.card import Card
 from repulsive.pages.charts import pruning_chart, redundancy_charts
 from repulsive.pages.data.atlas import atlas_layers
+from repulsive.pages.data.card_atlas import card_tiles
 from repulsive.pages.data.layers import Layered, Maps
 from repulsive.pages.data.panels import Grid, HeadTable
-from repulsive.pages.html.atlas import head_atlas
+from repulsive.pages.data.pictures import Pictures, picture_maps
+from repulsive.pages.html.atlas import ATLAS_SCRIPTS, head_atlas
 from repulsive.pages.html.circuits import MEASURE, similarity_sections
 from repulsive.pages.html.document import asset, document, fact_list, folded, header, write_whole
 from repulsive.pages.html.layer_explorer import layer_explorer
 from repulsive.pages.html.panel import charts_with_legend, grid_rows, head_table, scrolling_table
+from repulsive.pages.html.picture_map import picture_section
 from repulsive.pages.report_page import FRAME_BYTES, MAX_BYTES
 from repulsive.pages.text import escaped, number
 from repulsive.safety import files as safe
@@ -49,6 +53,7 @@ def write_inspection_files(
     title: str,
     facts: Sequence[tuple[str, str]] = (),
     tokens: Sequence[Sequence[str]] = (),
+    pictures: Pictures | None = None,
 ) -> Path:
     """Write `inspect.html`, and the same numbers as `inspect.json`.
 
@@ -58,6 +63,7 @@ def write_inspection_files(
         title: page title.
         facts: (name, value) pairs at the top of the page.
         tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
+        pictures: the inputs, if they are pictures.
 
     Returns:
         The path of the page.
@@ -66,7 +72,9 @@ def write_inspection_files(
         RunError: the folder cannot be written.
     """
     try:
-        page = write_inspection(folder / "inspect.html", inspection, title=title, facts=facts, tokens=tokens)
+        page = write_inspection(
+            folder / "inspect.html", inspection, title=title, facts=facts, tokens=tokens, pictures=pictures
+        )
         safe.write_whole(folder / "inspect.json", inspection_json(inspection).encode())
     except OSError as error:
         raise RunError(f"{str(folder)!r}: cannot be written ({error.strerror}); choose another folder") from None
@@ -78,6 +86,19 @@ def inspection_json(inspection: Inspection) -> str:
     return json.dumps(as_json(inspection), indent=1, allow_nan=False)
 
 
+def inspection_card(inspection: Inspection, name: str, pictures: Pictures | None = None) -> Card:
+    """Collect the content of the social card of an inspection.
+
+    Args:
+        inspection: result of `inspect_heads`.
+        name: name of the model.
+        pictures: the inputs, if they are pictures.
+    """
+    heads = [count for *_, count in inspection.layers]
+    sizes = f"{len(heads)} layer{'' if len(heads) == 1 else 's'}, {sum(heads)} heads"
+    return Card(name, verdict(inspection), sizes, [card_tiles(inspection, pictures)], [heads])
+
+
 def write_inspection(
     path: str | Path,
     inspection: Inspection,
@@ -85,6 +106,7 @@ def write_inspection(
     title: str,
     facts: Sequence[tuple[str, str]] = (),
     tokens: Sequence[Sequence[str]] = (),
+    pictures: Pictures | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Path:
     """Write the page of an inspection as one self-contained HTML file.
@@ -95,12 +117,15 @@ def write_inspection(
         title: page title.
         facts: (name, value) pairs at the top of the page.
         tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
+        pictures: the inputs, if they are pictures.
         max_bytes: limit of the file size. Maps that do not fit are averaged or left out, and the page says so.
 
     Returns:
         The path written.
     """
-    page = render_inspection(inspection, title=title, facts=facts, tokens=tokens, max_bytes=max_bytes)
+    page = render_inspection(
+        inspection, title=title, facts=facts, tokens=tokens, pictures=pictures, max_bytes=max_bytes
+    )
     return write_whole(path, page)
 
 
@@ -110,11 +135,14 @@ def render_inspection(
     title: str,
     facts: Sequence[tuple[str, str]] = (),
     tokens: Sequence[Sequence[str]] = (),
+    pictures: Pictures | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """Render the page as a string; arguments as in `write_inspection`."""
     layers = atlas_layers(inspection)
-    script = "".join(asset(name) for name in ("attention_map.js", "layer_explorer.js", "atlas.js"))
+    maps = picture_maps(inspection, pictures) if pictures is not None else []
+    names = ("attention_map.js", "picture_map.js" if maps else "layer_explorer.js", *ATLAS_SCRIPTS)
+    script = "".join(asset(name) for name in names)
     before = header(title, verdict(inspection), lead_class="verdict")
     after = fact_list([*facts, *_sizes(inspection)]) + _notes(inspection)
     fixed = sum(len(part.encode()) for part in (asset("page.css"), script, before, after)) + FRAME_BYTES
@@ -123,13 +151,20 @@ def render_inspection(
         evidence = f'<p class="warn">{_LEFT_OUT}</p>\n' + _evidence(inspection, is_open=not layers, with_grids=False)
     room = max_bytes - fixed - len(evidence.encode())
     thresholds = inspection.kinds.thresholds if inspection.kinds else {}
-    atlas = head_atlas(layers, room, metric=inspection.metric, thresholds=thresholds) if layers else ""
-    examples = layered_examples(inspection, tokens)
+    atlas = ""
+    if layers:
+        atlas = head_atlas(
+            layers, room, metric=inspection.metric, thresholds=thresholds, on_pictures=bool(pictures and maps)
+        )
+    if pictures is not None and maps:
+        shown = picture_section(maps, pictures.layout, room - len(atlas.encode()))
+        atlas = f'<div class="pictured">{shown}{atlas}</div>\n'
+    examples = [] if maps else layered_examples(inspection, tokens)
     explorer = layer_explorer(examples, [_METHOD], room - len(atlas.encode())) if examples else ""
     if explorer:
         explorer = folded("Attention, layer by layer", explorer)
     body = f'{before}{atlas}<section class="folds"><h2>Evidence</h2>\n<p>{_LEAD}</p>\n{explorer}{evidence}</section>\n'
-    return document(title, body + after, script=script if atlas or explorer else "")
+    return document(title, body + after, script=script if atlas or explorer else "", has_pictures=bool(maps))
 
 
 def _evidence(inspection: Inspection, *, is_open: bool, with_grids: bool = True) -> str:

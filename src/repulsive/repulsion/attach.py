@@ -23,6 +23,7 @@ from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import checks
+from repulsive.repulsion.deepspeed import refuse_zero
 from repulsive.repulsion.display import attached_line, attached_table
 from repulsive.repulsion.gradient_scale import scale_warnings
 from repulsive.repulsion.handle import Handle
@@ -123,6 +124,7 @@ def repel(
     check_arguments(unknown)
     chosen = checks.resolve_rule(rule)
     settings = checks.check_settings(chosen, Settings(seed, order, max_norm, noise_in, measure_every, force_in))
+    refuse_zero(optimizer, model)
     inner = unwrap_optimizer(optimizer)
     selection: dict[str, Any] = {
         "layers": layers,

@@ -147,3 +147,17 @@ def test_the_command(toy, capsys, tmp_path):
             main(["bench", *wrong])
         assert ended.value.code == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_the_command_prints_a_table_or_one_json_document(toy, capsys, tmp_path):
+    from repulsive.cli.app import run as run_command
+
+    words = ["bench", "--device", "cpu", "--tokens", "64", "--rounds", "1", "--no-growth", "--variant", "all layers"]
+    assert run_command(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("step time / plain step\nvariant") and "|" not in shown and "update alone: " in shown
+    assert run_command([*words, "--json", "-"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts) == {"machine", "threads", "torch", "repulsive", "date", "options", "update", "steps"}
+    assert run_command([*words, "--json", str(tmp_path / "bench.json")]) == 0
+    assert set(json.loads((tmp_path / "bench.json").read_text())) == set(facts)

@@ -28,7 +28,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Preset, "build", tiny)
     path = tmp_path / "new" / "bert.json"
     given = ("--model", "bert-base", "--layers", "1", "--batch", "2", "--length", "16", "--seconds", "0")
-    assert run_command(*given, "--rule", "paper", "--json", str(path)) == 0
+    assert run_command(*given, "--rule", "paper", "--json", str(path), "--full") == 0
     shown = capsys.readouterr().out
     table = shown[shown.index("bert-base: milliseconds") :].splitlines()
     assert max(map(len, table[:-1])) <= 80 and "…" not in shown
@@ -37,6 +37,20 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     facts = json.loads(path.read_text())
     assert facts["settings"]["rules"] == ["paper"] and facts["versions"]["torch"] == torch.__version__
     assert len(facts["turns"]["paper"]) == 6 and facts["date"] and facts["machine"]
+
+
+def test_four_columns_by_default_and_json_on_stdout(capsys, monkeypatch):
+    whole = Preset.build
+    tiny = lambda self, device, **more: whole(self, device, **{**more, "overrides": TINY["bert-base"]})  # noqa: E731
+    monkeypatch.setattr(Preset, "build", tiny)
+    given = ("--model", "bert-base", "--layers", "1", "--batch", "2", "--length", "16", "--seconds", "0")
+    assert run_command(*given, "--rule", "paper") == 0
+    shown = capsys.readouterr().out
+    assert ["rule", "plain", "repelled", "ratio"] in [line.split() for line in shown.splitlines()]
+    assert "95 % interval" not in shown and "noise floor" in shown and "--full" in shown
+    assert run_command(*given, "--rule", "paper", "--json", "-") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert "paper" in facts["results"] and facts["settings"]["model"] == "bert-base"
 
 
 def test_the_table_is_the_same_from_json():
@@ -50,7 +64,7 @@ def test_the_table_is_the_same_from_json():
     texts = []
     for source in (facts, json.loads(json.dumps(facts))):
         console = Console(width=80, file=StringIO())
-        print_costs(source, console)
+        print_costs(source, console, full=True)
         texts.append(console.file.getvalue())
     assert texts[0] == texts[1] and "12.35" in texts[0] and "images/s" in texts[0]
     assert max(map(len, texts[0].splitlines())) <= 80 and "…" not in texts[0]
@@ -63,7 +77,6 @@ def test_the_table_is_the_same_from_json():
         (("--model", "gpt2", "--rule", "spere"), "did you mean 'sphere'?"),
         (("--model", "vit-b16", "--length", "9"), "leave --length out"),
         (("--rule", "paper"), "this option needs --model"),
-        (("--json", "x.json"), "this option needs --model"),
         (("--seconds", "3"), "this option needs --model"),
         (("--model", "gpt2", "--tokens", "64"), "cannot be combined with --model"),
         (("--model", "gpt2", "--rounds", "5"), "at least 6 rounds"),
@@ -81,7 +94,7 @@ def test_a_mistake_ends_with_one_line(words, message, capsys, tmp_path, monkeypa
 def test_without_transformers_the_extra_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert run_command("--model", "gpt2") == 2
-    assert "pip install 'repulsive[transformers]'" in capsys.readouterr().err
+    assert "python -m pip install -e '.[transformers]'" in capsys.readouterr().err
 
 
 def test_help_loads_no_optional_package():

@@ -1,6 +1,5 @@
 """A collapsed model gives the same output for every input: detected from the log, reported once, shown in tables."""
 
-import json
 import math
 import warnings
 
@@ -8,9 +7,10 @@ import pytest
 import torch
 
 from repulsive.errors import DivergedError
+from repulsive.lab.engine.result_tables import terminal_tables
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.stop_signals import Stopped
-from repulsive.lab.engine.tables import as_json, as_markdown, rows
+from repulsive.lab.engine.tables import as_markdown, as_plain, rows
 from repulsive.lab.runs.listing import describe_runs
 from repulsive.lab.runs.results import notes
 from repulsive.lab.runs.score import score
@@ -130,7 +130,7 @@ def test_a_collapse_may_end_the_training(data, tmp_path):
     run = RunFolder(tmp_path / "run")
     assert made.step == 13 and run.diverged and run.result is None and run.collapsed == 9
     assert (run.path / "diverged.txt").read_text().startswith("step 9: the model has collapsed")
-    assert describe_runs(tmp_path).endswith("diverged; see diverged.txt")
+    assert describe_runs(tmp_path)[0].rows == [[str(run.path), "diverged", "see diverged.txt"]]
 
 
 @pytest.mark.parametrize(("stop", "again"), [(7, 1), (11, 1), (15, 0)])
@@ -150,9 +150,9 @@ def test_tables_say_so(dead, whole):
     found = rows([whole, dead[0].parent])
     assert [row.collapsed for row in found] == [{}, {0: 9}]
     assert "- **tiny, seed 0: collapsed at step 9**" in as_markdown(found)
-    assert json.loads(as_json(found))[1]["collapsed"] == {"0": 9}
+    assert as_plain(found[1])["collapsed"] == {0: 9}
     assert notes(found)[0] == "tiny, seed 0: collapsed at step 9."
     assert "collapsed" not in as_markdown(found[:1])
     assert [row.collapsed for row in score([whole, dead[0]], "dev", device="cpu")] == [{}, {0: 9}]
-    listed = describe_runs(dead[0].parent).splitlines()
-    assert listed[1].endswith("  collapsed at step 9")
+    assert describe_runs(dead[0].parent)[0].rows[0][2].endswith(", collapsed at step 9")
+    assert terminal_tables(found)[-1] == "warning: tiny, seed 0: collapsed at step 9"

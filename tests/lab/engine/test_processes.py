@@ -42,7 +42,7 @@ def test_two_processes_learn_what_one_does_and_one_writes(data, tmp_path):
     command = [*TORCHRUN, str(script), str(tmp_path), *words]
     finished = subprocess.run(command, env=tiny.environment(), capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.count("| method |") == 1 and finished.stderr.count("starting: 28 steps") == 1
+    assert finished.stdout.count("method  seeds") == 1 and finished.stderr.count("starting: 28 steps") == 1
 
     two = RunFolder(tiny.folder_of(data, tmp_path / "two", *MORE))
     one = tiny.train(data, tmp_path / "one", *MORE)

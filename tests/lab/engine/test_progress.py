@@ -8,6 +8,7 @@ import pytest
 
 from repulsive.lab.engine import progress, progress_table
 from repulsive.lab.engine.launch import Spec
+from repulsive.terminal.progress import as_time
 from tests.lab.engine import tiny
 
 rich = pytest.importorskip("rich.console")
@@ -46,7 +47,7 @@ def test_lines(clock):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (90, "0:01:30"), (100_000, "27:46:40")])
 def test_time(seconds, text):
-    assert progress.as_time(seconds) == text
+    assert as_time(seconds) == text
 
 
 def plan(data, out, *names):
@@ -82,12 +83,13 @@ def test_progress_is_read_as_it_is_written(data, tmp_path, clock):
     assert (run.epoch, run.loss) == (0.8, 1.0)
 
 
-def test_table_of_many_runs(data, tmp_path):
+def test_table_of_many_runs(data, tmp_path, clock):
     specs = plan(data, tmp_path, "seed-0", "seed-1", "seed-2")
     console = rich.Console(file=io.StringIO(), force_terminal=True, width=100, height=20)
     with progress_table.ProgressTable(specs, console) as table:
         write(specs[1], train(10, 1.25), {"kind": "dev", "step": 10, "accuracy": 0.5})
         table.update()
+        clock.seconds += 30
         write(specs[0], train(20, 0.5))
         table.ended(specs[0], "done")
         table.update()
@@ -99,4 +101,5 @@ def test_table_of_many_runs(data, tmp_path):
         "tiny/seed-1": ["1.00", "/", "2", "1.2500", "accuracy", "0.5000", "?"],
         "tiny/seed-2": ["0.00", "/", "2", "waiting"],
     }
-    assert "1 of 3 runs have ended" in last
+    # Half a run was done at the first update and 1.5 runs 30 s later, so the other 1.5 runs take 45 s.
+    assert re.search(r"1 of 3 runs have ended ━.* 0:00:45 left", last)

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from repulsive.errors import RunError
-from repulsive.lab.engine.tables import as_json, as_markdown, cell, ended, rows, runs_in
+from repulsive.lab.engine.tables import as_markdown, as_plain, cell, ended, rows, runs_in
+from repulsive.terminal.document import as_document
 
 
 def write_run(folder, label, seed, correct, labels=None, nll=0.5):
@@ -50,7 +51,8 @@ def test_seeds_in_common_are_compared(tmp_path):
 
 def test_json_of_one_seed_is_json(tmp_path):
     write_run(tmp_path / "a", "A", 0, [1, 0])
-    (row,) = json.loads(as_json(rows([tmp_path / "a"])), parse_constant=pytest.fail)  # NaN is none of JSON's words
+    text = as_document(list(map(as_plain, rows([tmp_path / "a"]))))
+    (row,) = json.loads(text, parse_constant=pytest.fail)  # called for NaN, which JSON does not have
     assert row["cells"]["accuracy"] == {"mean": 0.5, "deviation": None} and row["folder"] == str(tmp_path / "a")
 
 
@@ -77,5 +79,5 @@ def test_json_is_what_other_programs_read(tmp_path):
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")
 
-    (row,) = json.loads(as_json(rows([tmp_path / "a"])), parse_constant=refuse)
+    (row,) = json.loads(as_document(list(map(as_plain, rows([tmp_path / "a"])))), parse_constant=refuse)
     assert row["cells"]["accuracy"] == {"mean": 0.5, "deviation": None}  # one seed deviates from nothing

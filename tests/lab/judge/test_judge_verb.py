@@ -67,7 +67,7 @@ def test_the_table_has_the_right_numbers(repulsive, tmp_path, key):
     saved(tmp_path, key, "Ada", outcomes(key, "wwwwwllltt", "wwwwwwwwww", "tttttttttt", "wwwwwwwwl-"))
     saved(tmp_path, key, "Ben", outcomes(key, "wwwwwllltt", "wwwwwwwwww", "tttttttttt", "wwwwwwwww-"))
     files = sorted(tmp_path.glob("*.json"))  # includes the key, like *.json in a shell
-    code, out, err = repulsive("judge", "tally", *files, "--key", "judge.key.json")
+    code, out, err = repulsive("judge", "tally", *files, "--key", "judge.key.json", "--markdown")
     assert (code, err) == (0, "")
     assert out.startswith("**wavelet** versus gearbox: 2 judges (Ada, Ben), 10 items\n")
     split = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if "|" in line]
@@ -93,7 +93,7 @@ def test_the_table_has_the_right_numbers(repulsive, tmp_path, key):
 
 def test_one_judge_and_a_criterion_nobody_answered(repulsive, tmp_path, key):
     path = saved(tmp_path, key, "Ada", outcomes(key, "wwwwwwwwww", "----------", "tttttttttt", "llllllllll"))
-    _, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
+    _, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json", "--markdown")
     assert "1 judge (Ada), 10 items" in out
     assert "| Informativeness | n/a | n/a | n/a | n/a | n/a | n/a | n/a | 0 |" in out
     shares = "0 [0, 0] | 100 [100, 100] | 0 [0, 0] | −100 [−100, −100]"
@@ -105,6 +105,8 @@ def test_the_share_of_left_answers_is_reported(repulsive, tmp_path, key):
     always = {item: dict.fromkeys(CRITERIA, "left") for item in range(1, 11)}
     path = saved(tmp_path, key, "Ada", always)
     _, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
+    assert "100 % of the answers without ties prefer the left text" in out and "|" not in out
+    _, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json", "--markdown")
     assert "100 % of the answers prefer the text on the left" in out
     assert "| Overall | 50 [" in out  # the sides are balanced, so such a judge favours neither system
 
@@ -154,7 +156,7 @@ def test_the_error_names_a_damaged_file(repulsive, tmp_path, key, content, expec
 
 def test_control_characters_are_removed_from_names(repulsive, tmp_path, key):
     path = saved(tmp_path, key, "eve", {1: {"grammar": "left"}}, {"judge": "\x1b[31mE\u200bve\u202e\x07"})
-    code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
+    code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json", "--markdown")
     assert code == 0 and "[31mEve" in out and not set("\x1b\x07\u200b\u202e") & set(out)
 
 
@@ -197,6 +199,6 @@ def test_the_verb_alone_prints_help(repulsive):
 def test_a_name_that_ends_in_half_a_character_is_counted(repulsive, tmp_path, key):
     path = tmp_path / saved(tmp_path, key, "Ada", {1: {"grammar": "left"}})
     path.write_text(path.read_text().replace("Ada", "Ada \\ud83d"))  # a name cut off in the middle of a character
-    code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json")
+    code, out, _ = repulsive("judge", "tally", path, "--key", "judge.key.json", "--markdown")
     out.encode()
     assert code == 0 and "Ada ?" in out

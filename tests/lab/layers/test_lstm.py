@@ -118,7 +118,8 @@ def test_without_gradients_the_states_are_the_same(path, monkeypatch):
     case = Case(3, 7, 40, 4)
     with torch.no_grad():
         alone = lstm.two_way(case.words, case.ends, *case.lstms)
-    assert torch.equal(alone, case.run()[0])
+    states = case.run()[0]
+    assert (alone - states).abs().max() <= (PATHS[path] if GPU else 0)  # torch's GPU code differs in the last bits
 
 
 @pytest.mark.parametrize("held", [True, False])

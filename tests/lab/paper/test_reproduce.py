@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -67,8 +68,10 @@ def test_listing_shows_data_runs_and_state_of_each_artefact(repulsive):
     code, out, _ = repulsive("reproduce", "--seeds", "10")
     lines = {line.split()[0]: line for line in out.splitlines() if line.split() and line.split()[0] in ARTEFACTS}
     assert code == 0 and list(lines) == list(ARTEFACTS)
-    assert "Table 1" in lines["table1"] and "age*, yelp*, snli*" in lines["table1"]
-    assert "120 runs, 0 done" in lines["table1"] and "no results" in lines["table1"]
+    assert "Table 1" in lines["table1"] and "0 of 120  no results" in lines["table1"]
+    assert "age*, yelp*, snli*" in repulsive("reproduce", "--full")[1]
+    entries = json.loads(repulsive("reproduce", "--seeds", "10", "--json")[1])["artefacts"]
+    assert entries[0]["runs"] == 120 and entries[0]["datasets"] == {"age": False, "yelp": False, "snli": False}
 
 
 TYPOS = [("tabel1", "table1"), ("calibratoin", "calibration"), ("zzzz", "choose from")]
@@ -99,7 +102,7 @@ def test_everything_runs_at_toy_size_and_nothing_is_trained_twice(repulsive, tmp
     written = tmp_path / "reproduced"
     for name in ARTEFACTS:
         report = json.loads((written / f"{name}.json").read_text())
-        assert (written / f"{name}.md").read_text().rstrip() in out
+        assert f"{name}: {report['title']} (" in out
         assert {claim["verdict"] for claim in report["claims"]} <= {NOT_TESTED}
         assert len(report["claims"]) > 0 or name == "sample"
         assert all((tmp_path / path).exists() for path in report["files"])
@@ -109,8 +112,11 @@ def test_everything_runs_at_toy_size_and_nothing_is_trained_twice(repulsive, tmp
     assert code == 0 and "to train" not in err and again == out
     assert {path: path.stat().st_mtime_ns for path in written.glob("runs/**/result.json")} == results
     _check_reports(written)
-    listed = repulsive("reproduce", "--quick", "--seeds", "1", *DATA, "--set", "training.epochs=1")[1]
-    assert "written to reproduced/table4.md" in listed and "agenda  " in listed  # no star: it is prepared
+    pages = [(written / f"{name}.md").read_text().rstrip() for name in ARTEFACTS]
+    printed = repulsive(*words, "--markdown")[1]
+    assert all(page in printed for page in pages)
+    listed = repulsive("reproduce", "--full", "--quick", "--seeds", "1", *DATA, "--set", "training.epochs=1")[1]
+    assert re.search(r"^table4 .* written$", listed, re.M) and "agenda  " in listed  # no star: it is prepared
     other = ("--datasets", "yelp", "--set", "model.heads=3")
     code, _, err = repulsive("reproduce", "priors", "--quick", "--jobs", "1", *FEW, *other)
     assert code == 0 and "yelp/svgd+epochs=1+heads=3/seed-0: done" in err  # a change is another run
@@ -151,7 +157,8 @@ def test_judges_files_are_accepted_in_any_order(repulsive, tmp_path):
     assert code == 0, err
     files = sorted(str(path) for path in (tmp_path / "reproduced" / "judge").glob("*.json"))
     assert len(files) == 4  # the key and three judges
-    code, out, err = repulsive("reproduce", "table5", "--out", "mine", "--judgements", *files)  # as `*.json` gives them
+    words = ("reproduce", "table5", "--full", "--out", "mine", "--judgements", *files)  # as `*.json` gives them
+    code, out, err = repulsive(*words)
     assert code == 0, err
     assert "3 judges" in out and "no agenda in prepared" in out and CONFIRMED not in out.replace(NOT_CONFIRMED, "")
     code, _, err = repulsive("reproduce", "table5", "--judgements", *files[:3])

@@ -1,4 +1,4 @@
-"""sweep, evaluate, ls and demo on a tiny generated set: what they choose, print and write."""
+"""sweep, evaluate, ls and demo --table on a tiny generated set: what they choose, print and write."""
 
 import json
 import re
@@ -9,13 +9,14 @@ import torch
 
 from repulsive.cli import main
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.demo import Demo
+from repulsive.lab.demo.table import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import open_recipe
+from repulsive.terminal.table import three_digits
 
 TINY = {
     "model.units": 4,
@@ -74,8 +75,8 @@ def test_the_demo_prints_what_its_runs_measured_and_draws_every_method(trained):
         values = [RunFolder(row.folder / f"seed-{seed}").result["test"]["accuracy"] for seed in (0, 1)]
         mean = sum(values) / 2
         assert row.seeds == (0, 1) and row.cells["accuracy"].mean == pytest.approx(mean)
-        assert f"{mean:.4f}" in text and f"{100 * mean:.1f}" in shown
-    assert "coverage" in text and "evidence" in shown
+        assert f"  {three_digits(mean)} ± " in text and f"{100 * mean:.1f}" in shown
+    assert "|" not in text and "coverage" in shown and "evidence" in shown
     assert page == demo.out / "report.html"
     review = demo.data.parts["test"].sentences[0]
     words = {demo.data.vocabulary.words[i] for i in review.values.tolist()}
@@ -107,8 +108,14 @@ def test_evaluate_finds_what_training_reported(trained, repulsive):
         assert row["label"] == "SVGD" and result is not None
     mean = sum(RunFolder(demo.out / "runs" / "svgd" / f"seed-{s}").result["test"]["nll"] for s in (0, 1)) / 2
     assert row["cells"]["nll"]["mean"] == pytest.approx(mean, rel=1e-6)
-    both = repulsive("evaluate", demo.out / "runs" / "ma", demo.out / "runs" / "spos", "--part", "dev")
+    words = ["evaluate", demo.out / "runs" / "ma", demo.out / "runs" / "spos", "--part", "dev"]
+    both = repulsive(*words, "--markdown")
     assert "SPOS against MA, accuracy" in both and "2 seeds x 40 items" in both
+    head, _, spos, *_ = repulsive(*words).splitlines()
+    assert head.split() == ["method", "seeds", "accuracy", "nll", "accuracy", "-", "MA"]
+    assert re.search(r"[+-]\d\.\d{3} \(p [\d.]+\)$", spos)
+    full = repulsive(*words, "--full")
+    assert "95 % interval" in full and re.search(r"^nll +SPOS .* to [+-]", full, re.M)
 
 
 def test_evaluate_refuses_what_it_cannot_do(trained, repulsive, place):
@@ -125,6 +132,18 @@ def test_ls_shows_recipes_and_runs(trained, repulsive):
     assert out.count("done in") == 8
     assert "no runs in nowhere" in repulsive("ls", "--out", "nowhere")
     assert "runs in" not in repulsive("ls", "--recipes")
+
+
+def test_ls_groups_recipes_by_dataset_and_filters_them(trained, repulsive, place):
+    lines = repulsive("ls", "yelp/control", "--out", place / "none").splitlines()
+    assert lines[0] == "yelp" and lines[1].split() == ["recipe", "method"]
+    assert [line.split()[0] for line in lines[2:4]] == ["yelp/control-scaled", "yelp/control-smoothed"]
+    groups = [line for line in repulsive("ls", "SPHERE", "--recipes").splitlines() if line and " " not in line]
+    assert len(groups) > 5 and groups == sorted(groups)
+    out = repulsive("ls", "spos", "--out", trained[0].out / "runs")
+    assert out.count("done in") == 2 and "yelp/spos" in out and "yelp/svgd " not in out
+    assert "stepsize" in repulsive("ls", "yelp/svgd")  # the name of a recipe shows its settings
+    assert "did you mean" in repulsive("ls", "yelp/svdg", code=2)
 
 
 @pytest.mark.slow
@@ -145,7 +164,8 @@ def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
         "swept",
     ]
     out = repulsive(*words)
-    assert out.count("dev accuracy") == 5  # four trials and the best
+    table = out.splitlines()
+    assert table[0].split() == ["stage", "settings", "dev", "accuracy"] and len(table) == 7  # four trials and the best
     recipe = open_recipe(place / "swept" / "best.toml")
     assert recipe.model.units == 4 and recipe.method.rule == "spos"
     found = {}
@@ -166,13 +186,13 @@ def test_a_sweep_chooses_on_dev_stage_by_stage_and_resumes(repulsive, place):
 def test_a_point_that_diverges_is_the_worst_of_a_sweep(repulsive, place):
     words = ["sweep", "reviews/ma", *settings("optimizer.clip=0"), "--jobs", 2, "--device", "cpu", "--out", "far"]
     out = repulsive(*words, "--over", "optimizer.lr=1e35,0.001").splitlines()
-    assert "optimizer.lr=1e35: diverged" in out and out[-1].startswith("best: optimizer.lr=0.001,")
+    assert out[2].split() == ["1", "optimizer.lr=1e35", "diverged"] and out[-1].startswith("best: optimizer.lr=0.001,")
     assert repulsive(*words, "--over", "optimizer.lr=1e35,0.001").splitlines()[-1] == out[-1]  # and is not tried again
     (folder,) = (path.parent for path in (place / "far" / "runs").rglob("diverged.txt"))
     assert "finite number" in (folder / "diverged.txt").read_text() and not (folder / "result.json").exists()
     assert re.search(r"lr=1e35\S*\s.*diverged", repulsive("ls", "--out", "far/runs"))
     assert "every run here diverged" in repulsive("report", folder.parent, code=2)
-    assert "diverged at all of its 1 points" in repulsive(*words, "--over", "optimizer.lr=1e35", code=2)
+    assert "diverged at all 1 points" in repulsive(*words, "--over", "optimizer.lr=1e35", code=2)
 
 
 def test_a_sweep_says_what_is_wrong_before_it_trains(repulsive, place):
@@ -192,11 +212,11 @@ def test_a_sweep_answers_what_it_is_asked_and_not_what_was_tried_before(repulsiv
         out = repulsive("sweep", "reviews/svgd", *settings("method.alpha=5.0"), *words, "--jobs", 1, "--out", "asked")
         return out.splitlines()
 
-    assert len(sweep("--over", "method.alpha=0.5")) == 2  # a trial and the best
-    assert len(sweep("--over", "method.alpha=0.5,1.0")) == 3  # a grid may grow; Optuna's own must not
+    assert len(sweep("--over", "method.alpha=0.5")) == 4  # titles, a trial, an empty line and the best
+    assert len(sweep("--over", "method.alpha=0.5,1.0")) == 5  # a grid may grow; Optuna's own must not
     other = sweep("--over", "method.ratio=0.2")
-    assert len(other) == 2 and other[-1].startswith("best: method.ratio=0.2,")
-    assert len(sweep("--over", "method.ratio=0.2", "--seeds", "2")) == 2
+    assert len(other) == 4 and other[-1].startswith("best: method.ratio=0.2,")
+    assert len(sweep("--over", "method.ratio=0.2", "--seeds", "2")) == 4
     assert len(list((place / "asked" / "runs").rglob("result.json"))) == 4
     sweep("--over", "method.alpha=0.5")
     assert open_recipe(place / "asked" / "best.toml").method.alpha == 0.5  # and --set said 5.0

@@ -1,1 +1,1 @@
-"""An attention class, its family, a rule and a task, as a package outside of repulsive would add them."""
+"""An attention class, its family, a rule, a task and a logger, as a package outside of repulsive would add them."""

@@ -65,6 +65,8 @@ def worker(rank: int, port: int, folder: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp-rows", marks=pytest.mark.slow), "fsdp-columns"])
 def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
+    if kind != "ddp" and torch.__version__.startswith("2.6."):
+        pytest.skip("torch 2.6 cannot run FSDP2 on a CPU")
     mp.spawn(worker, args=(free_port(), str(tmp_path), kind), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     states = [rank["state"] for rank in ranks]

@@ -1,13 +1,13 @@
 """Sample queries, keys and values of attention layers while a model runs.
 
 Queries, keys and values are recorded after the projections, biases and norms, and before rotary position embeddings.
-The model runs in evaluation mode.
+`sample_qkv` runs the model in evaluation mode; `recorded_qkv` records a pass that the caller runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,23 +70,56 @@ def sample_qkv(
     """
     results = [QKVSamples(layer) for layer in layers]
     for number, batch in enumerate(batches):
-        sampler = _Sampler(tokens, len(batches) - number, seed + number)
-        with evaluating(model), ExitStack() as stack:
-            recorders = []
-            for each in results:
-                if not each.problem:
-                    where = each.layer.where
-                    recorder = _Recorder(each, sampler, queries(batch, where), keys(batch, where))
-                    _hook_layer(stack, recorder)
-                    recorders.append(recorder)
+        share = {"tokens": tokens, "batches_left": len(batches) - number, "seed": seed + number}
+        with evaluating(model), recorded_qkv(results, batch, **share, queries=queries, keys=keys):
             call(model, batch)
-        for recorder in recorders:
-            recorder.end()
+    check_recorded(results)
+    return results
+
+
+@contextmanager
+def recorded_qkv(
+    results: Sequence[QKVSamples],
+    batch: Any,
+    *,
+    tokens: int,
+    batches_left: int = 1,
+    seed: int = 0,
+    queries: TokenMask = real_queries,
+    keys: TokenMask = real_keys,
+    items: int | None = None,
+) -> Iterator[None]:
+    """Add tokens of the forward pass that runs inside this context to the results, without changing the pass.
+
+    Args:
+        results: one entry per layer; entries with a problem are skipped.
+        batch: inputs of the pass, as far as `queries` and `keys` read them; they do so when a layer runs.
+        tokens: maximum number of tokens for each of q, k and v, over all batches.
+        batches_left: number of passes that share the tokens that are still missing.
+        seed: random seed of the sample.
+        queries: as in `sample_qkv`.
+        keys: as in `sample_qkv`.
+        items: maximum number of sequences of a batch to sample from, from the first on; None: all.
+    """
+    sampler = _Sampler(tokens, batches_left, seed)
+    recorders = []
+    with ExitStack() as stack:
+        for each in results:
+            if not each.problem:
+                recorder = _Recorder(each, sampler, batch, queries, keys, items)
+                _hook_layer(stack, recorder)
+                recorders.append(recorder)
+        yield
+    for recorder in recorders:
+        recorder.end()
+
+
+def check_recorded(results: Sequence[QKVSamples]) -> None:
+    """Set the problem of every layer without any recorded token."""
     for each in results:
         missing = [part for part in each.layer.parts if not each.problem and not each.count(part)]
         if missing:
             each.problem = f"the model never called its {missing[0]} projection as a module, or only on padding"
-    return results
 
 
 @dataclass(frozen=True)
@@ -112,15 +145,28 @@ class _Sampler:
 class _Recorder:
     """Records the projections of one layer in one forward pass, and samples their tokens."""
 
-    def __init__(self, result: QKVSamples, sampler: _Sampler, queries: Tensor | None, keys: Tensor | None) -> None:
-        self.result, self.sampler = result, sampler
-        self.real: Mapping[str, Tensor | None] = {"q": queries, "k": keys, "v": keys}
+    def __init__(
+        self,
+        result: QKVSamples,
+        sampler: _Sampler,
+        batch: Any,
+        queries: TokenMask,
+        keys: TokenMask,
+        items: int | None = None,
+    ) -> None:
+        self.result, self.sampler, self.batch, self.items = result, sampler, batch, items
+        self.masks: Mapping[str, TokenMask] = {"q": queries, "k": keys, "v": keys}
         self.blocks: dict[str, list[Tensor]] = {}
         self.pending: dict[str, Tensor] = {}  # projections whose norm has not run yet
         self.unmatched_norms: set[str] = set()  # parts whose norm had another input
 
+    def real(self, part: str) -> Tensor | None:
+        """Return which tokens of a part count, bool [S, n]; None for all. The batch may be filled during the pass."""
+        return self.masks[part](self.batch, self.result.layer.where)
+
     def keep(self, part: str, heads: Tensor, real: Tensor | None) -> None:
         """Keep a sample of the tokens in `heads` [S, n, M, d]; `real` [S, n] is False for padding."""
+        heads, real = heads[: self.items], None if real is None else real[: self.items]
         heads = heads.detach().to(compute_dtype(heads))
         if part == "k":
             heads = centre_keys(heads, real)
@@ -136,7 +182,7 @@ class _Recorder:
             self.result.problem = f"its {part} projection does not return [..., {projection.features}]"
             return
         out = out.unsqueeze(0) if out.ndim == 2 else out.flatten(1, -2)  # [S, n, features]
-        real = self.real[part]
+        real = self.real(part)
         if real is not None and out.shape[1] == len(real) != len(out):  # tokens come first
             if len(out) != real.shape[1]:
                 self.result.problem = f"it projects {len(out)} tokens, but the mask of the inputs has {real.shape[1]}"
@@ -174,7 +220,7 @@ class _Recorder:
 
     def mask_of(self, part: str, heads: Tensor) -> Tensor | None:
         """Return the mask of the tokens of this part (q, k or v), bool [S, n]; None if no mask has this shape."""
-        real = self.real[part]
+        real = self.real(part)
         return real.to(heads.device) if real is not None and real.shape == heads.shape[:2] else None
 
     def end(self) -> None:
@@ -189,15 +235,18 @@ class _Recorder:
 def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:
     for part, projection in recorder.result.layer.parts.items():
         if isinstance(projection.module, nn.MultiheadAttention):
-            hook_torch(stack, part, projection, recorder.real[part], recorder.keep)
+            hook_torch(stack, part, projection, recorder.real, recorder.keep)
         else:
             _hook_projection(stack, part, projection, recorder)
 
 
 def _hook_projection(stack: ExitStack, part: str, projection: Projection, recorder: _Recorder) -> None:
+    # Without gradients: a pass under activation checkpointing must save the same tensors with and without hooks.
+    @torch.no_grad()
     def after_projection(_module: nn.Module, _args: object, out: object) -> None:
         recorder.projection_ran(part, out)
 
+    @torch.no_grad()
     def after_norm(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         recorder.norm_ran(part, args[0] if args else out, out)
 

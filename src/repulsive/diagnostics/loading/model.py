@@ -1,4 +1,4 @@
-"""Load a model by folder or import path, with its weights or only its architecture."""
+"""Load a model by folder, name in the Hugging Face cache or import path, with weights or only its architecture."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from repulsive.diagnostics.loading.hub_cache import cached_model, cached_names, is_model_name
 from repulsive.diagnostics.loading.import_path import LoadError, first_line, import_object, suggest
 from repulsive.diagnostics.prune import PRUNED, load_pruned
 from repulsive.errors import ConfigError
@@ -27,18 +28,27 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with its tokenizer; the tokenizer is None if the folder has none, or the model was imported."""
+    """A model with its tokenizer and folder.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer; None if the folder has none, or the model was imported.
+        folder: its folder; None if the model was imported.
+        revision: commit of a model from the Hugging Face cache; "" for other models.
+    """
 
     model: nn.Module
     tokenizer: Any = None
+    folder: Path | None = None
+    revision: str = ""
 
 
 def load_architecture(source: str) -> nn.Module:
     """Load a model without its weights, which is enough to find its heads.
 
     Args:
-        source: a folder with a transformers `config.json`; or `package.module:name`, imported with the current
-            directory on the module search path.
+        source: a folder with a transformers `config.json`; the name of a model in the local Hugging Face cache; or
+            `package.module:name`, imported with the current directory on the module search path.
 
     Returns:
         The model. From a folder, its parameters are on the meta device if the architecture supports that.
@@ -53,24 +63,33 @@ def load_architecture(source: str) -> nn.Module:
         return _architecture_from_folder(path)
     if ":" in source:
         return _model_from_import_path(source)
+    if (snapshot := cached_model(source)) is not None:
+        return _architecture_from_folder(snapshot)
     siblings = [str(each) for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
-    raise LoadError(
-        f"no folder {source!r}{suggest(source, siblings)}; write a folder with a config.json, "
-        "or package.module:name (models are never downloaded)"
-    )
+    expected = "write a folder with a config.json, or package.module:name (models are never downloaded)"
+    if is_model_name(source):
+        hint = suggest(source, [*siblings, *cached_names()])
+        raise LoadError(
+            f"no folder {source!r} and no model of this name in the Hugging Face cache{hint}; fetch it with: "
+            f"hf download {source}; or {expected}"
+        )
+    raise LoadError(f"no folder {source!r}{suggest(source, siblings)}; {expected}")
 
 
 def load_model(source: str, *, random: bool = False) -> LoadedModel:
     """Load a model with its weights and its tokenizer.
 
     Args:
-        source: a folder with a transformers `config.json`, weights and a tokenizer; or `package.module:name`.
+        source: a folder with a transformers `config.json`, weights and a tokenizer; the name of a model in the local
+            Hugging Face cache; or `package.module:name`.
         random: initialise the model of a folder randomly instead of loading weights.
 
     Raises:
         LoadError: there is no model, or the folder has no weights and `random` is False.
     """
     folder = Path(source).parent if Path(source).name == "config.json" else Path(source)
+    snapshot = None if folder.exists() or ":" in source else cached_model(source)
+    folder = folder if snapshot is None else snapshot
     if folder.is_dir() and [*folder.glob("recipe.json"), *folder.glob("seed-*/recipe.json")]:
         raise LoadError(f"{str(folder)!r} is a training run; inspect it with: repulsive report {folder}")
     if not folder.is_dir() or not (folder / "config.json").is_file():
@@ -105,18 +124,22 @@ def load_model(source: str, *, random: bool = False) -> LoadedModel:
         elif [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
             model, info = with_attention(config, from_pretrained)
         else:
-            raise LoadError(f"{str(folder)!r} has a config.json but no weights; --random uses random weights")
+            fetch = "" if snapshot is None else f"fetch them with: hf download {source}; "
+            raise LoadError(f"{str(folder)!r} has a config.json but no weights; {fetch}--random uses random weights")
     except (LoadError, ConfigError):
         raise
     except Exception as error:
         raise LoadError(f"cannot load the model of {str(folder)!r}: {first_line(error)}") from error
-    if info.get("missing_keys"):
-        missing = sorted(info["missing_keys"])
+    missing = sorted(info.get("missing_keys") or ())
+    if missing and all(name.startswith("pooler.") for name in missing):
+        model.pooler = None  # self-supervised checkpoints, such as those of DINO, have none; attention does not use it
+    elif missing:
         raise LoadError(
             f"the weights of {str(folder)!r} lack {len(missing)} parameters, such as {missing[0]}, which would be "
             "random; --random uses random weights for the whole model"
         )
-    return LoadedModel(model, _load_tokenizer(transformers, folder))
+    revision = "" if snapshot is None else snapshot.name
+    return LoadedModel(model, _load_tokenizer(transformers, folder), folder, revision)
 
 
 def _architecture_from_folder(folder: Path) -> nn.Module:

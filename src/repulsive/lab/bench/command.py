@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from repulsive.errors import ConfigError
 from repulsive.lab.bench.model_cost import CostOptions, measure_model
 from repulsive.lab.bench.model_table import print_costs
 from repulsive.lab.bench.presets import find_preset
-from repulsive.lab.bench.report import as_table, run
+from repulsive.lab.bench.report import run
 from repulsive.lab.bench.rules import build_cases
 from repulsive.lab.bench.steps import VARIANTS, Options
 from repulsive.lab.bench.turns import LEAST_ROUNDS
@@ -47,7 +48,9 @@ def bench_model(
     compiled: bool = False,
     json_file: Path | None = None,
     progress: Print = print,
-) -> None:
+    show: bool = True,
+    full: bool = False,
+) -> dict[str, Any]:
     """Measure the cost of rules in a model of transformers and print a table.
 
     Args:
@@ -63,6 +66,11 @@ def bench_model(
         compiled: compile the model with `torch.compile`.
         json_file: write all numbers to this file.
         progress: called with one line of progress at a time.
+        show: print the table.
+        full: print confidence intervals, throughput, memory and the time inside hooks, too.
+
+    Returns:
+        All numbers.
 
     Raises:
         ConfigError: there are too few rounds.
@@ -86,7 +94,7 @@ def bench_model(
         rounds=rounds or (60 if on_gpu else LEAST_ROUNDS),
         steps=steps or 2,
         warm_up=5 if on_gpu else 1,
-        hook_turns=20 if on_gpu else 3,
+        hook_turns=8 if on_gpu else 3,
         seconds=seconds,
         batch=batch,
         length=length,
@@ -94,10 +102,12 @@ def bench_model(
         compiled=compiled,
     )
     facts = measure_model(options, progress=progress)
-    print_costs(facts, Console())
+    if show:
+        print_costs(facts, Console(), full)
     if json_file is not None:
         json_file.write_text(json.dumps(facts, indent=2) + "\n")
         progress(f"written to {json_file}")
+    return facts
 
 
 def bench_transformer(
@@ -109,9 +119,10 @@ def bench_transformer(
     compiled: bool = False,
     growth: bool = True,
     out: Path | None = None,
+    json_file: Path | None = None,
     progress: Print = print,
-) -> None:
-    """Measure the cost of repulsion in the paper's Transformer-small and print a table.
+) -> dict[str, Any]:
+    """Measure the cost of repulsion in the paper's Transformer-small.
 
     Args:
         device: "cpu" or "cuda".
@@ -121,7 +132,11 @@ def bench_transformer(
         compiled: compile the loss with `torch.compile`.
         growth: also measure how the cost grows with heads, width and layers.
         out: folder for JSON, Markdown and the plot.
+        json_file: write all numbers to this file.
         progress: called with one line of progress at a time.
+
+    Returns:
+        All numbers.
 
     Raises:
         ConfigError: an option is out of range, or a variant is unknown.
@@ -136,7 +151,14 @@ def bench_transformer(
         raise ConfigError(f"--rounds {rounds}: must be at least 1")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before measuring for minutes
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.touch()
     options = Options(device, sizes, tuple(variants or VARIANTS), compiled, rounds or (300 if device == "cuda" else 12))
-    progress(as_table(run(options, growth=growth, out=out, progress=progress)))
+    facts = run(options, growth=growth, out=out, progress=progress)
     if out is not None:
         progress(f"written to {out}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+        progress(f"written to {json_file}")
+    return facts

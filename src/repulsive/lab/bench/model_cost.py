@@ -96,10 +96,11 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
     try:
         twins, peaks = _build_twins(make, cases, left_out, options, progress)
         baselines = {name: _baseline(cases.get(name)) for name in twins if name not in (PLAIN, CLIPPED)}
-        limit = math.inf if options.seconds is None else options.seconds
+        started = time.perf_counter()
+        hooks = _measure_hooks(twins, options.hook_turns, progress)
+        limit = math.inf if options.seconds is None else options.seconds - (time.perf_counter() - started)
         functions = {name: twin.turn for name, twin in twins.items()}
         turns = take_turns(functions, baselines, options.rounds, seconds=limit, progress=progress)
-        hooks = _measure_hooks(twins, options.hook_turns, progress)
     except torch.OutOfMemoryError:
         advice = "measure fewer rules at a time with --rule, or a smaller step with --batch"
         raise RepulsiveError(f"out of GPU memory with {copies} copies of the model; {advice}") from None
@@ -166,7 +167,7 @@ def _baseline(case: Case | None) -> str:
 
 def _measure_hooks(twins: Mapping[str, Twin], turns: int, progress: Callable[[str], None]) -> dict[str, HookCost]:
     """Measure the time inside hooks of all twins that have hooks or clip."""
-    progress(f"time inside hooks: {turns} more turns of each model")
+    progress(f"time inside hooks: {turns} turns of each model")
     timed = {name: twin for name, twin in twins.items() if twin.handle is not None or twin.max_norm is not None}
     return {name: measure_hooks(twin, turns) for name, twin in timed.items()}
 

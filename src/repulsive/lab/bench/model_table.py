@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 KINDS = ("ordinary", "measuring", "renewing")
 
 
-def print_costs(facts: dict[str, Any], console: Console) -> None:
+def print_costs(facts: dict[str, Any], console: Console, full: bool = False) -> None:
     """Print the result of `measure_model`.
 
     Args:
         facts: the result, possibly read from JSON.
         console: where to print; all lines fit 80 columns.
+        full: show confidence intervals, throughput, memory, and the time inside hooks.
     """
     from rich.table import Table
 
@@ -27,8 +28,8 @@ def print_costs(facts: dict[str, Any], console: Console) -> None:
     with_memory = any(row["peak_bytes"] is not None for row in results.values())
     table = Table(title=f"{facts['settings']['model']}: milliseconds per training step", title_justify="left", box=None)
     table.add_column("rule", no_wrap=True)
-    columns = ["plain", "repelled", "ratio", "95 % interval", f"{unit}/s"]
-    for title in [*columns, "GB"] if with_memory else columns:
+    columns = ["plain", "repelled", "ratio", "95 % interval", f"{unit}/s", *(["GB"] if with_memory else [])]
+    for title in columns if full else columns[:3]:
         table.add_column(title, justify="right", no_wrap=True)
     for name, row in results.items():
         if row["baseline"] is None:
@@ -40,9 +41,14 @@ def print_costs(facts: dict[str, Any], console: Console) -> None:
             _ratio(row["ratio"]),
             f"{_ratio(row['low'])} to {_ratio(row['high'])}",
             f"{row['per_second']:,.0f}",
+            *([_gigabytes(row["peak_bytes"])] if with_memory else []),
         ]
-        table.add_row(*cells, *([_gigabytes(row["peak_bytes"])] if with_memory else []))
+        table.add_row(*(cells if full else cells[:4]))
     console.print(table)
+    if not full:
+        console.print(f"'{AGAIN}' compares a second plain model with the first: the noise floor.", highlight=False)
+        console.print(f"{facts['machine']}. --full: intervals, throughput, memory and settings.", highlight=False)
+        return
     if any(row["hooks"] is not None for row in results.values()):
         console.print(_hook_table(results))
     for line in summary(facts):

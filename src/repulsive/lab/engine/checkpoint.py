@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import CheckpointError
+from repulsive.lab.engine import sharded_checkpoint
 from repulsive.lab.engine.nested_state import pack, unpack
 from repulsive.safety.files import refuse_link, sync_folder, write_synced
 from repulsive.safety.folders import replacing
@@ -51,29 +52,40 @@ class Checkpoints:
         Raises:
             CheckpointError: the disk is full or not writable; earlier checkpoints are intact.
         """
-        final = self.folder / f"step-{step:09d}"
+        final = self.path(step)
         try:
             refuse_link(self.folder)
-            self._remove_leftovers()
+            self.remove_leftovers()
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(final) as folder:
                 self._write(folder, step, state)
         except OSError as error:
-            before = "the checkpoint before it is intact" if self.found() else "there is no earlier checkpoint"
-            raise CheckpointError(
-                f"{final}: cannot be written ({error.strerror}); {before}. "
-                "Free some space and run the same command again"
-            ) from None
+            raise self.failure(final, str(error.strerror)) from None
+        self.remove_others(final, spare)
+        return final
+
+    def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint of a step."""
+        return self.folder / f"step-{step:09d}"
+
+    def failure(self, final: Path, why: str) -> CheckpointError:
+        """Make the error for a checkpoint that cannot be written."""
+        before = "the checkpoint before it is intact" if self.found() else "there is no earlier checkpoint"
+        return CheckpointError(
+            f"{final}: cannot be written ({why}); {before}. Free some space and run the same command again"
+        )
+
+    def remove_others(self, final: Path, spare: int = 0) -> None:
+        """Remove old checkpoints, and those of later steps, after a new one is complete."""
         paths = self.found()
         here = paths.index(final)
         # Checkpoints of later steps are damaged, or the training would have resumed from them. Remove them too.
         for old in (*paths[:here], *paths[here + self.keep + spare :]):
             shutil.rmtree(old, ignore_errors=True)
-        return final
 
     def drop(self, step: int) -> None:
         """Remove the checkpoint of a step, if there is one."""
-        shutil.rmtree(self.folder / f"step-{step:09d}", ignore_errors=True)
+        shutil.rmtree(self.path(step), ignore_errors=True)
 
     def found(self) -> list[Path]:
         """List all checkpoints, newest first."""
@@ -112,7 +124,7 @@ class Checkpoints:
         write_synced(folder / MANIFEST, json.dumps(manifest).encode())
         sync_folder(folder)
 
-    def _remove_leftovers(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove hidden folders of killed processes."""
         for leftover in self.folder.glob(".step-*") if self.folder.is_dir() else ():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -128,6 +140,8 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
 
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] == sharded_checkpoint.FORMAT:
+            return _load_sharded(path, manifest)
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"{path}: has format {manifest['format']!r}; this version reads {FORMAT}")
         expected = {name: manifest["sha256"][name] for name in _FILES}
@@ -142,6 +156,16 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
     try:
         return int(manifest["step"]), _as_table(unpack(from_bytes(contents[_TENSORS]), json.loads(contents[_STATE])))
     except Exception as error:  # contents may be invalid despite valid checksums; safetensors raises plain exceptions
+        raise CheckpointError(f"{path}: not the state of a training ({type(error).__name__}: {error})") from None
+
+
+def _load_sharded(path: Path, manifest: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    sharded_checkpoint.check_files(path, dict(manifest["sha256"]))
+    try:
+        tensors = sharded_checkpoint.read_tensors(path)
+        skeleton = json.loads((path / _STATE).read_bytes())
+        return int(manifest["step"]), _as_table(unpack(tensors, skeleton))
+    except Exception as error:  # contents may be invalid despite valid checksums
         raise CheckpointError(f"{path}: not the state of a training ({type(error).__name__}: {error})") from None
 
 

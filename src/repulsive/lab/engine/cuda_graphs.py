@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from repulsive.repulsion.cuda_graphs import without_garbage_collection
+
 Inputs = dict[str, Tensor]
 _CAPTURE_AT = 3  # a shape is captured when it occurs for the third time; capturing rarer shapes is not worth its cost
 
@@ -58,7 +60,7 @@ class CapturedGradients:
             own = {name: value.clone() for name, value in moved.items()}  # copied: replays overwrite these tensors
             captured = _Captured(torch.cuda.CUDAGraph(), own)
             torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(captured.graph, pool=self._pool, stream=self._stream):
+            with without_garbage_collection(), torch.cuda.graph(captured.graph, pool=self._pool, stream=self._stream):
                 self._run(own, length)
                 self._grads = self._grads or self._gradients()
             self._graphs[key] = captured

@@ -39,11 +39,13 @@ class Spec:
         recipe: recipe of the run.
         folder: folder of the run.
         device: "cpu", "cuda", or None for a GPU where there is one.
+        loggers: names of loggers besides TensorBoard.
     """
 
     recipe: Recipe
     folder: Path
     device: str | None = None
+    loggers: tuple[str, ...] = ()
 
 
 def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
         The contents of `result.json`.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM was received; the run is saved.
+        Stopped: Ctrl-C, SIGTERM or SIGUSR1 was received; the run is saved.
         RepulsiveError: the data, the recipe or the folder are invalid, or the loss diverged.
     """
     task = make_task(spec.recipe)
@@ -77,7 +79,7 @@ def speaks() -> bool:
 
 
 def _train(spec: Spec, task: Task, watcher: Watcher, file: TextIO | None = None) -> dict[str, Any]:
-    folder = RunFolder(spec.folder, spec.recipe.training.keep)
+    folder = RunFolder(spec.folder, spec.recipe.training.keep, spec.loggers)
     try:
         with _warnings_as_lines(file):
             return Loop(task, spec.recipe, folder, watcher, spec.device).run()
@@ -119,7 +121,7 @@ def train_many(
         show: draw a live table of all runs on stderr.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM was received; runs that had started are saved.
+        Stopped: Ctrl-C, SIGTERM or SIGUSR1 was received; runs that had started are saved.
         RunError: some runs failed; all others have ended.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -18,6 +18,7 @@ from torch import nn
 from repulsive.errors import CheckpointError, DivergedError, RepulsiveError
 from repulsive.lab.engine import methods
 from repulsive.lab.engine.checkpoint import check_moments, check_weights
+from repulsive.lab.engine.checkpoint_writers import make_writer
 from repulsive.lab.engine.cuda_graphs import CapturedGradients
 from repulsive.lab.engine.head_log import HeadLog
 from repulsive.lab.engine.loss_meter import Meter
@@ -77,6 +78,8 @@ class Loop:
         """
         with ExitStack() as stack:
             self.processes.together(lambda: stack.enter_context(self.folder.locked()))
+            self._writer = make_writer(self.recipe.training.checkpoint, self.folder.checkpoints, self.processes)
+            stack.callback(self._writer.close)  # before the folder is unlocked
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -92,6 +95,7 @@ class Loop:
             self._train()
             if self._saved_step != self.step:
                 self._save(spare=1)  # the final evaluation may take long, and may be interrupted
+            self._writer.wait()
             with self._request.at_once(f"stopped before the last evaluation, after step {self.step}; {_RESUME}"):
                 result = self._final_evaluation()
             return self._finish(*result)
@@ -143,6 +147,7 @@ class Loop:
                 if (number := self._stopping()) and self.step < self.total:
                     if self._saved_step != self.step:
                         self._save()
+                    self._writer.wait()
                     raise Stopped(f"stopped at step {self.step} of {self.total}; {_RESUME}", number)
 
     def _learn(self, batch: Any) -> None:
@@ -298,8 +303,8 @@ class Loop:
         now = time.monotonic()
         random_states = self.processes.gather(random_state())
 
-        def write() -> None:
-            state = {
+        def state() -> dict[str, Any]:
+            return {
                 "model": dict(self.bare.state_dict()),
                 "optimizer": unwrap_optimizer(self.optimizer).state_dict(),
                 "handle": self.handle.state_dict(),
@@ -312,10 +317,9 @@ class Loop:
                 "average": self.average.state_dict(),
                 "seconds": self.seconds + now - self._began,
             }
-            self.folder.sync()
-            self.folder.checkpoints.save(self.step, state, spare)
 
-        self.processes.together(write)
+        self.processes.together(self.folder.sync)
+        self._writer.save(self.step, state, spare)
         self._saved_at, self._saved_step = now, self.step
 
     def _resume(self) -> None:

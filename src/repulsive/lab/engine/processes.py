@@ -43,8 +43,9 @@ class Processes:
             # An earlier run in this process may have used another device.
             AcceleratorState._reset_state(reset_partial_state=True)
         on_cpu = device == "cpu" or not torch.cuda.is_available()
-        timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=_timeout()))
-        self.accelerator = Accelerator(mixed_precision="no", cpu=on_cpu, kwargs_handlers=[timeout])  # the loop casts
+        self.timeout = timedelta(seconds=_timeout())
+        settings = InitProcessGroupKwargs(timeout=self.timeout)
+        self.accelerator = Accelerator(mixed_precision="no", cpu=on_cpu, kwargs_handlers=[settings])  # the loop casts
         self.device: torch.device = self.accelerator.device
         self.index: int = self.accelerator.process_index
         self.count: int = self.accelerator.num_processes

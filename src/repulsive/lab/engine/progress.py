@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from repulsive.safety.terminal import one_line, printable
+from repulsive.terminal.progress import as_time
 
 
 class Watcher:
@@ -130,9 +131,3 @@ class Clock:
         if done < 1:
             return "?"
         return as_time((time.monotonic() - self._time) / done * (self._total - step))
-
-
-def as_time(seconds: float) -> str:
-    """Format seconds: 90 -> "0:01:30"."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from repulsive.lab.engine.progress import as_time
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.runs import METRICS
 from repulsive.safety.terminal import one_line
+from repulsive.terminal.progress import as_time
 
 _MAX_ROWS = 24
 
@@ -55,6 +55,11 @@ class RunProgress:
                 self.dev = f"{name} {line[name]:.4f}"
 
     @property
+    def share(self) -> float:
+        """Share of the training that is done, from 0 to 1; 1 for a run that has ended."""
+        return min(self.epoch / self.epochs, 1.0) if self.state in ("waiting", "training") else 1.0
+
+    @property
     def time_left(self) -> str:
         """Format the time left, estimated from the speed so far; empty unless the run is training."""
         if self._began is None or self.state != "training":
@@ -81,7 +86,7 @@ class RunProgress:
 
 
 class ProgressTable:
-    """A live table of runs; a context manager.
+    """A live table of runs above a progress bar with the time left for all of them; a context manager.
 
     Args:
         specs: specifications of the runs.
@@ -91,9 +96,13 @@ class ProgressTable:
     def __init__(self, specs: Sequence[Planned], console: Any = None) -> None:
         from rich.console import Console
         from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._runs = {spec.folder: RunProgress(spec) for spec in specs}
         self._common_folder = Path(os.path.commonpath([folder.parent.parent for folder in self._runs]))
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
+        self._all = self._bar.add_task("", total=len(self._runs), left="")
+        self._began: tuple[float, float] | None = None  # time and number of runs done at the first update
         self._live = Live(console=console or Console(stderr=True), auto_refresh=False)
 
     def __enter__(self) -> ProgressTable:
@@ -113,9 +122,19 @@ class ProgressTable:
         for run in self._runs.values():
             if run.state in ("waiting", "training"):
                 run.update()
+        self._update_bar()
         self._live.update(self._table(), refresh=True)
 
+    def _update_bar(self) -> None:
+        done, now = sum(run.share for run in self._runs.values()), time.monotonic()
+        since, before = self._began = self._began or (now, done)
+        left = as_time((now - since) / (done - before) * (len(self._runs) - done)) if done > before else "?"
+        ended = sum(run.state not in ("waiting", "training") for run in self._runs.values())
+        text = f"{ended} of {len(self._runs)} runs have ended"
+        self._bar.update(self._all, completed=done, description=text, left=f"{left} left")
+
     def _table(self) -> Any:
+        from rich.console import Group
         from rich.markup import escape
         from rich.table import Table
 
@@ -128,6 +147,4 @@ class ProgressTable:
             loss = "" if run.loss is None else f"{run.loss:.4f}"
             dev, left = escape(one_line(run.dev)), run.time_left or escape(one_line(run.state))
             table.add_row(name, f"{run.epoch:.2f} / {run.epochs}", loss, dev, left)
-        ended = sum(run.state not in ("waiting", "training") for run in self._runs.values())
-        table.caption = f"{ended} of {len(self._runs)} runs have ended"
-        return table
+        return Group(table, self._bar)

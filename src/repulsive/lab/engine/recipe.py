@@ -85,6 +85,8 @@ class Training:
         save_every: steps between two checkpoints; 0: use `save_seconds`.
         save_seconds: seconds between two checkpoints.
         keep: number of checkpoints to keep.
+        checkpoint: "whole": the first rank writes, and training waits; "sharded": every rank writes its share in the
+            background (torch.distributed.checkpoint), for large models; costs a copy of the state in host memory.
         average: end with the mean of this many of the last sets of weights; 0: end with the best weights.
         average_every: steps between two averaged sets of weights; 0: one epoch.
         stop_collapsed: stop a training whose model gives the same output for every input, as if it had diverged;
@@ -102,6 +104,7 @@ class Training:
     save_every: int = 0
     save_seconds: float = 60.0
     keep: int = 2
+    checkpoint: Literal["whole", "sharded"] = "whole"
     average: int = 0
     average_every: int = 0
     stop_collapsed: bool = False

@@ -4,7 +4,7 @@ recipe.json         the resolved recipe
 run.json            checksums of the data and of the assets; time, command, device and versions of each start
 assets/             small files that the trained model needs: vocabulary, tokenizer, class names; see `assets`
 metrics.jsonl       one line per log: training loss, development set, heads
-tensorboard/        the same for TensorBoard
+tensorboard/        the same for TensorBoard; other loggers have folders of their own names
 checkpoints/        state of an unfinished training; see `checkpoint`
 best/               after training: the weights that did best on the development set
 result.json         after training: the metrics, with the SHA-256 of the answers and of metrics.jsonl
@@ -19,7 +19,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from repulsive._version import __version__
-from repulsive.errors import RunError
+from repulsive.errors import ConfigError, RunError
 from repulsive.lab.engine import seals
 from repulsive.lab.engine.checkpoint import Checkpoints
 from repulsive.lab.engine.config import as_tables
@@ -38,13 +38,18 @@ from repulsive.lab.engine.files import read_json, write_bytes, write_errors, wri
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.recipe_tables import differences, flatten
 from repulsive.lab.engine.scores import check_scores
+from repulsive.loggers.interface import LoggedRun
+from repulsive.loggers.open_loggers import Loggers, open_loggers
+from repulsive.loggers.tensorboard import FOLDER as BOARD
+from repulsive.loggers.tensorboard import TensorBoardLogger
 from repulsive.repulsion.model_collapse import CollapseDetector
 from repulsive.safety.files import locked, open_append, refuse_link
+from repulsive.safety.local_paths import remote_folder
 from repulsive.safety.secrets import redact_word
 
 RECIPE, RUN, METRICS, RESULT, LOCK = "recipe.json", "run.json", "metrics.jsonl", "result.json", ".lock"
 DIVERGED = "diverged.txt"
-BOARD, ASSETS = "tensorboard", "assets"
+ASSETS = "assets"
 _RECIPE_TYPES = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
 _FACT_TYPES = {"started": dict, "resumed": list, "data": dict, "assets": dict}
 _NOT_PARTS = ("notes", seals.SHA256)  # tables of a result that are not about a data split
@@ -57,13 +62,16 @@ class RunFolder:
     Args:
         path: the folder, which need not exist yet.
         keep: number of checkpoints to keep.
+        loggers: names of loggers besides TensorBoard; see `open_loggers`.
     """
 
-    def __init__(self, path: Path, keep: int = 2) -> None:
+    def __init__(self, path: Path, keep: int = 2, loggers: Sequence[str] = ()) -> None:
         self.path = path
+        self._names = tuple(loggers)
+        self._loggers: Loggers | None = None
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.best = Checkpoints(path / "best", 1)
-        self._board: Any = None
+        self._board: TensorBoardLogger | None = None
         self._verified: set[str] = set()  # data splits whose metrics were recomputed from their answers
         self._warned: set[Path] = set()
 
@@ -214,7 +222,7 @@ class RunFolder:
             for leftover in self.path.glob(".*.aside-*"):  # left by a killed process; we hold the lock
                 leftover.unlink()
         existing, facts = read_json(self.path / RECIPE), self.facts
-        changed = [] if existing is None else differences(existing, tables)
+        changed = [] if existing is None else differences(existing, tables, ignore=["training.checkpoint"])
         if not (self.result or self.checkpoints.found() or self.lines()):  # the run failed at its start
             facts = facts if not changed and facts.get("data") == dict(checksums) else {}
         elif changed:
@@ -252,11 +260,14 @@ class RunFolder:
         """Lock the folder against other processes within a block. The lock ends with the process.
 
         Raises:
-            RunError: another process is training here.
+            RunError: another process is training here, or the path was made from a URL.
         """
+        if problem := remote_folder(self.path):
+            raise RunError(problem)
         with write_errors(self.path), ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
-            for folder in (self.checkpoints.folder, self.best.folder, self.path / BOARD, self.path / ASSETS):
+            own = (self.path / name for name in (BOARD, ASSETS, *self._names))
+            for folder in (self.checkpoints.folder, self.best.folder, *own):
                 refuse_link(folder)
             try:
                 stack.enter_context(locked(self.path / LOCK))
@@ -270,19 +281,21 @@ class RunFolder:
         """Drop lines of `metrics.jsonl` after `step`, which a resumed training writes again."""
         kept = [line for line in self.lines() if line["step"] <= step]
         write_text(self.path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
-        self._open_board(step)
+        self._open_loggers(step)
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Append a line to `metrics.jsonl`, and the same to TensorBoard."""
+        """Append a line to `metrics.jsonl`, and log the same values."""
         path = self.path / METRICS
         with write_errors(path), open_append(path) as file:
             file.write((json.dumps({"kind": kind, "step": step, **values}) + "\n").encode())
-        if self._board is None:
-            self._open_board(step)
-        if self._board:
+        if self._loggers is None:
+            self._open_loggers(step)
+        assert self._loggers is not None
+        named = {f"{kind}/{name}": value for name, value in values.items()}
+        if self._board is not None:
             with write_errors(self.path / BOARD):
-                for name, value in values.items():
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+                self._board.log(named, step)
+        self._loggers.log(named, step)
 
     def sync(self) -> None:
         """Flush `metrics.jsonl` to the disk, so that it is never older than the checkpoint that follows."""
@@ -353,20 +366,19 @@ class RunFolder:
             raise RunError(f"{path}: cannot be read ({error}); {self.remedy}") from None
 
     def close(self) -> None:
-        """Close TensorBoard's file, if one is open."""
-        board, self._board = self._board, None
-        if board:
-            with suppress(OSError):  # a full disk was reported before, and metrics.jsonl has the same values
-                board.close()
+        """Finish all loggers that are open."""
+        board, loggers, self._board, self._loggers = self._board, self._loggers, None, None
+        for each in (board, loggers):
+            if each is not None:
+                each.finish()
 
-    def _open_board(self, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:  # metrics.jsonl has the same values
-            self._board = False
-        else:
-            with write_errors(self.path / BOARD):
-                self._board = SummaryWriter(str(self.path / BOARD), purge_step=step + 1)
+    def _open_loggers(self, step: int) -> None:
+        self.close()
+        name = "/".join(self.path.resolve().parts[-3:])  # dataset, method and seed
+        run = LoggedRun(self.path, name, flatten(read_json(self.path / RECIPE) or {}), step)
+        self._loggers = open_loggers([name for name in self._names if name != BOARD], run)
+        with write_errors(self.path / BOARD), suppress(ConfigError):  # not installed: metrics.jsonl has the same values
+            self._board = TensorBoardLogger(run)
 
 
 def versions() -> dict[str, str]:

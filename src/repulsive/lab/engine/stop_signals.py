@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM: remember the signal, and stop when the training can be saved."""
+"""Handle Ctrl-C, SIGTERM and SIGUSR1: remember the signal, and stop when the training can be saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SLURM sends this signal before a job's time limit (`sbatch --signal=B:USR1@120`); Windows has no such signal.
+REQUEUE_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)
+_SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, REQUEUE_SIGNAL) if number is not None)
 _REPEAT_SECONDS = 1.0  # within this time a second Ctrl-C counts as the first one, forwarded by torchrun
 
 
@@ -27,7 +29,7 @@ class Stopped(Exception):
 
     @property
     def code(self) -> int:
-        """Exit code of a process that ends by this signal: 130 for Ctrl-C, 143 for SIGTERM."""
+        """Exit code of a process that ends by this signal: 130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1."""
         return 128 + self.number
 
 
@@ -78,7 +80,7 @@ class Request:
 
 @contextmanager
 def listening() -> Iterator[Request]:
-    """Remember Ctrl-C and SIGTERM within a block instead of ending the process.
+    """Remember Ctrl-C, SIGTERM and SIGUSR1 within a block instead of ending the process.
 
     A signal that is ignored, as in a background job, stays ignored. Python allows signal handlers in the main thread
     only; in other threads the request stays empty.

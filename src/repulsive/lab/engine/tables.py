@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +17,7 @@ from repulsive.lab.engine.scores import COMPARED, TOTALLED, same_items
 from repulsive.lab.engine.task import Evaluation
 from repulsive.metrics.compare import Comparison, compare, compare_totals
 from repulsive.safety.markdown import escaped, format_table
+from repulsive.terminal.document import finite
 
 COLUMNS = (
     "bleu",
@@ -205,21 +204,7 @@ def as_markdown(records: Sequence[Row], columns: Sequence[str] = COLUMNS) -> str
     return "\n".join([format_table(head, lines), *(["", *notes] if notes else [])])
 
 
-def as_json(records: Sequence[Row]) -> str:
-    """Format rows as JSON, with numbers in full precision."""
-    return json.dumps([as_plain(row) for row in records], indent=2, allow_nan=False)
-
-
 def as_plain(row: Row) -> dict[str, Any]:
     """Convert a row to JSON values; NaN, such as the standard deviation of one seed, becomes null."""
     plain: dict[str, Any] = finite(asdict(row) | {"folder": str(row.folder), "collapsed": row.collapsed})
     return plain
-
-
-def finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, which JSON can represent."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

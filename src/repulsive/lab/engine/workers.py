@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 import torch
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.engine.stop_signals import Stopped
+from repulsive.lab.engine.stop_signals import REQUEUE_SIGNAL, Stopped
 from repulsive.safety.files import open_append
 from repulsive.safety.parents import watch_parent
 from repulsive.safety.terminal import printable
@@ -129,7 +129,7 @@ class WorkerPool:
     def _cause_of_death(self, worker: _Worker) -> str:
         worker.process.join()
         code = worker.process.exitcode
-        if code == -signal.SIGTERM:
+        if code in (-signal.SIGTERM, -(REQUEUE_SIGNAL or signal.SIGTERM)):  # arrived before the training loop ran
             return STOPPED
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"its process died ({name}); run the same command to resume"

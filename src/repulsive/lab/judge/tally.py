@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from repulsive.lab.judge.criteria import CRITERIA
 from repulsive.lab.judge.key import Key
 from repulsive.lab.judge.votes import LOSE, TIE, WIN, Share, Verdict, verdict
 from repulsive.safety.markdown import escaped, format_table
+from repulsive.terminal.table import Table
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,47 @@ def as_markdown(result: Tally) -> str:
     return "\n".join(lines)
 
 
-def as_json(result: Tally) -> str:
-    """Format the results as JSON."""
+def terminal_tables(result: Tally, full: bool = False) -> list[Table | str]:
+    """Make the table for a terminal, with a line above and below.
+
+    Args:
+        result: results of all judges.
+        full: show confidence intervals, items, agreement and answers.
+    """
+    first, second = result.systems
+    judges = len(result.judges)
+    rows = []
+    for name, one in result.verdicts.items():
+        if one is None:
+            rows.append([name, *["n/a"] * (6 if full else 4)])
+            continue
+        p_value = "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}"
+        shares = [_percent(share, interval=full) for share in (one.win, one.lose, one.tie)]
+        kappa = "n/a" if one.agreement.kappa is None else f"{one.agreement.kappa:.2f}"
+        more = [kappa, f"{one.answers} of {judges * result.items}"] if full else []
+        rows.append([name, *shares, p_value, *more])
+    titles = ["criterion", "win %", "lose %", "tie %", "p", *(["kappa", "answers"] if full else [])]
+    legend = "p: sign test over items; the majority of judges decides an item."
+    if full:
+        legend += " Brackets: 95 % confidence intervals. kappa: Fleiss' kappa between judges."
+    side = (
+        "" if result.left is None else f" {100 * result.left:.0f} % of the answers without ties prefer the left text."
+    )
+    head = f"{first} versus {second}: {_many(judges, 'judge')}, {_many(result.items, 'item')}"
+    return [Table(titles, rows, head), legend + side]
+
+
+def as_data(result: Tally) -> dict[str, Any]:
+    """Convert the results to plain values for JSON."""
     verdicts: dict[str, Any] = {name: one and asdict(one) for name, one in result.verdicts.items()}
     fields = {"systems": list(result.systems), "judges": result.judges, "items": result.items, "left": result.left}
-    return json.dumps({**fields, "criteria": verdicts}, indent=1)
+    return {**fields, "criteria": verdicts}
 
 
-def _percent(share: Share, *, signed: bool = False) -> str:
+def _percent(share: Share, *, signed: bool = False, interval: bool = True) -> str:
     form = "+.0f" if signed else ".0f"
     value = f"{100 * share.value:{form}}"
-    if share.low is not None and share.high is not None:
+    if interval and share.low is not None and share.high is not None:
         value += f" [{100 * share.low:{form}}, {100 * share.high:{form}}]"
     return value.replace("-", "−")
 

@@ -14,7 +14,7 @@ from repulsive.lab.engine.runs import versions
 from repulsive.lab.paper.datasets import DATASETS, PreparedData
 from repulsive.lab.paper.published import published
 from repulsive.lab.paper.report import Number, Report, Row, label_of
-from repulsive.lab.paper.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, Finding
+from repulsive.lab.paper.verdicts import KINDS, Finding
 from repulsive.metrics.compare import Comparison
 from repulsive.safety.markdown import format_table
 
@@ -91,12 +91,13 @@ def as_data(report: Report) -> dict[str, Any]:
 
 def summary(reports: Sequence[Report]) -> str:
     """Format a table of verdict counts, one row for each report."""
-    kinds = (CONFIRMED, NOT_CONFIRMED, NOT_TESTED)
-    rows = []
-    for report in reports:
-        counts = [sum(finding.verdict == kind for finding in report.findings) for kind in kinds]
-        rows.append([report.id, str(len(report.findings)), *map(str, counts)])
-    return format_table(["table or figure", "claims", *kinds], rows)
+    rows = [[report.id, str(len(report.findings)), *map(str, count_verdicts(report))] for report in reports]
+    return format_table(["table or figure", "claims", *KINDS], rows)
+
+
+def count_verdicts(report: Report) -> list[int]:
+    """Count the claims of a report with each verdict, in the order of `KINDS`."""
+    return [sum(finding.verdict == kind for finding in report.findings) for kind in KINDS]
 
 
 def _data_line(data: PreparedData) -> str:
@@ -135,7 +136,7 @@ def _claim_table(findings: Sequence[Finding]) -> str:
     rows = []
     for finding in findings:
         claim, comparison = finding.claim, finding.comparison
-        text = f"{claim.text}: {_compared(finding)}" + (" †" if claim.contradicted else "")
+        text = f"{claim.text}: {compared_rows(finding)}" + (" †" if claim.contradicted else "")
         difference = ""
         if comparison is not None:
             difference = f"{comparison.difference:+.3f} [{comparison.low:+.3f}, {comparison.high:+.3f}]"
@@ -146,7 +147,8 @@ def _claim_table(findings: Sequence[Finding]) -> str:
     return table
 
 
-def _compared(finding: Finding) -> str:
+def compared_rows(finding: Finding) -> str:
+    """Format the comparison of a claim, such as "SVGD > MA, accuracy (%)"."""
     claim = finding.claim
     sign = {"higher": ">", "lower": "<", "same": "≈"}[claim.better]
     metric = "" if claim.metric == "score" else f", {METRIC_NAMES.get(claim.metric, claim.metric)}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from repulsive.lab.runs.export import export
 from repulsive.lab.runs.plan import folder_name
 from repulsive.lab.systems.glue.start import CONFIG, EXPORT
 from repulsive.lab.systems.registry import make_task, open_recipe
+from repulsive.terminal.progress import as_time
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,11 @@ def _export_pretrained(run_sets: Sequence[RunSet], options: Options) -> None:
 
 
 def _train_here(specs: Sequence[Spec], log: Log) -> list[str]:
-    failed = []
+    failed, countdown, live = [], _Countdown(len(specs)), sys.stderr.isatty()
     for spec in specs:
         try:
-            train_here(spec, make_task, quiet=True)
-            log(f"{spec.folder}: done")
+            train_here(spec, make_task, quiet=not live)
+            log(f"{spec.folder}: done{countdown.next()}")
         except RunError as error:
             failed.append(str(error))
     return failed
@@ -131,17 +134,32 @@ def _train_here(specs: Sequence[Spec], log: Log) -> list[str]:
 
 def _train_many(specs: Sequence[Spec], jobs: int, log: Log) -> list[str]:
     failed: list[str] = []
+    countdown, live = _Countdown(len(specs)), sys.stderr.isatty()
 
     def on_end(spec: Spec, state: str) -> None:
-        log(f"{spec.folder}: {state}")
+        if not live:
+            log(f"{spec.folder}: {state}{countdown.next()}")
         if state not in ("done", "stopped"):
             failed.append(f"{spec.folder}: {state}")
 
     try:
-        train_many(specs, make_task, jobs, on_end)
+        train_many(specs, make_task, jobs, on_end, show=live)
     except RunError as error:  # some runs failed, and all others have finished
         return failed or [str(error)]
     return failed
+
+
+class _Countdown:
+    """The number of runs that have ended, and the time left for the others at the same speed."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._ended, self._began = total, 0, time.monotonic()
+
+    def next(self) -> str:
+        """Count a run that has ended, and format the text after its state."""
+        self._ended += 1
+        left = (time.monotonic() - self._began) / self._ended * (self._total - self._ended)
+        return f" ({self._ended} of {self._total} runs, {as_time(left)} left)"
 
 
 def _is_finished(spec: Spec) -> bool:

@@ -10,6 +10,7 @@ from repulsive.lab.runs.results import SIGNIFICANT
 from repulsive.metrics.compare import Comparison
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested on the same data"
+KINDS = (CONFIRMED, NOT_CONFIRMED, NOT_TESTED)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""Lists of recipes and runs, as text for `repulsive ls`."""
+"""Lists of recipes and runs for `repulsive ls`, as tables and as data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from repulsive.errors import RepulsiveError
 from repulsive.lab.engine import built_in
@@ -10,20 +13,56 @@ from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.recipe_tables import as_toml
 from repulsive.lab.engine.runs import RECIPE, RunFolder
 from repulsive.lab.systems.registry import from_tables, open_recipe
+from repulsive.terminal.table import Table, three_digits
 
 _METRICS = ("bleu", "matthews", "spearman", "accuracy", "nats_per_byte", "nll")
+DONE, DIVERGED, TRAINING, DAMAGED = "done", "diverged", "training", "cannot be read"
 
 
-def describe_recipes() -> str:
-    """List name, label and description of every built-in recipe."""
-    rows = [(name, recipe.tables()["label"], recipe.description) for name, recipe in built_in.recipes().items()]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"  {name:{widths[0]}}  {label:{widths[1]}}  {description}" for name, label, description in rows]
-    return "\n".join(["recipes (repulsive train NAME; repulsive ls NAME shows all settings):", *lines])
+def list_recipes(pattern: str = "") -> list[dict[str, str]]:
+    """List the built-in recipes whose name or label contains `pattern`, sorted by name.
+
+    Returns:
+        The keys name, dataset, label and description of each recipe.
+    """
+    entries = [
+        {
+            "name": name,
+            "dataset": name.split("/")[0],
+            "label": str(recipe.tables()["label"]),
+            "description": recipe.description,
+        }
+        for name, recipe in built_in.recipes().items()
+    ]
+    return [entry for entry in entries if _matches(pattern, entry["name"], entry["label"])]
 
 
-def describe_recipe(name: str) -> str:
-    """Format a recipe with all its settings, defaults included, as TOML.
+def describe_recipes(pattern: str = "", full: bool = False) -> list[Table | str]:
+    """Make one table of recipes per dataset.
+
+    Args:
+        pattern: list recipes whose name or label contains this text.
+        full: show the description of each recipe.
+    """
+    entries = list_recipes(pattern)
+    if not entries:
+        return []
+    columns = ["name", "label", *(["description"] if full else [])]
+    widths = [max(len(entry[column]) for entry in entries) for column in ("name", "label")]
+    blocks: list[Table | str] = []
+    for dataset, group in groupby(entries, key=lambda entry: entry["dataset"]):
+        rows = [[entry[column] for column in columns] for entry in group]
+        blocks.append(Table(["recipe", "method", *columns[2:]], rows, dataset, () if full else widths))
+    return [*blocks, "repulsive train NAME trains a recipe; repulsive ls NAME shows its settings."]
+
+
+def is_pattern(word: str) -> bool:
+    """Check that a word is not the name of a recipe, but part of the name or label of one."""
+    return not word.endswith(".toml") and word not in built_in.recipes() and bool(list_recipes(word))
+
+
+def recipe_settings(name: str) -> dict[str, Any]:
+    """Return a recipe with all its settings, defaults included.
 
     Args:
         name: a TOML file, or the name of a built-in recipe.
@@ -31,37 +70,77 @@ def describe_recipe(name: str) -> str:
     Raises:
         ConfigError: there is no such recipe, or it has an unknown key or an invalid value.
     """
-    return f"# repulsive train {name}\n{as_toml(as_tables(open_recipe(name)))}".rstrip()
+    return as_tables(open_recipe(name))
 
 
-def describe_runs(folder: Path) -> str:
-    """List every run below a folder with its scores, or its progress if it has not finished."""
+def describe_recipe(name: str) -> str:
+    """Format a recipe with all its settings as TOML; arguments and errors as in `recipe_settings`."""
+    return f"# repulsive train {name}\n{as_toml(recipe_settings(name))}".rstrip()
+
+
+def list_runs(folder: Path, pattern: str = "") -> list[dict[str, Any]]:
+    """List the runs below a folder whose path contains `pattern`.
+
+    Returns:
+        For each run: folder, state ("done", "diverged", "training" or "cannot be read"), epoch and epochs, seconds of
+        a finished run, test metrics, the step at which the model collapsed, and an error message.
+    """
     paths = sorted(path.parent for path in folder.rglob(RECIPE)) if folder.is_dir() else []
-    if not paths:
-        return f"no runs in {folder}"
-    width = max(len(str(path)) for path in paths)
-    return "\n".join([f"runs in {folder}:", *(f"  {path!s:{width}}  {_describe(RunFolder(path))}" for path in paths)])
+    return [_entry(RunFolder(path)) for path in paths if _matches(pattern, str(path.relative_to(folder)))]
 
 
-def _describe(run: RunFolder) -> str:
-    """Describe the state of a run; for a damaged run, return its error message instead of raising it."""
+def describe_runs(folder: Path, pattern: str = "") -> list[Table | str]:
+    """Make a table of all runs below a folder: state, and test scores or training loss."""
+    entries = list_runs(folder, pattern)
+    if not entries:
+        return [f"no runs in {folder}{f' match {pattern!r}' if pattern else ''}"]
+    rows = [[str(entry["folder"]), *_cells(entry)] for entry in entries]
+    return [Table(["run", "state", "result"], rows, f"runs in {folder}")]
+
+
+def _matches(pattern: str, *texts: str) -> bool:
+    return any(pattern.lower() in text.lower() for text in texts)
+
+
+def _entry(run: RunFolder) -> dict[str, Any]:
+    """Describe a run; for a damaged run, return its error message instead of raising it."""
+    entry: dict[str, Any] = {"folder": run.path, "state": DAMAGED, "epoch": None, "epochs": None, "loss": None}
+    entry |= {"seconds": None, "test": {}, "collapsed": None, "error": None}
     try:
-        return _state(run)
+        return entry | _state(run)
     except RepulsiveError as error:
-        return f"cannot be read: {error}"
+        return entry | {"error": str(error)}
 
 
-def _state(run: RunFolder) -> str:
+def _state(run: RunFolder) -> dict[str, Any]:
     result = run.result
     if result is not None:
-        test = run.metrics("test")
-        scores = "  ".join(f"{name} {test[name]:.4f}" for name in _METRICS if name in test)
-        warning = f"  collapsed at step {step:,}" if (step := run.collapsed) is not None else ""
-        return f"done in {float(result.get('seconds', 0)):.0f} s  test {scores}{warning}"
+        seconds = float(result.get("seconds", 0))
+        return {"state": DONE, "seconds": seconds, "test": run.metrics("test"), "collapsed": run.collapsed}
     if run.diverged:
-        return "diverged; see diverged.txt"
-    epochs = from_tables(run.recipe, str(run.path)).training.epochs
+        return {"state": DIVERGED}
     epoch, loss = (run.curve("train", key) for key in ("epoch", "loss"))
-    if not epoch or not loss:
-        return f"started, 0 of {epochs} epochs"
-    return f"epoch {epoch[-1][1]:.2f} of {epochs}  loss {loss[-1][1]:.4f}"
+    return {
+        "state": TRAINING,
+        "epoch": epoch[-1][1] if epoch else 0.0,
+        "epochs": from_tables(run.recipe, str(run.path)).training.epochs,
+        "loss": loss[-1][1] if loss else None,
+    }
+
+
+def _cells(entry: dict[str, Any]) -> tuple[str, str]:
+    if entry["state"] == DAMAGED:
+        return DAMAGED, str(entry["error"])
+    if entry["state"] == DIVERGED:
+        return DIVERGED, "see diverged.txt"
+    if entry["state"] == TRAINING:
+        if entry["loss"] is None:
+            return "started", f"0 of {entry['epochs']} epochs"
+        loss = f"loss {three_digits(entry['loss'])}"
+        return f"epoch {entry['epoch']:.2f} of {entry['epochs']}", loss
+    warning = "" if entry["collapsed"] is None else f"collapsed at step {entry['collapsed']:,}"
+    return f"done in {entry['seconds']:,.0f} s", ", ".join([*_scores(entry["test"]), *([warning] if warning else [])])
+
+
+def _scores(metrics: dict[str, float]) -> Iterable[str]:
+    return [f"{name} {three_digits(metrics[name])}" for name in _METRICS if name in metrics]

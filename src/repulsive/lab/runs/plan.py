@@ -13,6 +13,7 @@ from repulsive.errors import ConfigError
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.recipe_tables import is_file_name
 from repulsive.lab.systems.registry import open_recipe
+from repulsive.loggers.open_loggers import check_loggers
 
 _MAX_BYTES = 120  # maximum length of a folder name; file systems allow 255
 _AMBIGUOUS = {"layers", "precision", "schedule"}  # keys that occur in more than one table
@@ -26,6 +27,7 @@ def plan(
     seeds: int = 0,
     out: Path = Path("runs"),
     device: str | None = None,
+    loggers: Sequence[str] = (),
 ) -> list[Spec]:
     """Plan one run for every recipe and seed, in the folder `out/NAME/seed-N`.
 
@@ -36,11 +38,14 @@ def plan(
         seeds: number of seeds, from 0; 0: one run.
         out: folder of all runs.
         device: "cpu", "cuda" or None.
+        loggers: names of loggers besides TensorBoard.
 
     Raises:
-        ConfigError: a recipe is missing or invalid, the device is unknown or missing, or two runs would share a folder.
+        ConfigError: a recipe is missing or invalid, the device or a logger is unknown or missing, or two runs would
+            share a folder.
     """
     check_device(device)
+    check_loggers(loggers)
     if seed is not None and seeds:
         raise ConfigError("give --seed or --seeds, not both")
     if seeds and any(change.partition("=")[0].strip() == "seed" for change in changes):
@@ -50,7 +55,7 @@ def plan(
         own = open_recipe(name, changes).seed
         for number in range(seeds) if seeds else [own if seed is None else seed]:
             recipe = open_recipe(name, [*changes, f"seed={number}"])
-            specs.append(Spec(recipe, out / folder_name(name, changes) / f"seed-{number}", device))
+            specs.append(Spec(recipe, out / folder_name(name, changes) / f"seed-{number}", device, tuple(loggers)))
     folders = [spec.folder for spec in specs]
     for folder in folders:
         if folders.count(folder) > 1:

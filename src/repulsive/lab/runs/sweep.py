@@ -7,12 +7,15 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine.launch import train_many
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.plan import folder_name, plan
 from repulsive.lab.systems.registry import make_task, open_recipe
+from repulsive.terminal.document import finite
+from repulsive.terminal.table import Table, three_digits
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,14 @@ class SweepResult:
         metric: metric of the development set by which the trial was chosen.
         value: value of the metric.
         recipe: the file with the best settings.
+        trials: all trials, in the order in which they were tried.
     """
 
     changes: tuple[str, ...]
     metric: str
     value: float
     recipe: Path
+    trials: tuple[sweeps.Trial, ...] = ()
 
 
 def run_sweep(
@@ -92,4 +97,31 @@ def run_sweep(
     path = folder / "best.toml"
     comment = f"Best of {len(trials)} trials by {task.select_by} on the development set: {best.value:.4f}"
     sweeps.write_recipe(path, parent, [*changes, *best.changes], comment)
-    return SweepResult(best.changes, task.select_by, best.value, path)
+    return SweepResult(best.changes, task.select_by, best.value, path, tuple(trials))
+
+
+def sweep_tables(result: SweepResult) -> list[Table | str]:
+    """Make a table of all trials, best first, and a line that names the written recipe."""
+    trials = sorted(result.trials, key=lambda trial: -trial.value)
+    rows = [
+        [
+            str(trial.stage),
+            " ".join(trial.changes),
+            three_digits(trial.value) if math.isfinite(trial.value) else "diverged",
+        ]
+        for trial in trials
+    ]
+    best = f"best: {' '.join(result.changes)}, dev {result.metric} {three_digits(result.value)}"
+    return [Table(["stage", "settings", f"dev {result.metric}"], rows), f"{best}; written to {result.recipe}"]
+
+
+def sweep_as_json(result: SweepResult) -> dict[str, Any]:
+    """Convert the result of a sweep to a dictionary for JSON; the value of a diverged trial is None."""
+    return {
+        "metric": result.metric,
+        "best": {"changes": list(result.changes), "value": result.value, "recipe": str(result.recipe)},
+        "trials": [
+            {"stage": trial.stage, "changes": list(trial.changes), "value": finite(trial.value)}
+            for trial in result.trials
+        ],
+    }

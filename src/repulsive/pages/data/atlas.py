@@ -112,5 +112,10 @@ def pictures(weights: Tensor, size: int) -> Tensor:
     shape = (min(weights.shape[1], size), min(weights.shape[2], size))
     share = adaptive_avg_pool2d(visible.double()[None], shape)  # [1, t, s]
     mean = adaptive_avg_pool2d(ratio * visible, shape) / share.clamp(min=1e-12)  # [M, t, s]
-    steps = mean.clamp(min=2.0**-RANGE, max=2.0**RANGE).log2() * _STEP + UNIFORM
-    return steps.round().clamp(1, 255).to(torch.uint8).where(share > 0, torch.zeros((), dtype=torch.uint8))
+    return ratio_bytes(mean).where(share > 0, torch.zeros((), dtype=torch.uint8))
+
+
+def ratio_bytes(ratio: Tensor) -> Tensor:
+    """Encode attention relative to uniform attention as bytes from 1 to 255, on the scale of `pictures`."""
+    steps = ratio.clamp(min=2.0**-RANGE, max=2.0**RANGE).log2() * _STEP + UNIFORM
+    return steps.round().clamp(1, 255).to(torch.uint8)

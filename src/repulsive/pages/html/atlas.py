@@ -1,4 +1,4 @@
-"""Head atlas: a grid of layers by heads, and a drawer with the details of one head. `atlas.js` draws both."""
+"""Head atlas: a grid of layers by heads, and a drawer with the details of one head, drawn by `ATLAS_SCRIPTS`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from repulsive.pages.data.atlas import AtlasLayer, pictures
 from repulsive.pages.html.layer_explorer import packed
 from repulsive.pages.text import escaped, script_json, visible
 
+ATLAS_SCRIPTS = ("atlas_data.js", "drawer.js", "atlas.js")  # in this order, after attention_map.js
 SIZES = (32, 24, 16, 12, 8)  # largest number of rows and columns of a picture
 PICTURE_BYTES = 1_500_000  # limit for all pictures together; the explorer gets the rest of the file
 _BADGES = {
@@ -27,9 +28,28 @@ _HELP = (
     "query tokens, columns are key tokens. Select a head for its details; arrow keys move between heads."
 )
 
+_HELP_ON_PICTURES = (
+    "Each tile shows the attention of one head from the chosen query to the patches of the chosen picture, compared "
+    "with uniform attention over all tokens. Select a head to see it over the picture; arrow keys move between heads."
+)
+
+_FADE = (
+    '<div class="controls" id="fade-controls" hidden><div class="choose">'
+    '<button type="button" id="fade-before">before</button>'
+    '<input type="range" id="fade" min="0" max="100" value="0" aria-label="Fade from before to after">'
+    '<button type="button" id="fade-after">after</button></div></div>\n'
+)
+
 
 def head_atlas(
-    layers: Sequence[AtlasLayer], room: int, *, metric: str = "", thresholds: Mapping[str, float] | None = None
+    layers: Sequence[AtlasLayer],
+    room: int,
+    *,
+    metric: str = "",
+    thresholds: Mapping[str, float] | None = None,
+    on_pictures: bool = False,
+    others: Sequence[AtlasLayer] = (),
+    columns: Sequence[Sequence[tuple[int | None, int | None]]] = (),
 ) -> str:
     """Render the atlas, its legend, and the empty drawer.
 
@@ -38,26 +58,41 @@ def head_atlas(
         room: bytes available. Pictures become coarser, or are left out, to fit.
         metric: description of the change of the output that ablation measures.
         thresholds: name of a kind -> the score that a head of this kind must exceed.
+        on_pictures: the page has `picture_section`, whose data the atlas draws.
+        others: rows of a second model, to fade to.
+        columns: with `others`, the heads of both models in each cell of each row; None if one does not have it.
     """
-    numbers = [_numbers(layer) for layer in layers]
-    room -= len(script_json(numbers)) + 6_000
-    similarity: list[str | None] = [_similarity(layer) for layer in layers]
+    sides = [*layers, *others]
+    numbers = [_numbers(layer) for layer in sides]
+    room -= len(script_json(numbers)) + 8_000
+    similarity: list[str | None] = [_similarity(layer) for layer in sides]
     warning = ""
     if sum(len(each or "") for each in similarity) > room / 2:
-        similarity = [None] * len(layers)
+        similarity = [None] * len(sides)
         warning += '<p class="warn">Similarities are left out of the details, to keep this file small.</p>\n'
     room -= sum(len(each or "") for each in similarity)
-    size = _size(layers, min(room, PICTURE_BYTES))
-    if not size and any(layer.weights is not None for layer in layers):
+    size = 0 if on_pictures else _size(sides, min(room, PICTURE_BYTES))
+    if not size and not on_pictures and any(layer.weights is not None for layer in layers):
         warning += '<p class="warn">Pictures are left out, to keep this file small.</p>\n'
     rows = [
         {**own, **(_picture(layer, size) if size else {}), "similarity": cosines}
-        for own, layer, cosines in zip(numbers, layers, similarity, strict=True)
+        for own, layer, cosines in zip(numbers, sides, similarity, strict=True)
     ]
     kinds = {kind: round(limit, 4) for kind, limit in (thresholds or {}).items()}
-    data = script_json({"layers": rows, "badges": _BADGES, "thresholds": kinds, "metric": visible(metric)})
+    data = script_json(
+        {
+            "layers": rows[: len(layers)],
+            "after": rows[len(layers) :] or None,
+            "columns": [[list(pair) for pair in row] for row in columns] if others else None,
+            "badges": _BADGES,
+            "thresholds": kinds,
+            "metric": visible(metric),
+        }
+    )
+    lead = _HELP_ON_PICTURES if on_pictures else _HELP
     return (
-        f'<section id="atlas"><h2>Head atlas</h2>\n<p>{_HELP}</p>\n{warning}{_legend(layers)}'
+        f'<section id="atlas"><h2>Head atlas</h2>\n<p>{lead}</p>\n{warning}{_legend(sides, bool(others))}'
+        f"{_FADE if others else ''}"
         "<noscript><p>The atlas needs JavaScript.</p></noscript>\n"
         '<div class="atlas" id="atlas-grid" role="grid" aria-label="Heads, layer by layer"></div>\n'
         f'<script type="application/json" id="atlas-data">{data}</script></section>\n'
@@ -112,7 +147,7 @@ def _rounded(values: Sequence[float], digits: int = 4) -> list[float | None]:
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
 
 
-def _legend(layers: Sequence[AtlasLayer]) -> str:
+def _legend(layers: Sequence[AtlasLayer], compares: bool = False) -> str:
     page = ""
     if any(layer.weights is not None for layer in layers):
         below, above = ("".join(f'<i class="{step}"></i>' for step in steps) for steps in (_BELOW, _ABOVE))
@@ -132,4 +167,6 @@ def _legend(layers: Sequence[AtlasLayer]) -> str:
         items.append(f'<li><b class="mark redundant"></b> {meaning}</li>')
     if any(layer.similar for layer in layers):
         items.append('<li><b class="mark similar"></b> attends nearly like another head</li>')
+    if compares:
+        items.append('<li><b class="mark missing"></b> only the other model has this head</li>')
     return page + (f'<ul class="lines atlas-key">{"".join(items)}</ul>\n' if items else "")

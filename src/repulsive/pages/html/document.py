@@ -14,7 +14,7 @@ from repulsive.safety import files as safe
 _LONG_FACT = 28  # characters; longer facts get a wider box
 
 
-def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
+def document(title: str, body: str, *, script: str = "", style: str = "", has_pictures: bool = False) -> str:
     """Assemble a self-contained HTML document that loads nothing from outside.
 
     Args:
@@ -22,11 +22,16 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
         body: markup of the body up to the end of `<main>`, with all data escaped.
         script: the only script that the policy allows to run; "" allows none.
         style: style sheet; "" for that of reports.
+        has_pictures: the page contains pictures as data URLs.
     """
     style = style or asset("page.css")
     allowed = f"script-src '{_digest(script)}'; " if script else ""
     trusted = "; require-trusted-types-for 'script'; trusted-types 'none'" if script else ""
-    policy = f"default-src 'none'; style-src '{_digest(style)}'; {allowed}base-uri 'none'; form-action 'none'{trusted}"
+    pictures = "img-src data:; " if has_pictures else ""
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; {allowed}{pictures}base-uri 'none'; "
+        f"form-action 'none'{trusted}"
+    )
     run = f"<script>{script}</script>\n" if script else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

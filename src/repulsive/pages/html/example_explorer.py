@@ -107,10 +107,11 @@ def summary(example: Example, number: int) -> str:
 
 
 def picker(summaries: Sequence[str]) -> str:
-    """Render a list to select an example, with buttons for the previous and the next one."""
+    """Render a list to select an example, with buttons for the previous and the next one; hidden if there is one."""
     options = "".join(f'<option value="{index}">{escaped(name)}</option>' for index, name in enumerate(summaries, 1))
+    hidden = " hidden" if len(summaries) == 1 else ""
     return (
-        '<div class="pick"><label for="pick">Example</label> <button type="button" id="previous" '
+        f'<div class="pick"{hidden}><label for="pick">Example</label> <button type="button" id="previous" '
         f'aria-label="Previous example">‹</button><select id="pick">{options}</select>'
         '<button type="button" id="next" aria-label="Next example">›</button></div>'
     )

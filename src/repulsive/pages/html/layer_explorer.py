@@ -25,7 +25,9 @@ LEAD = (
 _OPTION_BYTES = 300  # size of an example's line in the list of examples
 
 
-def layer_explorer(examples: Sequence[Layered], methods: Sequence[str], room: int) -> str:
+def layer_explorer(
+    examples: Sequence[Layered], methods: Sequence[str], room: int, *, heading: str = HEADING, lead: str = ""
+) -> str:
     """Render the attention explorer.
 
     Args:
@@ -33,6 +35,8 @@ def layer_explorer(examples: Sequence[Layered], methods: Sequence[str], room: in
         methods: all methods of the page, in order.
         room: bytes available. An example that does not fit is averaged over its query tokens; if it still does not
             fit, it is left out. The section says so.
+        heading: title of the section.
+        lead: paragraph about the examples, plain text.
     """
     layers, shown, averaged = layer_names(examples), [], 0
     methods = [method for method in methods if any(method in example.readings for example in examples)]
@@ -46,13 +50,14 @@ def layer_explorer(examples: Sequence[Layered], methods: Sequence[str], room: in
                 data.append(text)
                 averaged += candidate is not example
                 break
+    paragraph = f"<p>{escaped(lead)}</p>\n" if lead else ""
     warning = _size_warning(len(examples), len(shown), averaged)
     if not shown:
-        return f"<section><h2>{HEADING}</h2>\n{warning}</section>\n"
+        return f"<section><h2>{escaped(heading)}</h2>\n{paragraph}{warning}</section>\n"
     names = [visible(method) for method in methods]
     json = f'{{"layers":{script_json(layers)},"methods":{script_json(names)},"examples":[{",".join(data)}]}}'
     return (
-        f'<section id="layers"><h2>{HEADING}</h2>\n<p>{escaped(LEAD)}</p>\n{warning}'
+        f'<section id="layers"><h2>{escaped(heading)}</h2>\n{paragraph}<p>{escaped(LEAD)}</p>\n{warning}'
         f"{_controls(shown, layers, methods)}"
         "<noscript><p>These maps need JavaScript.</p></noscript>\n"
         f'<div id="drawn" hidden>{scale("1", "attention", "top")}<div class="stage" id="stage"></div></div>\n'

@@ -18,6 +18,7 @@ from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
 from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable, send
+from repulsive.repulsion.cuda_graphs import without_garbage_collection
 
 SPLITS = 16  # smallest number of programs per slice; a power of two
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
@@ -391,7 +392,8 @@ class _GraphCache:
             launch()
         else:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            capture = torch.cuda.graph(graph, capture_error_mode="thread_local")
+            with torch.cuda.device(device), without_garbage_collection(), capture:
                 launch()
             self._graphs[key] = graph
             graph.replay()

@@ -33,7 +33,6 @@ UNUSED, NORMS, PRODUCTS = 0, 1, 2  # GRADIENT: what `solve_kernel` reads of the 
 
 MEASURES = 7  # numbers that `solve_kernel` measures per group, in the order of the fields of `Measure`
 _MEASURES = tl.constexpr(MEASURES)
-_NAN = tl.constexpr(float("nan"))
 SHORTEST2 = tl.constexpr(SHORTEST**2)
 _GOLDEN = tl.constexpr(-7046029254386353131)
 _MIX_1 = tl.constexpr(-4658895280553007687)
@@ -181,9 +180,9 @@ def _measure_heads(out, gram, cross, square, d2, M: tl.constexpr, MP: tl.constex
     """Write the mean distance, the mean cosine and the largest cosine of pairs of heads."""
     i, j = tl.arange(0, MP)[:, None], tl.arange(0, MP)[None, :]
     if M == 1:
-        tl.store(out + 3, square * 0 + _NAN)
-        tl.store(out + 5, square * 0 + _NAN)
-        tl.store(out + 6, square * 0 + _NAN)
+        tl.store(out + 3, square * 0 + float("nan"))
+        tl.store(out + 5, square * 0 + float("nan"))
+        tl.store(out + 6, square * 0 + float("nan"))
     else:
         pair = (i < M) & (j < M) & (i < j)
         norms2 = tl.sum(tl.where(i == j, gram, 0.0), axis=1) + 2 * cross + square
@@ -286,7 +285,7 @@ def solve_kernel(
         cosine = 1 - d2 / 2  # accurate for nearly equal heads
         scale2 = scale2 * 0 + 1
     if PROFILE >= 3:
-        h = square * 0 + _NAN
+        h = square * 0 + float("nan")
     elif BANDWIDTH == 2:
         h = scale2 * 0 + fixed
     elif M == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import torch
 from repulsive.errors import ConfigError
 from repulsive.lab.engine import tables
 from repulsive.lab.engine.launch import Spec, train_many
+from repulsive.lab.engine.result_tables import terminal_tables
 from repulsive.lab.engine.runs import RunFolder, versions
 from repulsive.lab.runs.results import results
 from repulsive.lab.runs.score import load_run
@@ -22,6 +24,7 @@ from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.prepared import Prepared
 from repulsive.pages import Chart, Content, Example, Series, write_report
+from repulsive.terminal.table import render
 
 METHODS = ("ma", "frobenius", "svgd", "spos")
 CHARTS = {
@@ -79,7 +82,8 @@ class Demo:
         )
         rows = tables.rows([self.out / "runs" / method for method in METHODS])
         content = self._content(rows, time.monotonic() - started)
-        return tables.as_markdown(rows), write_report(self.out / "report.html", content)
+        table = render(terminal_tables(rows), io.StringIO())
+        return table, write_report(self.out / "report.html", content)
 
     def specs(self) -> list[Spec]:
         """List the runs: all methods with the first seed, then with the second, and so on."""

@@ -1,0 +1,85 @@
+"""The summary that `repulsive inspect` prints: the verdict, and at most ten lines of numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from repulsive.diagnostics.inspection import Inspection
+from repulsive.diagnostics.untrained_baseline import Compared
+from repulsive.diagnostics.verdict import redundant_heads, verdict
+from repulsive.terminal.table import Table, signed
+
+_SPACES = ("weights", "attention", "outputs")
+_LISTED = 6  # redundant heads that are named
+
+
+def short_summary(inspection: Inspection) -> list[Table | str]:
+    """Summarise an inspection in a sentence and a table of at most ten rows.
+
+    Args:
+        inspection: result of `inspect_heads`.
+
+    Returns:
+        The verdict, the table, and the notes. Cosines of attention logits and OV circuits stand beside those of
+        untrained models of the same architecture.
+    """
+    rows = [["heads", _sizes(inspection), ""]]
+    for name, entries in (("attention logits", inspection.circuits.logits), ("OV circuits", inspection.circuits.ov)):
+        rows += _compared(name, entries, inspection)
+    for space in _SPACES:
+        entries_of_space = [each for each in inspection.diversity.get(space, []) if each.num_heads > 1]
+        if entries_of_space:
+            effective = statistics.fmean(each.effective_heads for each in entries_of_space)
+            most = max(each.num_heads for each in entries_of_space)
+            rows.append([f"effective heads, {space}", f"{effective:.1f} of {most}, mean over layers", ""])
+    pairs = inspection.closest("weights", 1)
+    if pairs:
+        pair = pairs[0]
+        where = f"{inspection.label(pair.name)}, heads {pair.first} and {pair.second}"
+        rows.append(["most similar weights", f"{signed(pair.cosine)} ({where})", ""])
+    if inspection.importance is not None:
+        rows.append(_redundant(inspection))
+    titles = ["measure", "this model", "untrained"]
+    if not any(row[2] for row in rows):
+        titles, rows = titles[:2], [row[:2] for row in rows]
+    return [verdict(inspection), Table(titles, rows), *(f"note: {note}" for note in inspection.notes)]
+
+
+def _sizes(inspection: Inspection) -> str:
+    heads = sum(count for *_, count in inspection.layers)
+    if not heads:
+        return f"{len(inspection.groups)} groups of heads"
+    return f"{heads} in {len(inspection.layers)} layers, {inspection.items} inputs read"
+
+
+def _compared(name: str, entries: Sequence[Compared], inspection: Inspection) -> list[list[str]]:
+    """Make the rows of mean and largest cosine over all layers."""
+    several = [each for each in entries if each.similarity.num_heads > 1]
+    if not several:
+        return []
+    untrained = [each.mean.mean for each in several if not math.isnan(each.mean.mean)]
+    mean = statistics.fmean(each.similarity.mean for each in several)
+    top = max(several, key=lambda each: each.similarity.largest)
+    pair = top.similarity.pair
+    heads = "" if pair is None else f", heads {pair.first} and {pair.second}"
+    where = f"{inspection.label(top.similarity.name)}{heads}"
+    largest = "" if math.isnan(top.largest.mean) else signed(top.largest.mean)
+    return [
+        [f"mean cosine, {name}", signed(mean), signed(statistics.fmean(untrained)) if untrained else ""],
+        [f"largest cosine, {name}", f"{signed(top.similarity.largest)} ({where})", largest],
+    ]
+
+
+def _redundant(inspection: Inspection) -> list[str]:
+    heads = redundant_heads(inspection)
+    total = sum(count for *_, count in inspection.layers)
+    kind = "redundant heads" if inspection.ablation is not None else "unimportant heads"
+    by_layer: dict[str, list[str]] = {}
+    for row, head in heads[:_LISTED]:
+        by_layer.setdefault(inspection.label(inspection.layers[row][0]), []).append(str(head))
+    named = [f"{layer}: {', '.join(numbers)}" for layer, numbers in by_layer.items()]
+    more = [f"{len(heads) - _LISTED} more"] if len(heads) > _LISTED else []
+    listed = f" ({'; '.join([*named, *more])})" if heads else ""
+    return [kind, f"{len(heads)} of {total}{listed}", ""]

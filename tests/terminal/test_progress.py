@@ -1,0 +1,59 @@
+"""Progress on stderr: a bar at a terminal, plain lines elsewhere."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
+from repulsive.terminal import progress
+
+STEPS = """
+import time, warnings
+from repulsive.terminal.progress import progress_bar
+with progress_bar() as show:
+    for step in range(4):
+        show("reading", step, 4)
+        time.sleep(0.15)
+        if step == 1:
+            warnings.warn("line 3 is empty")
+    show("writing", 1, 0)
+"""
+
+
+def test_lines_with_the_time_left(monkeypatch, capsys):
+    class Now:
+        seconds = 100.0
+
+    monkeypatch.setattr(progress.time, "monotonic", lambda: Now.seconds)
+    with progress.progress_bar() as show:
+        show("reading", 0, 1000)
+        Now.seconds += 9
+        show("reading", 90, 1000)
+        assert capsys.readouterr().err == ""
+        Now.seconds += 1
+        show("reading", 100, 1000)
+        assert capsys.readouterr().err == "reading: 100 of 1,000, 0:01:30 left\n"  # 100 took 10 s, 900 are to come
+        Now.seconds += 10
+        show("writing", 5, 0)
+        Now.seconds += 10
+        show("writing", 6, 0)
+        assert capsys.readouterr().err == "writing: 6\n"
+
+
+def test_a_bar_at_a_terminal():
+    main, side = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen([sys.executable, "-c", STEPS], stderr=side, stdout=subprocess.PIPE, env=environment)
+    os.close(side)
+    shown = b""
+    while select.select([main], [], [], 60)[0]:
+        try:
+            shown += os.read(main, 65536)
+        except OSError:  # the other side is closed
+            break
+    assert process.wait() == 0 and process.stdout.read() == b""
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"reading ━.* \d/4 (\d:\d\d:\d\d|-:--:--)", text)
+    assert "repulsive: line 3 is empty" in text and "UserWarning" not in text and "writing" in text
