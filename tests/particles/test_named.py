@@ -16,7 +16,8 @@ EXPECTED = {
     "recommended": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "paper": SVGD(stepsize=0.1, alpha=0.01),
     "svgd": SVGD(),
-    "spos": SPOS(),
+    "spos": SPOS(alpha=0.01, temperature=0.01),
+    "spos-paper": SPOS(alpha=0.01, temperature=1.0),
     "sgld": SGLD(),
     "sphere": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     "logits": SVGD(space="logits"),
@@ -53,6 +54,29 @@ def test_rules_can_be_changed_copied_and_pickled():
     for copied in (copy.deepcopy(SVGD()), pickle.loads(pickle.dumps(SVGD()))):
         assert copied == SVGD() and dataclasses.replace(copied, alpha=0.5) == SVGD(alpha=0.5)
     assert dataclasses.replace(SVGD(alpha="auto"), alpha=0.5) == SVGD(alpha=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (SPOS(), 0.01),
+        (SPOS(alpha=0.5), 0.5),
+        (SPOS(alpha=2), 2.0),
+        (dataclasses.replace(SPOS(), alpha=0.5), 0.5),
+        (dataclasses.replace(SPOS(temperature=0.01), alpha=0.5), 0.01),
+        (pickle.loads(pickle.dumps(SPOS(alpha=0.5))), 0.5),
+        (SPOS(temperature=1.0), 1.0),
+        (SPOS(alpha=0.0), 1.0),
+        (SPOS(alpha="auto"), 1.0),
+        (SPOS(alpha=math.sqrt), 1.0),
+        (SPOS(noise="released"), 1.0),
+        (SPOS(temperature=0.0), 0.0),
+    ],
+)
+def test_the_noise_of_spos_has_the_temperature_of_its_interaction(rule, expected):
+    assert rule.temperature == expected
+    sigma = math.sqrt(2 * expected * rule.stepsize / (rule.beta * 0.1))
+    assert abs(rule.noise_scale(0.1)) == pytest.approx(sigma)
 
 
 @pytest.mark.parametrize("heads", [2, 3, 4, 12])

@@ -242,7 +242,7 @@ def test_the_sphere_leaves_norms_alone(kernel):
 def test_noise_follows_the_generator_and_the_formula():
     theta, grad = particles(3, 50_000, (), 0)
     for rule, quiet, sigma in [
-        (SPOS(0.1, 0.01, 50.0), SPOS(0.1, 0.01, 50.0, temperature=0.0), 0.1 * math.sqrt(2 / (50 * 0.1 * 0.2))),
+        (SPOS(0.1, 0.01, 50.0), SPOS(0.1, 0.01, 50.0, temperature=0.0), 0.1 * math.sqrt(0.02 / (50 * 0.1 * 0.2))),
         (SGLD(0.1, 0.5), SGLD(0.1, 0.0), 0.1 * math.sqrt(2 * 0.5 / (0.1 * 0.2))),
     ]:
         draws = [rule.gradient(theta, grad, torch.Generator().manual_seed(s), lr=0.2) for s in (1, 1, 2)]
@@ -255,7 +255,7 @@ def test_noise_follows_the_generator_and_the_formula():
 
 def test_released_noise_is_scaled_by_the_median_gradient():
     theta, grad = particles(3, 20_001, (), 0)
-    plain, scaled = SPOS(0.1, 0.01, 50.0), SPOS(0.1, 0.01, 50.0, noise="released")
+    plain, scaled = SPOS(0.1, 0.01, 50.0, temperature=1.0), SPOS(0.1, 0.01, 50.0, noise="released")
     quiet = SPOS(0.1, 0.01, 50.0, temperature=0.0).gradient(theta, grad)
     one, two = (r.gradient(theta, grad, torch.Generator().manual_seed(1)) - quiet for r in (plain, scaled))
     assert torch.allclose(two, one * grad.abs().median())

@@ -1,4 +1,7 @@
-"""SGLD under several optimizers against a posterior that is integrated on a grid: logistic regression, two weights."""
+"""SGLD under several optimizers against a posterior from a grid and from NUTS: logistic regression, two weights."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
 pytestmark = pytest.mark.slow
 PRIOR = 0.25  # precision
+NUTS = Path(__file__).resolve().parents[2] / "results" / "sampling" / "nuts.json"  # python -m studies.sampling.nuts
 
 
 def data():
@@ -42,11 +46,26 @@ def test_the_grid_holds_the_posterior():
     assert torch.allclose(gradient(theta[some].float()), grad[some].float(), atol=1e-3)
 
 
+def nuts():
+    """Mean [2] and covariance [2, 2] of a long run of NUTS."""
+    stored = json.loads(NUTS.read_text())
+    return torch.tensor(stored["mean"]), torch.tensor(stored["covariance"])
+
+
+def test_the_grid_and_nuts_agree():
+    theta, _, weight = posterior()
+    mean = weight @ theta
+    covariance = (weight[:, None] * theta).T @ theta - torch.outer(mean, mean)
+    sampled_mean, sampled_covariance = (part.double() for part in nuts())
+    assert torch.allclose(sampled_mean, mean, rtol=0.05, atol=0)
+    assert torch.allclose(sampled_covariance, covariance, rtol=0.05, atol=0)
+
+
 @pytest.mark.parametrize(
     ("label", "bias"), [("SGD", 0.06), ("SGD, momentum 0.9", 0.06), ("Adam", 0.1), ("RMSprop, alpha 0.999", 0.1)]
 )
 def test_samples_have_the_moments_of_the_posterior(label, bias):
-    """Mean within a tenth of a standard deviation, variances within `bias`.
+    """Mean within a tenth of a standard deviation, variances within `bias`; for SGD both within 5 % of NUTS.
 
     The slow direction decorrelates in 350 steps, a third of the window of the second moment: adaptive optimizers then
     overestimate its variance, RMSprop by 7 %.
@@ -66,3 +85,8 @@ def test_samples_have_the_moments_of_the_posterior(label, bias):
     assert ((moments.mean - mean).abs() / deviation).max() < 0.1
     ratios = torch.linalg.eigvals(torch.linalg.solve(covariance, moments.covariance)).real
     assert ((ratios - 1).abs() < bias).all(), ratios
+    sampled_mean, sampled = nuts()
+    variances = moments.covariance.diagonal() / sampled.diagonal()
+    close = 0.05 if label.startswith("SGD") else bias
+    assert ((moments.mean - sampled_mean).abs() / sampled.diagonal().sqrt()).max() < close
+    assert ((variances - 1).abs() < close).all(), variances

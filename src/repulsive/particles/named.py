@@ -14,7 +14,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.plugins import RULES as GROUP
 from repulsive.plugins import load_plugins
 
-RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits", "kernel-free"]
+RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "spos-paper", "sgld", "logits", "kernel-free"]
 RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callbacks
 
 
@@ -29,6 +29,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "sphere": _sphere,
     "svgd": lambda: SVGD(),
     "spos": lambda: SPOS(),
+    "spos-paper": lambda: SPOS(temperature=1.0),
     "sgld": lambda: SGLD(),
     "logits": lambda: SVGD(space="logits"),
     "kernel-free": lambda: KernelFree(),
@@ -49,6 +50,7 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] | None = Non
     | "recommended", "sphere" | `SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)` |
     | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
     | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
+    | "spos-paper" | `SPOS(temperature=1.0)`: the published values, with two temperatures |
     | "logits" | `SVGD(space="logits")` |
     | "kernel-free" | `KernelFree()`, a control for "paper": the same without a kernel |
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repulsive.errors import RuleError
 from repulsive.particles.rule import check_number
-from repulsive.particles.svgd import SVGD
+from repulsive.particles.svgd import SVGD, Unset
 
 Noise = Literal["langevin", "released"]
 NOISES: tuple[str, ...] = get_args(Noise)
@@ -27,28 +27,43 @@ class SPOS(SVGD):
     unless `repel(noise_in="optimizer")` is used.
 
     There are two temperatures: `alpha` is that of the interaction, because SVGD with repulsive weight alpha is made for
-    exp(-U / alpha), and `temperature` is that of the noise. The published defaults, 0.01 and 1, differ; for one
-    distribution give both the same value.
+    exp(-U / alpha), and `temperature` is that of the noise. By default both are equal. The published values differ:
+    alpha = 0.01 and T = 1, which is `SPOS(temperature=1.0)`, or rule "spos-paper".
 
     Args:
         beta: inverse weight of the Langevin terms; the limit of large beta is SVGD.
-        temperature: T; 1 if the loss is a sum over the data, 1 / N if it is a mean over N examples.
+        temperature: T; 1 if the loss is a sum over the data, 1 / N if it is a mean over N examples. None means alpha,
+            but 1 if alpha is 0, "auto" or a schedule, which set no temperature, and with noise="released".
         noise: "langevin" as above; "released" multiplies it by the group's median |gradient|, as in the authors' code.
 
     Raises:
         RuleError: a setting is out of range or unknown.
+
+    Example:
+        >>> SPOS(alpha=0.01).temperature, SPOS(temperature=1.0).temperature, SPOS(alpha="auto").temperature
+        (0.01, 1.0, 1.0)
     """
 
     beta: float = 1e6
-    temperature: float = field(default=1.0, kw_only=True)
+    temperature: float = field(default=None, kw_only=True)  # type: ignore[assignment]  # __post_init__ sets it
     noise: Noise = field(default="langevin", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self, "beta", above=0)
+        if self.temperature is None or isinstance(self.temperature, Unset):  # Unset in copies with another alpha
+            object.__setattr__(self, "temperature", Unset(self.default_temperature))
         check_number(self, "temperature", least=0)
         if self.noise not in NOISES:
             raise RuleError(f"SPOS(noise={self.noise!r}): choose one of {NOISES}")
+
+    @property
+    def default_temperature(self) -> float:
+        """The value of `temperature` if the user does not set it."""
+        alpha = self.alpha
+        if isinstance(alpha, int | float) and alpha > 0 and self.noise == "langevin":
+            return float(alpha)
+        return 1.0
 
     @property
     def own_drive(self) -> float:

@@ -6,6 +6,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Never, cast
 
 import torch
@@ -27,8 +28,9 @@ from repulsive.repulsion.display import attached_line, attached_table
 from repulsive.repulsion.gradient_scale import scale_warnings
 from repulsive.repulsion.handle import Handle
 from repulsive.repulsion.logits.update import LogitRepulsion
-from repulsive.repulsion.settings import NoisePlace, Order, Settings
+from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
 from repulsive.repulsion.sharding.shard_layout import explaining_flat_weights
+from repulsive.repulsion.step_force import choose_place
 from repulsive.repulsion.trained_groups import split_trained
 
 
@@ -49,6 +51,7 @@ def repel(
     order: Order = "clip-repel",
     max_norm: float | None = None,
     noise_in: NoisePlace = "gradient",
+    force_in: ForcePlace = "auto",
     seed: int = 0,
     measure_every: int = 50,
     verbose: bool | None = None,
@@ -62,8 +65,8 @@ def repel(
     Args:
         model: any model with attention; also wrapped (DDP, torch.compile, PEFT) or sharded (FSDP2, tensor parallel).
         optimizer: the torch optimizer that trains the heads, or a wrapper that contains it.
-        rule: a name, "recommended", "paper", "sphere", "svgd", "spos", "sgld", "logits" or "kernel-free" (see
-            `rule_by_name`); a rule, `SVGD`, `SPOS` or `SGLD`; or None for plain training that is only measured.
+        rule: a name, "recommended", "paper", "sphere", "svgd", "spos", "spos-paper", "sgld", "logits" or "kernel-free"
+            (see `rule_by_name`); a rule, `SVGD`, `SPOS` or `SGLD`; or None for plain training that is only measured.
 
             **Which heads** (`groups` replaces the others):
         layers: "all", "first" or "last" of each stack of layers, or a list of indices.
@@ -84,6 +87,9 @@ def repel(
         noise_in: "gradient" as published, where the optimizer rescales the noise; "parameter", where it is added
             after the step; or "optimizer", where it follows the step of SGD, Adam, AdamW or RMSprop, so that samples
             have the temperature of the rule.
+        force_in: "gradient", as published, adds repulsion to the gradient; "step" adds it to the weights after the
+            step, with `ratio` times the length of the step, and needs a rule with alpha="auto"; "auto" is "step" for
+            such rules under Muon, which amplifies repulsion in the gradient, and "gradient" otherwise.
         seed: seed of the noise of SPOS and SGLD.
         measure_every: steps between two measurements for `report`; each costs another pass over the gradients.
         verbose: None prints one line on stderr, True the table of all groups, False nothing.
@@ -99,14 +105,16 @@ def repel(
         OptimizerError: the optimizer trains none of the heads, has no step hooks, repels them already, has no
             learning rate for the noise, or takes steps that `noise_in="optimizer"` cannot follow.
         UnsupportedWeights: weights are quantised or sparse, or distributed over ranks as partial sums.
-        RuleError: `rule` is not a rule, or `order`, `max_norm`, `noise_in`, `seed` or `measure_every` is out of range.
+        RuleError: `rule` is not a rule, or `order`, `max_norm`, `noise_in`, `force_in`, `seed` or `measure_every` is
+            out of range, or the rule does not support `force_in="step"`.
         UnknownSetting: an argument is unknown, such as a setting of a rule.
         HeadLayoutError: heads are a guess, or `example_inputs` do not prove a slice; unless `allow_unproved`.
 
     Warns:
-        UserWarning: some groups are not trained or have one head, or the optimizer does not compensate for smaller
-            gradients (plain SGD, coupled weight decay, a large eps). While training: the ratio stays above 1 (three
-            measurements in a row after step 500), or heads that were left out are trained later.
+        UserWarning: some groups are not trained or have one head, the optimizer does not compensate for smaller
+            gradients (plain SGD, coupled weight decay, a large eps), or it amplifies repulsion (Muon, with a rule that
+            holds no ratio). While training: the ratio stays above 1 (three measurements in a row after step 500), or
+            heads that were left out are trained later.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -115,7 +123,7 @@ def repel(
     """
     check_arguments(unknown)
     chosen = checks.resolve_rule(rule)
-    settings = checks.check_settings(chosen, Settings(seed, order, max_norm, noise_in, measure_every))
+    settings = checks.check_settings(chosen, Settings(seed, order, max_norm, noise_in, measure_every, force_in))
     refuse_zero(optimizer, model)
     inner = unwrap_optimizer(optimizer)
     selection: dict[str, Any] = {
@@ -143,6 +151,10 @@ def repel(
         warnings.warn(alone, stacklevel=2)
     for warning in scale_warnings(chosen, trained, inner):
         warnings.warn(warning, stacklevel=2)
+    place, advice = choose_place(settings.force_in, chosen, trained, inner)
+    if advice:
+        warnings.warn(advice, stacklevel=2)
+    settings = replace(settings, force_in=place)
     logits = None
     if chosen is not None and chosen.reads_tokens:
         logits = LogitRepulsion(model, groups, cast(SVGD, chosen), settings.seed)

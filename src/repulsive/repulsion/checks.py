@@ -19,7 +19,7 @@ from repulsive.particles.spos import SPOS
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.value_circuits import output_groups
 from repulsive.repulsion.overlap import find_overlap
-from repulsive.repulsion.settings import NOISE_PLACES, ORDERS, Settings
+from repulsive.repulsion.settings import FORCE_PLACES, NOISE_PLACES, ORDERS, Settings
 
 # The arguments that select heads, with the defaults of `repel`. With `groups` they would have no effect.
 SELECTION: dict[str, Any] = {
@@ -86,6 +86,8 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
         raise RuleError(f"order={order!r}: {did_you_mean(order, ORDERS)}choose one of {ORDERS}")
     if noise_in not in NOISE_PLACES:
         raise RuleError(f"noise_in={noise_in!r}: {did_you_mean(noise_in, NOISE_PLACES)}choose one of {NOISE_PLACES}")
+    if (force_in := settings.force_in) not in FORCE_PLACES:
+        raise RuleError(f"force_in={force_in!r}: {did_you_mean(force_in, FORCE_PLACES)}choose one of {FORCE_PLACES}")
     if noise_in != "gradient" and rule is not None and rule.scales_noise:
         raise RuleError(
             f"noise_in={noise_in!r} does not work with noise that is scaled by gradients, such as noise='released'; "
@@ -105,7 +107,7 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
         seed = operator.index(settings.seed)  # converts numpy integers, which JSON cannot hold
     except TypeError:
         raise RuleError(f"seed={settings.seed!r}: must be a whole number") from None
-    return Settings(seed, order, max_norm, noise_in, every)
+    return Settings(seed, order, max_norm, noise_in, every, force_in)
 
 
 def check_given(selection: Mapping[str, object]) -> None:

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from repulsive.errors import OptimizerError, StateError
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
+from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.active_updates import ActiveUpdates, are_same
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.eager import Measured
@@ -32,6 +33,7 @@ from repulsive.repulsion.optimizer_noise import add_noise, check_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import Settings
+from repulsive.repulsion.step_force import StepForce, check_step_force
 
 FORMAT = 1  # format version of `state_dict`
 
@@ -77,6 +79,13 @@ class Handle:
         self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else logits.update)
         self._trained: list[list[Tensor]] = []  # parameters of the optimizer at the last step that looked them up
         self._rates = LearningRates(optimizer)
+        self._step_force: StepForce | None = None  # repulsion that is not part of the gradients
+        self._gradient_rule = rule
+        if settings.force_in == "step":
+            check_step_force(rule, groups)
+            assert isinstance(rule, SVGD)
+            self._step_force = StepForce(groups, rule)
+            self._gradient_rule = self._step_force.gradient_rule
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -205,7 +214,7 @@ class Handle:
         measured = self._repeat_last_step(scale, due)
         if measured is None and (update := self._updates.choose(optimizer)) is not None:
             measured = update.run(
-                self.rule,
+                self._gradient_rule,
                 self._learning_rates(),
                 step=self.steps,
                 scale=scale,
@@ -214,6 +223,9 @@ class Handle:
             )
             self._trained = [[*entry["params"]] for entry in optimizer.param_groups]
         if measured is not None:
+            if self._step_force is not None:
+                self._step_force.remember()
+                measured = self._step_force.corrected(measured, self.steps)
             self._measurements.add(measured, self.steps, due=due)
             self._changes += 1
             self._pending = True
@@ -230,7 +242,7 @@ class Handle:
         if updates.current is None or not updates.covers_all or not are_same(trained, self._trained) or is_capturing():
             return None
         return updates.current.again(
-            self.rule,
+            self._gradient_rule,
             self._learning_rates(),
             step=self.steps,
             scale=scale,
@@ -239,9 +251,11 @@ class Handle:
         )
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the step, and add noise that is not part of the gradients."""
+        """Count the step, and add repulsion and noise that are not part of the gradients."""
         if not self._pending:
             return
+        if self._step_force is not None:
+            self._step_force.add(self.steps)
         update, rule, noise_in = self._updates.current, self.rule, self.settings.noise_in
         if update is not None and rule is not None and rule.has_noise:
             if noise_in == "parameter":

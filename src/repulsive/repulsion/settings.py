@@ -7,8 +7,10 @@ from typing import Literal, get_args
 
 Order = Literal["clip-repel", "repel-clip"]
 NoisePlace = Literal["gradient", "parameter", "optimizer"]
+ForcePlace = Literal["auto", "gradient", "step"]
 ORDERS: tuple[str, ...] = get_args(Order)
 NOISE_PLACES: tuple[str, ...] = get_args(NoisePlace)
+FORCE_PLACES: tuple[str, ...] = get_args(ForcePlace)
 
 
 @dataclass(frozen=True)
@@ -20,3 +22,4 @@ class Settings:
     max_norm: float | None = None
     noise_in: NoisePlace = "gradient"
     measure_every: int = 50
+    force_in: ForcePlace = "auto"

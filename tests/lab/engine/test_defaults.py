@@ -26,6 +26,7 @@ def library_defaults() -> dict[str, set]:
             values.add(parameters[key])
         found.setdefault(key, set()).update(values)
     found["rung"] = {CosineLadder().rung}
+    found["temperature"] = {SGLD().temperature}  # that of SPOS is its alpha; recipes keep the published value
     return found
 
 
@@ -36,5 +37,14 @@ def test_a_recipe_has_the_default_of_the_library(key):
 
 @pytest.mark.parametrize("name", ["svgd", "spos", "sgld", "cosine"])
 def test_a_rule_without_settings_is_the_rule_of_the_library(name):
-    rule = {"svgd": SVGD, "spos": SPOS, "sgld": SGLD, "cosine": CosineLadder}[name]()
+    rule = {"svgd": SVGD(), "spos": SPOS(temperature=1.0), "sgld": SGLD(), "cosine": CosineLadder()}[name]
     assert make_rule(Method(rule=name), num_data=100, total_steps=100) == rule
+
+
+def test_data_is_one_over_the_number_of_training_items():
+    spos = make_rule(Method(rule="spos", alpha="data", temperature="data"), num_data=100, total_steps=100)
+    assert spos == SPOS(alpha=0.01, temperature=0.01)
+    falling = make_rule(Method(rule="svgd", alpha="data", schedule="linear"), num_data=100, total_steps=10)
+    assert isinstance(falling, SVGD) and callable(falling.alpha)
+    assert [falling.alpha(step) for step in (0, 5, 10)] == pytest.approx([0.01, 0.005, 0.0])
+    assert make_rule(Method(rule="sgld", temperature="data"), num_data=50, total_steps=1) == SGLD(temperature=0.02)

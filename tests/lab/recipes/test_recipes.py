@@ -4,6 +4,7 @@ import tomllib
 
 import pytest
 
+from repulsive import SVGD
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.built_in import FOLDER, find, names, read_recipe, recipes
 from repulsive.lab.engine.config import as_tables
@@ -93,6 +94,14 @@ def test_released_settings_are_those_of_the_early_code(task, optimizer, lr, hidd
     assert (used.name, used.lr, used.weight_decay, used.clip) == (optimizer, lr, 0.0, 0.5)
     assert (model.units, model.hidden, model.heads, model.mlp, model.dropout) == (300, hidden, 30, mlp, 0.3)
     assert (rule.alpha, rule.stepsize, rule.order, recipe.training.batch) == (alpha, 1.0, "repel-clip", 128)
+    for method in ("svgd", "spos"):
+        assert open_recipe(f"{task}/released-{method}").method.bandwidth == "released-lower"  # that of torch.median
+
+
+def test_the_rule_of_the_early_graph_writer_code_can_be_set():
+    """It never multiplies by epsilon, and takes torch's lower median: docs/differences.md."""
+    recipe = open_recipe("agenda/rma", ["method.stepsize=1.0", "method.bandwidth=released-lower"])
+    assert make_rule(recipe.method, 100, 100) == SVGD(1.0, 0.01, bandwidth="released-lower")
 
 
 def test_labels_of_a_task_differ():

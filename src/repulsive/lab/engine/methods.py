@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,13 +26,15 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
 
     Args:
         method: the recipe's `[method]` table.
-        num_data: number of training items, for `temperature = "data"` and the prior.
+        num_data: number of training items, for the value "data" of `temperature` and `alpha`, and for the prior.
         total_steps: steps of the whole training, for schedules.
 
     Raises:
         RuleError: a setting is out of range.
     """
     temperature = 1 / num_data if method.temperature == "data" else float(method.temperature)
+    if method.alpha == "data":
+        method = replace(method, alpha=1 / num_data)
     if method.rule == "none":
         return None
     if method.rule == "sgld":

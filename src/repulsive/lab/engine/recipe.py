@@ -127,7 +127,8 @@ class Method:
         rule: "none" is plain training (MA); "cosine" is the cosine ladder of the paper's appendix, see `rung`;
             "kernel-free" is the control `KernelFree`.
         stepsize: epsilon.
-        alpha: repulsive weight, or "auto" to hold |repulsion| / |drive| at `ratio`.
+        alpha: repulsive weight; "auto" to hold |repulsion| / |drive| at `ratio`; or "data", 1 / number of training
+            items, the temperature of the posterior for a mean loss.
         ratio: target of `alpha = "auto"`.
         schedule: change of alpha (or of `ratio`) over the training: "linear" and "cosine" fall to zero, "warmup" rises
             during the first tenth.
@@ -153,7 +154,7 @@ class Method:
 
     rule: Literal["none", "sgld", "svgd", "spos", "cosine", "kernel-free"] = "none"
     stepsize: float = 0.1
-    alpha: float | Literal["auto"] = 0.01
+    alpha: float | Literal["auto", "data"] = 0.01
     ratio: float = 0.1
     schedule: Literal["constant", "linear", "cosine", "warmup"] = "constant"
     beta: float = 1e6

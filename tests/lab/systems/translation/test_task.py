@@ -254,10 +254,13 @@ def test_the_module_ablation(changes, groups, data):
     assert len(handle.report()) == groups
 
 
-@pytest.mark.parametrize("rule", ["svgd", "spos", "sgld"])
+@pytest.mark.parametrize("rule", ["svgd", "spos", "sgld", "sgld-tempered", "spos-tempered"])
 def test_every_rule_trains(rule, data, tmp_path):
     made = open_recipe(f"multi30k/{rule}").method
-    changes = [f"method.{key}={json.dumps(getattr(made, key))}" for key in ("rule", "stepsize", "alpha", "temperature")]
+    keys = ["rule", "stepsize", "alpha", "temperature"]
+    if rule.endswith("-tempered"):
+        keys += ["beta", "noise", "noise_in"]
+    changes = [f"method.{key}={json.dumps(getattr(made, key))}" for key in keys]
     found = digits.train(data, tmp_path, "training.epochs=1", *changes)
     assert found.folder.result["test"]["nll"] < 4.8  # log 120 and more at the start
 

@@ -1,0 +1,183 @@
+r"""Repulsion added to the weights after the optimizer's step: `repel(force_in="step")`.
+
+An optimizer that orthogonalises its update, such as Muon, raises all singular values of the gradient to one. It
+amplifies the small repulsive part and turns it, so that a force along the sphere changes norms. Here the optimizer
+sees only the part that follows the loss. With $\Delta$ the step that it took and $F$ the repulsive force before the
+step, the weights of a group then get
+
+$$\theta \leftarrow \theta + \rho\,|\Delta|\,F / |F|,$$
+
+so that the ratio $\rho$ of the rule holds for the change of the weights, whatever the optimizer does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from repulsive.errors import RuleError, UnsupportedWeights
+from repulsive.heads.layout import HeadGroup
+from repulsive.particles.gram import compute_dtype, full_precision, gram
+from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.svgd import RATIO, SVGD
+from repulsive.repulsion.backends.eager import Measured
+from repulsive.repulsion.settings import ForcePlace
+from repulsive.repulsion.sharding.shard_layout import is_sharded
+
+# A ratio in the gradient, and what Muon makes of it in one step, and in steps with their momentum (results/optimizers).
+IN_GRADIENT, IN_ONE_STEP, IN_STEPS = 0.03, 0.1, 0.7
+
+
+class StepForce:
+    """The repulsive part of a rule, added to the weights after each step.
+
+    Args:
+        groups: the heads that the rule acts on.
+        rule: a rule that `refusal` accepts.
+
+    Attributes:
+        gradient_rule: the rule without its repulsive part, for the gradients.
+    """
+
+    def __init__(self, groups: Sequence[HeadGroup], rule: SVGD) -> None:
+        self.gradient_rule = _with_alpha(rule, 0.0)
+        self._unit_rule = _with_alpha(rule, 1.0)
+        object.__setattr__(self._unit_rule, "prior", "uniform")  # the prior stays in the gradients
+        self._ratio = rule.ratio
+        self._groups = groups
+        self._before: list[Tensor] = []  # heads of each group before the step
+
+    def remember(self) -> None:
+        """Copy the weights of all heads; call it before the optimizer changes them.
+
+        Raises:
+            UnsupportedWeights: weights were sharded after `repel`.
+        """
+        if any(is_sharded(parameter) for group in self._groups for parameter in group.parameters()):
+            raise UnsupportedWeights("force_in='step' does not support sharded weights; use force_in='gradient'")
+        self._before = [group.read() for group in self._groups]  # [M, D] each
+
+    @torch.no_grad()
+    def add(self, step: int) -> None:
+        """Add the force to the weights; call it after the optimizer has changed them.
+
+        Args:
+            step: optimizer steps taken before this one, for schedules.
+        """
+        ratio = self._ratio_at(step)
+        for group, before in zip(self._groups, self._before, strict=True):
+            theta = before.to(compute_dtype(before))
+            taken = (group.read().to(theta.dtype) - theta).norm()
+            force = self._force(theta, step)
+            norm = force.norm()
+            scale = torch.where(norm > 0, ratio * taken / torch.where(norm > 0, norm, 1.0), 0.0)
+            _add_to_heads(group, scale * force)
+        self._before = []
+
+    def corrected(self, measured: Mapping[str, Measured], step: int) -> dict[str, Measured]:
+        """Return measurements of the gradients with the repulsion that follows the step, in the same units.
+
+        The ratio |repulsion| / |drive| is that of the weights' change. `alpha` has no meaning here, and is NaN.
+        """
+        ratio = self._ratio_at(step)
+        measures: dict[int, Measure] = {}
+        for one in measured.values():
+            drive, distance = one.measure.drive, one.measure.distance
+            repulsion = torch.where(distance > 0, ratio * drive, torch.zeros_like(drive))
+            alpha = torch.full_like(drive, torch.nan)
+            measures[id(one.measure)] = replace(one.measure, repulsion=repulsion, alpha=alpha)
+        return {name: one._replace(measure=measures[id(one.measure)]) for name, one in measured.items()}
+
+    def _ratio_at(self, step: int) -> float:
+        return float(self._ratio(step) if callable(self._ratio) else self._ratio)
+
+    def _force(self, theta: Tensor, step: int) -> Tensor:
+        """Compute the repulsive force at alpha = 1, [M, D]: zero for equal heads."""
+        with full_precision(theta.device):
+            are_equal = gram(theta).squared_distances.amax() == 0  # the norm of no force contains rounding errors
+            descended = self._unit_rule.direction(theta, torch.zeros_like(theta), step)
+        return torch.where(are_equal, 0.0, -descended)
+
+
+def refusal(rule: Rule | None, groups: Sequence[HeadGroup]) -> str | None:
+    """Return the reason why a rule cannot act after the step; None if it can."""
+    if not isinstance(rule, SVGD) or not rule.holds_ratio:
+        return "it needs a rule that holds a ratio: alpha='auto'"
+    if rule.reads_tokens:
+        return "space='logits' is not supported; choose space='sphere'"
+    if any(is_sharded(parameter) for group in groups for parameter in group.parameters()):
+        return "sharded weights are not supported; use force_in='gradient'"
+    return None
+
+
+def check_step_force(rule: Rule | None, groups: Sequence[HeadGroup]) -> None:
+    """Raise an error if a rule cannot act after the step.
+
+    Raises:
+        RuleError: the rule holds no ratio, or reads tokens, or weights are sharded.
+    """
+    if reason := refusal(rule, groups):
+        raise RuleError(f"force_in='step': {reason}")
+
+
+def choose_place(
+    place: ForcePlace, rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Optimizer
+) -> tuple[ForcePlace, str | None]:
+    """Resolve `force_in="auto"`, and return it with a warning; None if there is nothing to warn about.
+
+    Args:
+        place: the argument `force_in` of `repel`.
+        rule: the rule.
+        groups: the heads that the rule acts on.
+        optimizer: the torch optimizer itself, not a wrapper.
+    """
+    has_force = rule is not None and rule.has_interaction and getattr(rule, "alpha", None) != 0
+    if not has_force or not orthogonalises(optimizer, groups):
+        return ("gradient" if place == "auto" else place), None
+    reason = refusal(rule, groups)
+    if place == "step" or (place == "auto" and reason is None):
+        return "step", None
+    remedy = f"Use force_in='step' ({reason}), or another optimizer for the heads" if reason else "Leave force_in out"
+    return "gradient", (
+        f"{type(optimizer).__name__} orthogonalises its updates, which amplifies repulsion in the gradient: a ratio of "
+        f"{IN_GRADIENT} was measured as {IN_ONE_STEP} of one step and {IN_STEPS} of the steps over time, and norms "
+        f"grow. {remedy}"
+    )
+
+
+def orthogonalises(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> bool:
+    """Check whether an optimizer orthogonalises the updates of heads: Muon and classes named after it.
+
+    Implementations that train other parameters with Adam mark their parameter groups with `use_muon`.
+    """
+    if not any("muon" in kind.__name__.lower() for kind in type(optimizer).__mro__):
+        return False
+    heads = {id(parameter) for group in groups for parameter in group.parameters()}
+    entries = [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
+    return any(entry.get("use_muon", True) for entry in entries)
+
+
+def _with_alpha(rule: SVGD, alpha: float) -> SVGD:
+    """Copy a rule with a fixed repulsive weight. `replace` would check settings that a subclass sets itself."""
+    result = copy.copy(rule)
+    object.__setattr__(result, "alpha", alpha)
+    object.__setattr__(result, "ratio", RATIO)
+    return result
+
+
+def _add_to_heads(group: HeadGroup, shift: Tensor) -> None:
+    """Add `shift` [M, D] to the weights of a group's heads."""
+    heads = group.slices[0].num_heads  # of one module
+    column = 0
+    for run in group.runs():
+        part = shift[:, column : column + run[0].dim]  # [M, D of this parameter]
+        column += run[0].dim
+        for module, piece in enumerate(run):
+            weight = piece.parameter().detach()
+            current = piece.take(weight)  # [M of this module, D]
+            piece.put(weight, current + part[module * heads : (module + 1) * heads].to(current.dtype))
