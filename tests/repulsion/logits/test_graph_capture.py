@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from repulsive import SVGD
-from repulsive.repulsion.logits import samples as samples_module
 from repulsive.repulsion.logits import sampler as sampler_module
+from repulsive.repulsion.logits import samples as samples_module
 from repulsive.repulsion.logits import token_positions
 from tests.repulsion.logits.test_launches import deep
 from tests.repulsion.logits.test_steps import batch, loss_of
