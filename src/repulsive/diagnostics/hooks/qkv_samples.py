@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, real_keys, real_queries
+from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, items_in, real_keys, real_queries
 from repulsive.diagnostics.hooks.qkv_layers import Projection, QKVLayer
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch
 from repulsive.particles.gram import compute_dtype
@@ -28,16 +28,22 @@ class QKVSamples:
     Args:
         layer: the attention layer.
         samples: part (q, k or v) -> blocks [N, M, d], one per pass; keys are centred per sequence, padding is left out.
+        sequences: part -> blocks [N], the number of the sequence that each sampled token belongs to.
         problem: why the layer could not be recorded; "" if it was.
     """
 
     layer: QKVLayer
     samples: dict[str, list[Tensor]] = field(default_factory=dict)
+    sequences: dict[str, list[Tensor]] = field(default_factory=dict)
     problem: str = ""
 
     def part(self, name: str) -> Tensor:
         """Concatenate all sampled tokens of one part (q, k or v), [N, M, d]."""
         return torch.cat(self.samples[name])
+
+    def sequences_of(self, name: str) -> Tensor:
+        """Concatenate the sequence numbers of all sampled tokens of one part, [N]."""
+        return torch.cat(self.sequences[name])
 
     def count(self, name: str) -> int:
         """Count the sampled tokens N of one part (q, k or v)."""
@@ -69,6 +75,7 @@ def sample_qkv(
         keys: like `queries`, for the tokens of keys and values.
     """
     results = [QKVSamples(layer) for layer in layers]
+    first_sequence = 0
     for number, batch in enumerate(batches):
         sampler = _Sampler(tokens, len(batches) - number, seed + number)
         with evaluating(model), ExitStack() as stack:
@@ -76,10 +83,13 @@ def sample_qkv(
             for each in results:
                 if not each.problem:
                     where = each.layer.where
-                    recorder = _Recorder(each, sampler, queries(batch, where), keys(batch, where))
+                    recorder = _Recorder(
+                        each, sampler, queries(batch, where), keys(batch, where), items_in(batch), first_sequence
+                    )
                     _hook_layer(stack, recorder)
                     recorders.append(recorder)
             call(model, batch)
+        first_sequence += max([recorder.num_sequences for recorder in recorders], default=0)
         for recorder in recorders:
             recorder.end()
     for each in results:
@@ -112,8 +122,18 @@ class _Sampler:
 class _Recorder:
     """Records the projections of one layer in one forward pass, and samples their tokens."""
 
-    def __init__(self, result: QKVSamples, sampler: _Sampler, queries: Tensor | None, keys: Tensor | None) -> None:
+    def __init__(
+        self,
+        result: QKVSamples,
+        sampler: _Sampler,
+        queries: Tensor | None,
+        keys: Tensor | None,
+        items: int,
+        first_sequence: int,
+    ) -> None:
         self.result, self.sampler = result, sampler
+        self.items, self.first_sequence, self.num_sequences = items, first_sequence, 0
+        self.numbers: dict[str, list[Tensor]] = {}  # sequence of each token in `blocks`
         self.real: Mapping[str, Tensor | None] = {"q": queries, "k": keys, "v": keys}
         self.blocks: dict[str, list[Tensor]] = {}
         self.pending: dict[str, Tensor] = {}  # projections whose norm has not run yet
@@ -125,9 +145,18 @@ class _Recorder:
         if part == "k":
             heads = centre_keys(heads, real)
         rows = heads.flatten(0, 1)  # [N, M, d]
-        rows = rows if real is None else rows[real.flatten()]
+        numbers = self.number_sequences(len(heads)).repeat_interleave(heads.shape[1]).to(heads.device)  # [N]
+        if real is not None:
+            rows, numbers = rows[real.flatten()], numbers[real.flatten()]
         share = self.sampler.share(self.result.count(part))
         self.blocks.setdefault(part, []).append(self.sampler.sample(rows, share))
+        self.numbers.setdefault(part, []).append(self.sampler.sample(numbers, share))
+
+    def number_sequences(self, count: int) -> Tensor:
+        """Number the sequences of a pass [S]; windows of one item, as in Swin, are one sequence."""
+        windows = count // self.items if count > self.items and count % self.items == 0 else 1
+        self.num_sequences = max(self.num_sequences, count // windows)
+        return self.first_sequence + torch.arange(count) // windows
 
     def projection_ran(self, part: str, out: object) -> None:
         """Record the result of a projection."""
@@ -182,8 +211,10 @@ class _Recorder:
         for part in tuple(self.pending):
             self.flush(part)
         for part, blocks in self.blocks.items():
-            kept = self.result.samples.setdefault(part, [])
-            kept.append(self.sampler.sample(torch.cat(blocks), self.sampler.share(self.result.count(part))))
+            share = self.sampler.share(self.result.count(part))
+            self.result.samples.setdefault(part, []).append(self.sampler.sample(torch.cat(blocks), share))
+            numbers = self.sampler.sample(torch.cat(self.numbers[part]), share)
+            self.result.sequences.setdefault(part, []).append(numbers)
 
 
 def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:
