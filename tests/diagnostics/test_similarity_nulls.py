@@ -130,7 +130,14 @@ def test_left_out_sequences_agree_with_measuring_the_others(space: Space) -> Non
     assert low < batch[0].mean < high
 
 
-def test_padding_and_empty_sequences_do_not_count() -> None:
+@pytest.mark.parametrize("space", SPACES)
+def test_two_sequences_of_which_one_is_padding_give_no_interval(space: Space) -> None:
+    ids, mask = text(2)["input_ids"], torch.tensor([[0], [1]]).expand(2, 16)
+    table = Heads(bert()).similarity([{"input_ids": ids, "attention_mask": mask}], space, twins=0)
+    assert all(layer.interval is None and abs(layer.mean) <= 1 for layer in table)
+
+
+def test_padding_does_not_count() -> None:
     heads, ids = Heads(bert()), text(3)["input_ids"]
     padded = torch.cat([ids, torch.zeros(3, 4, dtype=torch.long)], 1)
     mask = torch.cat([torch.ones(3, 16), torch.zeros(3, 4)], 1).long()

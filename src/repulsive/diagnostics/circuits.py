@@ -218,7 +218,12 @@ def _cosines(
 
 
 def _products_without(circuits: Circuits, left: Tensor, right: Tensor, in_left: Tensor, in_right: Tensor) -> Tensor:
-    """Compute inner products without some tokens, up to a factor: their sums of squares are subtracted."""
+    """Compute inner products without some tokens, up to a factor: their sums of squares are subtracted.
+
+    The result is nan if no token would remain.
+    """
+    if in_left.all() or in_right.all():
+        return torch.full_like(left[:, 0, :, 0], torch.nan)
     if in_left.any():
         own = Circuits(circuits.left[in_left], circuits.right, circuits.left_of, circuits.right_of)
         left = left - own.left_moments() * (int(in_left.sum()) / len(in_left))
