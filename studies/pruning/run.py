@@ -149,7 +149,7 @@ def measure_size(
 
 def similarity_scores(heads: Heads, batches: Batches) -> Tensor:
     """Minus the mean similarity of each head's attention logits with those of its layer's other heads [L, M]."""
-    rows = {layer.name: layer.cosine for layer in heads.similarity(batches, "logits")}
+    rows = {layer.name: layer.cosine for layer in heads.similarity(batches, "logits", twins=0)}
     missing = [layer.name for layer in heads.layers if layer.name not in rows]
     if missing:
         raise DataError(f"attention logits of {missing[0]} could not be compared")

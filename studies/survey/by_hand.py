@@ -100,6 +100,25 @@ def _patches() -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.randn(2, 16, 768), "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
+# Settings of the shrunk configuration that do not fit together after shrinking; inputs are those of `dummies`.
+CHANGED: dict[str, dict[str, Any]] = {
+    "qwen3_asr": {"audio_config.output_dim": 64},
+    "gemma3": {"mm_tokens_per_image": 49},
+    "aya_vision": {"vision_config.image_size": 56},
+    "vipllava": {"vision_feature_layers": [-1, -2]},
+    "modernvbert": {"vision_config.image_size": 256},
+    "ultravbert": {"vision_config.image_size": 256},
+    "voxtral": {"audio_token_id": 3},
+    "glm_ocr": {"text_config.rope_parameters": SECTIONS | {"partial_rotary_factor": 1.0}},
+    "llama4": {
+        "vision_config.intermediate_size": 256,
+        "vision_config.projector_input_dim": 64,
+        "vision_config.projector_output_dim": 64,
+        "vision_config.vision_output_dim": 64,
+    },
+    "aria": {"projector_patch_to_query_dict": {49: 4}, "max_value_projector_patch_to_query_dict": 4},
+}
+
 # fmt: off
 BY_HAND: dict[str, Callable[[], Made]] = {
     "gpt_neo": lambda: _words(

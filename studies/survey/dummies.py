@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
     main = getattr(model, "main_input_name", "input_ids")
     makers = {
         "input_ids": lambda: token_ids(TOKENS),
-        "pixel_values": lambda: torch.randn(2, _first(config, "num_channels", 3), *_image(config)),
+        "pixel_values": lambda: torch.randn(2, _first(config, "num_channels", 3), *_image(config, accepted)),
         "input_features": lambda: _features(config),
         "input_values": lambda: torch.randn(2, 4000),
     }
@@ -42,25 +42,83 @@ def example_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
         yield {main: values} | decoder
 
 
-def with_places(inputs: dict[str, Any], config: Any, error: Exception) -> Iterator[dict[str, Any]]:
-    """Inputs with image tokens in the text, as many as the error message of the model asks for."""
-    asked = re.search(r"features:?\s*(\d+)", str(error))
-    token = _first(config, "image_token_id", _first(config, "image_token_index", None))
-    if asked is None or token is None or not {"input_ids", "pixel_values"} <= set(inputs):
+def repaired(inputs: dict[str, Any], model: nn.Module, config: Any, error: Exception) -> Iterator[dict[str, Any]]:
+    """Inputs to try after the model refused `inputs`: with arguments that it lacks, or with image or sound tokens.
+
+    A model that also reads text silently skips its other towers if the text has no place for them.
+    """
+    if "input_ids" not in inputs:
         return
-    if (inputs["input_ids"] == token).any():
-        return  # image tokens exist already: the error has another cause
+    accepted = inspect.signature(model.forward).parameters
+    asked = re.search(r"features:?\s*(\d+)", str(error))
+    if asked is None:
+        yield from _completed(inputs, accepted, config)
+        return
+    is_sound = "pixel_values" not in inputs or str(error).startswith("Audio")
+    kind = "audio" if is_sound else "image"
+    token = _first(config, f"{kind}_token_id", _first(config, f"{kind}_token_index", None))
+    if token is None or (inputs["input_ids"] == token).any():
+        return  # tokens exist already: the error has another cause
     width = config.get_text_config().hidden_size
-    for count in (
-        int(asked[1]) // (2 * width),
-        int(asked[1]) // 2,
-        int(asked[1]),
+    for count in dict.fromkeys(
+        (int(asked[1]) // (2 * width), int(asked[1]) // 2, int(asked[1]))
     ):  # the message counts numbers, rows, or rows of one text
         if not 0 < count < 2000:
             continue
         places = torch.full((2, count), token)
         ids = torch.cat([inputs["input_ids"][:, :3], places, inputs["input_ids"][:, 3:]], 1)
-        yield inputs | {"input_ids": ids}
+        kinds = {"mm_token_type_ids": (ids == token).int()} if "mm_token_type_ids" in accepted else {}
+        yield inputs | {"input_ids": ids} | kinds
+
+
+def _completed(inputs: dict[str, Any], accepted: Mapping[str, Any], config: Any) -> Iterator[dict[str, Any]]:
+    """Add the arguments that go with images or sound."""
+    if "input_features" in inputs:
+        yield from _with_sound_masks(inputs, accepted)
+    if "pixel_values" in inputs and "image_grid_thw" in accepted:
+        yield from _with_patch_grid(inputs, accepted, config)
+    elif "pixel_values" in inputs:
+        yield from _with_several_images(inputs, accepted)
+
+
+def _with_sound_masks(inputs: dict[str, Any], accepted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Sound [B, bins, T] or [B, T, bins], with the mask of its time steps [B, T]."""
+    features = inputs["input_features"]
+    for name in ("input_features_mask", "feature_attention_mask"):
+        if name in accepted and name not in inputs:
+            for sound in (features, features[..., :100].repeat(1, 1, 2), features.mT):
+                length = sound.shape[1] if sound.shape == features.mT.shape else sound.shape[2]
+                yield inputs | {"input_features": sound, name: torch.ones(2, length).long()}
+
+
+def _with_patch_grid(inputs: dict[str, Any], accepted: Mapping[str, Any], config: Any) -> Iterator[dict[str, Any]]:
+    """One image per text, as 4 x 4 patches in rows or as small images."""
+    if "image_grid_thw" in inputs:
+        return
+    vision = next((v for k, v in vars(config).items() if k.startswith("vision") and hasattr(v, "to_dict")), config)
+    side = getattr(vision, "patch_size", 14)
+    frames = getattr(vision, "temporal_patch_size", None) or 1
+    channels = next((n for k in ("in_channels", "in_chans", "num_channels") if (n := getattr(vision, k, None))), 3)
+    more = {"image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 4]])}
+    more |= {"image_merge_sizes": torch.tensor([2, 2])} if "image_merge_sizes" in accepted else {}
+    for shape in ((channels * frames * side**2,), (channels, side, side), (2 * channels * side**2,)):
+        yield inputs | more | {"pixel_values": torch.randn(32, *shape)}
+
+
+def _with_several_images(inputs: dict[str, Any], accepted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """An axis for the images or tiles of each text, sizes of images, and smaller images."""
+    images = inputs["pixel_values"]
+    if images.ndim != 4 or "image_sizes" in inputs:
+        return
+    small = images[..., :56, :56]
+    for views in (images, images[..., :128, :128]):
+        tiles = views.unsqueeze(1)  # [B, images, C, H, W]
+        if "image_sizes" not in accepted:
+            yield inputs | {"pixel_values": tiles}
+            continue
+        for pixels in (small, tiles.repeat(1, 2, 1, 1, 1), tiles.repeat(1, 3, 1, 1, 1)):
+            sizes = torch.tensor([list(pixels.shape[-2:])] * 2)
+            yield inputs | {"pixel_values": pixels, "image_sizes": sizes}
 
 
 def _odd(main: str, config: Any) -> Iterator[Tensor]:
@@ -97,9 +155,11 @@ def _features(config: Any) -> Tensor:
     return torch.randn(2, bins, 2 * positions)
 
 
-def _image(config: Any) -> tuple[int, int]:
+def _image(config: Any, accepted: Container[str] = ()) -> tuple[int, int]:
     size = _first(config, "image_size", 64)
-    return (size[0], size[1]) if isinstance(size, list | tuple) else (size, size)
+    height, width = (size[0], size[1]) if isinstance(size, list | tuple) else (size, size)
+    # a model that is told the size of each image takes small ones; attention over a large one takes minutes
+    return (56, 56) if "image_sizes" in accepted and height > 1000 else (height, width)
 
 
 def _first(config: Any, name: str, default: Any) -> Any:

@@ -8,6 +8,7 @@ Needs transformers or timm; no downloads. Writes a table and JSON to `--out`.
 Each architecture is built from its default configuration, shrunk and with random weights, run once on dummy inputs, and
 passed to `find_heads` with that example. Each runs in a forked process with a time and a memory limit. Results are kept
 in `--cache` and reused by the same code: `--again NAME` repeats some, `--stale` also reuses those of other code.
+`--update NAME` (or a status) repeats some in the table of `--out`, which then lists them with the date.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from functools import cache
 from itertools import chain
@@ -35,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from studies.survey.by_hand import BY_HAND
-from studies.survey.dummies import example_inputs, with_places
+from studies.survey.by_hand import BY_HAND, CHANGED
+from studies.survey.dummies import example_inputs, repaired
 from studies.survey.shrink import tiny_configs, too_large
 
 import repulsive.heads
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="architectures in parallel")
     parser.add_argument("--only", nargs="*", help="architectures (model types) to survey")
     parser.add_argument("--again", nargs="*", default=[], help="architectures or statuses to repeat")
+    parser.add_argument("--update", nargs="+", help="repeat these architectures or statuses of the table in --out")
     parser.add_argument("--stale", action="store_true", help="also reuse results of other versions of the code")
     parser.add_argument("--seconds", type=int, default=60, help="time limit of an architecture")
     parser.add_argument("--gigabytes", type=int, default=8, help="memory limit of an architecture")
@@ -76,6 +78,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     options.cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    if options.update:
+        update(options)
+        return
     names = options.only or (timm_models() if options.library == "timm" else architectures())
     if not names:
         raise SystemExit("studies.survey.run: timm is not installed; pip install timm")
@@ -94,6 +99,25 @@ def main() -> None:
         results.append(result)
     if not options.only:
         write(options.out, options.library, results)
+
+
+def update(options: argparse.Namespace) -> None:
+    """Repeat some architectures of an earlier table and keep the results of the others."""
+    earlier = json.loads((options.out / f"{options.library}.json").read_text())
+    versions = {name: importlib.metadata.version(name) for name in (options.library, "torch")}
+    different = [name for name, version in versions.items() if earlier["versions"][name] != version]
+    if different:
+        raise SystemExit(f"studies.survey.run: the table is of another version of {different[0]}; repeat all of it")
+    architectures()  # imports transformers once, before processes are forked
+    results, repeated = [], []
+    for result in earlier["results"]:
+        name = result["architecture"]
+        if name in options.update or result["status"] in options.update:
+            result = limited(name, options.seconds, options.gigabytes)
+            repeated.append(name)
+            print(f"{name:32} {result['status']:15} {result['note'][:100]}", flush=True)
+        results.append(result)
+    write(options.out, options.library, results, earlier["versions"], repeated)
 
 
 def fill_cache(names: list[str], options: argparse.Namespace) -> None:
@@ -191,7 +215,7 @@ def survey(name: str) -> dict[str, Any]:
             except Exception as error:
                 if best["status"] == "does not build":
                     best = outcome(name, "does not run", last(error))
-                tries = chain(with_places(inputs, config, error), tries)
+                tries = chain(repaired(inputs, model, config, error), tries)
                 continue
             try:
                 return examine(name, model, inputs)
@@ -205,6 +229,12 @@ def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, An
     if name in BY_HAND:
         settings, inputs = BY_HAND[name]()
         yield config_class(**settings), inputs
+    elif name in CHANGED:
+        config = next(tiny_configs(config_class))
+        for path, value in CHANGED[name].items():
+            part, _, setting = path.rpartition(".")
+            setattr(getattr(config, part) if part else config, setting, value)
+        yield config, {}
     else:
         yield from ((config, {}) for config in tiny_configs(config_class))
 
@@ -283,15 +313,24 @@ def last(error: BaseException) -> str:
     return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno})"[:300]
 
 
-def write(out: Path, library: str, results: list[dict[str, Any]]) -> None:
-    """Write the table and the JSON of a survey."""
-    version = importlib.metadata.version(library)
+def write(
+    out: Path,
+    library: str,
+    results: list[dict[str, Any]],
+    versions: dict[str, Any] | None = None,
+    repeated: Sequence[str] = (),
+) -> None:
+    """Write the table and the JSON of a survey; `versions` is that of an earlier table, of which some are repeated."""
+    if versions is None:
+        names = {library: importlib.metadata.version(library), "torch": torch.__version__}
+        versions = names | {"date": str(date.today())}
+    elif repeated:
+        versions = versions | {"repeated": {"date": str(date.today()), "architectures": list(repeated)}}
     counts = Counter(r["status"] for r in results)
     verified = sum(r.get("verified", 0) for r in results)
     groups = sum(r.get("groups", 0) for r in results)
     ran = sum(counts[s] for s in ("table", "inferred", "partly", "missed", "refused", "failed"))
     good = sum(counts[s] for s in ("table", "inferred", "partly"))
-    versions = {library: version, "torch": torch.__version__, "date": str(date.today())}
     (out / f"{library}.json").write_text(
         json.dumps({"versions": versions, "counts": counts, "results": results}, indent=1)
     )
@@ -300,8 +339,8 @@ def write(out: Path, library: str, results: list[dict[str, Any]]) -> None:
     lines = [
         "# Survey: architectures whose heads are found and proved",
         "",
-        f"{len(results)} architectures of {library} {version}, torch {versions['torch']}, {versions['date']}. "
-        f"Made by `python -m studies.survey.run --out results/survey --library {library}`.",
+        f"{len(results)} architectures of {library} {versions[library]}, torch {versions['torch']}, "
+        f"{versions['date']}. Made by `python -m studies.survey.run --out results/survey --library {library}`.",
         "",
         f"Of {ran} that have attention, build and run, **{complete} ({100 * complete / max(ran, 1):.0f} %) are found "
         f"and verified completely**, {counts['partly']} more where the example ran "
@@ -313,6 +352,7 @@ def write(out: Path, library: str, results: list[dict[str, Any]]) -> None:
         + ", ".join(f"{code} {count}" for code, count in codes.items())
         + f"; this version is {code_version()}.",
         "",
+        *_repeated(versions),
         format_table(
             ["status", "architectures", "meaning"],
             [[status, str(counts[status]), meaning] for status, meaning in STATUSES.items()],
@@ -333,6 +373,14 @@ def write(out: Path, library: str, results: list[dict[str, Any]]) -> None:
         ),
     ]
     (out / f"{library}.md").write_text("\n".join(lines) + "\n")
+
+
+def _repeated(versions: dict[str, Any]) -> list[str]:
+    again = versions.get("repeated")
+    if not again:
+        return []
+    names = again["architectures"]
+    return [f"Of these, {len(names)} were repeated on {again['date']} with the same versions: {', '.join(names)}.", ""]
 
 
 if __name__ == "__main__":

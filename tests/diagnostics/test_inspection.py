@@ -219,9 +219,13 @@ def test_page_text_and_json_have_the_numbers(tmp_path):
     text_summary = as_text(found)
     assert text_summary.startswith(f"{verdict(found)}\n\n") and html.escape(verdict(found)) in page
     last = found.diversity["outputs"][-1]
-    assert page.count('<th scope="col">cosine of tokens</th>') == text_summary.count("  cosine of tokens\n") == 1
+    assert (
+        page.count('<th scope="col">cosine of tokens</th>')
+        == text_summary.count("  cosine of tokens  effective heads\n")
+        == 1
+    )
     assert f"<td>{last.tokens:.3f}</td></tr>" in page and f"{last.mean_distance:.4g}" in text_summary
-    assert text_summary.split("cosine of tokens\n")[1].splitlines()[1].endswith(f"  {last.tokens:+.3f}")
+    assert text_summary.split("effective heads\n")[-1].splitlines()[1].split()[-2] == f"{last.tokens:+.3f}"
     best = found.closest("weights", 1)[0]
     assert f"{best.name}  {best.first} and {best.second}  {best.cosine:+.3f}" in text_summary
     lowest = found.least(found.ablation.change, 1)[0]

@@ -85,6 +85,25 @@ def test_norms_over_the_full_width_are_noted(kind: str) -> None:
         assert notes["v"] == ""
 
 
+def test_norms_return_contiguous_tensors_as_torch_does() -> None:
+    """Image patches are transposed, and models call `view` on the result of the norm that follows (SmolVLM)."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.norm, self.attention = nn.Conv2d(3, E, 4, 4), nn.LayerNorm(E), Eager()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))  # [B, T, E]
+            out: torch.Tensor = self.attention(tokens.view(2 * len(x), -1, E))
+            return out
+
+    torch.manual_seed(0)
+    model, images = Patches(), torch.randn(2, 3, 16, 16)
+    assert not model.patches(images).flatten(2).transpose(1, 2).is_contiguous()
+    assert {report.status for report in verify_heads(model, images)} == {"verified"}
+
+
 @pytest.mark.parametrize("name", ["torch transformer", "timm", "bert, eager", "gpt2 with cross-attention, sdpa"])
 def test_the_model_is_left_as_it_was(name: str) -> None:
     model, example = build(name)

@@ -28,6 +28,7 @@ from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, 
 from repulsive.diagnostics.hooks.calling import TokenMask, real_keys, real_queries
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, sample_qkv
+from repulsive.diagnostics.sequence_jackknife import count_groups, jackknife_interval
 from repulsive.diagnostics.similarity import Pair
 from repulsive.errors import DivergedError, HeadLayoutError, RuleError
 from repulsive.heads import HeadGroup, find_heads
@@ -44,15 +45,18 @@ class Similarity:
 
     Args:
         name: the attention module's dotted name.
-        circuit: "logits" (QK) or "ov".
+        circuit: "logits" (QK) or "ov"; or "attention", "outputs" or "cka" (see `Heads.similarity`).
         cosine: cosine between every two heads, float64 [M, M].
         tokens: number of sampled tokens.
+        left_out: the same without each group of sequences [K, M, M]; K is 0 if there is only one sequence. None if
+            sequences were not resampled.
     """
 
     name: str
     circuit: str
     cosine: Tensor
     tokens: int
+    left_out: Tensor | None = None
 
     @property
     def num_heads(self) -> int:
@@ -67,6 +71,21 @@ class Similarity:
     def largest(self) -> float:
         """Largest cosine of a pair i < j; nan for a single head."""
         return float(mean_and_largest(self.cosine)[1])
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the mean over sequences; None for one sequence or one head."""
+        if self.left_out is None:
+            return None
+        return jackknife_interval(self.mean, mean_and_largest(self.left_out)[0])
+
+    @property
+    def pair_interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the cosine of the most similar pair; None for one sequence or one head."""
+        pair = self.pair
+        if self.left_out is None or pair is None:
+            return None
+        return jackknife_interval(pair.cosine, self.left_out[:, pair.first, pair.second])
 
     @property
     def pair(self) -> Pair | None:
@@ -159,7 +178,8 @@ def logit_similarity(samples: QKVSamples) -> Similarity:
         DivergedError: the queries or keys contain NaN or infinity.
     """
     circuits = Circuits(_wide(samples.part("q")), _wide(samples.part("k")), right_of=samples.layer.serves)
-    return Similarity(samples.layer.name, "logits", _cosines(circuits, samples.layer.name), samples.count("q"))
+    sequences = samples.sequences_of("q"), samples.sequences_of("k")
+    return Similarity(samples.layer.name, "logits", *_cosines(circuits, samples.layer.name, *sequences))
 
 
 def _ov(samples: QKVSamples, weight: Tensor) -> Similarity:
@@ -168,16 +188,54 @@ def _ov(samples: QKVSamples, weight: Tensor) -> Similarity:
     values = samples.part("v")
     heads = weight.to(values.device).unflatten(-1, (-1, values.shape[-1]))  # [d_model, M, d]
     circuits = Circuits(_wide(values), _wide(heads), left_of=samples.layer.serves)
-    return Similarity(samples.layer.name, "ov", _cosines(circuits, samples.layer.name), samples.count("v"))
+    return Similarity(samples.layer.name, "ov", *_cosines(circuits, samples.layer.name, samples.sequences_of("v")))
 
 
 @torch.no_grad()
-def _cosines(circuits: Circuits, name: str) -> Tensor:
+def _cosines(
+    circuits: Circuits, name: str, left_of: Tensor, right_of: Tensor | None = None
+) -> tuple[Tensor, int, Tensor]:
+    """Compute cosines of all sequences [M, M], the number of tokens, and cosines without each group [K, M, M].
+
+    Args:
+        circuits: the heads on sampled tokens.
+        name: name of the layer.
+        left_of: sequence of each token of the left factor [N].
+        right_of: sequence of each token of the right factor [N']; None if that factor is a weight.
+    """
     with full_precision(circuits.left.device):
-        products = circuits.products()
-    if not products.isfinite().all():
-        raise DivergedError(f"{name}: projections contain NaN or infinity; load an earlier checkpoint")
-    return cosines(products).clamp(-1, 1).double().cpu()
+        left, right = circuits.moments()
+        products = (left * right).sum((-3, -1))
+        if not products.isfinite().all():
+            raise DivergedError(f"{name}: projections contain NaN or infinity; load an earlier checkpoint")
+        count = count_groups(int(left_of.max()) + 1)
+        left_out = []
+        for group in range(count if count > 1 else 0):
+            in_left = left_of % count == group
+            in_right = (
+                torch.zeros(len(circuits.right), dtype=torch.bool) if right_of is None else right_of % count == group
+            )
+            left_out.append(_products_without(circuits, left, right, in_left, in_right.to(in_left.device)))
+    stacked = torch.stack(left_out) if left_out else products.new_zeros(0, *products.shape)
+    both = torch.cat([products.unsqueeze(0), stacked])
+    result = cosines(both).clamp(-1, 1).double().cpu()  # [1 + K, M, M]
+    return result[0], len(circuits.left), result[1:]
+
+
+def _products_without(circuits: Circuits, left: Tensor, right: Tensor, in_left: Tensor, in_right: Tensor) -> Tensor:
+    """Compute inner products without some tokens, up to a factor: their sums of squares are subtracted.
+
+    The result is nan if no token would remain.
+    """
+    if in_left.all() or in_right.all():
+        return torch.full_like(left[:, 0, :, 0], torch.nan)
+    if in_left.any():
+        own = Circuits(circuits.left[in_left], circuits.right, circuits.left_of, circuits.right_of)
+        left = left - own.left_moments() * (int(in_left.sum()) / len(in_left))
+    if in_right.any():
+        own = Circuits(circuits.left, circuits.right[in_right], circuits.left_of, circuits.right_of)
+        right = right - own.right_moments() * (int(in_right.sum()) / len(in_right))
+    return (left * right).sum((-3, -1))
 
 
 def _wide(x: Tensor) -> Tensor:

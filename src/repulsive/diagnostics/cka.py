@@ -33,15 +33,31 @@ def linear_cka(outputs: Tensor, real: Tensor | None = None) -> Tensor:
         >>> round(float(linear_cka(torch.cat([x, rotated], 1))[0, 1]), 6)
         1.0
     """
+    return cka_of_grams(token_grams(outputs, real)[0])
+
+
+@torch.no_grad()
+def token_grams(outputs: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute the Gram matrix of each head over tokens, [M, N, N], and the item that each token belongs to, [N]."""
     heads = outputs.transpose(0, 1).flatten(1, 2)  # [M, N, d]
+    items = torch.arange(len(outputs), device=heads.device).repeat_interleave(outputs.shape[2])  # [N]
     if real is not None:
-        heads = heads[:, real.flatten().to(heads.device)]
+        mask = real.flatten().to(heads.device)
+        heads, items = heads[:, mask], items[mask]
     if heads.shape[1] > TOKENS:
-        heads = heads[:, torch.linspace(0, heads.shape[1] - 1, TOKENS).long()]
+        chosen = torch.linspace(0, heads.shape[1] - 1, TOKENS).long().to(heads.device)
+        heads, items = heads[:, chosen], items[chosen]
     x = heads.to(wide_dtype(heads.device))
     x = x - x.mean(1, keepdim=True)
-    grams = (x @ x.mT).flatten(1)  # [M, N N]: ||X^T Y||^2 is the inner product of the two Gram matrices
-    products = grams @ grams.mT
+    return x @ x.mT, items
+
+
+@torch.no_grad()
+def cka_of_grams(grams: Tensor) -> Tensor:
+    """Compute the linear CKA of every pair of heads from their Gram matrices over tokens: [M, N, N] -> [M, M]."""
+    centred = grams - grams.mean(1, keepdim=True)
+    flat = (centred - centred.mean(2, keepdim=True)).flatten(1)  # [M, N N]: ||X^T Y||^2 is an inner product of Grams
+    products = flat @ flat.mT
     norms = products.diagonal().sqrt()
     scale = norms[:, None] * norms[None, :]
-    return torch.where(scale > 0, products / scale.clamp(min=torch.finfo(x.dtype).tiny), 0).clamp(0, 1)
+    return torch.where(scale > 0, products / scale.clamp(min=torch.finfo(flat.dtype).tiny), 0).clamp(0, 1)

@@ -10,24 +10,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.circuits import Similarity, circuit_similarity
-from repulsive.diagnostics.cka import linear_cka
+from repulsive.diagnostics.captured_similarity import contributions
 from repulsive.diagnostics.hooks.attention_layers import (
     AttentionLayer,
     find_attention_layers,
-    output_weight,
     replaced_head_outputs,
 )
 from repulsive.diagnostics.hooks.calling import call, real_queries
 from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_ran
 from repulsive.diagnostics.importance import Loss, first_order_importance
 from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
-from repulsive.diagnostics.similarity import of_attention, of_outputs
+from repulsive.diagnostics.similarity_table import SimilarityTable
+from repulsive.diagnostics.untrained_baseline import TWINS, Space, against_chance
 from repulsive.errors import SelectionError, did_you_mean
 from repulsive.heads import HeadGroup, find_heads
 
 Mode = Literal["zero", "mean", "patch"]
-Space = Literal["logits", "ov", "attention", "outputs", "cka"]
 SPACES: tuple[Space, ...] = ("logits", "ov", "attention", "outputs", "cka")
 MODES: tuple[Mode, ...] = ("zero", "mean", "patch")
 
@@ -62,6 +60,7 @@ class Heads:
         self.groups: list[HeadGroup] = find_heads(model, example_inputs)
         self.layers: list[AttentionLayer] = find_attention_layers(model, self.groups, out=out)
         self._example = example_inputs
+        self._out = out
 
     # -- list of heads --------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class Heads:
             Per layer [B, T, M, d_model]; [R, B, T, M, d_model] for a layer that runs R > 1 times; None for a layer
             that the inputs do not reach.
         """
-        return self._per_layer(self._capture(inputs, weights=False), _contributions)
+        return self._per_layer(self._capture(inputs, weights=False), contributions)
 
     # -- ablate ---------------------------------------------------------------------------------------------------
 
@@ -174,32 +173,30 @@ class Heads:
         """
         return first_order_importance(self.model, loss or _own_loss, batches, normalise=normalise, layers=self.layers)
 
-    def similarity(self, batches: Sequence[Any], space: Space = "logits") -> list[Similarity]:
-        """Measure how similar the heads of each layer are.
+    def similarity(
+        self, batches: Sequence[Any], space: Space = "logits", *, twins: int = TWINS, seed: int = 0
+    ) -> SimilarityTable:
+        """Measure how similar the heads of each layer are, and compare with untrained twins of the model.
 
         Args:
-            batches: inputs, each as for `attention`.
+            batches: inputs, each as for `attention`. Intervals and verdicts need at least two sequences.
             space: where to compare heads: "logits" (QK circuit: attention logits over independent tokens, keys
-                centred), "ov" (OV circuit), "attention" (attention weights), "outputs" (contributions after the output
-                projection), or "cka" (linear CKA of these contributions, which ignores rotations).
+                centred), "ov" (OV circuit), "attention" (attention weights minus uniform attention), "outputs"
+                (contributions after the output projection), or "cka" (linear CKA of these contributions, which ignores
+                rotations).
+            twins: number of untrained twins, which need memory for a second model; 0 gives no verdicts.
+            seed: random seed of token samples and of the twins' weights.
 
         Returns:
-            One entry per layer that ran, with the matrix [M, M], its mean over pairs and its largest pair.
+            A list with one entry per layer that ran: the matrix [M, M], its mean over pairs and its largest pair, each
+            with its confidence interval. `verdicts` has the verdict of each layer; printed, it is a table.
         """
         if space not in SPACES:
             raise SelectionError(f"space={space!r}: {did_you_mean(space, SPACES)}choose one of {', '.join(SPACES)}")
-        if space in ("logits", "ov"):
-            found = circuit_similarity(self.model, batches, groups=self.groups)
-            return found.logits if space == "logits" else found.ov
-        weighted: dict[str, Tensor] = {}
-        tokens: dict[str, int] = {}
-        for batch in batches:
-            for captured in self._capture(batch, weights=True, strict=space == "attention"):
-                mask = captured.own_mask(real_queries(batch, captured.layer.where))
-                cosine, count = _compare(captured, space, mask)
-                weighted[captured.name] = weighted.get(captured.name, torch.zeros(())) + cosine * count
-                tokens[captured.name] = tokens.get(captured.name, 0) + count
-        return [Similarity(name, space, total / tokens[name], tokens[name]) for name, total in weighted.items()]
+        result = against_chance(
+            self.model, batches, spaces=(space,), twins=twins, seed=seed, groups=self.groups, out=self._out
+        )
+        return SimilarityTable(space, getattr(result, space), result.notes)
 
     # -- show -----------------------------------------------------------------------------------------------------
 
@@ -339,25 +336,3 @@ def _mean_outputs(captured: Captured, real: Tensor | None) -> list[Tensor]:
         (x.flatten(0, 1) if mask is None else x[mask.to(x.device)]).mean(0)
         for x, mask in zip(captured.outputs, masks, strict=True)
     ]
-
-
-@torch.no_grad()
-def _contributions(captured: Captured) -> list[Tensor]:
-    """Compute head outputs after the output projection, [B, T, M, d_model] for each run."""
-    if captured.layer.kind in ("result", "graph"):
-        return list(captured.outputs)
-    weight = output_weight(captured.layer)  # [d_model, M d]
-    blocks = weight.unflatten(-1, (captured.layer.num_heads, -1))  # [d_model, M, d]
-    return [torch.einsum("btmd,omd->btmo", x, blocks.to(x)) for x in captured.outputs]
-
-
-def _compare(captured: Captured, space: Space, mask: Tensor | None) -> tuple[Tensor, int]:
-    """Compute the similarity matrix of one layer on one batch, averaged over its runs, and the number of tokens."""
-    if space == "attention":
-        matrices = [of_attention(x, captured.own_mask(mask, i)).cosine for i, x in enumerate(captured.weights)]
-    else:
-        parts = [x.transpose(1, 2) for x in _contributions(captured)]  # [B, M, T, d_model]
-        compare = linear_cka if space == "cka" else lambda x, real: of_outputs(x, real).cosine
-        matrices = [compare(x, captured.own_mask(mask, i)) for i, x in enumerate(parts)]
-    tokens = int(mask.sum()) if mask is not None else captured.outputs[0].shape[:2].numel()
-    return torch.stack([matrix.cpu().double() for matrix in matrices]).mean(0), tokens

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.similarity import Diversity
-from repulsive.diagnostics.untrained_baseline import Compared, Null
+from repulsive.diagnostics.similarity_table import format_null
+from repulsive.diagnostics.untrained_baseline import Compared
 from repulsive.diagnostics.verdict import redundant_heads, verdict
 from repulsive.heads import describe
 
@@ -121,21 +122,15 @@ def _circuits(circuit: str, entries: Sequence[Compared]) -> str:
             (
                 own.name,
                 _signed(own.mean),
-                _plus_minus(entry.mean),
+                format_null(entry.mean),
                 entry.verdict,
                 heads,
                 _signed(own.largest),
-                _plus_minus(entry.largest),
+                format_null(entry.largest),
             )
         )
     titles = ("layer", "mean cosine", "untrained", "verdict", "most similar pair", "cosine", "untrained")
     return format_rows(f"similarity of heads in {circuit} ({count_verdicts(entries)})", titles, rows)
-
-
-def _plus_minus(null: Null) -> str:
-    if math.isnan(null.deviation):
-        return _signed(null.mean)
-    return f"{null.mean:+.3f} +- {null.deviation:.3f}"
 
 
 def _compared(entry: Compared) -> dict[str, Any]:
@@ -159,12 +154,14 @@ def _compared(entry: Compared) -> dict[str, Any]:
 def _diversity(space: str, entries: Sequence[Diversity]) -> str:
     tokens = space == "outputs"
     rows = [
-        (d.name, str(d.num_heads), f"{d.effective_heads:.2f}", _signed(d.mean_cosine), format_distance(d))
+        (d.name, str(d.num_heads), _signed(d.mean_cosine), format_distance(d))
         + ((_signed(d.tokens),) if tokens else ())
+        + (f"{d.effective_heads:.2f}",)
         for d in entries
     ]
-    titles = ("layer", "heads", "effective heads", "mean cosine", "mean distance")
-    return format_rows(f"similarity of heads in {space}", titles + (("cosine of tokens",) if tokens else ()), rows)
+    # Effective heads come last: the count falls when heads repel beyond orthogonal, so it does not rank models.
+    titles = ("layer", "heads", "mean cosine", "mean distance", *(("cosine of tokens",) if tokens else ()))
+    return format_rows(f"similarity of heads in {space}", (*titles, "effective heads"), rows)
 
 
 def _least_important(inspection: Inspection, title: str, scores: Tensor, measure: str, count: int) -> str:

@@ -1,8 +1,11 @@
 """Compare the similarity of heads with untrained twins, to test whether it exceeds chance.
 
-A value is *more alike than chance* (or *more different*) if it is outside the twins' mean plus or minus three standard
-deviations, and more than 0.02 from that mean. A standard deviation of three twins is imprecise, and too small in some
-layers by chance. Therefore the root mean square of the standard deviations over all layers is used if it is larger.
+The range of chance is the twins' mean plus or minus three standard deviations, at least 0.02. A standard deviation of
+three twins is imprecise, and too small in some layers by chance. Therefore the root mean square of the standard
+deviations over all layers is used if it is larger. A value is *more alike than chance* (or *more different*) if its
+confidence interval over sequences lies entirely above (below) that range, and *as chance* if the value is inside the
+range. The verdict is *cannot say* if there is no interval (one sequence) or no twin, if the interval reaches into the
+range although the value is outside, or if it covers the whole range.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
-from repulsive.diagnostics.circuits import TOKENS, Similarities, Similarity, circuit_similarity
+from repulsive.diagnostics.captured_similarity import captured_similarity
+from repulsive.diagnostics.circuits import TOKENS, Similarity, circuit_similarity
+from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
 from repulsive.diagnostics.untrained_twin import untrained_twin
 from repulsive.errors import HeadLayoutError, NoTwin
 from repulsive.heads import HeadGroup, find_heads
 
+Space = Literal["logits", "ov", "attention", "outputs", "cka"]
 TWINS = 3
 TWIN_TOKENS = 512
 TWIN_BATCHES = 2
@@ -54,14 +60,18 @@ class Null:
         """Standard deviation over twins; nan for fewer than two twins, and for layers with a single head."""
         return math.nan if len(self.values) < 2 or math.isnan(self.mean) else statistics.stdev(self.values)
 
-    def verdict(self, value: float) -> str:
-        """Compare `value` with the twins, as defined at the top of this file."""
-        difference = value - self.mean
-        if math.isnan(difference) or math.isnan(self.deviation):
+    def verdict(self, value: float, interval: tuple[float, float] | None = None) -> str:
+        """Compare `value` with the twins, as defined at the top of this file; it is exact if no interval is given."""
+        low, high = (bound - self.mean for bound in interval or (value, value))
+        if math.isnan(low) or math.isnan(high) or math.isnan(self.deviation):
             return UNKNOWN
-        if abs(difference) <= max(DEVIATIONS * self.deviation, DEVIATIONS * self.pooled, MARGIN):
-            return AS_CHANCE
-        return MORE_ALIKE if difference > 0 else MORE_DIFFERENT
+        width = max(DEVIATIONS * self.deviation, DEVIATIONS * self.pooled, MARGIN)
+        if low > width:
+            return MORE_ALIKE
+        if high < -width:
+            return MORE_DIFFERENT
+        is_inside, covers_all = abs(value - self.mean) <= width, low < -width and high > width
+        return AS_CHANCE if is_inside and not covers_all else UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,26 +91,36 @@ class Compared:
     @property
     def verdict(self) -> str:
         """Verdict on the mean cosine."""
-        return self.mean.verdict(self.similarity.mean)
+        return self._verdict(self.mean, self.similarity.mean, self.similarity.interval)
 
     @property
     def pair_verdict(self) -> str:
         """Verdict on the most similar pair. A low mean can hide duplicates: u, u, -u, -u has the mean -1/3."""
-        return self.largest.verdict(self.similarity.largest)
+        return self._verdict(self.largest, self.similarity.largest, self.similarity.pair_interval)
+
+    def _verdict(self, null: Null, value: float, interval: tuple[float, float] | None) -> str:
+        is_resampled = self.similarity.left_out is not None
+        return UNKNOWN if is_resampled and interval is None else null.verdict(value, interval)
 
 
 @dataclass(frozen=True, eq=False)
 class AgainstChance:
-    """Similarity of heads in every layer, with its null distribution.
+    """Similarity of heads in every layer, with its null distribution: one list per space, one entry per layer.
 
     Args:
-        logits: similarity of attention logits, one entry per layer.
-        ov: similarity of OV circuits, one entry per layer.
+        logits: similarity of attention logits (QK circuits).
+        ov: similarity of OV circuits.
+        attention: similarity of attention weights.
+        outputs: similarity of contributions after the output projection.
+        cka: linear CKA of these contributions.
         notes: reasons why layers were not measured, or why there are no twins.
     """
 
     logits: list[Compared] = field(default_factory=list)
     ov: list[Compared] = field(default_factory=list)
+    attention: list[Compared] = field(default_factory=list)
+    outputs: list[Compared] = field(default_factory=list)
+    cka: list[Compared] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
 
@@ -108,48 +128,71 @@ def against_chance(
     model: nn.Module,
     batches: Sequence[Any],
     *,
+    spaces: Sequence[Space] = ("logits", "ov"),
     tokens: int = TOKENS,
     twins: int = TWINS,
     seed: int = 0,
     groups: Sequence[HeadGroup] | None = None,
+    out: dict[str, str] | None = None,
 ) -> AgainstChance:
-    """Measure the similarity of attention logits and OV circuits, in a model and in untrained twins.
+    """Measure the similarity of heads in a model and in untrained twins.
 
     Twins read at most two of the batches and 512 tokens. They are built one at a time, which needs memory for a second
     model.
 
     Args:
         model: any module with heads that `find_heads` finds; it does not change.
-        batches: as in `circuit_similarity`.
-        tokens: number of tokens to sample for the model itself.
+        batches: as in `circuit_similarity`. Intervals and verdicts need at least two sequences.
+        spaces: any of "logits", "ov", "attention", "outputs" and "cka".
+        tokens: number of tokens to sample for the logits and OV circuits of the model itself.
         twins: number of twins; with 0 every verdict is "cannot say".
         seed: random seed of the token samples and of the twins' weights.
         groups: the result of `find_heads` for all parts; None calls it.
+        out: as in `find_attention_layers`.
 
     Raises:
         HeadLayoutError: no layer has queries and keys that can be recorded.
     """
-    own = circuit_similarity(model, batches, tokens=tokens, seed=seed, groups=groups)
-    notes = [f"{name or 'the model'}: similarity is not measured: {why}" for name, why in own.left_out.items()]
+    groups = find_heads(model) if groups is None else groups
+    own, left_out = _measure(model, batches, spaces, groups, out, tokens, seed)
+    notes = [f"{name or 'the model'}: similarity is not measured: {why}" for name, why in left_out.items()]
     step = max(1, len(batches) // TWIN_BATCHES)
     twin_batches = batches[step - 1 :: step][:TWIN_BATCHES]
-    measured: list[Similarities] = []
+    measured: list[dict[Space, list[Similarity]]] = []
     try:
         for number in range(twins):
             twin = untrained_twin(model, seed + number)
-            needs_example = groups is not None and _inferred(groups)
-            twin_groups = find_heads(twin, twin_batches[0]) if needs_example else find_heads(twin)
-            measured.append(
-                circuit_similarity(twin, twin_batches, tokens=min(tokens, TWIN_TOKENS), seed=seed, groups=twin_groups)
-            )
+            twin_groups = find_heads(twin, twin_batches[0]) if _inferred(groups) else find_heads(twin)
+            twin_tokens = min(tokens, TWIN_TOKENS)
+            measured.append(_measure(twin, twin_batches, spaces, twin_groups, out, twin_tokens, seed)[0])
     except (NoTwin, HeadLayoutError) as error:
         notes.append(f"similarity is not compared with untrained twins: {error}")
         measured = []
-    return AgainstChance(
-        _compared(own.logits, [twin.logits for twin in measured]),
-        _compared(own.ov, [twin.ov for twin in measured]),
-        tuple(notes),
-    )
+    compared = {space: _compared(own[space], [twin[space] for twin in measured]) for space in spaces}
+    return AgainstChance(**compared, notes=tuple(notes))
+
+
+def _measure(
+    model: nn.Module,
+    batches: Sequence[Any],
+    spaces: Sequence[Space],
+    groups: Sequence[HeadGroup],
+    out: dict[str, str] | None,
+    tokens: int,
+    seed: int,
+) -> tuple[dict[Space, list[Similarity]], dict[str, str]]:
+    """Measure one model in several spaces; also return {layer: why it is left out}."""
+    result: dict[Space, list[Similarity]] = {}
+    left_out: dict[str, str] = {}
+    if "logits" in spaces or "ov" in spaces:
+        circuits = circuit_similarity(model, batches, tokens=tokens, seed=seed, groups=groups)
+        result |= {"logits": circuits.logits, "ov": circuits.ov}
+        left_out = circuits.left_out
+    for space in spaces:
+        if space == "attention" or space == "outputs" or space == "cka":
+            layers = find_attention_layers(model, groups, out=out)
+            result[space] = captured_similarity(model, batches, layers, space)
+    return result, left_out
 
 
 def _inferred(groups: Sequence[HeadGroup]) -> bool:

@@ -66,7 +66,15 @@ class Circuits:
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Compute second moments of both factors, [..., M, d, M, d] each."""
-        return _moments(self.left, self.left_of), _moments(self.right, self.right_of)
+        return self.left_moments(), self.right_moments()
+
+    def left_moments(self) -> Tensor:
+        """Compute second moments of the left factor, [..., M, d, M, d]."""
+        return _moments(self.left, self.left_of)
+
+    def right_moments(self) -> Tensor:
+        """Compute second moments of the right factor, [..., M, d, M, d]."""
+        return _moments(self.right, self.right_of)
 
     def products(self) -> Tensor:
         """Compute inner products of the M functions, [..., M, M]."""

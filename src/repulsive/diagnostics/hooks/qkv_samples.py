@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, real_keys, real_queries
+from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, items_in, real_keys, real_queries
 from repulsive.diagnostics.hooks.qkv_layers import Projection, QKVLayer
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch
 from repulsive.particles.gram import compute_dtype
@@ -28,16 +28,26 @@ class QKVSamples:
     Args:
         layer: the attention layer.
         samples: part (q, k or v) -> blocks [N, M, d], one per pass; keys are centred per sequence, padding is left out.
+        sequences: part -> blocks [N], the number of the sequence that each sampled token belongs to.
         problem: why the layer could not be recorded; "" if it was.
     """
 
     layer: QKVLayer
     samples: dict[str, list[Tensor]] = field(default_factory=dict)
+    sequences: dict[str, list[Tensor]] = field(default_factory=dict)
     problem: str = ""
 
     def part(self, name: str) -> Tensor:
         """Concatenate all sampled tokens of one part (q, k or v), [N, M, d]."""
         return torch.cat(self.samples[name])
+
+    def sequences_of(self, name: str) -> Tensor:
+        """Concatenate the sequence numbers of all sampled tokens of one part, [N]."""
+        return torch.cat(self.sequences[name])
+
+    def all_sequences(self) -> list[Tensor]:
+        """List the sequence numbers of all blocks that have tokens."""
+        return [block for blocks in self.sequences.values() for block in blocks if len(block)]
 
     def count(self, name: str) -> int:
         """Count the sampled tokens N of one part (q, k or v)."""
@@ -103,10 +113,11 @@ def recorded_qkv(
     """
     sampler = _Sampler(tokens, batches_left, seed)
     recorders = []
+    first_sequence = max((int(block.max()) + 1 for each in results for block in each.all_sequences()), default=0)
     with ExitStack() as stack:
         for each in results:
             if not each.problem:
-                recorder = _Recorder(each, sampler, batch, queries, keys, items)
+                recorder = _Recorder(each, sampler, batch, queries, keys, first_sequence, items)
                 _hook_layer(stack, recorder)
                 recorders.append(recorder)
         yield
@@ -152,10 +163,13 @@ class _Recorder:
         batch: Any,
         queries: TokenMask,
         keys: TokenMask,
+        first_sequence: int = 0,
         items: int | None = None,
     ) -> None:
         self.result, self.sampler, self.batch, self.items = result, sampler, batch, items
         self.masks: Mapping[str, TokenMask] = {"q": queries, "k": keys, "v": keys}
+        self.first_sequence = first_sequence
+        self.numbers: dict[str, list[Tensor]] = {}  # sequence of each token in `blocks`
         self.blocks: dict[str, list[Tensor]] = {}
         self.pending: dict[str, Tensor] = {}  # projections whose norm has not run yet
         self.unmatched_norms: set[str] = set()  # parts whose norm had another input
@@ -171,9 +185,18 @@ class _Recorder:
         if part == "k":
             heads = centre_keys(heads, real)
         rows = heads.flatten(0, 1)  # [N, M, d]
-        rows = rows if real is None else rows[real.flatten()]
+        numbers = self.number_sequences(len(heads)).repeat_interleave(heads.shape[1]).to(heads.device)  # [N]
+        if real is not None:
+            rows, numbers = rows[real.flatten()], numbers[real.flatten()]
         share = self.sampler.share(self.result.count(part))
         self.blocks.setdefault(part, []).append(self.sampler.sample(rows, share))
+        self.numbers.setdefault(part, []).append(self.sampler.sample(numbers, share))
+
+    def number_sequences(self, count: int) -> Tensor:
+        """Number the sequences of a pass [S]; windows of one item, as in Swin, are one sequence."""
+        items = items_in(self.batch)
+        windows = count // items if 0 < items < count and count % items == 0 else 1
+        return self.first_sequence + torch.arange(count) // windows
 
     def projection_ran(self, part: str, out: object) -> None:
         """Record the result of a projection."""
@@ -228,8 +251,10 @@ class _Recorder:
         for part in tuple(self.pending):
             self.flush(part)
         for part, blocks in self.blocks.items():
-            kept = self.result.samples.setdefault(part, [])
-            kept.append(self.sampler.sample(torch.cat(blocks), self.sampler.share(self.result.count(part))))
+            share = self.sampler.share(self.result.count(part))
+            self.result.samples.setdefault(part, []).append(self.sampler.sample(torch.cat(blocks), share))
+            numbers = self.sampler.sample(torch.cat(self.numbers[part]), share)
+            self.result.sequences.setdefault(part, []).append(numbers)
 
 
 def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:

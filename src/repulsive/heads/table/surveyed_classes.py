@@ -45,51 +45,53 @@ _NAMES: dict[tuple[str, str], str] = {
     ("transformers", "q_proj.linear/..."): "Gemma4AudioAttention MoshiAttention",
     ("transformers", "q_proj/k_proj/v_proj"): """
         ASTAttention AfmoeAttention AltCLIPAttention ApertusAttention ArceeAttention AriaTextAttention
-        BambaAttention BeamAttention BeitAttention BigBirdPegasusDecoderAttention BioGptAttention BitNetAttention
-        BlenderbotAttention BlenderbotSmallAttention CLIPAttention CLIPSegAttention CanaryCrossAttention
-        CanarySelfAttention ChameleonAttention ChineseCLIPVisionAttention Cohere2Attention Cohere2MoeAttention
-        CohereAsrCrossAttention CohereAsrSelfAttention CohereAttention Cosmos3EdgeTextAttention
+        AudioFlamingo3Attention BambaAttention BeamAttention BeitAttention BigBirdPegasusDecoderAttention
+        BioGptAttention BitNetAttention BlenderbotAttention BlenderbotSmallAttention CLIPAttention CLIPSegAttention
+        CanaryCrossAttention CanarySelfAttention ChameleonAttention ChineseCLIPVisionAttention Cohere2Attention
+        Cohere2MoeAttention CohereAsrCrossAttention CohereAsrSelfAttention CohereAttention Cosmos3EdgeTextAttention
         Cosmos3EdgeVisionAttention CwmAttention DFineSelfAttention DINOv3ViTAttention Data2VecAudioAttention
         DeformableDetrSelfAttention DeiTAttention Deimv2SelfAttention DetrCrossAttention DetrSelfAttention
-        DiffLlamaAttention Dinov2Attention Dinov2WithRegistersAttention DogeAttention Dots1Attention
-        Ernie4_5Attention Ernie4_5_MoeAttention EsmcAttention EuroBertAttention Exaone4Attention ExaoneMoeAttention
-        FalconH1Attention FlexOlmoAttention FlintAttention GPTJAttention GPTNeoSelfAttention Gemma2Attention
-        Gemma3Attention Gemma3nTextAttention Gemma4TextAttention Gemma4UnifiedTextAttention GemmaAttention
-        GitVisionAttention Glm4Attention Glm4MoeAttention Glm4vTextAttention GlmAsrAttention GlmAttention
-        GlmOcrTextAttention GptOssAttention GradiumPhononTTSAttention GraniteAttention GraniteMoeAttention
-        GraniteMoeHybridAttention GraniteMoeSWAAttention GraniteMoeSharedAttention GraniteSWAAttention
-        GroupViTAttention GteAttention HYV3Attention HeliumAttention HiggsAudioV2Attention HrmTextAttention
-        HubertAttention HunYuanDenseV1Attention HunYuanMoEV1Attention HunYuanVLVisionAttention HyperCLOVAXAttention
-        IJepaAttention Idefics3VisionAttention InformerAttention InformerProbSparseAttention InklingAttention
+        DiffLlamaAttention Dinov2Attention Dinov2WithRegistersAttention DogeAttention Dots1Attention Ernie4_5Attention
+        Ernie4_5_MoeAttention EsmcAttention EuroBertAttention Exaone4Attention ExaoneMoeAttention FalconH1Attention
+        FlexOlmoAttention FlintAttention GPTJAttention GPTNeoSelfAttention Gemma2Attention Gemma3Attention
+        Gemma3nTextAttention Gemma4TextAttention Gemma4UnifiedTextAttention GemmaAttention GitVisionAttention
+        Glm4Attention Glm4MoeAttention Glm4vTextAttention GlmAsrAttention GlmAttention GlmOcrTextAttention
+        GptOssAttention GradiumPhononTTSAttention GraniteAttention GraniteMoeAttention GraniteMoeHybridAttention
+        GraniteMoeSWAAttention GraniteMoeSharedAttention GraniteSWAAttention GroupViTAttention GteAttention
+        HYV3Attention HeliumAttention HiggsAudioV2Attention HrmTextAttention HubertAttention HunYuanDenseV1Attention
+        HunYuanMoEV1Attention HunYuanVLVisionAttention HyperCLOVAXAttention IJepaAttention Idefics2PerceiverAttention
+        Idefics2VisionAttention Idefics3VisionAttention InformerAttention InformerProbSparseAttention InklingAttention
         InternVLVisionAttention Jais2Attention JambaAttention JanusVisionAttention JinaEmbeddingsV3Attention
-        Kolibri1Attention LEDDecoderAttention LagunaAttention LasrEncoderAttention Lfm2Attention Lfm2MoeAttention
-        M2M100Attention MLCDAttention Mask2FormerAttention MaskFormerDetrCrossAttention MaskFormerDetrSelfAttention
-        MellumAttention MetaClip2Attention MiMoV2FlashAttention MimiAttention MiniMaxAttention MiniMaxM2Attention
-        MiniMaxM3VLAttention Ministral3Attention MinistralAttention ModernBertDecoderAttention Molmo2Attention
-        MoonshineAttention MossTranscribeDiarizeAudioAttention MuseGlimmerTextAttention MuseSparkTextAttention
-        MvpAttention NanoChatAttention Nemotron3DiarizationAttention Nemotron3_5TranscribeAttention
+        Kimi_K25VisionAttention Kolibri1Attention LEDDecoderAttention LagunaAttention LasrEncoderAttention Lfm2Attention
+        Lfm2MoeAttention M2M100Attention MLCDAttention Mask2FormerAttention MaskFormerDetrCrossAttention
+        MaskFormerDetrSelfAttention MellumAttention MetaClip2Attention MiMoV2FlashAttention MimiAttention
+        MiniMaxAttention MiniMaxM2Attention MiniMaxM3VLAttention MiniMaxM3VLVisionAttention Ministral3Attention
+        MinistralAttention ModernBertDecoderAttention Molmo2Attention MoonshineAttention
+        MossTranscribeDiarizeAudioAttention MuseGlimmerTextAttention MuseSparkTextAttention MvpAttention
+        NanoChatAttention Nemotron3DiarizationAttention Nemotron3_5TranscribeAttention
         NemotronAsrStreamingEncoderAttention NemotronAttention NemotronHAttention NeoMMEAttention NllbMoeAttention
-        NomicBertAttention OPTAttention Olmo2Attention Olmo3Attention OlmoAttention OlmoHybridAttention
-        OlmoeAttention OpenAIPrivacyFilterAttention Ovis2VisionAttention OwlViTAttention Owlv2Attention
-        PLBartAttention PPDocLayoutV3SelfAttention PPDocLayoutV4SelfAttention ParakeetEncoderAttention
-        PatchTSTAttention PeAudioEncoderAttention PegasusXAttention PegasusXGlobalLocalAttention PhiAttention
-        PhimoeAttention PixioAttention PixtralAttention PocketTTSAttention PocketTTSAudioTokenizerAttention
-        QianfanOCRVisionAttention RTDetrSelfAttention RTDetrV2SelfAttention RadioAttention SEWAttention
-        Sam3TrackerAttention Sam3ViTRoPEAttention SamAttention SamHQAttention Sapiens2Attention SeedOssAttention
-        SegformerAttention Siglip2Attention SiglipAttention SmolLM3Attention SmolVLMVisionAttention
-        SolarOpenAttention Speech2TextAttention SpeechT5Attention StableLmAttention Starcoder2Attention
-        T5GemmaCrossAttention T5GemmaSelfAttention TableTransformerAttention TimeSeriesTransformerAttention
-        TimesFmAttention Tipsv2TextAttention Tipsv2VisionAttention UltrabertAttention UniSpeechAttention
-        UniSpeechSatAttention VaultGemmaAttention ViTMAEAttention ViTMSNAttention VideoPrismAttention VitsAttention
-        VivitAttention VoxtralAttention VoxtralRealtimeAttention Wav2Vec2Attention WavLMAttention WhisperAttention
-        XGLMAttention Zamba2Attention ZambaAttention models.fsmt.modeling_fsmt.Attention
+        NomicBertAttention OPTAttention Olmo2Attention Olmo3Attention OlmoAttention OlmoHybridAttention OlmoeAttention
+        OpenAIPrivacyFilterAttention Ovis2VisionAttention OwlViTAttention Owlv2Attention PLBartAttention
+        PPDocLayoutV3SelfAttention PPDocLayoutV4SelfAttention PaddleOCRAttention PaddleOCRVisionAttention
+        ParakeetEncoderAttention PatchTSTAttention PeAudioEncoderAttention PegasusXAttention
+        PegasusXGlobalLocalAttention PhiAttention PhimoeAttention PixioAttention PixtralAttention PocketTTSAttention
+        PocketTTSAudioTokenizerAttention QianfanOCRVisionAttention RTDetrSelfAttention RTDetrV2SelfAttention
+        RadioAttention SEWAttention Sam3TrackerAttention Sam3ViTRoPEAttention SamAttention SamHQAttention
+        Sapiens2Attention SeedOssAttention SegformerAttention Siglip2Attention SiglipAttention SmolLM3Attention
+        SmolVLMVisionAttention SolarOpenAttention Speech2TextAttention SpeechT5Attention StableLmAttention
+        Starcoder2Attention T5GemmaCrossAttention T5GemmaSelfAttention TableTransformerAttention
+        TimeSeriesTransformerAttention TimesFmAttention Tipsv2TextAttention Tipsv2VisionAttention UltrabertAttention
+        UniSpeechAttention UniSpeechSatAttention VaultGemmaAttention ViTMAEAttention ViTMSNAttention
+        VideoLlama3VisionAttention VideoPrismAttention VitsAttention VivitAttention VoxtralAttention
+        VoxtralRealtimeAttention Wav2Vec2Attention WavLMAttention WhisperAttention XGLMAttention Zamba2Attention
+        ZambaAttention models.fsmt.modeling_fsmt.Attention
     """,
     ("transformers", "qkv"): """
         CohereCompassVisionAttention Exaone4_5_VisionAttention Glm4vMoeVisionAttention Glm4vVisionAttention
         Glm5NextVisionAttention GlmImageVisionAttention GlmOcrVisionAttention GotOcr2VisionAttention
-        HieraMaskUnitAttention Qwen2_5_VLVisionAttention Qwen3VLMoeVisionAttention Qwen3VLVisionAttention
-        Qwen3_5MoeVisionAttention Qwen3_5VisionAttention Qwen4ExpVisionAttention SamHQVisionSdpaAttention
-        SamVisionSdpaAttention TimesformerSelfAttention VitDetAttention
+        HieraMaskUnitAttention Qwen2_5_VLVisionAttention Qwen3OmniMoeVisionAttention Qwen3VLMoeVisionAttention
+        Qwen3VLVisionAttention Qwen3_5MoeVisionAttention Qwen3_5VisionAttention Qwen4ExpVisionAttention
+        SamHQVisionSdpaAttention SamVisionSdpaAttention TimesformerSelfAttention VitDetAttention
         models.qwen2_vl.modeling_qwen2_vl.VisionAttention
     """,
     ("transformers", "query/key/value"): """

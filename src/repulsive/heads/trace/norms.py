@@ -59,7 +59,9 @@ def constant_norm(func: Callable[..., Any], name: str, args: tuple[Any, ...], kw
         scaled = scaled * given["weight"]
     if given.get("bias") is not None:
         scaled = scaled + given["bias"]
-    return scaled.to(result.dtype)
+    scaled = scaled.to(result.dtype)
+    # torch's norms return contiguous tensors, even for transposed inputs; models may rely on it and call view
+    return scaled.contiguous() if result.is_contiguous() else scaled
 
 
 def constant_statistic(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
