@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    half, checkpoint, final = options.steps // 2, options.folder / "half-way", options.folder / "final.pt"
+    half, checkpoint, final = options.steps // 2, options.folder / "half-way", options.folder / "final.safetensors"
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:
@@ -123,10 +124,10 @@ def main() -> None:
         print(f"ranks {dist.get_world_size()}, steps {handle.steps}, loss {loss.item():.4f}")
         print(f"mean cosine between heads {before:+.4f} -> {after:+.4f}")
         if not options.resume:
-            torch.save(weights, final)
+            save_file(weights, final)
             print(f"saved after {half} steps; training waited {stalled:.2f} s")
     if options.resume:
-        expected = torch.load(final, weights_only=True)
+        expected = load_file(final)
         difference = max(float((weights[name] - expected[name]).abs().max()) for name in expected)
         print(f"largest difference from the first training {difference:.1e}")
         if difference > 1e-12:

@@ -1,4 +1,4 @@
-"""What every test shares: `gpu` tests are skipped, loudly, where there is no CUDA device."""
+"""Settings of all tests: `gpu` tests are skipped where there is no CUDA device, and output has no fixed width."""
 
 import os
 
@@ -15,6 +15,12 @@ if not torch.cuda.is_available():
 # As `make test` has it: runs side by side have a thread each, and those they are compared with have to have as many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(autouse=True)
+def unlimited_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove `COLUMNS`, which pytest-xdist sets in its workers: tables would be wrapped."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -144,7 +144,7 @@ def _run(run: tuple[Path, str, str, int, int]) -> dict[str, Any]:
     weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
     bert.load_state_dict(weights, strict=False)
     model = Classifier(bert, config.hidden_size).to(device)
-    data = np.load(folder / "tasks.npz")
+    data = np.load(folder / "tasks.npz", allow_pickle=False)
     columns = [
         torch.from_numpy(data[f"{task}-{name}"].astype(np.int64)).to(device) for name in ("ids", "types", "mask")
     ]

@@ -57,6 +57,8 @@ IMPORTS_BY_NAME = {
     "src/repulsive/__init__.py",
     "src/repulsive/diagnostics/loading/import_path.py",
     "src/repulsive/lab/systems/datasets.py",
+    "src/repulsive/loggers/open_loggers.py",
+    "src/repulsive/loggers/quiet.py",
     "src/repulsive/lab/text/dataset.py",
     "studies/survey/package_models.py",
     "studies/survey/packages.py",

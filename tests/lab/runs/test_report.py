@@ -334,7 +334,7 @@ def test_mistakes_end_with_one_line(repulsive, place, words, said):
 
 def test_without_matplotlib_nothing_is_measured_first(repulsive, monkeypatch):
     monkeypatch.setattr(figures, "find_spec", lambda name: None)
-    assert "repulsive[report]" in repulsive("report", "ma", "--figures", "f", "--out", "never.html", code=2)
+    assert "[report]'" in repulsive("report", "ma", "--figures", "f", "--out", "never.html", code=2)
 
 
 def test_seeds_that_have_not_ended_are_left_out_and_told(place):

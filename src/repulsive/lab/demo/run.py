@@ -63,8 +63,8 @@ def run_demo(
         RunError: the folder cannot be written, or a run failed.
         Stopped: Ctrl-C was received; finished runs are kept.
     """
-    for package in ("numpy", "safetensors.torch"):  # a missing package is better noticed now than after training
-        importlib.import_module(package)
+    importlib.import_module("numpy")  # a missing package is better noticed now than after training
+    importlib.import_module("safetensors.torch")
     started = time.monotonic()
     _make_folder(out)
     source = "Python's documentation" if text is None else "text"
