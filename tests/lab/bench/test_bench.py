@@ -149,6 +149,7 @@ def test_the_command(toy, capsys, tmp_path):
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_one_json_document(toy, capsys, tmp_path):
     from repulsive.cli.app import run as run_command
 

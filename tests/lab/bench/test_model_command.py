@@ -39,6 +39,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert len(facts["turns"]["paper"]) == 6 and facts["date"] and facts["machine"]
 
 
+@pytest.mark.slow
 def test_four_columns_by_default_and_json_on_stdout(capsys, monkeypatch):
     whole = Preset.build
     tiny = lambda self, device, **more: whole(self, device, **{**more, "overrides": TINY["bert-base"]})  # noqa: E731

@@ -28,7 +28,9 @@ def weights(twin):
     return {name: value.clone() for name, value in twin.model.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "bert-base" else pytest.mark.slow) for name in PRESETS]
+)
 def test_every_model_is_measured(name):
     options = CostOptions(name, ("paper", "logits"), rounds=6, steps=1, layers=1, batch=2, overrides=TINY[name])
     if name != "vit-b16":
@@ -170,6 +172,7 @@ def test_a_plain_twin_that_clips_limits_the_norm(monkeypatch):
     assert float(norms[0]) == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_rules_that_do_not_work_are_left_out_unless_named(monkeypatch):
     def broken():
         raise RuleError("no such space")
@@ -209,6 +212,7 @@ def test_memory_is_checked_before_anything_is_built(monkeypatch):
         measure_model(CostOptions("llama", ("paper",)), progress=lambda line: None)
 
 
+@pytest.mark.slow
 def test_a_compiled_twin_takes_the_same_steps(monkeypatch):
     """`repel` finds the heads of a compiled model, and both have the same weights at the end."""
     whole, graphs = torch.compile, []

@@ -66,6 +66,7 @@ def trained(place):
     return demo, text, page
 
 
+@pytest.mark.slow
 def test_the_demo_prints_what_its_runs_measured_and_draws_every_method(trained):
     demo, text, page = trained
     found = rows([demo.out / "runs" / method for method in ("ma", "frobenius", "svgd", "spos")])
@@ -83,6 +84,7 @@ def test_the_demo_prints_what_its_runs_measured_and_draws_every_method(trained):
     assert sum(word in shown for word in words) > 50
 
 
+@pytest.mark.slow
 def test_the_demo_with_one_seed_speaks_of_no_deviation(trained):
     demo, _, page = trained
     assert "standard deviation over 2 seeds" in page.read_text()
@@ -92,6 +94,7 @@ def test_the_demo_with_one_seed_speaks_of_no_deviation(trained):
     assert table is not None and table.caption.startswith("Test set, one seed.")
 
 
+@pytest.mark.slow
 def test_the_demo_does_not_train_again(trained):
     demo, text, _ = trained
     stamps = {path: path.stat().st_mtime_ns for path in demo.out.rglob("result.json")}
