@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 QUICK  := not slow and not survey and not nightly
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types test test-fast slow nightly survey bench demo docs clean
+.PHONY: help install lock lint format types test test-fast slow nightly survey bench demo docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 install: $(STAMP)  ## create .venv with the package and everything the tests need
+
+lock:  ## write lock.txt, all packages with hashes (needs uv)
+	python3 .ci/lock.py
 
 lint: $(STAMP)  ## ruff: lint and formatting
 	$(BIN)/python -m ruff check .

@@ -177,6 +177,18 @@ def test_constraints_pin_every_direct_dependency_of_every_extra():
         assert numbers(pins[name]) >= numbers(requirement.oldest), name
 
 
+def test_the_lock_file_has_the_same_versions_with_hashes():
+    text = "\n".join(line for line in (ROOT / "lock.txt").read_text().splitlines() if not line.startswith("#"))
+    packages = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n?)+)", text, re.M)
+    locked = {normalised(name): version for name, version, _ in packages}
+    assert len(re.findall(r"^\S", text, re.M)) == len(packages) == len(locked)  # every line was understood
+    assert "torch" not in locked and not any(name.startswith(("nvidia-", "cuda-")) for name in locked)
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {normalised(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert {name: version for name, version in locked.items() if name in pins and pins[name] != version} == {}
+    assert {"transformers", "pytest", "ruff", "accelerate", "mkdocs-material"} <= set(locked)
+
+
 def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
