@@ -32,6 +32,7 @@ def numbers(svg: str) -> list[float]:
     return [float(word) for word in re.findall(r"-?\d+\.\d+", svg.split("</style>")[1])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rules.svg", "alphas.svg", "spaces.svg"])
 def test_the_files_are_what_the_script_draws(particles, panels, name):
     drawn = particles.draw(panels[name], particles.PICTURES[name][1])

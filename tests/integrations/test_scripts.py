@@ -25,7 +25,9 @@ def test_lightning_classifier(tmp_path):
     assert re.findall(r"(\d+) steps with repulsion", printed) == ["16", "32"]
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_accelerate_encoder(processes, tmp_path):
     """With two processes only the first prints."""
     pytest.importorskip("accelerate")

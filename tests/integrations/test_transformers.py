@@ -51,7 +51,9 @@ def trained(folder, rule, **overrides) -> torch.Tensor:
     return weights(trainer.model)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["same folder", "another folder"])
+@pytest.mark.parametrize(
+    "elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["same folder", "another folder"]
+)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_resumed_run_equals_an_uninterrupted_one(rule, elsewhere, tmp_path):
     whole = trained(tmp_path / "whole", rule)

@@ -92,6 +92,7 @@ RULES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [*RULES[:6], SVGD(alpha="auto", space="sphere"), *RULES[7:9]])
 @pytest.mark.parametrize(("length", "tolerance"), [(0.0, 3e-6), (1e-3, 3e-6), (5e-3, 5e-3)])
 def test_heads_that_are_nearly_zero(rule, length, tolerance, monkeypatch):
@@ -118,7 +119,9 @@ def test_every_rule_and_layout(rule, monkeypatch):
         assert error(found, expected) < 3e-6
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 30, 64] + ([32, 50] if GPU else []))
+@pytest.mark.parametrize(
+    "heads", [1, 3, 8, 16] + [pytest.param(n, marks=pytest.mark.slow) for n in (2, 12, 30, 32, 50, 64)]
+)
 def test_any_number_of_heads(heads, monkeypatch):
     torch.manual_seed(0)
     model = Weights(heads, 3, 20, torch.float32)
@@ -479,6 +482,7 @@ def test_extra_memory_is_small(monkeypatch):
     assert torch.cuda.max_memory_allocated() - before <= 0.02 * particles
 
 
+@pytest.mark.slow
 def test_few_long_slices_are_split_further(monkeypatch):
     monkeypatch.setattr(fused, "SPLITS", 16)
     assert fused._splits(54, 65_536) == 16  # as many programs as a GPU can use

@@ -95,6 +95,7 @@ def test_every_finished_part_is_kept(toy, tmp_path, monkeypatch):
     assert "growth" in kept and "| all layers |" in (tmp_path / "bench-cpu.md").read_text()
 
 
+@pytest.mark.slow
 def test_one_compilation_serves_every_size(toy, monkeypatch):
     """Batches of two sizes share one compiled graph, which computes the loss."""
     graphs = []
@@ -135,6 +136,7 @@ def test_variants_do_what_their_names_say(toy):
     assert torch.allclose(ends[2][1], expected, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_command(toy, capsys, tmp_path):
     from repulsive.cli import main
 

@@ -54,6 +54,7 @@ def test_four_columns_by_default_and_json_on_stdout(capsys, monkeypatch):
     assert "paper" in facts["results"] and facts["settings"]["model"] == "bert-base"
 
 
+@pytest.mark.slow
 def test_the_table_is_the_same_from_json():
     overrides = TINY["vit-b16"]
     facts = measure_model(

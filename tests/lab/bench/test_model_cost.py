@@ -148,6 +148,7 @@ def test_the_time_inside_hooks_is_that_of_the_hooks(monkeypatch):
     assert now[0] == spent + 1.0
 
 
+@pytest.mark.slow
 def test_a_rule_that_clips_is_compared_with_a_plain_twin_that_clips():
     options = CostOptions("gpt2", ("max-norm",), rounds=6, steps=1, layers=1, batch=1, length=8, overrides=TINY["gpt2"])
     results = measure_model(options, progress=lambda line: None)["results"]

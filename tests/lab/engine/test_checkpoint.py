@@ -152,6 +152,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path):
     """After kill -9 in the middle of constant saving, the newest checkpoint is intact, and steps never decrease."""
     newest, source = 0, random.Random(0)

@@ -35,6 +35,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does_and_one_writes(data, tmp_path):
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)

@@ -63,7 +63,10 @@ def worker(rank: int, port: int, folder: str, kind: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp-rows", marks=pytest.mark.slow), "fsdp-columns"])
+@pytest.mark.parametrize(
+    "kind",
+    ["ddp", pytest.param("fsdp-rows", marks=pytest.mark.slow), pytest.param("fsdp-columns", marks=pytest.mark.slow)],
+)
 def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
     if kind != "ddp" and torch.__version__.startswith("2.6."):
         pytest.skip("torch 2.6 cannot run FSDP2 on a CPU")
