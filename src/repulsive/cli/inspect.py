@@ -125,7 +125,7 @@ def inspect(
 
 
 def _short(target: str) -> str:
-    """Name a model without the folders above it, which are of no interest on a card."""
+    """Return the name of a model without its parent folders, for a card."""
     path = Path(target)
     return (path.parent if path.name == "config.json" else path).resolve().name if path.exists() else target
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from repulsive.diagnostics.comparison_summary import comparison_json, comparison_verdict, layer_rows
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.model_comparison import ModelComparison
-from repulsive.errors import RunError
 from repulsive.pages.card import Card
 from repulsive.pages.data.atlas import atlas_layers
 from repulsive.pages.data.card_atlas import card_tiles
@@ -20,14 +19,13 @@ from repulsive.pages.data.layers import Layered, Maps
 from repulsive.pages.data.panels import Sheet
 from repulsive.pages.data.pictures import Pictures, picture_maps
 from repulsive.pages.html.atlas import ATLAS_SCRIPTS, head_atlas
-from repulsive.pages.html.document import asset, document, fact_list, folded, header, write_whole
+from repulsive.pages.html.document import asset, document, fact_list, folded, header
 from repulsive.pages.html.layer_explorer import layer_explorer
 from repulsive.pages.html.panel import sheet_table
 from repulsive.pages.html.picture_map import picture_section
-from repulsive.pages.inspection_page import layered_examples
+from repulsive.pages.inspection_page import layered_examples, write_page_and_numbers
 from repulsive.pages.report_page import FRAME_BYTES, MAX_BYTES
 from repulsive.pages.text import escaped, number
-from repulsive.safety import files as safe
 
 SIDES = ("before", "after")
 _LEAD = (
@@ -63,12 +61,7 @@ def write_comparison_files(
         RunError: the folder cannot be written.
     """
     page = render_comparison(comparison, title=title, facts=facts, tokens=tokens, pictures=pictures)
-    try:
-        written = write_whole(folder / "inspect.html", page)
-        safe.write_whole(folder / "inspect.json", encode_comparison(comparison).encode())
-    except OSError as error:
-        raise RunError(f"{str(folder)!r}: cannot be written ({error.strerror}); choose another folder") from None
-    return written
+    return write_page_and_numbers(folder, page, encode_comparison(comparison))
 
 
 def comparison_card(comparison: ModelComparison, name: str, pictures: Pictures | None = None) -> Card:

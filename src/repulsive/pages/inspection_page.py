@@ -71,14 +71,22 @@ def write_inspection_files(
     Raises:
         RunError: the folder cannot be written.
     """
+    page = render_inspection(inspection, title=title, facts=facts, tokens=tokens, pictures=pictures)
+    return write_page_and_numbers(folder, page, inspection_json(inspection))
+
+
+def write_page_and_numbers(folder: Path, page: str, numbers: str) -> Path:
+    """Write a page as `inspect.html` and its numbers as `inspect.json`; return the path of the page.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
     try:
-        page = write_inspection(
-            folder / "inspect.html", inspection, title=title, facts=facts, tokens=tokens, pictures=pictures
-        )
-        safe.write_whole(folder / "inspect.json", inspection_json(inspection).encode())
+        written = write_whole(folder / "inspect.html", page)
+        safe.write_whole(folder / "inspect.json", numbers.encode())
     except OSError as error:
         raise RunError(f"{str(folder)!r}: cannot be written ({error.strerror}); choose another folder") from None
-    return page
+    return written
 
 
 def inspection_json(inspection: Inspection) -> str:
