@@ -153,6 +153,20 @@ def test_scaled_gradients(rule, monkeypatch):
     assert error([x / scale for x in found], expected) < 3e-6
 
 
+@pytest.mark.parametrize("heads", [4, 12])
+def test_chunks_of_sixteen_columns(heads, monkeypatch):
+    """Heads side by side in the rows of a weight, as in GPT-2: 16 columns of a head are read at once."""
+    torch.manual_seed(0)
+    model = Weights(heads, 32, 48, torch.float32)
+    groups = model.groups[-3:]
+    table = fused.SliceTable(groups, 0)
+    assert table.chunked and not table.flat
+    rule = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    expected, _ = run(model, groups, rule, monkeypatch, "eager")
+    found, _ = run(model, groups, rule, monkeypatch, "triton")
+    assert error(found, expected) < 3e-6
+
+
 MEASURED = [
     SVGD(alpha=1.0),
     SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),

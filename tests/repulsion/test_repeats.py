@@ -28,9 +28,7 @@ def kernels(monkeypatch):
     if GPU:
         return
     monkeypatch.setattr(fused, "SPLITS", 1)
-    monkeypatch.setattr(
-        fused._GraphCache, "run", lambda self, launch, key, device: self._graphs.setdefault(key, launch)()
-    )
+    monkeypatch.setattr(fused._GraphCache, "run", lambda self, launch, key: self._graphs.setdefault(key, launch)())
 
 
 @pytest.fixture

@@ -80,12 +80,10 @@ class Handle:
         self._trained: list[list[Tensor]] = []  # parameters of the optimizer at the last step that looked them up
         self._rates = LearningRates(optimizer)
         self._step_force: StepForce | None = None  # repulsion that is not part of the gradients
-        self._gradient_rule = rule
         if settings.force_in == "step":
             check_step_force(rule, groups)
             assert isinstance(rule, SVGD)
             self._step_force = StepForce(groups, rule)
-            self._gradient_rule = self._step_force.gradient_rule
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -231,6 +229,11 @@ class Handle:
             self._pending = True
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
+
+    @property
+    def _gradient_rule(self) -> Rule | None:
+        """The rule that changes the gradients."""
+        return self.rule if self._step_force is None else self._step_force.gradient_rule
 
     def _repeat_last_step(self, scale: Tensor | None, due: bool) -> dict[str, Measured] | None:
         """Run the last update again without looking up parameters, and return its measurement.

@@ -21,7 +21,7 @@ _GRADIENT = attrgetter("grad")
 _IS_TRAINED = attrgetter("requires_grad")
 Addresses = tuple[list[int], list[int]]  # addresses of weights, addresses of gradients
 COLUMNS = 9  # columns of the table; see `triton_kernels`
-MOST_POINTER_SETS = 8  # pointer sets kept on the device: allocators reuse the same few addresses for gradients
+MOST_POINTER_SETS = 32  # pointer sets kept on the device: allocators reuse the same few addresses for gradients
 
 
 @dataclass(eq=False)
@@ -73,6 +73,8 @@ class SliceTable:
         counts = [0, *(len(group.slices) for group in groups)]
         self.starts = torch.tensor(counts).cumsum(0, dtype=torch.int32).to(self.device)  # first slice of each group
         self.flat = all(row.flat for row in rows)
+        # 16 columns that follow each other, from a multiple of 16 on, are adjacent in memory.
+        self.chunked = all(row.strides[2] == 1 and (row.inner | row.strides[1]) % 16 == 0 for row in rows)
         self._divides_by_16 = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
         self.parameter_of = [row.parameter for row in rows]
         self.group_of = [index for index, _, _ in parts]

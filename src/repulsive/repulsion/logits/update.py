@@ -194,8 +194,27 @@ class LogitUpdate:
         measure: bool = False,
         draw_noise: bool = True,
     ) -> dict[str, Measured] | None:
-        """Return None: an update is never repeated, because forces change."""
-        return None
+        """Repeat the last `run` without looking up parameters; see `Update.again`.
+
+        Returns:
+            None, with nothing done, if this step computes new forces, or if a parameter is sharded or frozen, or has no
+            gradient.
+        """
+        source = self.source
+        if rule is None or self._renewals != source.renewals or source.is_due(step) or source.is_off(step):
+            return None
+        gradients = []
+        for writer, _ in self._writers:
+            if (current := writer.trained_gradients()) is None:
+                return None
+            gradients.append(current)
+        with torch.no_grad():
+            measured = self._measure(step, scale) if measure else {}
+            for (writer, _), current in zip(self._writers, gradients, strict=True):
+                writer.write(scale, current)
+            self._add_noise_to_gradients(rule, rates, step, scale, draw_noise)
+        source.expect(step + 1)
+        return measured
 
     def run(
         self,
@@ -221,10 +240,15 @@ class LogitUpdate:
                 self._load_writers()
             for writer, _ in self._writers:
                 writer.write(scale)
-            if draw_noise and rule.noise_scale(1.0):
-                self._noise.add_to_gradients(rule, rates, step=step, scale=scale)
+            self._add_noise_to_gradients(rule, rates, step, scale, draw_noise)
         source.expect(step + 1)
         return measured
+
+    def _add_noise_to_gradients(
+        self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None, draw_noise: bool
+    ) -> None:
+        if draw_noise and rule.noise_scale(1.0):
+            self._noise.add_to_gradients(rule, rates, step=step, scale=scale)
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add the noise of a rule to the parameters."""
