@@ -186,8 +186,8 @@ class FusedUpdate:
             if form is None:
                 return self._run_generic(rule, step, scale, measure=measure, is_noisy=is_noisy)
             prepared = self._prepare(rule, form, (measure, is_noisy, is_scaled))
-        variant, pointers = prepared.variant, self.table.current
-        self._graphs.run(lambda: self._launch(variant), (prepared.number, pointers.index, pointers.aligned))
+        variant = prepared.variant
+        self._graphs.run(lambda: self._launch(variant), (prepared.number, self.table.current.aligned))
         return Measure(*self._measures.clone().unbind(1)) if measure else None
 
     def _run_generic(

@@ -49,11 +49,20 @@ def _elements(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
 
 
 @triton.jit
-def _offsets(column, strides, FLAT: tl.constexpr, CHUNKED: tl.constexpr):
-    """Compute offsets in memory from the start of a head; with CHUNKED, the compiler may load 16 columns at once."""
-    inner, outer_stride, inner_stride = strides
-    offset = _elements(column, inner, outer_stride, inner_stride, FLAT)
-    return tl.max_contiguous(tl.multiple_of(offset, 16), 16) if CHUNKED and not FLAT else offset
+def _places(heads, head_stride, offset, CHUNKED: tl.constexpr):
+    """Compute offsets of the elements of all heads in memory, [MP, BLOCK].
+
+    With CHUNKED, the compiler may load 16 columns at once.
+    """
+    place = heads[:, None] * head_stride + offset[None, :]
+    return tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, 16]) if CHUNKED else place
+
+
+@triton.jit
+def _places_of(head: tl.constexpr, head_stride, offset, CHUNKED: tl.constexpr):
+    """Compute offsets of the elements of one head in memory, [BLOCK]."""
+    place = head * head_stride + offset
+    return tl.max_contiguous(tl.multiple_of(place, 16), 16) if CHUNKED else place
 
 
 @triton.jit
@@ -105,9 +114,10 @@ def _norms(
     total = tl.zeros([MP, BLOCK], dtype=tl.float32)
     for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _offsets(column, strides, FLAT, CHUNKED)
+        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+        place = _places(heads, head_stride, offset, CHUNKED)
         inside = (heads[:, None] < M) & (column[None, :] < last)
-        x = tl.load(base + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
         total += x * x
     return tl.sum(total, axis=1)
 
@@ -140,9 +150,10 @@ def _products(
     strides = _strides(row)
     for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _offsets(column, strides, FLAT, CHUNKED)
+        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+        place = _places(heads, head_stride, offset, CHUNKED)
         inside = (heads[:, None] < M) & (column[None, :] < last)
-        x = tl.load(base + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
         mean = tl.sum(x, axis=0) / M
         centred = tl.where(inside, x - mean[None, :], 0.0)
         if not wide:
@@ -506,11 +517,12 @@ def combine_kernel(
     outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
     for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _offsets(column, strides, FLAT, CHUNKED)
+        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+        place = _places(heads, head_stride, offset, CHUNKED)
         there = column < last
         inside = (heads[:, None] < M) & there[None, :]
         if SCALAR or MP >= 16:
-            g = tl.load(grad + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0).to(tl.float32)
+            g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
             if SCALAR:
                 out = multiple * g
             else:
@@ -518,11 +530,11 @@ def combine_kernel(
         else:
             out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
-                g = tl.load(grad + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
+                g = tl.load(grad + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
                 out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
         if FORCE:
             if MP >= 16:
-                t = tl.load(theta + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
+                t = tl.load(theta + place, mask=inside, other=0.0)
                 t = t.to(tl.float32)
                 mean = tl.sum(t, axis=0) / M
                 t = tl.where(inside, t - mean[None, :], 0.0)
@@ -530,11 +542,18 @@ def combine_kernel(
             else:
                 mean = tl.zeros([BLOCK], dtype=tl.float32)
                 for k in tl.static_range(M):
-                    mean += tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
+                    mean += tl.load(theta + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                        tl.float32
+                    )
                 mean = mean / M
                 push = sums[:, None] * mean[None, :]
                 for k in tl.static_range(M):
-                    t = tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32) - mean
+                    t = (
+                        tl.load(theta + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                            tl.float32
+                        )
+                        - mean
+                    )
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
             out += push * factor
         if NOISE:
@@ -544,4 +563,4 @@ def combine_kernel(
             )
             noise = _normal(tl.load(row + 8), tl.load(steps), element)
             out += noise * tl.load(sigmas + piece) * factor
-        tl.store(grad + heads[:, None] * head_stride + offset[None, :], out.to(KIND), mask=inside)
+        tl.store(grad + place, out.to(KIND), mask=inside)

@@ -201,7 +201,8 @@ class LogitUpdate:
             gradient.
         """
         source = self.source
-        if rule is None or self._renewals != source.renewals or source.is_due(step) or source.is_off(step):
+        forces_change = source.is_due(step) or (source.held and source.is_off(step))
+        if rule is None or self._renewals != source.renewals or forces_change:
             return None
         gradients = []
         for writer, _ in self._writers:

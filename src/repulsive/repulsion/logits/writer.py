@@ -226,11 +226,13 @@ class GradientNorms:
         rows, owners = [], []
         for number, parts in enumerate(self._layers):
             for part, is_whole in parts:
-                if (parameter := part.parameter()).grad is None:
+                parameter = part.parameter()
+                if (grad := parameter.grad) is None:
                     continue
-                grad = (gradient_of(part) if is_sharded(parameter) else parameter.grad).detach()
-                whole = grad.full_tensor() if is_sharded(grad) else grad
-                rows.append(whole if is_whole else part.take(whole))
+                if is_sharded(parameter) or grad.is_sparse:
+                    local = gradient_of(part).detach()
+                    grad = local.full_tensor() if is_sharded(local) else local
+                rows.append(grad if is_whole else part.take(grad))
                 owners.append(number)
         if not rows:
             return torch.zeros(len(self._layers))
