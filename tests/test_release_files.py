@@ -34,6 +34,13 @@ def test_the_tests_run_on_every_supported_python():
     assert "make test" in [step.get("run") for step in job["steps"]]
 
 
+def test_the_oldest_torch_is_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (oldest,) = (line.removeprefix("torch>=") for line in project["dependencies"])
+    steps = load(GITHUB / "workflows" / "tests.yml")["jobs"]["oldest"]["steps"]
+    assert any(f"'torch=={oldest}.0'" in step.get("run", "") for step in steps)
+
+
 def test_workflow_files_are_linted():
     jobs = load(GITHUB / "workflows" / "tests.yml")["jobs"]
     assert jobs["workflows"]["steps"][-1]["run"] == "make workflows"
