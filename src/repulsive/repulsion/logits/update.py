@@ -14,6 +14,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.backends.eager import EagerUpdate, Measured
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.force import ForceNumbers, logit_forces, rows_of
 from repulsive.repulsion.logits.gather import gather_samples, world_size
@@ -184,45 +185,27 @@ class LogitUpdate:
             self._numbers |= {group.name: number for group, _ in layer.sides}
         self._writers = self._make_writers()
 
-    def again(
-        self,
-        rule: Rule | None,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        measure: bool = False,
-        draw_noise: bool = True,
-    ) -> dict[str, Measured] | None:
+    def again(self, inputs: StepInputs) -> dict[str, Measured] | None:
         """Return None: an update is never repeated, because forces change."""
         return None
 
-    def run(
-        self,
-        rule: Rule | None,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        measure: bool = False,
-        draw_noise: bool = True,
-    ) -> dict[str, Measured]:
+    def run(self, inputs: StepInputs) -> dict[str, Measured]:
         """Replace the gradients of all groups; see `Update.run`."""
+        rule, step, scale, source = inputs.rule, inputs.step, inputs.scale, self.source
         assert rule is not None
-        source = self.source
         with torch.no_grad():
             if source.is_due(step):
                 source.renew(step, scale)
             elif source.held and source.is_off(step):
                 source.held.clear()
                 source.renewals += 1
-            measured = self._measure(step, scale) if measure else {}
+            measured = self._measure(step, scale) if inputs.measure else {}
             if self._renewals != source.renewals:
                 self._load_writers()
             for writer, _ in self._writers:
                 writer.write(scale)
-            if draw_noise and rule.noise_scale(1.0):
-                self._noise.add_to_gradients(rule, rates, step=step, scale=scale)
+            if inputs.draw_noise and rule.noise_scale(1.0):
+                self._noise.add_to_gradients(rule, inputs.rates, step=step, scale=scale)
         source.expect(step + 1)
         return measured
 
