@@ -36,7 +36,7 @@ def whole(monkeypatch):
     """Record the steps that looked up parameters."""
     steps = []
     run = Update.run
-    monkeypatch.setattr(Update, "run", lambda self, *a, step, **k: steps.append(step) or run(self, *a, step=step, **k))
+    monkeypatch.setattr(Update, "run", lambda self, inputs: steps.append(inputs.step) or run(self, inputs))
     return steps
 
 
