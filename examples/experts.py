@@ -21,7 +21,7 @@ from repulsive.metrics.student import interval
 EXPERTS, CLUSTERS, INPUTS, HIDDEN, BATCH = 8, 8, 8, 16, 128
 RULES: dict[str, Rule | None] = {
     "plain": None,
-    "recommended": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0.0),
+    "sphere, ratio 0.03": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0.0),
     "sphere, ratio 0.3": SVGD(alpha="auto", ratio=0.3, space="sphere", smoothing=0.0),
     "published": SVGD(stepsize=0.1, alpha=0.01),
 }

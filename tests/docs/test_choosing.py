@@ -51,8 +51,8 @@ def test_a_number_that_is_not_there_is_seen():
     ],
 )
 def test_what_is_recommended_for_transformers_is_what_their_recipes_have(name):
-    recommended = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
-    assert 'for_transformers = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)' in PAGE.read_text()
+    recommended = SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)
+    assert 'for_transformers = SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)' in PAGE.read_text()
     rule = make_rule(open_recipe(name).method, num_data=100, total_steps=100)
     for setting in ("alpha", "ratio", "space", "smoothing"):
         assert getattr(rule, setting) == getattr(recommended, setting), setting

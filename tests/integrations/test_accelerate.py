@@ -132,7 +132,7 @@ def all_gradients(model):
 
 
 def test_rules_by_name_and_unknown_arguments():
-    assert Run("sphere").handle.rule == SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    assert Run("sphere").handle.rule == SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)
     accelerator, model = Accelerator(cpu=True), encoder()
     with pytest.raises(UnknownSetting, match="alpha is a setting of SVGD"):
         repel_prepared(accelerator, model, torch.optim.Adam(model.parameters()), alpha=0.1)

@@ -242,7 +242,7 @@ def test_handle_for_one_optimizer_and_handles_for_several():
     callback = RepulsiveCallback("sphere", verbose=False, layers="first")
     assert callback.handle is None
     make_trainer(callback).fit(Classifier(), data())
-    assert callback.handles == [callback.handle] and callback.handle.rule.ratio == 0.03
+    assert callback.handles == [callback.handle] and callback.handle.rule.ratio == 0.01
     make_trainer(callback).fit(TwoOptimizers(), data())
     assert len(callback.handles) == 2
     with pytest.raises(OptimizerError, match="2 optimizers own heads: use `handles`"):

@@ -108,7 +108,7 @@ def test_adam_that_decouples_its_decay_is_fine(make_model):
 @pytest.mark.parametrize(
     ("rule", "remedy"),
     [
-        (SVGD(alpha=1e6, space="sphere", smoothing=0), "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"),
+        (SVGD(alpha=1e6, space="sphere", smoothing=0), "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.01"),
         (SVGD(alpha="auto", ratio=5.0, space="sphere", smoothing=0), "a smaller ratio"),
     ],
     ids=["fixed", "auto"],

@@ -19,7 +19,7 @@ RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callb
 
 
 def _sphere() -> Rule:
-    return SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    return SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)
 
 
 # Built on demand, so that an error in one rule does not affect the others.
@@ -47,7 +47,7 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] | None = Non
 
     | name | rule |
     | --- | --- |
-    | "recommended", "sphere" | `SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)` |
+    | "recommended", "sphere" | `SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)` |
     | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
     | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
     | "spos-paper" | `SPOS(temperature=1.0)`: the published values, with two temperatures |

@@ -25,7 +25,7 @@ class GroupReport:
     Args:
         drive: norm of the part of the update that follows the loss.
         repulsion: norm of the repulsive part.
-        ratio: repulsion / drive, the number to watch. Under Adam, 0.03 drives heads apart in the long run; far above 1
+        ratio: repulsion / drive, the number to watch. Under Adam, 0.01 drives heads apart in the long run; far above 1
             repulsion outweighs the loss.
         bandwidth: h of the kernel.
         distance: mean distance between two heads.
@@ -124,7 +124,7 @@ class Measurements:
         if (ratio := self._strength.observe(step, batches.values())) is not None:
             holds_ratio = self._rule is not None and self._rule.holds_ratio
             remedy = (
-                "a smaller ratio" if holds_ratio else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.03"
+                "a smaller ratio" if holds_ratio else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.01"
             )
             warnings.warn(
                 f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive| was above 1 in most groups "
