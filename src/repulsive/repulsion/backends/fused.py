@@ -81,6 +81,38 @@ class Variant(NamedTuple):
         return self.holds_ratio or self.measures
 
 
+def variant_of(form: RadialForm, *, measures: bool, is_noisy: bool, is_scaled: bool, scales_noise: bool) -> Variant:
+    """Return the variant of the launches that a rule's form needs."""
+    return Variant(
+        form.kernel,
+        form.bandwidth if isinstance(form.bandwidth, str) else "fixed",
+        form.on_sphere,
+        form.smoothing != 0,
+        form.ratio is not None,
+        form.has_force,
+        measures,
+        is_noisy,
+        is_scaled,
+        scales_noise,
+    )
+
+
+class PartialSums(NamedTuple):
+    """Partial inner products, from which `solve_kernel` computes A and B.
+
+    Args:
+        products: products of centred heads [sources, slices, splits, heads, heads].
+        to_mean: products with the mean head [sources, slices, splits, heads].
+        mean2: squared norms of the mean head [sources, slices, splits].
+        starts: first slice of each group, int32 [groups + 1].
+    """
+
+    products: Tensor
+    to_mean: Tensor
+    mean2: Tensor
+    starts: Tensor
+
+
 def _splits(slices: int, dim: int) -> int:
     """Choose the number of programs per slice."""
     splits = SPLITS
@@ -110,6 +142,8 @@ class FusedUpdate:
         self.products = torch.empty(2, slices, self.splits, heads, heads, device=device)
         self.to_mean = torch.empty(2, slices, self.splits, heads, device=device)
         self.mean2 = torch.empty(2, slices, self.splits, device=device)
+        self.sums = PartialSums(self.products, self.to_mean, self.mean2, self.table.starts)  # read by `_solve`
+        self.shards: Tensor | None = None  # where the slices lie in whole weights; see `combine_kernel`
         self.drive, self.force = torch.empty(2, len(groups), heads, heads, device=device)
         self.row_sums = torch.empty(len(groups), heads, device=device)
         self.scale = torch.ones(1, device=device)
@@ -153,23 +187,16 @@ class FusedUpdate:
             self.scale.copy_(scale)
         form = rule.radial_form(step)
         if form is None:
-            coefficients = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
+            with_gradients = measure or rule.needs_gradient_products
+            self._gram(sources=2 if with_gradients else 1)
+            coefficients = self._coefficients(rule, step, scale, with_gradients)
             self._combine(
                 has_force=True, is_noisy=is_noisy, is_scaled=scale is not None, scales_noise=rule.scales_noise
             )
             return coefficients.measure
         self._settings.set(self._settings_of(form))
-        variant = Variant(
-            form.kernel,
-            form.bandwidth if isinstance(form.bandwidth, str) else "fixed",
-            form.on_sphere,
-            form.smoothing != 0,
-            form.ratio is not None,
-            form.has_force,
-            measure,
-            is_noisy,
-            is_scaled,
-            rule.scales_noise,
+        variant = variant_of(
+            form, measures=measure, is_noisy=is_noisy, is_scaled=is_scaled, scales_noise=rule.scales_noise
         )
         pointers = self.table.current
         key = variant, pointers.index, pointers.aligned
@@ -239,23 +266,21 @@ class FusedUpdate:
         gradient = code.UNUSED
         if variant.reads_gradients:
             gradient = code.PRODUCTS if variant.smooths else code.NORMS
-        launch = SOLVE[self.padded]
-        chunk = self.splits if self.splits == launch["CHUNK"] else 1  # all at once, or one by one
+        launch, sums = SOLVE[self.padded], self.sums
+        slices, splits = sums.products.shape[1:3]
+        chunk = splits if splits == launch["CHUNK"] else 1  # all at once, or one by one
         stages = 1 if chunk > 1 else 4
         if self.padded == 64 and gradient == code.PRODUCTS:
             stages = min(stages, 2)  # two matrices per stage in shared memory
         code.solve_kernel[(len(self.groups),)](
-            self.products,
-            self.to_mean,
-            self.mean2,
-            self.table.starts,
+            *sums,
             self._settings.tensor,
             self.scale,
             self.drive,
             self.force,
             self.row_sums,
             self._measures,
-            len(self.table.parts) * self.splits,
+            slices * splits,
             BANDWIDTH=medians[variant.bandwidth],
             PROFILE=profiles[variant.kernel],
             SPHERE=variant.on_sphere,
@@ -267,7 +292,7 @@ class FusedUpdate:
             CHUNK=chunk,
             STAGES=stages,
             num_warps=launch["num_warps"],
-            **self._shape,
+            **self._shape | {"SPLITS": splits},
         )
 
     def _combine(self, *, has_force: bool, is_noisy: bool, is_scaled: bool, scales_noise: bool) -> None:
@@ -285,6 +310,8 @@ class FusedUpdate:
             self.scale,
             self.scaled_sigmas if scales_noise else self._sigmas.tensor,
             self.steps,
+            self.table.rows if self.shards is None else self.shards,
+            SHARDED=self.shards is not None,
             SCALED=is_scaled,
             NOISE=is_noisy,
             FORCE=has_force,
@@ -296,7 +323,6 @@ class FusedUpdate:
 
     def _coefficients(self, rule: Rule, step: int, scale: Tensor | None, with_gradients: bool) -> Coefficients:
         """Compute the rule's own coefficients in eager torch, and copy them to the buffers that `_combine` reads."""
-        self._gram(sources=2 if with_gradients else 1)
         theta, grad = Gram(self._products_of_groups(0)), None
         if with_gradients:
             products = self._products_of_groups(1)

@@ -393,6 +393,7 @@ def combine_kernel(
     scale,
     sigmas,
     steps,
+    shards,
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -401,12 +402,18 @@ def combine_kernel(
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
     ALIGNED: tl.constexpr,
+    SHARDED: tl.constexpr,
     SCALED: tl.constexpr,
     NOISE: tl.constexpr,
     FORCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE."""
+    """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
+
+    Noise depends on the index of an element in its head. With SHARDED, a head is a part of a larger one: runs of
+    adjacent elements, at equal distances. `shards` [slices, 4] has the length of a run, the distance between the starts
+    of two runs, the index of the first element, and the number of elements of the whole head.
+    """
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
     head_stride, size = _sizes(row, ALIGNED)
@@ -415,6 +422,7 @@ def combine_kernel(
     heads = tl.arange(0, MP)
     first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
     sums = tl.load(row_sums + group * MP + heads)
+    whole_size = tl.load(shards + piece * 4 + 3) if SHARDED else size
     factor = 1.0
     if SCALED:
         factor = tl.load(scale).to(tl.float32)
@@ -452,7 +460,12 @@ def combine_kernel(
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
                 out += push * factor
         if NOISE:
-            element = heads[:, None].to(tl.int64) * size + _offsets(row, column, 5, FLAT)[None, :]
+            element = _offsets(row, column, 5, FLAT)
+            if SHARDED:
+                length = tl.load(shards + piece * 4)
+                run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
+                element += run * (tl.load(shards + piece * 4 + 1) - length) + tl.load(shards + piece * 4 + 2)
+            element = heads[:, None].to(tl.int64) * whole_size + element[None, :]
             noise = _normal(tl.load(row + 8), tl.load(steps), element)
             out += noise * tl.load(sigmas + piece) * factor
         tl.store(grad + heads[:, None] * head_stride + offset[None, :], out.to(KIND), mask=inside)

@@ -80,8 +80,7 @@ class LocalWeight:
     def stored(self, name: str) -> Tensor:
         """Return the parameter ("theta") or its gradient ("grad") as stored on this rank, detached."""
         tensor = self.part.parameter() if name == "theta" else gradient_of(self.part)
-        tensor = tensor.detach()
-        return tensor.to_local() if is_sharded(tensor) else tensor
+        return tensor.to_local().detach() if is_sharded(tensor) else tensor.detach()
 
     def elements(self, part: HeadSlice) -> Tensor | int:
         """Return the indices of the local elements of `part`, row-major over [M, R, columns]: [M, local D].
