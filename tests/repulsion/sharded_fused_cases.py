@@ -10,6 +10,7 @@ from repulsive import SGLD, SPOS, SVGD, CosineLadder
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import KernelFree
 from repulsive.repulsion.backends.choose import Update
+from tests.repulsion.sharded_probes import Wire
 
 HEADS = 4
 RULES = {
@@ -74,12 +75,7 @@ ROWS = {
     "transposed rows": Weight(5, 1, parts=2, kind="transposed"),
     "stacked matrices": Weight(5, 0, rows=3, kind="stacked"),
 }
-FEW = {
-    "uneven": Weight(7, 1),
-    "one column": Weight(1, 1),
-    "transposed": Weight(5, 0, kind="transposed"),
-    "three heads": Weight(5, 1, heads=3),
-}
+FEW = {"uneven": Weight(7, 1), "one column": Weight(1, 1), "three heads": Weight(3, 1, heads=3)}
 WEIGHTS = {
     "few": FEW,
     "few and rows": FEW | {"uneven rows": Weight(5, 0, heads=3, rows=1)},
@@ -136,25 +132,34 @@ class Model(nn.Module):
         return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in grads.items()}
 
 
-def steps(model, rule, backend, *, count=2, scale=None, update=None):
-    """Run some steps with new gradients each, all of them measured; return gradients and measurements of each step."""
+@dataclass(frozen=True)
+class Step:
+    """Result of one step: gradients by weight, measurements by group, and collective calls with their bytes."""
+
+    gradients: dict[str, torch.Tensor]
+    measured: dict[str, dict[str, float]]
+    calls: list[tuple[str, int]]
+
+
+def steps(model, rule, backend, *, count=3, scale=None, update=None):
+    """Run some steps with new gradients each; the first two are measured."""
     os.environ["REPULSIVE_KERNELS"] = backend
     update = Update(model.groups, seed=7) if update is None else update
     rates = {id(parameter): 0.05 for parameter in model.parameters()}
     results = []
     for step in range(count):
         model.set_gradients(step, scale)
-        measured = update.run(rule, rates, step=step, scale=scale, measure=True)
-        measured = {name: line.values() for name, line in measured.items()}
-        results.append(({name: grad.cpu() for name, grad in model.gradients().items()}, measured))
+        with Wire() as wire:
+            measured = update.run(rule, rates, step=step, scale=scale, measure=step < 2)
+        gradients = {name: grad.cpu() for name, grad in model.gradients().items()}
+        results.append(Step(gradients, {name: line.values() for name, line in measured.items()}, wire.sent))
     return results
 
 
 def largest_error(results, expected):
     """Largest relative error of the gradient of one weight in one step."""
-    pairs = [(found[0], wanted[0]) for found, wanted in zip(results, expected, strict=True)]
     return max(
-        float((grads[name].double() - grad).norm() / grad.norm())
-        for grads, wanted in pairs
-        for name, grad in wanted.items()
+        float((step.gradients[name].double() - grad).norm() / grad.norm())
+        for step, wanted in zip(results, expected, strict=True)
+        for name, grad in wanted.gradients.items()
     )

@@ -9,15 +9,15 @@ from torch import nn
 from repulsive.repulsion.backends import eager, fused
 from repulsive.repulsion.backends.choose import Update
 from tests.repulsion import sharded_cases
-from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, steps
-from tests.repulsion.sharded_probes import Wire, guarded, join, leave
+from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, Step, steps
+from tests.repulsion.sharded_probes import guarded, join, leave
 
-QUICK_RULES = ("svgd", "sphere auto", "spos without noise", "spos", "sgld", "kernel-free")
+QUICK_RULES = ("sphere auto", "spos")
 SMALL_BATCH = 200  # bytes: moves most weights in batches of their own
 
 
 def sharded(world, weights="everything", rule="svgd", *, dtype=torch.float32, joined=False, scale=None):
-    """Two steps on sharded weights, and the backends that ran."""
+    """Steps on sharded weights, and the backends that ran."""
     from torch.distributed.tensor import init_device_mesh
 
     model = Model(WEIGHTS[weights], init_device_mesh("cpu", (world,)), dtype, joined=joined)
@@ -25,20 +25,6 @@ def sharded(world, weights="everything", rule="svgd", *, dtype=torch.float32, jo
     results = steps(model, RULES[rule], "triton", scale=scale, update=update)
     sizes = [len(update._fused), len(update._sharded.groups), update._eager_rest is not None]
     return {"steps": results, "used": sizes, "eager": update._eager_sharded is not None}
-
-
-def calls(world, weights, rule, measure=False):
-    """Collective calls of one update, after a first one that looks up placements."""
-    from torch.distributed.tensor import init_device_mesh
-
-    model = Model(WEIGHTS[weights], init_device_mesh("cpu", (world,)), torch.float32)
-    os.environ["REPULSIVE_KERNELS"] = "triton"
-    update = Update(model.groups, seed=7)
-    for step in range(2):
-        model.set_gradients(step)
-        with Wire() as wire:
-            update.run(RULES[rule], {}, step=step, measure=measure)
-    return wire.sent
 
 
 def in_small_batches(world):
@@ -79,7 +65,7 @@ def different_strides(world):
     model.even.grad = DTensor.from_local(grad, mesh, [Shard(1)], **known)
     update = Update(model.groups, seed=7)
     update.run(RULES["svgd"], {}, step=0)
-    return {"grads": model.gradients(), "strides": grad.stride()}
+    return {"steps": [Step(model.gradients(), {}, [])], "strides": grad.stride()}
 
 
 def changed_placement(world):
@@ -89,7 +75,7 @@ def changed_placement(world):
     model = Model({"even": WEIGHTS["columns"]["even"]}, init_device_mesh("cpu", (world,)), torch.float32)
     os.environ["REPULSIVE_KERNELS"] = "triton"
     update = Update(model.groups, seed=7)
-    grads = []
+    results = []
     for step in range(2):
         model.set_gradients(step)
         if step == 1:
@@ -97,8 +83,8 @@ def changed_placement(world):
             model.even = nn.Parameter(model.even.detach().redistribute(placements=[Shard(0)]))
             model.even.grad = grad
         update.run(RULES["svgd"], {}, step=step)
-        grads.append(model.gradients())
-    return grads
+        results.append(Step(model.gradients(), {}, []))
+    return results
 
 
 def trained(world, columns, rule, count=3):
@@ -122,20 +108,16 @@ def collect(cases, rank, port, folder, world):
     leave()
 
 
-QUICK = {("rule", rule): partial(sharded, weights="few and rows", rule=rule) for rule in QUICK_RULES} | {
-    ("calls", "few", rule): partial(calls, weights="few", rule=rule) for rule in ("svgd", "sphere auto", "sgld")
-}
+QUICK = {("rule", rule): partial(sharded, weights="few and rows", rule=rule) for rule in QUICK_RULES}
 QUICK["strides"] = different_strides
-SLOW = {("rule", rule): partial(sharded, rule=rule) for rule in RULES} | {
-    ("calls", name, rule): partial(calls, weights=name, rule=rule)
-    for name in ("columns", "rows")
-    for rule in ("smoothed auto", "ladder")
-}
+SLOW = {("rule", rule): partial(sharded, weights="few and rows", rule=rule) for rule in RULES}
+SLOW |= {("all", rule): partial(sharded, rule=rule) for rule in ("sphere auto", "spos")}
 SLOW |= {
-    ("calls", "columns", "measured"): partial(calls, weights="columns", rule="svgd", measure=True),
+    "columns": partial(sharded, weights="columns", rule="smoothed auto"),
+    "rows": partial(sharded, weights="rows", rule="smoothed auto"),
     "joined": partial(sharded, rule="spos", joined=True),
-    "half": partial(sharded, weights="columns", dtype=torch.bfloat16),
-    "scaled": partial(sharded, rule="sphere auto", scale=torch.tensor(64.0)),
+    "half": partial(sharded, weights="few", dtype=torch.bfloat16),
+    "scaled": partial(sharded, weights="few and rows", rule="sphere auto", scale=torch.tensor(64.0)),
     "batches": in_small_batches,
     "uneven batches": eager_in_uneven_batches,
     "placement": changed_placement,
