@@ -109,7 +109,7 @@ def test_a_group_of_weights_that_are_sharded_differently(slow):
 @ON_CPU
 @pytest.mark.slow
 def test_scaled_gradients(slow):
-    check(slow, "scaled", "few and rows", "sphere auto", scale=torch.tensor(64.0))
+    check(slow, "scaled", "everything", "sphere auto", scale=torch.tensor(64.0))
 
 
 def triangle(heads):
@@ -176,6 +176,18 @@ def test_rows_are_moved_around_one_all_reduce(slow):
     for rank in slow:
         sent = [size for _, size in sound(rank["rows"])["steps"][-1].calls]
         assert sent == [*(2 * share for share in shares), bytes_summed(rows, "products"), *shares]
+
+
+@ON_CPU
+@pytest.mark.slow
+def test_gradients_of_rows_stay_where_they_are_if_a_rule_does_not_mix_them(slow):
+    """Weights are moved, and the force back: two shares instead of three."""
+    rows = WEIGHTS["rows"]
+    shares = [4 * padded_share(weight) for weight in rows.values()]
+    check(slow, "unmixed rows", "rows", "sphere auto")
+    for rank in slow:
+        sent = [size for _, size in rank["unmixed rows"]["steps"][-1].calls]
+        assert sent == [*shares, bytes_summed(rows, "norms"), *shares]
 
 
 @ON_CPU

@@ -269,7 +269,7 @@ class FusedUpdate:
         launch, sums = SOLVE[self.padded], self.sums
         slices, splits = sums.products.shape[1:3]
         chunk = splits if splits == launch["CHUNK"] else 1  # all at once, or one by one
-        stages = 1 if chunk > 1 else 4
+        stages = 1 if chunk > 1 or splits == 1 else 4
         if self.padded == 64 and gradient == code.PRODUCTS:
             stages = min(stages, 2)  # two matrices per stage in shared memory
         code.solve_kernel[(len(self.groups),)](

@@ -40,6 +40,7 @@ class LocalUpdate(FusedUpdate):
         self._packed = wide(0)
         self._variant: Variant | None = None
         self._gradient = UNUSED
+        self._norms2: Tensor | None = None  # squared norms of gradients that are not in the table, float64 [groups]
         self._reads_particles = True
         self._custom: tuple[Rule, int, Tensor | None, bool] | None = None  # a rule without a built-in form
 
@@ -63,8 +64,20 @@ class LocalUpdate(FusedUpdate):
         scale: Tensor | None,
         draw_noise: bool,
         measure: bool,
+        norms2: Tensor | None = None,
     ) -> None:
-        """Send the numbers of a rule to the device, and choose the launches."""
+        """Send the numbers of a rule to the device, and choose the launches; see `Update.run`.
+
+        Args:
+            rule: the rule.
+            rates: stand-in id -> learning rate, for the noise.
+            step: optimizer steps taken so far.
+            scale: the loss scale that the gradients still contain, or None.
+            draw_noise: whether to add noise to gradients.
+            measure: also measure.
+            norms2: this rank's part of the squared norms of gradients, [groups], if they are not in the table.
+        """
+        self._norms2 = norms2
         is_noisy = draw_noise and self._set_noise(rule, rates, step, scale)
         if scale is not None:
             self.scale.copy_(scale)
@@ -84,6 +97,10 @@ class LocalUpdate(FusedUpdate):
         self._packed = packed
         if self._reads_particles:
             self._run("pack", self._gram_and_pack)
+        if self._norms2 is not None and self._gradient == NORMS:
+            start = self.count_numbers(UNUSED)
+            norms2 = packed[start:].view(len(self.groups), -1)  # [groups, M + 1], read as a sum
+            norms2.zero_()[:, 0] = self._norms2
 
     def finish(self) -> Measure | None:
         """Compute the coefficients from the summed products, and write the new gradients.
@@ -113,7 +130,8 @@ class LocalUpdate(FusedUpdate):
     def _gram_and_pack(self) -> None:
         from repulsive.repulsion.backends import sharded_kernels
 
-        self._gram(sources=1 if self._gradient == UNUSED else 2)
+        gradient = UNUSED if self._norms2 is not None else self._gradient
+        self._gram(sources=1 if gradient == UNUSED else 2)
         sharded_kernels.pack_kernel[(len(self.groups),)](
             self.products,
             self.to_mean,
@@ -123,7 +141,7 @@ class LocalUpdate(FusedUpdate):
             self._packed,
             len(self.table.parts) * self.splits,
             STAGES=4,
-            GRADIENT=self._gradient,
+            GRADIENT=gradient,
             num_warps=SOLVE[self.padded]["num_warps"],
             **self._shape,
         )

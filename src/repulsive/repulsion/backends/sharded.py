@@ -25,6 +25,7 @@ from repulsive.repulsion.backends import eager
 from repulsive.repulsion.backends.addresses import DTYPES, MOST_HEADS
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
+from repulsive.repulsion.sharding.kept_gradients import KeptGradients, can_be_kept
 from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local
 from repulsive.repulsion.sharding.shard_layout import (
     MeshDims,
@@ -37,6 +38,7 @@ from repulsive.repulsion.sharding.shard_layout import (
 from repulsive.repulsion.sharding.stand_in import StandIn, is_counted, place_in_head
 
 ParameterKey = tuple[int, str]
+Factors = dict[LocalWeight, float | Tensor]
 
 
 def is_supported(group: HeadGroup) -> bool:
@@ -112,6 +114,8 @@ class Batch:
         self._stand_ins = {key: StandIn(weight) for key, weight in self._weights.items()}
         self._layouts: list[ShardLayout | None] | None = None  # the layouts that `_reductions` were made for
         self._reductions: list[Reduction] = []
+        self._kept: KeptGradients | None = None
+        self._kept_layouts: list[ShardLayout | None] = []
 
     def run(
         self,
@@ -125,7 +129,9 @@ class Batch:
     ) -> dict[str, Measured]:
         """Replace the gradients of all groups by the direction of a rule; see `Update.run`."""
         measured: dict[str, Measured] = {}
-        with torch.no_grad(), load_local(self._weights.values()), self._loaded_stand_ins():
+        with torch.no_grad():
+            factors, norms2 = self._keep_gradients(rule, step, measure)
+        with torch.no_grad(), self._loaded_stand_ins(factors):
             self._refresh()
             local_rates = {id(stand_in.weight): rates.get(stand_in.id, 0.0) for stand_in in self._stand_ins.values()}
             for reduction in self._reductions:
@@ -137,6 +143,7 @@ class Batch:
                         scale=scale,
                         draw_noise=draw_noise,
                         measure=measure,
+                        norms2=torch.stack([norms2[group.name] for group in update.groups]) if norms2 else None,
                     )
                 reduction.sum_products()
             for reduction in self._reductions:
@@ -147,17 +154,46 @@ class Batch:
                         measured |= {name: Measured(step, values, row) for row, name in enumerate(names)}
         return measured
 
+    def _keep_gradients(self, rule: Rule, step: int, measure: bool) -> tuple[Factors | None, dict[str, Tensor]]:
+        """Decide whether gradients stay on their ranks while weights are moved.
+
+        Returns:
+            The factor on the stored gradient of each weight, or None if gradients have to be moved; and this rank's
+            part of the squared norm of each group's gradients, by group name, if the rule or a measurement needs it.
+        """
+        form, weights = rule.radial_form(step), self._weights.values()
+        if form is None or form.mixes_gradients or not all(can_be_kept(weight.part) for weight in weights):
+            return None, {}
+        for weight in weights:
+            weight.find_layout(whole=False)
+        layouts = [weight.layout for weight in weights]
+        if self._kept is None or layouts != self._kept_layouts:
+            self._kept, self._kept_layouts = KeptGradients(self.groups, self._weights), layouts
+        factors = self._kept.factors({group.num_heads: form.drive(group.num_heads) for group in self.groups})
+        if form.ratio is None and not measure:
+            return factors, {}
+        names = [group.name for group in self.groups]
+        return factors, dict(zip(names, self._kept.squared_norms().unbind(), strict=True))
+
     @contextmanager
-    def _loaded_stand_ins(self) -> Iterator[None]:
-        try:
-            for stand_in in self._stand_ins.values():
-                stand_in.load()
-            yield
-            for stand_in in self._stand_ins.values():
-                stand_in.write_back()
-        finally:
-            for stand_in in self._stand_ins.values():
-                stand_in.release()
+    def _loaded_stand_ins(self, factors: Factors | None) -> Iterator[None]:
+        """Load the weights of this rank in the stand-ins, and write new gradients back at the end.
+
+        Args:
+            factors: factors on gradients that stay on their ranks; the stand-ins then start from gradients of zero.
+        """
+        with load_local(self._weights.values(), gradients=factors is None, kept=factors):
+            try:
+                for weight in self._weights.values() if factors is not None else ():
+                    weight.grad = torch.zeros_like(weight.weights())
+                for stand_in in self._stand_ins.values():
+                    stand_in.load()
+                yield
+                for stand_in in self._stand_ins.values():
+                    stand_in.write_back()
+            finally:
+                for stand_in in self._stand_ins.values():
+                    stand_in.release()
 
     def _refresh(self) -> None:
         """Point all tables at the loaded weights; make new ones if weights have other shapes or placements."""

@@ -189,13 +189,25 @@ def _check_interleaved_rows(part: HeadSlice, parameter: DTensor) -> None:
     along = [p if _sharded_dim(p) == part.axis else Replicate() for p in parameter.placements]
     if all(type(p).__name__ in ("Shard", "Replicate") for p in along):
         return
-    shape = [1] * parameter.ndim
-    shape[part.axis] = parameter.shape[part.axis]
-    numbers = torch.arange(parameter.shape[part.axis], device=parameter.device).view(shape)
+    numbers = _row_numbers(part, parameter)
     here = local_part(numbers, mesh, along)
     again = DTensor.from_local(here, mesh, along, run_check=False, shape=numbers.shape, stride=numbers.stride())
     if here.numel() != parameter.to_local().shape[part.axis] or not torch.equal(again.full_tensor(), numbers):
         raise UnsupportedWeights(_refusal(part, parameter, "this version of torch moves such shards incorrectly"))
+
+
+def local_rows(part: HeadSlice, parameter: DTensor) -> Tensor:
+    """Return the output features that this rank stores, in order: int64 [stored features]."""
+    from torch.distributed.tensor import Replicate
+
+    along = [p if _sharded_dim(p) == part.axis else Replicate() for p in parameter.placements]
+    return local_part(_row_numbers(part, parameter), parameter.device_mesh, along).flatten()
+
+
+def _row_numbers(part: HeadSlice, parameter: DTensor) -> Tensor:
+    shape = [1] * parameter.ndim
+    shape[part.axis] = parameter.shape[part.axis]
+    return torch.arange(parameter.shape[part.axis], device=parameter.device).view(shape)
 
 
 def local_part(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
