@@ -38,11 +38,12 @@ class Weight:
     heads: int = HEADS
     rows: int = 2  # output features per head
     parts: int = 1
+    unused: int = 0  # further projections that no group contains
     kind: str = "plain"  # or "interleaved", "transposed", "stacked"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        features = self.parts * self.heads * self.rows
+        features = (self.parts + self.unused) * self.heads * self.rows
         if self.kind == "stacked":
             return self.heads, self.rows, self.columns
         return (self.columns, features) if self.kind == "transposed" else (features, self.columns)
@@ -51,10 +52,13 @@ class Weight:
         """Rows of the heads of each projection."""
         if self.kind == "stacked":
             return [torch.arange(self.heads).view(-1, 1)]
-        count = torch.arange(self.parts * self.heads * self.rows)
+        parts = self.parts + self.unused
+        count = torch.arange(parts * self.heads * self.rows)
         if self.kind == "interleaved":
-            return list(count.view(self.heads, self.parts, self.rows).unbind(1))
-        return list(count.view(self.parts, self.heads, self.rows))
+            tables = list(count.view(self.heads, parts, self.rows).unbind(1))
+        else:
+            tables = list(count.view(parts, self.heads, self.rows))
+        return tables[: self.parts]
 
 
 COLUMNS = {
@@ -70,7 +74,7 @@ COLUMNS = {
 OTHER_HEADS = {"three heads": Weight(7, 1, heads=3)}
 ROWS = {
     "even rows": Weight(6, 0),
-    "uneven rows": Weight(5, 0, rows=3, heads=3, parts=3),
+    "uneven rows": Weight(5, 0, rows=3, heads=3, parts=2, unused=1),
     "rows of one column": Weight(1, 0),
     "transposed rows": Weight(5, 1, parts=2, kind="transposed"),
     "stacked matrices": Weight(5, 0, rows=3, kind="stacked"),
@@ -119,7 +123,7 @@ class Model(nn.Module):
         if self.mesh is None:
             return whole
         placement = Replicate() if weight.shard is None else Shard(weight.shard)
-        return distribute_tensor(whole, self.mesh, [placement])
+        return distribute_tensor(whole, self.mesh, [placement] * self.mesh.ndim)
 
     def set_gradients(self, seed, scale=None):
         source = torch.Generator().manual_seed(seed)

@@ -16,11 +16,11 @@ QUICK_RULES = ("sphere auto", "spos")
 SMALL_BATCH = 200  # bytes: moves most weights in batches of their own
 
 
-def sharded(world, weights="everything", rule="svgd", *, dtype=torch.float32, joined=False, scale=None):
+def sharded(world, weights="everything", rule="svgd", *, dtype=torch.float32, joined=False, scale=None, more=()):
     """Steps on sharded weights, and the backends that ran."""
     from torch.distributed.tensor import init_device_mesh
 
-    model = Model(WEIGHTS[weights], init_device_mesh("cpu", (world,)), dtype, joined=joined)
+    model = Model(WEIGHTS[weights], init_device_mesh("cpu", (world, *more)), dtype, joined=joined)
     update = Update(model.groups, seed=7)
     results = steps(model, RULES[rule], "triton", scale=scale, update=update)
     sizes = [len(update._fused), len(update._sharded.groups), update._eager_rest is not None]
@@ -119,6 +119,7 @@ SLOW |= {
     "joined": partial(sharded, rule="spos", joined=True),
     "half": partial(sharded, weights="few", dtype=torch.bfloat16),
     "scaled": partial(sharded, weights="everything", rule="sphere auto", scale=torch.tensor(64.0)),
+    "two dimensions": partial(sharded, weights="few", rule="spos", more=(1,)),
     "batches": in_small_batches,
     "uneven batches": eager_in_uneven_batches,
     "placement": changed_placement,

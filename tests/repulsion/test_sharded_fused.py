@@ -108,6 +108,14 @@ def test_a_group_of_weights_that_are_sharded_differently(slow):
 
 @ON_CPU
 @pytest.mark.slow
+def test_a_mesh_of_two_dimensions(slow):
+    """Both dimensions split columns: products are summed over one dimension, then over the other."""
+    check(slow, "two dimensions", "few", "spos")
+    assert all(len(some) == 2 for rank in slow for some in sums(rank, "two dimensions"))
+
+
+@ON_CPU
+@pytest.mark.slow
 def test_scaled_gradients(slow):
     check(slow, "scaled", "everything", "sphere auto", scale=torch.tensor(64.0))
 
