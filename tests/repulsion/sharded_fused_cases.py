@@ -129,11 +129,16 @@ class Model(nn.Module):
         source = torch.Generator().manual_seed(seed)
         for name, weight in self.weights.items():
             whole = torch.randn(weight.shape, generator=source, dtype=torch.float32)
-            getattr(self, name).grad = self.place(whole if scale is None else whole * scale.cpu(), weight)
+            grad = self.place(whole if scale is None else whole * scale.cpu(), weight)
+            parameter = getattr(self, name)
+            if parameter.grad is None:
+                parameter.grad = grad
+            else:
+                parameter.grad.copy_(grad)  # the same memory in every step
 
     def gradients(self):
         grads = {name: getattr(self, name).grad for name in self.weights}
-        return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in grads.items()}
+        return {name: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for name, g in grads.items()}
 
 
 @dataclass(frozen=True)

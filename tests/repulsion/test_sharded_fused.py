@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 
 pytest.importorskip("triton")
 
+from repulsive.repulsion.backends.choose import Update
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, Weight, largest_error, steps
 from tests.repulsion.sharded_fused_probes import QUICK_RULES, run_quick, run_slow
@@ -261,56 +262,65 @@ def test_training_under_fsdp2(columns, rule, slow):
             assert line["ratio"] == pytest.approx(own["ratio"], rel=1e-4)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "released"])
-def test_on_a_gpu(rule):
-    """A mesh of one process over NCCL, with all layouts: launches, captured graphs and replays around the all-reduce.
-
-    The mesh has one rank, so it covers the code on a GPU; the sums over ranks are covered by the tests on the CPU.
-    """
+@pytest.fixture
+def mesh():
+    """A mesh of one GPU over NCCL."""
     from torch.distributed.tensor import init_device_mesh
 
-    from repulsive.repulsion.backends.choose import Update
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cuda", (1,))
+    dist.destroy_process_group()
 
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "released"])
+def test_on_a_gpu(rule, mesh):
+    """All layouts: launches, captured graphs and replays around an all-reduce; with one rank, sums have one term."""
     weights = WEIGHTS["everything"]
     expected = steps(Model(weights, device="cuda"), RULES[rule], "eager", count=5)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = Model(weights, init_device_mesh("cuda", (1,)), torch.float32, "cuda")
-        update = Update(model.groups, seed=7)
-        found = steps(model, RULES[rule], "triton", count=5, update=update)
-        assert update._sharded is not None and len(update._sharded.groups) == len(model.groups)
-        if rule != "ladder":
-            locals_ = [local for batch in update._sharded._batches for r in batch._reductions for local in r.updates]
-            assert all(local._graphs._graphs for local in locals_), "nothing was captured"
-    finally:
-        dist.destroy_process_group()
+    model = Model(weights, mesh, torch.float32, "cuda")
+    update = Update(model.groups, seed=7)
+    found = steps(model, RULES[rule], "triton", count=5, update=update)
+    assert len(update._sharded.groups) == len(model.groups)
+    in_place = update._sharded._batches[0]
+    captured = [local._graphs._graphs for reduction in in_place._reductions for local in reduction.updates]
+    assert all(captured) == (rule != "ladder"), "a built-in form is captured, a custom rule is not"
     assert largest_error(found, expected) < 3e-6
     check_measured(found, expected)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [True, False])
-def test_fsdp2_on_a_gpu(columns):
-    """`fully_shard` and `repel` on one GPU against unsharded float64 training, without waiting for the GPU."""
-    from torch.distributed.tensor import init_device_mesh
+def test_columns_need_no_host_synchronisation(mesh, monkeypatch):
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
+    model = Model(WEIGHTS["columns"], mesh, torch.float32, "cuda")
+    update, rates = Update(model.groups, seed=0), {id(p): 0.05 for p in model.parameters()}
+    for rule in ("sphere auto", "spos"):
+        for step in range(3):  # the first calls compile and capture
+            model.set_gradients(step)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error" if step == 2 else "default")
+            try:
+                update.run(RULES[rule], rates, step=step)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [True, False])
+def test_fsdp2_on_a_gpu(columns, mesh):
+    """`fully_shard` and `repel` on one GPU against unsharded training in float64."""
     case = sharded_cases.Case(columns=columns, rule="auto")
     model, x, y = sharded_cases.make(case)
     optimizer = sharded_cases.optimizer_of(case, model)
     sharded_cases.attach(case, model, optimizer)
     sharded_cases.train(case, model, optimizer, x, y, steps=5)
     expected = sharded_cases.whole(model)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model, x, y = sharded_cases.make(case, torch.float32)
-        model.to("cuda")
-        sharded_cases.shard(model, init_device_mesh("cuda", (1,)), columns)
-        optimizer = sharded_cases.optimizer_of(case, model)
-        handle = sharded_cases.attach(case, model, optimizer)
-        sharded_cases.train(case, model, optimizer, x.cuda(), y.cuda(), steps=5)
-        assert handle._updates.current._sharded is not None and handle._updates.current._eager_rest is None
-        found = {name: value.cpu().double() for name, value in sharded_cases.whole(model).items()}
-    finally:
-        dist.destroy_process_group()
+    model, x, y = sharded_cases.make(case, torch.float32)
+    model.to("cuda")
+    sharded_cases.shard(model, mesh, columns)
+    optimizer = sharded_cases.optimizer_of(case, model)
+    handle = sharded_cases.attach(case, model, optimizer)
+    sharded_cases.train(case, model, optimizer, x.cuda(), y.cuda(), steps=5)
+    assert handle._updates.current._sharded is not None and handle._updates.current._eager_rest is None
+    found = {name: value.cpu().double() for name, value in sharded_cases.whole(model).items()}
     assert all(float((found[name] - weight).norm() / weight.norm()) < 1e-5 for name, weight in expected.items())
