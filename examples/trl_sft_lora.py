@@ -6,7 +6,7 @@
 trains `lora_A` and `lora_B` of q, k and v; the rows of `lora_B` that write into head i are head i. They start at zero,
 so the first similarity is measured after some steps. A small Llama with grouped key-value heads learns to answer
 "mirror a b c" with "c b a". Prints for each training the loss, and the mean cosine between the heads' adapters at the
-first and at the last measurement. Needs `pip install "repulsive[transformers,peft]" trl`; nothing is downloaded.
+first and at the last measurement. Needs `pip install -e ".[transformers,peft]" trl`; nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Any
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.files import read_json
-from repulsive.lab.engine.runs import RUN, RunFolder
+from repulsive.lab.engine.run_reader import RUN
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import Row, as_plain
 from repulsive.pages import Content
 from repulsive.pages.data.panels import Chart

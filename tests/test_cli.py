@@ -257,13 +257,13 @@ def test_without_the_cli_extra_the_error_says_what_to_install(tmp_path, absent):
     )
 
 
-def test_hints_name_a_command_that_works_here(repulsive, monkeypatch):
-    """In a checkout the editable install, elsewhere the package index; whatever the error message says."""
-    error = ConfigError("a sweep needs the package optuna: pip install 'repulsive[train]'")
-    monkeypatch.setattr("repulsive.environment.collect.collect", raising(error))
-    assert one_line(repulsive("doctor")).endswith("optuna: python -m pip install -e '.[train]' -c constraints.txt\n")
-    monkeypatch.setattr("repulsive.environment.collect.checkout", lambda: None)
-    assert one_line(repulsive("doctor")).endswith("optuna: python -m pip install 'repulsive[train]'\n")
+def test_a_missing_package_is_named_with_a_command_that_works_here(repulsive, monkeypatch):
+    """In a checkout the editable install, elsewhere the package index."""
+    missing = ModuleNotFoundError("No module named 'optuna'", name="optuna")
+    monkeypatch.setattr("repulsive.environment.collect.collect", raising(missing))
+    assert one_line(repulsive("doctor")).endswith("with: python -m pip install -e '.[train]' -c constraints.txt\n")
+    monkeypatch.setattr("repulsive.extras.checkout", lambda: None)
+    assert one_line(repulsive("doctor")).endswith("with: python -m pip install 'repulsive[train]'\n")
 
 
 def test_the_console_script_is_installed():

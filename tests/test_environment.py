@@ -1,12 +1,14 @@
 """`repulsive doctor`: versions, extras and what is missing, also without torch."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
 
 import pytest
 
+from repulsive import extras
 from repulsive._version import __version__
 from repulsive.cli import main
 from repulsive.environment import collect, requirements
@@ -76,8 +78,15 @@ def test_a_missing_package_is_named_in_every_extra_that_needs_it(installed):
 
 
 def test_an_installed_wheel_gets_another_command(monkeypatch):
-    monkeypatch.setattr(requirements, "_CHECKOUT", requirements._CHECKOUT / "tests")
-    assert collect.install_command("train") == "python -m pip install 'repulsive[train]'"
+    monkeypatch.setattr(extras, "_CHECKOUT", extras._CHECKOUT / "tests")
+    assert extras.install_command("train") == "python -m pip install 'repulsive[train]'"
+
+
+def test_every_message_takes_its_command_from_one_function():
+    """In a checkout, `pip install 'repulsive[...]'` would not find this package."""
+    texts = [path.read_text(encoding="utf-8") for path in (extras._CHECKOUT / "src").rglob("*.py")]
+    assert any("install_command(" in text for text in texts)
+    assert not any(re.search(r"pip install .?['\"]repulsive", text) for text in texts)
 
 
 def test_metadata_and_project_file_list_the_same_extras(monkeypatch):
@@ -88,7 +97,7 @@ def test_metadata_and_project_file_list_the_same_extras(monkeypatch):
             words = f"[{','.join(r.extras)}]" if r.extras else ""
             bound = f">={r.oldest}" if r.oldest else ""
             lines.append(f'{r.name}{words}{bound}; extra == "{extra}"')
-    monkeypatch.setattr(requirements, "_CHECKOUT", requirements._CHECKOUT / "tests")
+    monkeypatch.setattr(extras, "_CHECKOUT", extras._CHECKOUT / "tests")
     monkeypatch.setattr(metadata, "requires", lambda name: lines)
     assert requirements.read_requirements() == project
 
@@ -97,7 +106,7 @@ def test_without_metadata_torch_is_still_required(monkeypatch):
     def absent(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(requirements, "_CHECKOUT", requirements._CHECKOUT / "tests")
+    monkeypatch.setattr(extras, "_CHECKOUT", extras._CHECKOUT / "tests")
     monkeypatch.setattr(metadata, "requires", absent)
     environment = collect.collect()
     assert [package.name for package in environment.required] == ["torch"]

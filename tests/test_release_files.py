@@ -1,6 +1,7 @@
 """Files for a release agree with the package: versions, workflows, templates."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -31,6 +32,20 @@ def test_the_tests_run_on_every_supported_python():
     assert job["strategy"]["matrix"]["python"] == listed
     assert project["requires-python"] == f">={listed[0]}"
     assert "make test" in [step.get("run") for step in job["steps"]]
+
+
+def test_the_oldest_torch_is_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (oldest,) = (line.removeprefix("torch>=") for line in project["dependencies"])
+    steps = load(GITHUB / "workflows" / "tests.yml")["jobs"]["oldest"]["steps"]
+    assert any(f"'torch=={oldest}.0'" in step.get("run", "") for step in steps)
+
+
+def test_workflow_files_are_linted():
+    jobs = load(GITHUB / "workflows" / "tests.yml")["jobs"]
+    assert jobs["workflows"]["steps"][-1]["run"] == "make workflows"
+    commands = subprocess.run(["make", "-n", "workflows"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "node .ci/lint_workflows.cjs .github/workflows/*.yml" in commands
 
 
 def test_a_tag_publishes_without_a_stored_password():

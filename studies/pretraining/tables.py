@@ -16,7 +16,8 @@ from studies.pretraining.rows import AFTER_MNLI, BASELINE, METHODS
 from repulsive.errors import RunError
 from repulsive.lab.engine import tables
 from repulsive.lab.engine.files import read_json
-from repulsive.lab.engine.runs import RUN, RunFolder
+from repulsive.lab.engine.run_reader import RUN
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.paper.differences import over_seeds, scaled
 from repulsive.lab.systems.glue.data import TASKS

@@ -1,14 +1,68 @@
-"""Intervals that the page on logits states are those of the tables it links to."""
+"""Numbers that the page on logits states are those of the tables it links to."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "logits.md").read_text(encoding="utf-8")
 INTERVAL = re.compile(r"[+-]0\.\d{4} \[[+-]0\.\d{4}, [+-]0\.\d{4}\]")
+# Experiments of results/logits, and their titles in the page's table. The page uses tiny-early in another section.
+EXPERIMENTS = {
+    "tiny": "tiny: 4 layers, 4 heads, width 128",
+    "tiny-heads2": "2 heads",
+    "tiny-heads8": "8 heads",
+    "tiny-heads16": "16 heads",
+    "tiny-grouped": "8 heads, 2 key-value heads",
+    "tiny-4mb": "4 MB of text, 8 epochs",
+    "tiny-long": "Wikipedia, 4 x the steps",
+    "small": "small: 6 layers, 8 heads, width 256",
+    "tiny-tied": "tiny, tied embeddings",
+}
+
+
+def rows_under(header: str, text: str) -> dict[str, list[str]]:
+    """Read the Markdown table whose header starts with a text: first cell -> the other cells, without bold."""
+    lines = text[text.index(f"| {header} |") :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").replace("**", "").split("|")] for line in lines]
+    return {first: rest for first, *rest in cells}
+
+
+def results() -> dict[str, list[str]]:
+    """Read the table of all experiments: name -> its cells."""
+    rows = rows_under("experiment", (ROOT / "results" / "logits" / "README.md").read_text(encoding="utf-8"))
+    return {re.match(r"\[([\w-]+)\]", first)[1]: rest for first, rest in rows.items()}
 
 
 def test_every_interval_is_in_a_table():
-    stated = INTERVAL.findall((ROOT / "docs" / "logits.md").read_text(encoding="utf-8"))
+    stated = INTERVAL.findall(PAGE)
     tables = " ".join(file.read_text(encoding="utf-8") for file in (ROOT / "results" / "logits").glob("*.md"))
     assert len(stated) > 15
     assert [interval for interval in stated if interval not in tables] == []
+
+
+def test_the_table_of_experiments_is_that_of_the_results():
+    stated, measured = rows_under("experiment", PAGE), results()
+    assert list(stated) == list(EXPERIMENTS.values())
+    assert set(measured) - set(EXPERIMENTS) == {"tiny-early"}
+    for name, title in EXPERIMENTS.items():
+        assert stated[title] == measured[name], name
+
+
+def test_the_range_of_effects_is_that_of_all_experiments():
+    effects = [100 * float(cells[1].split()[0]) / float(cells[0]) for cells in results().values()]
+    assert len(effects) == 10 and max(effects) < 0
+    row = rows_under("training", PAGE)["byte-level language models from scratch"]
+    assert row[0] == f"{max(effects):.1f} % to {min(effects):.1f} %, in all ten experiments"
+
+
+def test_effects_of_the_rule_itself_are_those_of_its_study():
+    """The page rounds; each number may differ by half of its last digit."""
+    study = (ROOT / "results" / "default_rule" / "README.md").read_text(encoding="utf-8")
+    measured = re.findall(r"\| (?:europarl-)?logits \|.*?\| ([+-][\d.]+)% \[([+-][\d.]+)%, ([+-][\d.]+)%\]", study)
+    table = PAGE[PAGE.index("| training |") : PAGE.index("So this is a setting")]
+    stated = re.findall(r"([+-][\d.]+) % \[([+-][\d.]+) %, ([+-][\d.]+) %\]", table)
+    assert len(stated) == len(measured) == 4
+    for page, result in zip(stated, measured, strict=True):
+        for text, number in zip(page, result, strict=True):
+            half = 0.5 * 10.0 ** -len(text.partition(".")[2])
+            assert abs(float(text) - float(number)) <= half + 1e-9

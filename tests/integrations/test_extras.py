@@ -18,7 +18,7 @@ def test_a_missing_package_is_named_with_its_extra(extra, monkeypatch):
     for package in EXTRAS[extra]:
         monkeypatch.setitem(sys.modules, package, None)  # makes `import` fail as for a missing package
     monkeypatch.delitem(sys.modules, f"repulsive.integrations.{extra}", raising=False)
-    with pytest.raises(ImportError, match=rf'pip install "repulsive\[{extra}\]"'):
+    with pytest.raises(ImportError, match=rf"needs {extra}: python -m pip install -e '\.\[{extra}\]'"):
         importlib.import_module(f"repulsive.integrations.{extra}")
 
 

@@ -14,12 +14,7 @@ from repulsive.errors import ConfigError
 from repulsive.loggers.interface import LoggedRun, Logger
 from repulsive.loggers.open_loggers import BUILT_IN, Loggers, check_loggers, known_loggers, open_loggers
 
-needs = {
-    name: pytest.mark.skipif(
-        find_spec(name) is None, reason=f"{name} is not installed: pip install 'repulsive[loggers]'"
-    )
-    for name in BUILT_IN
-}
+needs = {name: pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed") for name in BUILT_IN}
 SECRET = "s3cr3t-value-of-this-test"
 
 
@@ -73,7 +68,7 @@ def test_unknown_and_missing_loggers_are_one_line(monkeypatch, tmp_path):
     assert list(known_loggers())[:4] == ["tensorboard", "wandb", "mlflow", "trackio"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny"), ("trackio", "trackio")):
-        message = rf"^logger '{name}': {package} is not installed; run: pip install 'repulsive\[loggers\]'$"
+        message = rf"^logger '{name}': {package} is not installed; run: python -m pip install -e '\.\[loggers\]' -c "
         with pytest.raises(ConfigError, match=message):
             check_loggers([name])
         with pytest.raises(ConfigError, match=message):

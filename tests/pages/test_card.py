@@ -126,5 +126,5 @@ def test_errors(tmp_path, monkeypatch):
     assert write_card(tmp_path / "new" / "card.svg", made_card()).read_text().startswith("<svg")
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)
-    with pytest.raises(ConfigError, match=r"pip install 'repulsive\[images\]', or write a \.svg file"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[images\]' -c constraints\.txt, or write a \.svg file"):
         check_card(tmp_path / "card.png")

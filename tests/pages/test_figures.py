@@ -199,7 +199,7 @@ def test_figures_use_the_colours_of_the_page():
 
 def test_without_matplotlib_the_error_names_the_extra_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(figure_files, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'repulsive\[report\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[report\]'"):
         figure_files.write_figures(tmp_path, full_content())
 
 

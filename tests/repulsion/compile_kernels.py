@@ -1,11 +1,12 @@
 """Compile the launches of updates for an NVIDIA H100 or H200 ahead of time, without a GPU.
 
-Run as a module, without TRITON_INTERPRET; prints one line per compiled launch. The interpreter accepts code that the
-compiler refuses.
+Run as a module, without TRITON_INTERPRET; prints one line per compiled launch: its name, its size in bytes, and its
+number of instructions that load or store 16 bytes. The interpreter accepts code that the compiler refuses.
 """
 
 import inspect
 import os
+import re
 
 import torch
 import triton
@@ -18,11 +19,13 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import KernelFree
 from repulsive.repulsion.backends import sharded_kernels, triton_kernels
 from repulsive.repulsion.backends.fused import FusedUpdate
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages")
+WIDE = re.compile(r"(?:ld|st)\.global\.v4\.b32|cp\.async\.cg")
 RULES = [
     SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
     SVGD(alpha="auto", kernel="imq", bandwidth="released"),
@@ -54,8 +57,9 @@ class Compiled:
         if key not in self.done:
             self.done.add(key)
             values = {(names.index(name),): value for name, value in constants.items()}
-            binary = compile(ASTSource(self.kernel, signature, values), target=TARGET, options=options).asm["cubin"]
-            print(self.kernel.__name__, len(binary), flush=True)
+            code = compile(ASTSource(self.kernel, signature, values), target=TARGET, options=options).asm
+            wide = len(WIDE.findall(code["ptx"]))
+            print(self.kernel.__name__, len(code["cubin"]), wide, flush=True)
 
 
 def main() -> None:
@@ -66,20 +70,29 @@ def main() -> None:
         setattr(sharded_kernels, name, Compiled(getattr(sharded_kernels, name)))
     for heads, rules in ((1, RULES[:1]), (4, RULES), (12, RULES[:2]), (64, RULES[:1])):
         layer = nn.Linear(8, 2 * heads, bias=False)
-        layer.weight.grad = torch.zeros_like(layer.weight)
-        part = HeadSlice(layer, "weight", "weight", torch.arange(2 * heads).view(heads, 2))
-        groups = [HeadGroup("heads", 0, "q", "encoder", "", "test", (part,))]
-        update, local = FusedUpdate(groups, seed=0), LocalUpdate(groups, 0, [(8, 16, 0, 32)], [True])
-        reduction = Reduction((), [local])
-        assert update.refresh() and local.refresh()
-        for rule in rules:
-            for measure in (False, True):
-                scale = torch.tensor(2.0) if measure else None
-                rates = {id(layer.weight): 0.1}
-                update.run(rule, rates, step=0, scale=scale, measure=measure)
-                local.prepare(rule, rates, step=0, scale=scale, draw_noise=True, measure=measure)
+        compile_updates(layer, torch.arange(2 * heads).view(heads, 2), 0, rules)
+    for heads in (4, 12):  # heads side by side in rows, as in GPT-2; these launches are printed last
+        layer = nn.Linear(32 * heads, 8, bias=False)
+        compile_updates(layer, torch.arange(32 * heads).view(heads, 32), 1, RULES[:1])
+
+
+def compile_updates(layer: nn.Linear, rows: torch.Tensor, axis: int, rules: list) -> None:
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    part = HeadSlice(layer, "weight", "weight", rows, axis=axis)
+    groups = [HeadGroup("heads", 0, "q", "encoder", "", "test", (part,))]
+    update, local = FusedUpdate(groups, seed=0), LocalUpdate(groups, 0, [(8, 16, 0, 32)], [True])
+    reduction = Reduction((), [local])
+    assert update.refresh() and local.refresh()
+    for rule in rules:
+        for measure in (False, True):
+            scale = torch.tensor(2.0) if measure else None
+            rates = {id(layer.weight): 0.1}
+            if axis == 0:
+                inputs = StepInputs(rule, 0, rates, scale, measure)
+                local.prepare(rule, inputs)
                 reduction.sum_products()
                 local.finish()
+            update.run(rule, rates, step=0, scale=scale, measure=measure)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from repulsive import SGLD, SPOS, SVGD, CosineLadder
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import KernelFree
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.inputs import StepInputs
 from tests.repulsion.sharded_probes import Wire
 
 HEADS = 4
@@ -159,7 +160,7 @@ def steps(model, rule, backend, *, count=3, scale=None, update=None):
     for step in range(count):
         model.set_gradients(step, scale)
         with Wire() as wire:
-            measured = update.run(rule, rates, step=step, scale=scale, measure=step < 2)
+            measured = update.run(StepInputs(rule, step, rates, scale, measure=step < 2))
         gradients = {name: grad.cpu() for name, grad in model.gradients().items()}
         results.append(Step(gradients, {name: line.values() for name, line in measured.items()}, wire.sent))
     return results

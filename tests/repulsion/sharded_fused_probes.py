@@ -8,6 +8,7 @@ from torch import nn
 
 from repulsive.repulsion.backends import eager, fused
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.inputs import StepInputs
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, Step, steps
 from tests.repulsion.sharded_probes import guarded, join, leave
@@ -64,7 +65,7 @@ def different_strides(world):
     known = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
     model.even.grad = DTensor.from_local(grad, mesh, [Shard(1)], **known)
     update = Update(model.groups, seed=7)
-    update.run(RULES["svgd"], {}, step=0)
+    update.run(StepInputs(RULES["svgd"], 0))
     return {"steps": [Step(model.gradients(), {}, [])], "strides": grad.stride()}
 
 
@@ -82,7 +83,7 @@ def changed_placement(world):
             grad = model.even.grad.redistribute(placements=[Shard(0)])
             model.even = nn.Parameter(model.even.detach().redistribute(placements=[Shard(0)]))
             model.even.grad = grad
-        update.run(RULES["svgd"], {}, step=step)
+        update.run(StepInputs(RULES["svgd"], step))
         results.append(Step(model.gradients(), {}, []))
     return results
 

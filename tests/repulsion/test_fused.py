@@ -15,6 +15,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
 from repulsive.particles import KernelFree  # noqa: E402
 from repulsive.repulsion.backends import fused  # noqa: E402
 from repulsive.repulsion.backends.choose import Update  # noqa: E402
+from repulsive.repulsion.backends.inputs import StepInputs  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def run(model, groups, rule, monkeypatch, choice, *, scale=None, step=3, measure
             parameter.grad *= scale
     update = Update(groups, seed=7)
     rates = {id(p): 0.05 for p in model.parameters()}
-    found = update.run(rule, rates, step=step, scale=scale, measure=measure)
+    found = update.run(StepInputs(rule, step, rates, scale=scale, measure=measure))
     assert (update._fused is not None) == (choice == "triton"), "the wrong path ran"
     assert update._eager_rest is None
     return [parameter.grad.float() for parameter in model.parameters()], found
@@ -151,6 +152,20 @@ def test_scaled_gradients(rule, monkeypatch):
     expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
     found, _ = run(model, model.groups, rule, monkeypatch, "triton", scale=scale)
     assert error([x / scale for x in found], expected) < 3e-6
+
+
+@pytest.mark.parametrize("heads", [4, 12])
+def test_chunks_of_sixteen_columns(heads, monkeypatch):
+    """Heads side by side in the rows of a weight, as in GPT-2: 16 columns of a head are read at once."""
+    torch.manual_seed(0)
+    model = Weights(heads, 32, 48, torch.float32)
+    groups = model.groups[-3:]
+    table = fused.SliceTable(groups, 0)
+    assert table.chunked and not table.flat
+    rule = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    expected, _ = run(model, groups, rule, monkeypatch, "eager")
+    found, _ = run(model, groups, rule, monkeypatch, "triton")
+    assert error(found, expected) < 3e-6
 
 
 MEASURED = [
@@ -283,11 +298,11 @@ def test_a_step_counts_noise_like_the_reference(noise, monkeypatch):
     for step in (0, 1, 2, 9):
         monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
         gradients(model, seed=step)
-        update.run(rule, rates, step=step)
+        update.run(StepInputs(rule, step, rates))
         found = [p.grad.float() for p in model.parameters()]
         monkeypatch.setenv("REPULSIVE_KERNELS", "eager")
         gradients(model, seed=step)
-        Update(model.groups, seed=7).run(rule, rates, step=step)
+        Update(model.groups, seed=7).run(StepInputs(rule, step, rates))
         assert error(found, [p.grad.float() for p in model.parameters()]) < 3e-6
 
 
@@ -345,12 +360,12 @@ def test_weights_and_gradients_move_between_steps(monkeypatch):
         if step == 3:
             continue  # `repel` uses an update of the other groups then
         start = [p.grad.clone() for p in model.parameters()]
-        update.run(SVGD(alpha=1.0), {}, step=step)
+        update.run(StepInputs(SVGD(alpha=1.0), step))
         found = [p.grad.clone() for p in model.parameters()]
         for parameter, grad in zip(model.parameters(), start, strict=True):
             parameter.grad = grad.contiguous()
         monkeypatch.setenv("REPULSIVE_KERNELS", "eager")
-        Update(model.groups, seed=7).run(SVGD(alpha=1.0), {}, step=step)
+        Update(model.groups, seed=7).run(StepInputs(SVGD(alpha=1.0), step))
         monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
         assert error(found, [p.grad for p in model.parameters()]) < 3e-6
     assert was_fused == [True, True, False, False, True]
@@ -363,13 +378,13 @@ def test_no_host_synchronisation(monkeypatch):
     update, rates = Update(model.groups, seed=0), {id(p): 0.05 for p in model.parameters()}
     for rule in (SVGD(), SVGD(alpha="auto"), SPOS(), SVGD(kernel="cosine"), CosineLadder(), SGLD(), KernelFree()):
         gradients(model)
-        update.run(rule, rates, step=0)  # compiles
-        update.run(rule, rates, step=1, measure=True)
+        update.run(StepInputs(rule, 0, rates))  # compiles
+        update.run(StepInputs(rule, 1, rates, measure=True))
         gradients(model, 2)
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            update.run(rule, rates, step=2, measure=True)
+            update.run(StepInputs(rule, 2, rates, measure=True))
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -385,19 +400,19 @@ def test_inside_a_captured_graph(monkeypatch):
     reset = lambda: [p.grad.copy_(g) for p, g in zip(model.parameters(), start, strict=True)]  # noqa: E731
     for rule in (SVGD(alpha=1.0), SPOS(0.1, 1.0, 10.0), SVGD(alpha="auto", space="sphere"), SGLD(0.1, 0.5)):
         update, rates = Update(model.groups, seed=0), {id(p): 0.05 for p in model.parameters()}
-        update.run(rule, rates, step=0)
+        update.run(StepInputs(rule, 0, rates))
         expected = []
         for step in (1, 2, 3):
             reset()
-            update.run(rule, rates, step=step)
+            update.run(StepInputs(rule, step, rates))
             expected.append([p.grad.clone() for p in model.parameters()])
         fresh = Update(model.groups, seed=0)
         reset()
-        fresh.run(rule, rates, step=0)
+        fresh.run(StepInputs(rule, 0, rates))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            fresh.run(rule, rates, step=1)
+            fresh.run(StepInputs(rule, 1, rates))
         for numbers in expected:
             reset()
             graph.replay()
@@ -415,12 +430,12 @@ def test_replays_follow_moving_gradients(monkeypatch):
         gradients(model, seed=step)
         kept.append([p.grad for p in model.parameters()])  # kept, so that the next ones get other addresses
         start = [g.clone() for g in kept[-1]]
-        update.run(RAMP, {}, step=step)
+        update.run(StepInputs(RAMP, step))
         found = [p.grad.clone() for p in model.parameters()]
         for parameter, grad in zip(model.parameters(), start, strict=True):
             parameter.grad = grad
         monkeypatch.setenv("REPULSIVE_KERNELS", "eager")
-        Update(model.groups, seed=7).run(RAMP, {}, step=step)
+        Update(model.groups, seed=7).run(StepInputs(RAMP, step))
         monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
         assert error(found, [p.grad for p in model.parameters()]) < 3e-6
 
@@ -477,7 +492,7 @@ def test_extra_memory_is_small(monkeypatch):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     for step in range(3):
-        update.run(SVGD(), {}, step=step, measure=step == 1)
+        update.run(StepInputs(SVGD(), step, measure=step == 1))
     particles = sum(group.num_heads * group.dim * 4 for group in model.groups)
     assert torch.cuda.max_memory_allocated() - before <= 0.02 * particles
 

@@ -25,6 +25,7 @@ from repulsive import (
 )
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.inputs import StepInputs
 from tests.repulsion.test_distributed import free_port
 
 RULES = [
@@ -296,7 +297,7 @@ def fused_and_eager(parameter, part, rule, monkeypatch):
         monkeypatch.setenv("REPULSIVE_KERNELS", choice)
         parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
         update = Update([group], seed=7)
-        update.run(rule, {id(parameter): 0.05}, step=3)
+        update.run(StepInputs(rule, 3, {id(parameter): 0.05}))
         assert (update._fused is not None and update._eager_rest is None) == (choice == "triton")
         results.append(parameter.grad)
     return results
@@ -330,7 +331,7 @@ def test_separate_modules_stay_eager_beside_a_fused_group(monkeypatch):
         heads = HeadGroup("heads", 0, "q", "encoder", "", "test", (own,))
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape)
-        Update([heads, *group_modules(model[1:])], seed=7).run(SVGD(alpha=1.0), {}, step=0)
+        Update([heads, *group_modules(model[1:])], seed=7).run(StepInputs(SVGD(alpha=1.0), 0))
         results.append(torch.stack([module.weight.grad for module in model]))
     torch.testing.assert_close(*results)
 

@@ -28,9 +28,7 @@ def kernels(monkeypatch):
     if GPU:
         return
     monkeypatch.setattr(fused, "SPLITS", 1)
-    monkeypatch.setattr(
-        fused._GraphCache, "run", lambda self, launch, key, device: self._graphs.setdefault(key, launch)()
-    )
+    monkeypatch.setattr(fused._GraphCache, "run", lambda self, launch, key: self._graphs.setdefault(key, launch)())
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def whole(monkeypatch):
     """Record the steps that looked up parameters."""
     steps = []
     run = Update.run
-    monkeypatch.setattr(Update, "run", lambda self, *a, step, **k: steps.append(step) or run(self, *a, step=step, **k))
+    monkeypatch.setattr(Update, "run", lambda self, inputs: steps.append(inputs.step) or run(self, inputs))
     return steps
 
 

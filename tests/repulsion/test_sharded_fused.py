@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 pytest.importorskip("triton")
 
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.inputs import StepInputs
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, Weight, largest_error, steps
 from tests.repulsion.sharded_fused_probes import QUICK_RULES, run_quick, run_slow
@@ -300,7 +301,7 @@ def test_columns_need_no_host_synchronisation(mesh, monkeypatch):
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error" if step == 2 else "default")
             try:
-                update.run(RULES[rule], rates, step=step)
+                update.run(StepInputs(RULES[rule], step, rates))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 

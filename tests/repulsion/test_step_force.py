@@ -22,6 +22,8 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def muon(model: nn.Module, **options: float) -> torch.optim.Optimizer:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this version of torch has no Muon")
     return torch.optim.Muon(matrices(model), **{"lr": 0.02, "weight_decay": 0.0} | options)
 
 
@@ -191,6 +193,7 @@ def test_rules_without_a_ratio_are_warned_about_under_muon(make_model):
         repel(model, muon(model), "recommended", force_in="gradient", verbose=False)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 cannot run FSDP2 on a CPU")
 def test_sharded_weights_are_refused(make_model, backward):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

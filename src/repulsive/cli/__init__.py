@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        from repulsive.environment.collect import install_command
+        from repulsive.extras import install_command
 
         remedy = f"install it with: {install_command('cli')}"
         print(f"repulsive: the command line needs {' and '.join(missing)}; {remedy}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated
 
 import typer
@@ -27,6 +26,7 @@ from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
 from repulsive.cli.translate import translate
 from repulsive.errors import RepulsiveError
+from repulsive.extras import install_command
 from repulsive.lab.engine.stop_signals import Stopped
 from repulsive.safety.local_paths import remote_argument
 
@@ -34,7 +34,6 @@ from repulsive.safety.local_paths import remote_argument
 EXTRAS = dict.fromkeys(("accelerate", "numpy", "safetensors", "tensorboard", "optuna"), "train")
 EXTRAS |= dict.fromkeys(("transformers", "tokenizers"), "transformers") | {"matplotlib": "report", "PIL": "images"}
 
-_INSTALL = re.compile(r"pip install (?P<quote>['\"])repulsive\[(?P<extras>[\w,]+)\](?P=quote)")
 _MEMORY = "out of memory; use smaller batches, fewer --jobs or less data, or a machine with more memory"
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -109,8 +108,7 @@ def run(arguments: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        remedy = f"install it with: pip install 'repulsive[{EXTRAS[package]}]'"
-        return _complain(f"this needs the package {package}; {remedy}")
+        return _complain(f"this needs the package {package}; install it with: {install_command(EXTRAS[package])}")
     except MemoryError:
         return _complain(_MEMORY)
     except OSError as error:  # for example a full disk, or missing permissions
@@ -137,12 +135,5 @@ def _is_text(word: str) -> bool:
 
 def _complain(message: str, code: int = 2) -> int:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun only one process per machine prints
-        complain(_INSTALL.sub(_command_here, message))
+        complain(message)
     return code
-
-
-def _command_here(match: re.Match[str]) -> str:
-    """Name the command that installs an extra here: in a checkout, a package index may not have this version."""
-    from repulsive.environment.collect import install_command
-
-    return install_command(match["extras"])

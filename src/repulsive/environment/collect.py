@@ -10,16 +10,15 @@ from pathlib import Path
 
 from repulsive._version import __version__
 from repulsive.environment.requirements import (
-    NAME,
     Package,
     Requirement,
     check_package,
-    checkout,
     installed_version,
     read_requirements,
     resolve,
 )
 from repulsive.errors import ConfigError
+from repulsive.extras import NAME, install_command
 from repulsive.plugins import GROUPS, list_plugins, package_of
 from repulsive.triton_setting import use_triton
 
@@ -153,13 +152,6 @@ def collect() -> Environment:
             Plugin(group, entry.name, package_of(entry)) for group in GROUPS for entry in list_plugins(group)
         ),
     )
-
-
-def install_command(extra: str) -> str:
-    """The command that installs an extra: run it in the root of the repository if there is one."""
-    if checkout() is not None:
-        return f"python -m pip install -e '.[{extra}]' -c constraints.txt"
-    return f"python -m pip install '{NAME}[{extra}]'"
 
 
 def _torch() -> Torch:

@@ -8,10 +8,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
-NAME = "repulsive"
-_CHECKOUT = Path(__file__).resolve().parents[3]  # the repository, if this module is imported from one
+from repulsive.extras import NAME, checkout
+
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[([^]]*)\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
 _OTHER_NAMES = {"triton": "pytorch-triton"}  # nightly builds of torch install Triton under another name
 
@@ -77,16 +76,6 @@ def parse_requirement(text: str) -> tuple[Requirement, str] | None:
     oldest = re.search(r">=\s*([\w.]+)", versions)
     words = tuple(word.strip() for word in extras.split(",") if word.strip())
     return Requirement(name, words, oldest[1] if oldest else ""), owner[1] if owner else ""
-
-
-def checkout() -> Path | None:
-    """The root of the repository that this package is imported from; None for an installed wheel."""
-    project = _CHECKOUT / "pyproject.toml"
-    try:
-        is_ours = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"] == NAME
-    except (OSError, KeyError, ValueError):
-        return None
-    return _CHECKOUT if is_ours else None
 
 
 def read_requirements() -> Requirements:

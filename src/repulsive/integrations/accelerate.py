@@ -18,14 +18,14 @@ from typing import Any
 
 from torch import nn
 
+from repulsive.extras import install_command
 from repulsive.repulsion import Handle, repel
 
 try:
     from accelerate import Accelerator
 except ImportError as error:
-    raise ImportError(
-        'repulsive.integrations.accelerate needs accelerate: pip install "repulsive[accelerate]"'
-    ) from error
+    command = install_command("accelerate")
+    raise ImportError(f"repulsive.integrations.accelerate needs accelerate: {command}") from error
 
 _handle_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # accelerator -> handles attached
 

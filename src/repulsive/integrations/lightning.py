@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from repulsive import HeadMonitor
 from repulsive.errors import RuleError
+from repulsive.extras import install_command
 from repulsive.heads import find_heads
 from repulsive.heads.layout import HeadGroup
 from repulsive.integrations.deferred import Deferred
@@ -34,9 +35,8 @@ except ImportError:
     try:
         from pytorch_lightning import Callback
     except ImportError as error:
-        raise ImportError(
-            'repulsive.integrations.lightning needs lightning: pip install "repulsive[lightning]"'
-        ) from error
+        command = install_command("lightning")
+        raise ImportError(f"repulsive.integrations.lightning needs lightning: {command}") from error
 
 
 class RepulsiveCallback(Callback):

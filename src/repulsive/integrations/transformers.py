@@ -14,6 +14,7 @@ from typing import Any
 
 from repulsive import HeadMonitor
 from repulsive.errors import RuleError
+from repulsive.extras import install_command
 from repulsive.integrations.deferred import Deferred
 from repulsive.integrations.deferred_monitor import DeferredMonitor
 from repulsive.particles.named import RECOMMENDED, RuleName
@@ -23,9 +24,8 @@ from repulsive.repulsion import Handle
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise ImportError(
-        'repulsive.integrations.transformers needs transformers: pip install "repulsive[transformers]"'
-    ) from error
+    command = install_command("transformers")
+    raise ImportError(f"repulsive.integrations.transformers needs transformers: {command}") from error
 
 # Must not be the class name: the Trainer would rebuild a callback of that name from JSON, which cannot store a rule.
 STATE_KEY = "repulsive"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from repulsive.errors import ConfigError
+from repulsive.extras import install_command
 
 
 def import_package(module: str, distribution: str = "") -> ModuleType:
@@ -40,7 +41,7 @@ def require_package(module: str, distribution: str) -> None:
     except (ImportError, ValueError):  # a broken or half-imported package
         is_installed = False
     if not is_installed:
-        raise ConfigError(f"logger {module!r}: {distribution} is not installed; run: pip install 'repulsive[loggers]'")
+        raise ConfigError(f"logger {module!r}: {distribution} is not installed; run: {install_command('loggers')}")
 
 
 @contextlib.contextmanager

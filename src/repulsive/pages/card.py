@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from repulsive.errors import ConfigError
+from repulsive.extras import install_command
 from repulsive.pages.data.card_atlas import colour, draw_atlas, png
 from repulsive.pages.text import escaped, visible
 from repulsive.safety import files as safe
@@ -69,7 +70,7 @@ def check_card(path: Path) -> None:
             import PIL.ImageFont  # noqa: F401
         except ImportError:
             raise ConfigError(
-                "a card as PNG needs Pillow; install it with: pip install 'repulsive[images]', or write a .svg file"
+                f"a card as PNG needs Pillow; install it with: {install_command('images')}, or write a .svg file"
             ) from None
 
 

@@ -123,10 +123,16 @@ def function_gram(products: Tensor) -> Gram:
     return Gram(rows @ wide @ rows.mT)
 
 
-def cosines(products: Tensor) -> Tensor:
-    """Compute cosines between functions, [..., M, M]; a zero function has cosine 0 with all others."""
-    norms = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()  # [..., M]
-    inverse = torch.where(norms > 0, 1 / torch.where(norms > 0, norms, 1), 0)
+def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
+    """Compute cosines between functions or heads, [..., M, M]; a zero one has cosine 0 with all others.
+
+    Args:
+        products: inner products, [..., M, M].
+        shortest: norms up to this share of the root mean square count as zero.
+    """
+    norms2 = products.diagonal(dim1=-2, dim2=-1).clamp(min=0)  # [..., M]
+    is_zero = norms2 <= shortest**2 * norms2.mean(-1, keepdim=True)
+    inverse = torch.where(is_zero, 0, torch.where(is_zero, 1, norms2).rsqrt())
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
 
 

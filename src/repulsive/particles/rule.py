@@ -168,6 +168,11 @@ class Rule(ABC):
         """
         return None
 
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether `radial_form` depends on the step. If not, it is called once instead of in every step."""
+        return True
+
     def noise_scale(self, lr: float) -> float:
         """Return sigma, the factor on the standard normal noise that is added to the gradient; zero for no noise."""
         return 0.0

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from repulsive.particles import priors
 from repulsive.particles.gram import Gram
+from repulsive.particles.kernels import SHORTEST
 from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
 from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, check_number, mean_distance
@@ -50,9 +51,13 @@ class SGLD(Rule):
         if grad is not None:
             zero = torch.zeros_like(products[..., 0, 0])
             distance = mean_distance(theta.squared_distances)
-            similarity = mean_and_largest(cosines(theta.inner))
+            similarity = mean_and_largest(cosines(theta.inner, SHORTEST))
             measure = Measure(grad.norm_of(drive), zero, torch.full_like(zero, torch.nan), distance, zero, *similarity)
         return Coefficients(drive, precision * drive if precision else None, measure)
+
+    @property
+    def is_scheduled(self) -> bool:
+        return False
 
     def radial_form(self, step: int) -> RadialForm | None:
         if type(self).coefficients is not SGLD.coefficients:

@@ -216,6 +216,10 @@ class SVGD(Rule):
             return self._form(SVGD, "hinge", step, kernel.threshold)
         return None
 
+    @property
+    def is_scheduled(self) -> bool:
+        return callable(self.alpha) or callable(self.ratio)
+
     def _form(self, owner: type[SVGD], kernel: FormKernel, step: int, threshold: float = 0.0) -> RadialForm | None:
         """Build the form of this rule; None if a subclass of `owner`, the class of the formula, has another formula."""
         bandwidth, alpha, ratio, kind = self.bandwidth, self.alpha, self.ratio, type(self)
@@ -274,7 +278,7 @@ class SVGD(Rule):
         if drive_norm is None:
             return None
         distance = mean_distance(theta.squared_distances)
-        similarity = mean_and_largest(cosines(theta.inner))
+        similarity = mean_and_largest(cosines(theta.inner, kernels.SHORTEST))
         return Measure(drive_norm, alpha * unit_norm, interaction.bandwidth, distance, alpha, *similarity)
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:

@@ -23,6 +23,7 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.active_updates import ActiveUpdates, are_same
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.eager import Measured
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
@@ -80,12 +81,10 @@ class Handle:
         self._trained: list[list[Tensor]] = []  # parameters of the optimizer at the last step that looked them up
         self._rates = LearningRates(optimizer)
         self._step_force: StepForce | None = None  # repulsion that is not part of the gradients
-        self._gradient_rule = rule
         if settings.force_in == "step":
             check_step_force(rule, groups)
             assert isinstance(rule, SVGD)
             self._step_force = StepForce(groups, rule)
-            self._gradient_rule = self._step_force.gradient_rule
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -210,29 +209,34 @@ class Handle:
         scale = getattr(optimizer, "grad_scale", None) if scale is None else scale
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(optimizer, settings.max_norm, scale)
-        due = self.steps % settings.measure_every == 0
-        measured = self._repeat_last_step(scale, due)
+        inputs = StepInputs(
+            self._gradient_rule,
+            self.steps,
+            self._learning_rates(),
+            scale=scale,
+            measure=self.steps % settings.measure_every == 0,
+            draw_noise=settings.noise_in == "gradient",
+        )
+        measured = self._repeat_last_step(inputs)
         if measured is None and (update := self._updates.choose(optimizer)) is not None:
-            measured = update.run(
-                self._gradient_rule,
-                self._learning_rates(),
-                step=self.steps,
-                scale=scale,
-                measure=due,
-                draw_noise=settings.noise_in == "gradient",
-            )
+            measured = update.run(inputs)
             self._trained = [[*entry["params"]] for entry in optimizer.param_groups]
         if measured is not None:
             if self._step_force is not None:
                 self._step_force.remember()
                 measured = self._step_force.corrected(measured, self.steps)
-            self._measurements.add(measured, self.steps, due=due)
+            self._measurements.add(measured, self.steps, due=inputs.measure)
             self._changes += 1
             self._pending = True
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
 
-    def _repeat_last_step(self, scale: Tensor | None, due: bool) -> dict[str, Measured] | None:
+    @property
+    def _gradient_rule(self) -> Rule | None:
+        """The rule that changes the gradients."""
+        return self.rule if self._step_force is None else self._step_force.gradient_rule
+
+    def _repeat_last_step(self, inputs: StepInputs) -> dict[str, Measured] | None:
         """Run the last update again without looking up parameters, and return its measurement.
 
         Returns:
@@ -241,14 +245,7 @@ class Handle:
         updates, trained = self._updates, [entry["params"] for entry in self.optimizer.param_groups]
         if updates.current is None or not updates.covers_all or not are_same(trained, self._trained) or is_capturing():
             return None
-        return updates.current.again(
-            self._gradient_rule,
-            self._learning_rates(),
-            step=self.steps,
-            scale=scale,
-            measure=due,
-            draw_noise=self.settings.noise_in == "gradient",
-        )
+        return updates.current.again(inputs)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step, and add repulsion and noise that are not part of the gradients."""

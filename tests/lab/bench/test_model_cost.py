@@ -129,9 +129,9 @@ def test_the_time_inside_hooks_is_that_of_the_hooks(monkeypatch):
     update = twin.handle._updates.current
     whole, take = type(update).run, Samples.take
 
-    def slow_run(self, *args, **settings):
-        now[0] += 1.0 + 2.0 * settings["measure"]
-        return whole(self, *args, **settings)
+    def slow_run(self, inputs):
+        now[0] += 1.0 + 2.0 * inputs.measure
+        return whole(self, inputs)
 
     def slow_take(self, *args):
         now[0] += 8.0

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from repulsive.lab.engine.config import as_tables
-from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.engine.run_reader import RECIPE
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.paper import reproduce
 from repulsive.lab.paper.catalogue import find
 from repulsive.lab.paper.datasets import DATASETS

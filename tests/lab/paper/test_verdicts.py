@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.engine.run_reader import RECIPE
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.paper.differences import difference, over_seeds
 from repulsive.lab.paper.figure3_head_counts import least_certain, negated
 from repulsive.lab.paper.published import Claim

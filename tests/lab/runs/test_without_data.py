@@ -11,7 +11,8 @@ import torch
 
 from repulsive.cli.app import run
 from repulsive.errors import DataError, RunError
-from repulsive.lab.engine.runs import ASSETS, RUN, RunFolder
+from repulsive.lab.engine.run_reader import ASSETS, RUN
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.export import export
 from repulsive.lab.runs.report import Options, gather
 from repulsive.lab.runs.score import load_run, load_trained, score

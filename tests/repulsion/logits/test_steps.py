@@ -125,9 +125,6 @@ def test_activation_checkpointing_gives_the_same_weights():
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-@pytest.mark.skipif(
-    torch.__version__.startswith("2.6."), reason="torch 2.6 cannot compile the hooks that sample tokens"
-)
 def test_compiled_models_are_sampled(order):
     expected = train(*make()[:2])
     torch.manual_seed(0)

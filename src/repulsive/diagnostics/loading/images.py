@@ -18,6 +18,7 @@ from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.diagnostics.loading.preprocessing import Preprocessing, read_preprocessing
 from repulsive.diagnostics.patches import PatchLayout, check_layout, patch_embedding, patch_layout
 from repulsive.errors import DataError, RepulsiveError
+from repulsive.extras import install_command
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # other formats of Pillow may run external programs
@@ -66,7 +67,7 @@ def read_images(path: Path, limit: int) -> list[tuple[str, Any]]:
     try:
         import PIL.Image
     except ImportError:
-        raise DataError("reading pictures needs Pillow; install it with: pip install 'repulsive[images]'") from None
+        raise DataError(f"reading pictures needs Pillow; install it with: {install_command('images')}") from None
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     elif path.is_file():

@@ -14,6 +14,7 @@ from repulsive.diagnostics.loading.hub_cache import cached_model, cached_names, 
 from repulsive.diagnostics.loading.import_path import LoadError, first_line, import_object, suggest
 from repulsive.diagnostics.prune import PRUNED, load_pruned
 from repulsive.errors import ConfigError
+from repulsive.extras import install_command
 from repulsive.safety.model_folders import check_size, offline, read_config, with_attention
 
 _TOKENIZER_FILES = (
@@ -187,7 +188,7 @@ def _import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise LoadError("a config.json needs transformers: pip install 'repulsive[transformers]'") from None
+        raise LoadError(f"a config.json needs transformers: {install_command('transformers')}") from None
     return transformers
 
 

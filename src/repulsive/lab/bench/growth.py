@@ -11,6 +11,7 @@ from repulsive import SVGD
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.lab.bench.clock import copy_rate, median_time, replayed
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.inputs import StepInputs
 
 HEADS = (2, 4, 8, 16, 32, 64)
 WIDTHS = (256, 512, 1024, 2048, 4096)
@@ -65,7 +66,7 @@ def _seconds(width: int, heads: int, layers: int, place: torch.device, repeats: 
     on_gpu = place.type == "cuda"
     copies = min(16, CACHE // (8 * 3 * layers * width * width) + 1) if on_gpu else 1
     updates = [Update(Projections(width, heads, layers, place).groups, 0) for _ in range(copies)]
-    runs = [lambda update=update: update.run(SVGD(), {}, step=1) for update in updates]
+    runs = [lambda update=update: update.run(StepInputs(SVGD(), 1)) for update in updates]
     for run in runs:
         run()
     seconds = {"seconds": median_time(runs[0], place, repeats)}

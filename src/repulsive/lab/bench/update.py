@@ -11,6 +11,7 @@ from repulsive.lab.bench import steps
 from repulsive.lab.bench.clock import copy_rate, host_time, median_time, replayed
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.inputs import StepInputs
 
 
 def measure_update(device: str) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def measure_update(device: str) -> dict[str, Any]:
     numbers = sum(group.num_heads * group.dim for group in groups)
     rate = copy_rate(place)
     update, of_first = Update(groups, 0), Update(first, 0)
-    whole = lambda: update.run(steps.RULE, {}, step=1)  # noqa: E731
+    whole = lambda: update.run(StepInputs(steps.RULE, 1))  # noqa: E731
     facts: dict[str, Any] = {
         "groups": len(groups),
         "numbers": numbers,
@@ -33,8 +34,8 @@ def measure_update(device: str) -> dict[str, Any]:
         "floor_seconds": 4 * 4 * numbers / rate,
         "update_seconds": median_time(whole, place),
         "update_host_seconds": host_time(whole, place, 20),
-        "first_layer_seconds": median_time(lambda: of_first.run(steps.RULE, {}, step=1), place),
-        "measured_seconds": median_time(lambda: update.run(steps.RULE, {}, step=1, measure=True), place, 5, 1),
+        "first_layer_seconds": median_time(lambda: of_first.run(StepInputs(steps.RULE, 1)), place),
+        "measured_seconds": median_time(lambda: update.run(StepInputs(steps.RULE, 1, measure=True)), place, 5, 1),
         "one_at_a_time_seconds": median_time(lambda: steps.one_at_a_time(groups), place, 5, 1),
     }
     if device == "cuda":
@@ -44,7 +45,7 @@ def measure_update(device: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         for step in range(3):
-            fresh.run(steps.RULE, {}, step=step, measure=step == 0)
+            fresh.run(StepInputs(steps.RULE, step, measure=step == 0))
         facts["extra_bytes"] = torch.cuda.max_memory_allocated() - before
         facts["particle_bytes"] = 4 * numbers
     return facts

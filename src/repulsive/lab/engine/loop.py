@@ -10,16 +10,17 @@ import dataclasses
 import time
 import warnings
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
-from repulsive.errors import CheckpointError, DivergedError, RepulsiveError
+from repulsive.errors import CheckpointError, RepulsiveError
 from repulsive.lab.engine import methods
 from repulsive.lab.engine.checkpoint import check_moments, check_weights
 from repulsive.lab.engine.checkpoint_writers import make_writer
 from repulsive.lab.engine.cuda_graphs import CapturedGradients
+from repulsive.lab.engine.divergence import DivergenceGuard
 from repulsive.lab.engine.head_log import HeadLog
 from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes
@@ -31,7 +32,6 @@ from repulsive.lab.engine.stop_signals import Request, Stopped, listening
 from repulsive.lab.engine.task import Evaluation, Inputs, Task, as_task
 from repulsive.lab.engine.weight_average import Average
 from repulsive.repulsion.attach import unwrap_optimizer
-from repulsive.repulsion.model_collapse import CollapseDetector
 
 _RESUME = "rerun the same command to resume"
 
@@ -58,7 +58,6 @@ class Loop:
         self.seconds = 0.0
         self._rate = 0.0  # learning rate of the last step
         self._saved_step = -1
-        self._collapse = CollapseDetector()
         self._request = Request()
         # Reading the loss synchronises with a GPU or other processes. There it is checked only at logs and saves.
         self._check_every_step = self.device.type == "cpu" and self.processes.alone
@@ -115,6 +114,8 @@ class Loop:
         self._heads = HeadLog(self.handle)
         seed_everything(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
         self.meter = Meter(self.device)
+        stop_collapsed = self.recipe.training.stop_collapsed
+        self._guard = DivergenceGuard(self.task, self.folder, self.processes, self.meter, stop_collapsed=stop_collapsed)
         self._gradients: Any = self._eager
         reads_tokens = self.handle.rule is not None and self.handle.rule.reads_tokens  # in Python, by hooks
         captures = self.recipe.training.capture and not reads_tokens
@@ -133,7 +134,7 @@ class Loop:
                 self.step += 1
                 last = self.position == len(batches)
                 if self._check_every_step:
-                    self._check()
+                    self._guard.check_losses(self.step)
                 if self.step % training.log_every == 0 or last:
                     self._log()
                 if self._should_validate(last):
@@ -178,34 +179,11 @@ class Loop:
 
     # -- checks, logs and validation ----------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        """Raise `DivergedError` if a loss since the last log was not finite, with the first such step."""
-        bad = self.meter.first_bad()
-        if bad is not None:
-            self._diverged(self.step - self.meter.count() + bad + 1, "the loss is not a finite number")
-
     def _check_all(self) -> None:
-        """Check the losses of every rank, and the weights: a finite loss can have infinite gradients."""
+        """Check the losses of every rank, and the weights."""
         self._merge()
-        self._check()
-        floats = [x for x in self.bare.state_dict().values() if x.is_floating_point()]
-        if not bool(torch.stack([x.isfinite().all() for x in floats]).all()):
-            self._diverged(self.step, "its update made weights that are not finite numbers")
-
-    def _diverged(self, step: int, problem: str) -> None:
-        batch = self.task.order((step - 1) // self._per_epoch)[(step - 1) % self._per_epoch]
-        ids = batch.indices.tolist()
-        listed = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-        self._give_up(
-            f"step {step}: {problem}; items {listed} of the training set were in the batch. "
-            "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
-            f"method.stepsize, and train with another --out ({self.folder.path} keeps its last good checkpoint)"
-        )
-
-    def _give_up(self, reason: str) -> NoReturn:
-        if self.processes.main:
-            self.folder.give_up(reason)
-        raise DivergedError(reason)
+        self._guard.check_losses(self.step)
+        self._guard.check_weights(self.step, self.bare)
 
     def _merge(self) -> None:
         if not self.processes.alone:
@@ -213,22 +191,14 @@ class Loop:
 
     def _log(self) -> None:
         self._merge()
-        self._check()
+        self._guard.check_losses(self.step)
         values = {"epoch": self.step / self._per_epoch, "loss": self.meter.mean()}
         values["lr"] = self._rate
         self.meter.reset()
         self._report("train", values)
         if heads := self._heads.values():
             self._report("heads", heads)
-            self._watch_for_collapse(values["loss"], heads.get("drive", float("nan")))
-
-    def _watch_for_collapse(self, loss: float, drive: float) -> None:
-        message = self._collapse.observe(self.step, loss, drive)
-        if not self.recipe.training.stop_collapsed:
-            if message and self.processes.main:
-                warnings.warn(message, stacklevel=3)
-        elif message := next(filter(None, self.processes.gather(message)), None):  # all ranks stop, or some would hang
-            self._give_up(message)
+            self._guard.watch_for_collapse(self.step, values["loss"], heads.get("drive", float("nan")))
 
     def _should_validate(self, end_of_epoch: bool) -> bool:
         every = self.recipe.training.evaluate_every
@@ -339,7 +309,7 @@ class Loop:
                     "again"
                 ) from error
         self.processes.together(lambda: self.folder.rewind(self.step if latest is not None else -1))
-        self._collapse.read_log(self.folder.lines())
+        self._guard.read_log(self.folder.lines())
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])

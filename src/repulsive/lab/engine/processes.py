@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from repulsive.errors import ConfigError, RepulsiveError, RunError
+from repulsive.extras import install_command
 from repulsive.safety.parents import watch_parent
 
 TIMEOUT = "REPULSIVE_TIMEOUT"
@@ -37,7 +38,7 @@ class Processes:
             from accelerate.state import AcceleratorState
             from accelerate.utils import InitProcessGroupKwargs
         except ImportError:
-            raise RunError("training needs the package accelerate: pip install 'repulsive[train]'") from None
+            raise RunError(f"training needs the package accelerate: {install_command('train')}") from None
 
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             # An earlier run in this process may have used another device.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.runs import METRICS
+from repulsive.lab.engine.run_reader import METRICS
 from repulsive.safety.terminal import one_line
 from repulsive.terminal.progress import as_time
 

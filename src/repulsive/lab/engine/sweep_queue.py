@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repulsive.errors import ConfigError, RunError
+from repulsive.extras import install_command
 from repulsive.safety.secrets import redact, redact_word
 
 Stage = Mapping[str, Sequence[str]]  # key -> values, as they are written in a recipe
@@ -25,7 +26,7 @@ def open_study(name: str, storage: str) -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError("a sweep needs the package optuna: pip install 'repulsive[train]'") from None
+        raise ConfigError(f"a sweep needs the package optuna: {install_command('train')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         return optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import RunError
-from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.engine.run_reader import RECIPE
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.scores import COMPARED, TOTALLED, same_items
 from repulsive.lab.engine.task import Evaluation
 from repulsive.metrics.compare import Comparison, compare, compare_totals

@@ -11,7 +11,8 @@ from repulsive.errors import RepulsiveError
 from repulsive.lab.engine import built_in
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.recipe_tables import as_toml
-from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.engine.run_reader import RECIPE
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.systems.registry import from_tables, open_recipe
 from repulsive.terminal.table import Table, three_digits
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from repulsive.errors import RunError
 from repulsive.lab.engine import tables
-from repulsive.lab.engine.runs import DIVERGED, RunFolder
+from repulsive.lab.engine.run_reader import DIVERGED
+from repulsive.lab.engine.runs import RunFolder
 
 PARTS = {"test": "test set", "dev": "development set"}
 

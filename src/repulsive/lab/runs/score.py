@@ -13,7 +13,8 @@ from torch import nn
 from repulsive.errors import ConfigError, RepulsiveError, RunError
 from repulsive.lab.engine.assets import DATA, EXAMPLES
 from repulsive.lab.engine.processes import chosen_device
-from repulsive.lab.engine.runs import ASSETS, RunFolder
+from repulsive.lab.engine.run_reader import ASSETS
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import Row, finished_in, label_of, runs_in, table
 from repulsive.lab.engine.task import Evaluation, Task
 from repulsive.lab.systems.registry import from_tables, make_task, restore_task

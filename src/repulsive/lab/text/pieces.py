@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from repulsive.errors import DataError
+from repulsive.extras import install_command
 from repulsive.lab.text.folders import understood
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import RESERVED, UNK, Ragged, Tokenizer, Vocabulary, tokenizer
@@ -156,4 +157,4 @@ def _tokenizers() -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError:
-        raise DataError("byte pairs need the package tokenizers: pip install 'repulsive[translation]'") from None
+        raise DataError(f"byte pairs need the package tokenizers: {install_command('translation')}") from None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
+from repulsive.extras import install_command
 
 PAD, UNK = 0, 1
 RESERVED = ("<pad>", "<unk>")
@@ -75,7 +76,7 @@ def _moses(language: str, normalized: bool) -> Tokenizer:
         sacremoses = importlib.import_module("sacremoses")
     except ImportError:
         raise DataError(
-            "tokenizer 'moses' needs the package sacremoses (pip install 'repulsive[translation]'); for texts that are "
+            f"tokenizer 'moses' needs the package sacremoses ({install_command('translation')}); for texts that are "
             "tokenised already, use --tokenizer none"
         ) from None
     rules = sacremoses.MosesTokenizer(lang=language)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import DataError
+from repulsive.extras import install_command
 from repulsive.lab.text.lines import read_lines
 from repulsive.lab.text.tokens import RESERVED, Vocabulary
 
@@ -78,7 +79,7 @@ class WordPieces:
         try:
             package = importlib.import_module("tokenizers")
         except ImportError:
-            raise DataError("WordPiece needs the package tokenizers: pip install 'repulsive[transformers]'") from None
+            raise DataError(f"WordPiece needs the package tokenizers: {install_command('transformers')}") from None
         model = package.models.WordPiece(
             self.index, unk_token=UNKNOWN, max_input_chars_per_word=_LONGEST_WORD, continuing_subword_prefix="##"
         )

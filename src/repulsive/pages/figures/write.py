@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError
+from repulsive.extras import install_command
 from repulsive.pages.data.report import Content
 from repulsive.pages.figures.chart import chart_figure
 from repulsive.pages.figures.maps import attention_figures, grid_figure
@@ -23,7 +24,7 @@ def check_matplotlib() -> None:
         ConfigError: Matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib; install it with: pip install 'repulsive[report]'")
+        raise ConfigError(f"figures need matplotlib; install it with: {install_command('report')}")
 
 
 def write_figures(folder: Path, content: Content) -> list[Path]:

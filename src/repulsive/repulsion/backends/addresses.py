@@ -13,6 +13,7 @@ from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import noise
+from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.parameter_lookup import ParameterLookup
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -21,7 +22,7 @@ _GRADIENT = attrgetter("grad")
 _IS_TRAINED = attrgetter("requires_grad")
 Addresses = tuple[list[int], list[int]]  # addresses of weights, addresses of gradients
 COLUMNS = 9  # columns of the table; see `triton_kernels`
-MOST_POINTER_SETS = 8  # pointer sets kept on the device: allocators reuse the same few addresses for gradients
+MOST_POINTER_SETS = 32  # pointer sets kept on the device: allocators reuse the same few addresses for gradients
 
 
 @dataclass(eq=False)
@@ -30,12 +31,10 @@ class PointerSet:
 
     Args:
         pointers: addresses of weight and gradient, int64 [slices, 2].
-        index: position among the sets that are kept; negative for sets that are not kept.
         aligned: whether the alignment of the addresses allows wide loads.
     """
 
     pointers: Tensor
-    index: int
     aligned: bool = False
 
 
@@ -73,6 +72,8 @@ class SliceTable:
         counts = [0, *(len(group.slices) for group in groups)]
         self.starts = torch.tensor(counts).cumsum(0, dtype=torch.int32).to(self.device)  # first slice of each group
         self.flat = all(row.flat for row in rows)
+        # 16 columns that follow each other, from a multiple of 16 on, are adjacent in memory.
+        self.chunked = all(row.strides[2] == 1 and (row.inner | row.strides[1]) % 16 == 0 for row in rows)
         self._divides_by_16 = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
         self.parameter_of = [row.parameter for row in rows]
         self.group_of = [index for index, _, _ in parts]
@@ -83,7 +84,8 @@ class SliceTable:
         self._addresses: Addresses = ([], [])
         self._sets: dict[tuple[int, ...], PointerSet] = {}  # least recently used first
         self._captured: list[tuple[PointerSet, Tensor]] = []  # read by the user's CUDA graphs, so never freed
-        self.current = PointerSet(torch.zeros(len(rows), 2, dtype=torch.int64, device=self.device), -1)
+        self._own = torch.zeros(len(rows), 2, dtype=torch.int64, device=self.device)  # read by the update's own graphs
+        self.current = PointerSet(self._own)
 
     def refresh(self, quickly: bool = False) -> bool:
         """Point the table at the current weights and gradients.
@@ -103,20 +105,24 @@ class SliceTable:
         except (RuntimeError, TypeError):  # no gradient, or a tensor without an address, such as a sparse one
             return False
         self.parameters = parameters
-        if (weights, grads) == self._addresses:
+        is_captured = not quickly and is_capturing()  # a capture never refreshes quickly
+        if (weights, grads) == self._addresses and not is_captured:
             return True
         key = (*weights, *grads)
-        pointer_set = self._sets.pop(key, None)
+        pointer_set = None if is_captured else self._sets.pop(key, None)
         if pointer_set is None:
             same_weights = weights == self._addresses[0]
             if 0 in key or not (same_weights or self._fits(parameters)):
                 return False
             if not self._fits([*map(_GRADIENT, parameters)]):
                 return False
-            pointer_set = self._send_addresses(weights, grads)
-        self.current, self._addresses = pointer_set, (weights, grads)
-        if pointer_set.index >= 0:
-            self._sets[key] = pointer_set
+            pointer_set = self._send_addresses(weights, grads, is_captured=is_captured)
+        if is_captured:
+            self.current, self._addresses = pointer_set, ([], [])
+            return True
+        self._sets[key] = pointer_set
+        self._own.copy_(pointer_set.pointers)
+        self.current, self._addresses = PointerSet(self._own, pointer_set.aligned), (weights, grads)
         return True
 
     def gradient(self, group: int) -> Tensor:
@@ -137,13 +143,10 @@ class SliceTable:
             and {tensor.get_device() for tensor in tensors} == {self._device_index}
         )
 
-    def _send_addresses(self, weights: list[int], grads: list[int]) -> PointerSet:
+    def _send_addresses(self, weights: list[int], grads: list[int], *, is_captured: bool) -> PointerSet:
         """Send new addresses to the device. They replace the least recently used set if the maximum number is kept."""
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing:  # the user's CUDA graph will read these addresses at every replay
-            pointer_set = PointerSet(torch.empty_like(self.current.pointers), -2 - len(self._captured))
-        elif len(self._sets) < MOST_POINTER_SETS:
-            pointer_set = PointerSet(torch.empty_like(self.current.pointers), len(self._sets))
+        if is_captured or len(self._sets) < MOST_POINTER_SETS:
+            pointer_set = PointerSet(torch.empty_like(self._own))
         else:
             pointer_set = self._sets.pop(next(iter(self._sets)))
         # Addresses (bytes), strides over heads and sizes (elements) that all divide by 16 allow wide loads.
@@ -152,7 +155,7 @@ class SliceTable:
         pairs = zip(self.parameter_of, self._offsets, strict=True)
         addresses = array("q", [start[index] + offset for index, offset in pairs for start in (weights, grads)])
         source = send(torch.frombuffer(addresses, dtype=torch.int64).view(-1, 2), pointer_set.pointers)
-        if capturing:
+        if is_captured:  # the user's CUDA graph will read these addresses at every replay
             self._captured.append((pointer_set, source))
         return pointer_set
 

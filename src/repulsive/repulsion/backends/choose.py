@@ -17,6 +17,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.addresses import can_be_read_in_place
 from repulsive.repulsion.backends.eager import EagerUpdate, Measured
 from repulsive.repulsion.backends.fused import FusedUpdate
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.sharded import ShardedUpdate, is_supported
 from repulsive.triton_setting import use_triton
 
@@ -40,70 +41,32 @@ class Update:
         self._sharded: ShardedUpdate | None = None
         self._was_fused = False  # the last run used fused updates only
 
-    def again(
-        self,
-        rule: Rule | None,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        measure: bool = False,
-        draw_noise: bool = True,
-    ) -> dict[str, Measured] | None:
-        """Repeat the last `run` without looking up parameters: modules must have the same ones.
-
-        Args:
-            rule: the rule, which may differ from the last one; for the other arguments, see `run`.
-            rates: see `run`.
-            step: see `run`.
-            scale: see `run`.
-            measure: see `run`.
-            draw_noise: see `run`.
+    def again(self, inputs: StepInputs) -> dict[str, Measured] | None:
+        """Repeat the last `run` without looking up parameters: modules must have the same ones. The rule may differ.
 
         Returns:
             Measurements by group name. None, with nothing done, if the last run or this one needs the eager backend, or
             if a parameter has no gradient or is frozen.
         """
+        rule = inputs.rule
         if not self._was_fused or rule is None or not rule.has_matrix_form:
             return None
         assert self._fused is not None
         if not all(update.refresh(quickly=True) for update in self._fused):
             return None
-        return self._run_fused(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
+        return self._run_fused(rule, inputs)
 
-    def run(
-        self,
-        rule: Rule | None,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        measure: bool = False,
-        draw_noise: bool = True,
-    ) -> dict[str, Measured]:
-        """Replace the gradients of all groups by the direction of a rule.
-
-        Args:
-            rule: the rule; None leaves gradients as they are and only measures.
-            rates: parameter id -> learning rate, for the noise.
-            step: optimizer steps taken so far.
-            scale: the loss scale that the gradients still contain (AMP with a fused optimizer), or None.
-            measure: also measure drive, repulsion, bandwidth and distance.
-            draw_noise: whether to add noise to gradients; False if `add_noise` adds it to parameters instead.
-
-        Returns:
-            Measurements by group name.
-        """
+    def run(self, inputs: StepInputs) -> dict[str, Measured]:
+        """Replace the gradients of all groups by the direction of a rule, and return measurements by group name."""
+        rule = inputs.rule
         if rule is None or not rule.has_matrix_form or not self._uses_triton():
             self._was_fused = False
-            return self._eager().run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
+            return self._eager().run(inputs)
         fused = self._current_fused()
         self._was_fused = fused is not None and self._sharded is None and self._eager_rest is None
-        measured: dict[str, Measured] = {}
-        if fused is not None:
-            measured = self._run_fused(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
+        measured = self._run_fused(rule, inputs) if fused is not None else {}
         for update in self._other_updates(rule, with_plain=fused is None):
-            measured |= update.run(rule, rates, step=step, scale=scale, measure=measure, draw_noise=draw_noise)
+            measured |= update.run(inputs)
         return measured
 
     def _other_updates(self, rule: Rule, *, with_plain: bool) -> list[EagerUpdate | ShardedUpdate]:
@@ -123,21 +86,19 @@ class Update:
             updates.append(self._eager_rest)
         return updates
 
-    def _run_fused(
-        self,
-        rule: Rule,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None,
-        measure: bool,
-        draw_noise: bool,
-    ) -> dict[str, Measured]:
+    def _run_fused(self, rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
         measured: dict[str, Measured] = {}
         for update in self._fused or ():
-            values = update.run(rule, rates, step=step, scale=scale, draw_noise=draw_noise, measure=measure)
+            values = update.run(
+                rule,
+                inputs.rates,
+                step=inputs.step,
+                scale=inputs.scale,
+                draw_noise=inputs.draw_noise,
+                measure=inputs.measure,
+            )
             if values is not None:
-                measured |= {group.name: Measured(step, values, row) for row, group in enumerate(update.groups)}
+                measured |= {group.name: Measured(inputs.step, values, row) for row, group in enumerate(update.groups)}
         return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:

@@ -21,6 +21,7 @@ from repulsive.particles import noise as counters
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram, wide_dtype
 from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.sgld import SGLD
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local, to_stored
 from repulsive.repulsion.sharding.shard_layout import (
     MeshDims,
@@ -217,31 +218,23 @@ class EagerUpdate:
         parameters = {_parameter_key(part): part for part in self.groups[index].slices}.values()
         return sum(2 * largest_share(part) * part.parameter().element_size() for part in parameters)
 
-    def run(
-        self,
-        rule: Rule | None,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        measure: bool = False,
-        draw_noise: bool = True,
-    ) -> dict[str, Measured]:
+    def run(self, inputs: StepInputs) -> dict[str, Measured]:
         """Replace gradients by the direction of a rule; see `Update.run`."""
-        if rule is None and not measure:
+        rule, step, scale = inputs.rule, inputs.step, inputs.scale
+        if rule is None and not inputs.measure:
             return {}
         if rule is not None and not rule.has_matrix_form:
-            return self._run_directly(rule, rates, step, scale, draw_noise)
+            return self._run_directly(rule, inputs)
         measured: dict[str, Measured] = {}
         for batch in self.batches:
             local = load_local(batch.weights, whole=_needs_whole(rule), write=None if rule is None else "grad")
             with torch.no_grad(), full_precision(batch.device), local:
-                coefficients = self._coefficients(batch, rule or _PLAIN, step, scale, measure)
+                coefficients = self._coefficients(batch, rule or _PLAIN, step, scale, inputs.measure)
                 if coefficients.measure is not None:
                     for row, index in enumerate(batch.members):
                         measured[self.groups[index].name] = Measured(step, coefficients.measure, row)
                 if rule is not None:
-                    sigmas = self._sigmas(batch.pieces, rule, rates, scale) if draw_noise else {}
+                    sigmas = self._sigmas(batch.pieces, rule, inputs.rates, scale) if inputs.draw_noise else {}
                     for block in batch.blocks:
                         self._write(block, rule, coefficients, sigmas, step, scale)
         return measured
@@ -347,10 +340,9 @@ class EagerUpdate:
         """Draw the noise sigma * xi of one piece, [M, D]."""
         return sigmas[piece.noise_name] * piece.draw(like, step=step, seed=self.seed)
 
-    def _run_directly(
-        self, rule: Rule, rates: Mapping[int, float], step: int, scale: Tensor | None, draw_noise: bool
-    ) -> dict[str, Measured]:
+    def _run_directly(self, rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
         """Run a rule without a matrix form on whole particles, one group at a time. Nothing is measured."""
+        step, scale = inputs.step, inputs.scale
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
             weights = dict.fromkeys(weight for piece in members for weight in piece.weights)
@@ -359,7 +351,7 @@ class EagerUpdate:
                 grad = torch.cat([piece.grad() for piece in members], dim=-1)
                 dtype = compute_dtype(theta)
                 theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
-                sigmas = self._sigmas(members, rule, rates, scale) if draw_noise else {}
+                sigmas = self._sigmas(members, rule, inputs.rates, scale) if inputs.draw_noise else {}
                 with full_precision(theta.device):
                     result = rule.direction(theta, grad, step)
                     sizes = [piece.dim for piece in members]

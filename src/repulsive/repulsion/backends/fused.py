@@ -31,7 +31,7 @@ GRAM: dict[int, dict[str, int]] = {
     2: {"BLOCK": 1024, "LANES": 1, "num_warps": 2},
     4: {"BLOCK": 512, "LANES": 1, "num_warps": 2},
     8: {"BLOCK": 128, "LANES": 1, "num_warps": 2},
-    16: {"BLOCK": 128, "LANES": 4, "num_warps": 4},
+    16: {"BLOCK": 64, "LANES": 1, "num_warps": 1},
     32: {"BLOCK": 64, "LANES": 1, "num_warps": 2, "num_stages": 3},
     64: {"BLOCK": 32, "LANES": 1, "num_warps": 4, "num_stages": 3},
 }
@@ -47,7 +47,7 @@ COMBINE: dict[int, dict[str, int]] = {
     2: {"BLOCK": 2048, "num_warps": 4},
     4: {"BLOCK": 1024, "num_warps": 4},
     8: {"BLOCK": 256, "num_warps": 8},
-    16: {"BLOCK": 128, "num_warps": 4, "num_stages": 3},
+    16: {"BLOCK": 256, "num_warps": 4, "num_stages": 3},
     32: {"BLOCK": 64, "num_warps": 4, "num_stages": 3},
     64: {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
 }
@@ -80,21 +80,10 @@ class Variant(NamedTuple):
         """Whether norms of gradients are needed before A and B."""
         return self.holds_ratio or self.measures
 
-
-def variant_of(form: RadialForm, *, measures: bool, is_noisy: bool, is_scaled: bool, scales_noise: bool) -> Variant:
-    """Return the variant of the launches that a rule's form needs."""
-    return Variant(
-        form.kernel,
-        form.bandwidth if isinstance(form.bandwidth, str) else "fixed",
-        form.on_sphere,
-        form.smoothing != 0,
-        form.ratio is not None,
-        form.has_force,
-        measures,
-        is_noisy,
-        is_scaled,
-        scales_noise,
-    )
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether the matrix A is a multiple of the identity."""
+        return self.kernel == "none" or not self.smooths
 
 
 class PartialSums(NamedTuple):
@@ -119,6 +108,28 @@ def _splits(slices: int, dim: int) -> int:
     while slices * splits < BUSY and dim >= 2 * splits * LEAST:
         splits *= 2
     return splits
+
+
+class Prepared(NamedTuple):
+    """What `FusedUpdate.run` derives from a rule without a schedule; it is the same in every step.
+
+    Args:
+        rule: the rule.
+        settings: its attributes.
+        key: whether it measures, is noisy, and has a loss scale.
+        variant: what to launch.
+        number: number of the variant in the graph cache.
+    """
+
+    rule: Rule
+    settings: dict[str, Any]
+    key: tuple[bool, bool, bool]
+    variant: Variant
+    number: int
+
+    def is_for(self, rule: Rule, key: tuple[bool, bool, bool]) -> bool:
+        """Check whether a step with this rule launches the same. A frozen rule can still be changed in place."""
+        return rule is self.rule and key == self.key and vars(rule) == self.settings
 
 
 class FusedUpdate:
@@ -159,9 +170,11 @@ class FusedUpdate:
         self._same_size = list(by_size.values())  # for each size, indices of the groups of that size
         positions = torch.tensor([index for indices in self._same_size for index in indices]).argsort()
         self._position_of = positions[self.table.group_of].to(device)  # position of each slice's group in `_same_size`
-        self._graphs = _GraphCache()
-        self._ids: list[int] = []  # ids of the parameters, for learning rates
-        self._id_source: list[Tensor] = []
+        self._graphs = _GraphCache(device)
+        self._variants: dict[Variant, int] = {}  # numbers of variants
+        self._prepared: Prepared | None = None
+        self._noise_source: _NoiseSource | None = None  # what the sigmas on the device were computed from
+        self._has_noise = False
 
     def refresh(self, quickly: bool = False) -> bool:
         """Point the table at the current weights and gradients; return False if they no longer fit it."""
@@ -185,34 +198,64 @@ class FusedUpdate:
         is_noisy, is_scaled = draw_noise and self._set_noise(rule, rates, step, scale), scale is not None
         if scale is not None:
             self.scale.copy_(scale)
-        form = rule.radial_form(step)
-        if form is None:
-            with_gradients = measure or rule.needs_gradient_products
-            self._gram(sources=2 if with_gradients else 1)
-            coefficients = self._coefficients(rule, step, scale, with_gradients)
-            self._combine(
-                has_force=True, is_noisy=is_noisy, is_scaled=scale is not None, scales_noise=rule.scales_noise
-            )
-            return coefficients.measure
-        self._settings.set(self._settings_of(form))
-        variant = variant_of(
-            form, measures=measure, is_noisy=is_noisy, is_scaled=is_scaled, scales_noise=rule.scales_noise
-        )
-        pointers = self.table.current
-        key = variant, pointers.index, pointers.aligned
-        self._graphs.run(lambda: self._launch(variant), key, self.table.device)
+        prepared = self._prepared
+        if prepared is None or not prepared.is_for(rule, (measure, is_noisy, is_scaled)):
+            form = rule.radial_form(step)
+            if form is None:
+                return self._run_generic(rule, step, scale, measure=measure, is_noisy=is_noisy)
+            prepared = self._prepare(rule, form, (measure, is_noisy, is_scaled))
+        variant = prepared.variant
+        self._graphs.run(lambda: self._launch(variant), (prepared.number, self.table.current.aligned))
         return Measure(*self._measures.clone().unbind(1)) if measure else None
+
+    def _run_generic(
+        self, rule: Rule, step: int, scale: Tensor | None, *, measure: bool, is_noisy: bool
+    ) -> Measure | None:
+        """Run a rule whose coefficients are not those of `solve_kernel`."""
+        with_gradients = measure or rule.needs_gradient_products
+        self._gram(sources=2 if with_gradients else 1, norms_only=False)
+        coefficients = self._coefficients(rule, step, scale, with_gradients)
+        self._combine(
+            has_force=True,
+            is_noisy=is_noisy,
+            is_scaled=scale is not None,
+            scales_noise=rule.scales_noise,
+            scales_gradients=False,
+        )
+        return coefficients.measure
+
+    def _prepare(self, rule: Rule, form: RadialForm, key: tuple[bool, bool, bool]) -> Prepared:
+        """Send the settings of a rule to the device, and choose what to launch; it is kept for a constant rule."""
+        self._settings.set(self._settings_of(form))
+        measure, is_noisy, is_scaled = key
+        variant = Variant(
+            form.kernel,
+            form.bandwidth if isinstance(form.bandwidth, str) else "fixed",
+            form.on_sphere,
+            form.smoothing != 0,
+            form.ratio is not None,
+            form.has_force,
+            measure,
+            is_noisy,
+            is_scaled,
+            rule.scales_noise,
+        )
+        number = self._variants.setdefault(variant, len(self._variants))
+        prepared = Prepared(rule, dict(vars(rule)), key, variant, number)
+        self._prepared = None if rule.is_scheduled else prepared
+        return prepared
 
     def _launch(self, variant: Variant) -> None:
         """Launch one update."""
         if variant.reads_particles:
-            self._gram(sources=2 if variant.reads_gradients else 1)
+            self._gram(sources=2 if variant.reads_gradients else 1, norms_only=variant.scales_gradients)
         self._solve(variant)
         self._combine(
             has_force=variant.has_force,
             is_noisy=variant.is_noisy,
             is_scaled=variant.is_scaled,
             scales_noise=variant.scales_noise,
+            scales_gradients=variant.scales_gradients,
         )
 
     def _settings_of(self, form: RadialForm) -> list[float]:
@@ -232,10 +275,17 @@ class FusedUpdate:
         import triton.language as tl
 
         kind = getattr(tl, DTYPES[self.table.dtype])
-        return {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": self.table.current.aligned}
+        aligned = self.table.current.aligned
+        access = {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": aligned}
+        return access | {"CHUNKED": aligned and self.table.chunked}
 
-    def _gram(self, sources: int) -> None:
-        """Compute partial products of all slices: of their weights, and with two sources also of their gradients."""
+    def _gram(self, sources: int, *, norms_only: bool) -> None:
+        """Compute partial products of all slices: of their weights, and with two sources also of their gradients.
+
+        Args:
+            sources: 1 or 2.
+            norms_only: compute only the norms of gradients.
+        """
         from repulsive.repulsion.backends import triton_kernels
 
         triton_kernels.gram_kernel[(len(self.table.parts), self.splits, sources)](
@@ -244,6 +294,7 @@ class FusedUpdate:
             self.products,
             self.to_mean,
             self.mean2,
+            NORMS=norms_only,
             PRECISION=PRECISION,
             **GRAM[self.padded],
             **self._shape,
@@ -265,7 +316,7 @@ class FusedUpdate:
         }
         gradient = code.UNUSED
         if variant.reads_gradients:
-            gradient = code.PRODUCTS if variant.smooths else code.NORMS
+            gradient = code.NORMS if variant.scales_gradients else code.PRODUCTS
         launch, sums = SOLVE[self.padded], self.sums
         slices, splits = sums.products.shape[1:3]
         chunk = splits if splits == launch["CHUNK"] else 1  # all at once, or one by one
@@ -295,7 +346,9 @@ class FusedUpdate:
             **self._shape | {"SPLITS": splits},
         )
 
-    def _combine(self, *, has_force: bool, is_noisy: bool, is_scaled: bool, scales_noise: bool) -> None:
+    def _combine(
+        self, *, has_force: bool, is_noisy: bool, is_scaled: bool, scales_noise: bool, scales_gradients: bool
+    ) -> None:
         """Write the new gradients, and count the step for the noise."""
         from repulsive.repulsion.backends import triton_kernels
 
@@ -315,6 +368,7 @@ class FusedUpdate:
             SCALED=is_scaled,
             NOISE=is_noisy,
             FORCE=has_force,
+            SCALAR=scales_gradients,
             PRECISION=PRECISION,
             **COMBINE[self.padded],
             **self._shape,
@@ -351,14 +405,16 @@ class FusedUpdate:
         """Send sigma of every slice and the step counter to the device; return whether there is any noise."""
         if not rates:
             return False
-        parameters = self.table.parameters
-        if parameters is not self._id_source:
-            self._ids, self._id_source = [id(parameter) for parameter in parameters], parameters
-        own = [rates.get(key, 0.0) for key in self._ids]
-        scales = {rate: rule.noise_scale(rate) for rate in set(own)}
-        if not any(scales.values()):
+        source = _NoiseSource(rule, rates, self.table.parameters)
+        if not source.is_same(self._noise_source):
+            own = [rates.get(id(parameter), 0.0) for parameter in self.table.parameters]
+            scales = {rate: rule.noise_scale(rate) for rate in set(own)}
+            self._has_noise = any(scales.values())
+            if self._has_noise:
+                self._sigmas.set([scales[own[parameter]] for parameter in self.table.parameter_of])
+            self._noise_source = source
+        if not self._has_noise:
             return False
-        self._sigmas.set([scales[own[parameter]] for parameter in self.table.parameter_of])
         if rule.scales_noise:
             torch.mul(self._sigmas.tensor, self._noise_factors(rule, scale), out=self.scaled_sigmas)
         if step != self._step + 1:
@@ -373,6 +429,24 @@ class FusedUpdate:
             grad = torch.stack([self.table.gradient(index) for index in indices]).float()  # [groups, M, D]
             factors.append(rule.noise_factor(grad if scale is None else grad / scale))
         return torch.cat(factors)[self._position_of]
+
+
+class _NoiseSource:
+    """What the size of the noise depends on."""
+
+    def __init__(self, rule: Rule, rates: Mapping[int, float], parameters: list[Tensor]) -> None:
+        self._rule, self._rates, self._parameters = rule, rates, parameters
+        self._settings = dict(vars(rule))  # a frozen rule can still be changed in place
+
+    def is_same(self, other: _NoiseSource | None) -> bool:
+        """Check that nothing has changed. Learning rates that change are in a new mapping."""
+        return (
+            other is not None
+            and other._rule is self._rule
+            and other._rates is self._rates
+            and other._parameters is self._parameters
+            and other._settings == self._settings
+        )
 
 
 class _DeviceNumbers:
@@ -403,23 +477,25 @@ class _GraphCache:
     Three Triton launches cost the host about 0.1 ms; a graph replay costs a tenth of that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_gpu = device.type == "cuda"
         self._graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self._compiled: set[object] = set()
 
-    def run(self, launch: Callable[[], None], key: object, device: torch.device) -> None:
+    def run(self, launch: Callable[[], None], key: object) -> None:
         """Launch directly at the first call, which compiles; capture a graph at the second; replay it afterwards."""
-        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if not self._on_gpu or torch.cuda.is_current_stream_capturing():
             launch()
-        elif key in self._graphs:
-            self._graphs[key].replay()
+        elif (graph := self._graphs.get(key)) is not None:
+            graph.replay()
         elif key not in self._compiled:
             self._compiled.add(key)
             launch()
         else:
             graph = torch.cuda.CUDAGraph()
             capture = torch.cuda.graph(graph, capture_error_mode="thread_local")
-            with torch.cuda.device(device), without_garbage_collection(), capture:
+            with torch.cuda.device(self._device), without_garbage_collection(), capture:
                 launch()
             self._graphs[key] = graph
             graph.replay()

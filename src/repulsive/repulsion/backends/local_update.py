@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
-from repulsive.repulsion.backends.fused import SOLVE, FusedUpdate, PartialSums, Variant, variant_of
+from repulsive.repulsion.backends.fused import SOLVE, FusedUpdate, PartialSums, Prepared, Variant
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.sharding.shard_layout import MeshDims
 
 UNUSED, NORMS, PRODUCTS = 0, 1, 2  # what is summed of the gradients; as in `triton_kernels`
@@ -38,7 +39,7 @@ class LocalUpdate(FusedUpdate):
         starts = torch.arange(len(groups) + 1, dtype=torch.int32, device=device)
         self.sums = PartialSums(wide(*shape, heads, heads), wide(*shape, heads), wide(shape), starts)
         self._packed = wide(0)
-        self._variant: Variant | None = None
+        self._launches: Prepared | None = None
         self._gradient = UNUSED
         self._norms2: Tensor | None = None  # squared norms of gradients that are not in the table, float64 [groups]
         self._reads_particles = True
@@ -58,39 +59,36 @@ class LocalUpdate(FusedUpdate):
     def prepare(
         self,
         rule: Rule,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None,
-        draw_noise: bool,
-        measure: bool,
+        inputs: StepInputs,
         norms2: Tensor | None = None,
     ) -> None:
-        """Send the numbers of a rule to the device, and choose the launches; see `Update.run`.
+        """Send the numbers of a rule to the device, and choose the launches.
 
         Args:
             rule: the rule.
-            rates: stand-in id -> learning rate, for the noise.
-            step: optimizer steps taken so far.
-            scale: the loss scale that the gradients still contain, or None.
-            draw_noise: whether to add noise to gradients.
-            measure: also measure.
+            inputs: inputs of the step, with the learning rates of the stand-ins.
             norms2: this rank's part of the squared norms of gradients, [groups], if they are not in the table.
         """
         self._norms2 = norms2
-        is_noisy = draw_noise and self._set_noise(rule, rates, step, scale)
+        step, scale, measure = inputs.step, inputs.scale, inputs.measure
+        is_noisy = inputs.draw_noise and self._set_noise(rule, inputs.rates, step, scale)
         if scale is not None:
             self.scale.copy_(scale)
-        form = rule.radial_form(step)
-        if form is None:
-            with_gradients = measure or rule.needs_gradient_products
-            self._custom, self._variant = (rule, step, scale, is_noisy), None
-            self._reads_particles, self._gradient = True, PRODUCTS if with_gradients else UNUSED
-            return
-        self._settings.set(self._settings_of(form))
-        variant = variant_of(form, measures=measure, is_noisy=is_noisy, is_scaled=scale is not None, scales_noise=False)
-        self._custom, self._variant, self._reads_particles = None, variant, variant.reads_particles
-        self._gradient = (PRODUCTS if variant.smooths else NORMS) if variant.reads_gradients else UNUSED
+        key = (measure, is_noisy, scale is not None)
+        prepared = self._prepared
+        if prepared is None or not prepared.is_for(rule, key):
+            form = rule.radial_form(step)
+            if form is None:
+                with_gradients = measure or rule.needs_gradient_products
+                self._custom, self._launches = (rule, step, scale, is_noisy), None
+                self._reads_particles, self._gradient = True, PRODUCTS if with_gradients else UNUSED
+                return
+            prepared = self._prepare(rule, form, key)
+        variant = prepared.variant
+        self._custom, self._launches, self._reads_particles = None, prepared, variant.reads_particles
+        self._gradient = UNUSED
+        if variant.reads_gradients:
+            self._gradient = NORMS if variant.scales_gradients else PRODUCTS
 
     def pack(self, packed: Tensor) -> None:
         """Compute this rank's inner products and write them to `packed`, if the prepared run needs any."""
@@ -112,26 +110,32 @@ class LocalUpdate(FusedUpdate):
             rule, step, scale, is_noisy = self._custom
             self._unpack()
             coefficients = self._coefficients(rule, step, scale, self._gradient != UNUSED)
-            self._combine(has_force=True, is_noisy=is_noisy, is_scaled=scale is not None, scales_noise=False)
+            self._combine(
+                has_force=True,
+                is_noisy=is_noisy,
+                is_scaled=scale is not None,
+                scales_noise=False,
+                scales_gradients=False,
+            )
             return coefficients.measure
-        assert self._variant is not None
-        self._run("finish", partial(self._solve_and_combine, self._variant))
-        return Measure(*self._measures.clone().unbind(1)) if self._variant.measures else None
+        assert self._launches is not None
+        variant = self._launches.variant
+        self._run("finish", partial(self._solve_and_combine, variant))
+        return Measure(*self._measures.clone().unbind(1)) if variant.measures else None
 
     def _run(self, half: str, launch: Callable[[], None]) -> None:
         """Launch one half of the update; for a built-in form, as a CUDA graph."""
-        if self._variant is None:
+        if self._launches is None:
             launch()
             return
-        pointers = self.table.current
-        key = half, self._variant, pointers.index, pointers.aligned, self._packed.data_ptr()
-        self._graphs.run(launch, key, self.table.device)
+        key = half, self._launches.number, self.table.current.aligned, self._packed.data_ptr()
+        self._graphs.run(launch, key)
 
     def _gram_and_pack(self) -> None:
         from repulsive.repulsion.backends import sharded_kernels
 
         gradient = UNUSED if self._norms2 is not None else self._gradient
-        self._gram(sources=1 if gradient == UNUSED else 2)
+        self._gram(sources=1 if gradient == UNUSED else 2, norms_only=gradient == NORMS)
         sharded_kernels.pack_kernel[(len(self.groups),)](
             self.products,
             self.to_mean,
@@ -169,6 +173,7 @@ class LocalUpdate(FusedUpdate):
             is_noisy=variant.is_noisy,
             is_scaled=variant.is_scaled,
             scales_noise=False,
+            scales_gradients=variant.scales_gradients,
         )
 
     def _products_of_groups(self, source: int) -> Tensor:

@@ -12,7 +12,7 @@ Every rank has to make the same calls in the same order. So all choices here dep
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -24,6 +24,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends import eager
 from repulsive.repulsion.backends.addresses import DTYPES, MOST_HEADS
 from repulsive.repulsion.backends.eager import Measured
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
 from repulsive.repulsion.sharding.kept_gradients import KeptGradients, can_be_kept
 from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local
@@ -80,23 +81,15 @@ class ShardedUpdate:
         moved = [group for group in groups if any(map(has_heads_on_other_ranks, group.slices))]
         self._batches = [Batch(some, seed) for some in [in_place, *_split_by_bytes(moved)] if some]
 
-    def run(
-        self,
-        rule: Rule,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        draw_noise: bool = True,
-        measure: bool = False,
-    ) -> dict[str, Measured]:
+    def run(self, inputs: StepInputs) -> dict[str, Measured]:
         """Replace the gradients of all groups by the direction of a rule; see `Update.run`.
 
-        The noise of the rule must not depend on the gradients (`Rule.scales_noise`).
+        The rule must have a matrix form, and its noise must not depend on the gradients (`Rule.scales_noise`).
         """
+        assert inputs.rule is not None
         measured: dict[str, Measured] = {}
         for batch in self._batches:
-            measured |= batch.run(rule, rates, step=step, scale=scale, draw_noise=draw_noise, measure=measure)
+            measured |= batch.run(inputs.rule, inputs)
         return measured
 
 
@@ -117,41 +110,26 @@ class Batch:
         self._kept: KeptGradients | None = None
         self._kept_layouts: list[ShardLayout | None] = []
 
-    def run(
-        self,
-        rule: Rule,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None,
-        draw_noise: bool,
-        measure: bool,
-    ) -> dict[str, Measured]:
+    def run(self, rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
         """Replace the gradients of all groups by the direction of a rule; see `Update.run`."""
         measured: dict[str, Measured] = {}
         with torch.no_grad():
-            factors, norms2 = self._keep_gradients(rule, step, measure)
+            factors, norms2 = self._keep_gradients(rule, inputs.step, inputs.measure)
         with torch.no_grad(), self._loaded_stand_ins(factors):
             self._refresh()
-            local_rates = {id(stand_in.weight): rates.get(stand_in.id, 0.0) for stand_in in self._stand_ins.values()}
+            rates = {s.local_id: inputs.rates.get(s.id, 0.0) for s in self._stand_ins.values()} if inputs.rates else {}
+            local = replace(inputs, rates=rates)
             for reduction in self._reductions:
                 for update in reduction.updates:
-                    update.prepare(
-                        rule,
-                        local_rates if rates else {},
-                        step=step,
-                        scale=scale,
-                        draw_noise=draw_noise,
-                        measure=measure,
-                        norms2=torch.stack([norms2[group.name] for group in update.groups]) if norms2 else None,
-                    )
+                    own = torch.stack([norms2[group.name] for group in update.groups]) if norms2 else None
+                    update.prepare(rule, local, own)
                 reduction.sum_products()
             for reduction in self._reductions:
                 for update in reduction.updates:
                     values = update.finish()
                     if values is not None:
                         names = [group.name for group in update.groups]
-                        measured |= {name: Measured(step, values, row) for row, name in enumerate(names)}
+                        measured |= {name: Measured(inputs.step, values, row) for row, name in enumerate(names)}
         return measured
 
     def _keep_gradients(self, rule: Rule, step: int, measure: bool) -> tuple[Factors | None, dict[str, Tensor]]:

@@ -40,13 +40,35 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 
 
 @triton.jit
-def _offsets(row, column, strides: tl.constexpr, FLAT: tl.constexpr):
-    """Compute offsets of elements from the start of a head; `strides` is the first of two table columns of strides."""
+def _elements(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
+    """Compute indices of elements of a head."""
     if FLAT:  # a head is contiguous
         return column.to(tl.int64)
-    inner = tl.load(row + 3).to(tl.int32)  # 64-bit divisions are slow
     outer = column // inner
-    return outer.to(tl.int64) * tl.load(row + strides) + (column - outer * inner) * tl.load(row + strides + 1)
+    return outer.to(tl.int64) * outer_stride + (column - outer * inner) * inner_stride
+
+
+@triton.jit
+def _places(heads, head_stride, offset, CHUNKED: tl.constexpr):
+    """Compute offsets of the elements of all heads in memory, [MP, BLOCK].
+
+    With CHUNKED, the compiler may load 16 columns at once.
+    """
+    place = heads[:, None] * head_stride + offset[None, :]
+    return tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, 16]) if CHUNKED else place
+
+
+@triton.jit
+def _places_of(head: tl.constexpr, head_stride, offset, CHUNKED: tl.constexpr):
+    """Compute offsets of the elements of one head in memory, [BLOCK]."""
+    place = head * head_stride + offset
+    return tl.max_contiguous(tl.multiple_of(place, 16), 16) if CHUNKED else place
+
+
+@triton.jit
+def _strides(row):
+    """Load the length of the inner axis and the strides of both axes; before a loop, which would load them again."""
+    return tl.load(row + 3).to(tl.int32), tl.load(row + 1), tl.load(row + 2)  # 64-bit divisions are slow
 
 
 @triton.jit
@@ -74,6 +96,86 @@ def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.
 
 
 @triton.jit
+def _norms(
+    base,
+    row,
+    head_stride,
+    first,
+    last,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+):
+    """Sum the squares of a range of columns of every head, [MP]."""
+    heads = tl.arange(0, MP)
+    strides = _strides(row)
+    total = tl.zeros([MP, BLOCK], dtype=tl.float32)
+    for start in range(first, last, BLOCK):
+        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+        place = _places(heads, head_stride, offset, CHUNKED)
+        inside = (heads[:, None] < M) & (column[None, :] < last)
+        x = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+        total += x * x
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def _products(
+    base,
+    row,
+    head_stride,
+    first,
+    last,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Multiply centred heads with each other [MP, MP] and with their mean [MP], and the mean with itself."""
+    heads = tl.arange(0, MP)
+    wide: tl.constexpr = MP >= 16
+    if not wide:
+        total = tl.zeros([MP, MP, BLOCK], dtype=tl.float32)
+        with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
+    else:
+        total = tl.zeros([LANES, MP, MP] if LANES > 1 else [MP, MP], dtype=tl.float32)
+        with_mean = tl.zeros([MP], dtype=tl.float32)
+    of_mean = tl.zeros([BLOCK], dtype=tl.float32)
+    strides = _strides(row)
+    for start in range(first, last, BLOCK):
+        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+        place = _places(heads, head_stride, offset, CHUNKED)
+        inside = (heads[:, None] < M) & (column[None, :] < last)
+        x = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.sum(x, axis=0) / M
+        centred = tl.where(inside, x - mean[None, :], 0.0)
+        if not wide:
+            total += centred[:, None, :] * centred[None, :, :]
+            with_mean += centred * mean[None, :]
+        else:
+            with_mean += tl.sum(centred * mean[None, :], axis=1)
+            if LANES > 1:
+                lanes = tl.permute(tl.reshape(centred, [MP, LANES, BLOCK // LANES]), (1, 0, 2))
+                total += tl.dot(lanes, tl.permute(lanes, (0, 2, 1)), input_precision=PRECISION)
+            else:
+                total += tl.dot(centred, tl.trans(centred), input_precision=PRECISION)
+        of_mean += mean * mean
+    if not wide:
+        total = tl.sum(total, axis=2)
+        with_mean = tl.sum(with_mean, axis=1)
+    elif LANES > 1:
+        total = tl.sum(total, axis=0)
+    return total, with_mean, tl.sum(of_mean, axis=0)
+
+
+@triton.jit
 def gram_kernel(
     table,
     pointers,
@@ -88,12 +190,15 @@ def gram_kernel(
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    NORMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Compute partial Gram matrices of centred heads [sources, slices, SPLITS, MP, MP], with products of the mean head.
 
-    Source 0 is the weights, source 1 the gradients; the third axis of the grid has one or two of them.
+    Source 0 is the weights, source 1 the gradients; the third axis of the grid has one or two of them. With NORMS only
+    the squared norms of gradients are written: to the diagonal, not centred, with a mean of zero.
 
     A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
     """
@@ -103,42 +208,18 @@ def gram_kernel(
     base = _base(pointers, piece, source, KIND, ALIGNED)
     heads = tl.arange(0, MP)
     first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
-    wide: tl.constexpr = MP >= 16
-    if not wide:
-        total = tl.zeros([MP, MP, BLOCK], dtype=tl.float32)
-        with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
-    else:
-        total = tl.zeros([LANES, MP, MP] if LANES > 1 else [MP, MP], dtype=tl.float32)
-        with_mean = tl.zeros([MP], dtype=tl.float32)
-    of_mean = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(first, last, BLOCK):
-        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _offsets(row, column, 1, FLAT)
-        inside = (heads[:, None] < M) & (column[None, :] < last)
-        x = tl.load(base + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0).to(tl.float32)
-        mean = tl.sum(x, axis=0) / M
-        centred = tl.where(inside, x - mean[None, :], 0.0)
-        if not wide:
-            total += centred[:, None, :] * centred[None, :, :]
-            with_mean += centred * mean[None, :]
-        else:
-            with_mean += tl.sum(centred * mean[None, :], axis=1)
-            if LANES > 1:
-                lanes = tl.permute(tl.reshape(centred, [MP, LANES, BLOCK // LANES]), (1, 0, 2))
-                total += tl.dot(lanes, tl.permute(lanes, (0, 2, 1)), input_precision=PRECISION)
-            else:
-                total += tl.dot(centred, tl.trans(centred), input_precision=PRECISION)
-        of_mean += mean * mean
     out = (source * tl.num_programs(0) + piece) * SPLITS + split
-    square = heads[:, None] * MP + heads[None, :]
-    if not wide:
-        total = tl.sum(total, axis=2)
-        with_mean = tl.sum(with_mean, axis=1)
-    elif LANES > 1:
-        total = tl.sum(total, axis=0)
-    tl.store(products + out * MP * MP + square, total)
-    tl.store(to_mean + out * MP + heads, with_mean)
-    tl.store(mean2 + out, tl.sum(of_mean, axis=0))
+    if NORMS & (source == 1):
+        norms2 = _norms(base, row, head_stride, first, last, M, MP, BLOCK, FLAT, CHUNKED)
+        tl.store(products + out * MP * MP + heads * (MP + 1), norms2)
+        tl.store(mean2 + out, 0.0)
+    else:
+        total, with_mean, of_mean = _products(
+            base, row, head_stride, first, last, M, MP, BLOCK, LANES, FLAT, CHUNKED, PRECISION
+        )
+        tl.store(products + out * MP * MP + heads[:, None] * MP + heads[None, :], total)
+        tl.store(to_mean + out * MP + heads, with_mean)
+        tl.store(mean2 + out, of_mean)
 
 
 @triton.jit
@@ -186,7 +267,9 @@ def _measure_heads(out, gram, cross, square, d2, M: tl.constexpr, MP: tl.constex
     else:
         pair = (i < M) & (j < M) & (i < j)
         norms2 = tl.sum(tl.where(i == j, gram, 0.0), axis=1) + 2 * cross + square
-        inverse = tl.where(norms2 > 0, 1 / tl.sqrt(tl.where(norms2 > 0, norms2, 1.0)), norms2 * 0)
+        mean2 = tl.sum(tl.where(tl.arange(0, MP) < M, norms2, 0.0), axis=0) / M
+        is_zero = norms2 <= SHORTEST2 * tl.maximum(mean2, 0.0)
+        inverse = tl.where(is_zero, 0.0, 1 / tl.sqrt(tl.where(is_zero, 1.0, norms2)))
         inner = gram + cross[:, None] + cross[None, :] + square
         cosine = inner * inverse[:, None] * inverse[None, :]
         count: tl.constexpr = M * (M - 1) // 2
@@ -401,14 +484,18 @@ def combine_kernel(
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
     ALIGNED: tl.constexpr,
     SHARDED: tl.constexpr,
     SCALED: tl.constexpr,
     NOISE: tl.constexpr,
     FORCE: tl.constexpr,
+    SCALAR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
+
+    With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad.
 
     Noise depends on the index of an element in its head. With SHARDED, a head is a part of a larger one: runs of
     adjacent elements, at equal distances. `shards` [slices, 4] has the length of a run, the distance between the starts
@@ -426,41 +513,58 @@ def combine_kernel(
     factor = 1.0
     if SCALED:
         factor = tl.load(scale).to(tl.float32)
+    matrix = group * MP * MP + heads[:, None] * MP + heads[None, :]
+    if SCALAR:
+        multiple = tl.load(drive + group * MP * MP)
+    elif MP >= 16:
+        a = tl.load(drive + matrix)
     if MP >= 16:
-        matrix = group * MP * MP + heads[:, None] * MP + heads[None, :]
-        a, b = tl.load(drive + matrix), tl.load(force + matrix)
+        b = tl.load(force + matrix)
+    strides = _strides(row)
+    outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
     for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _offsets(row, column, 1, FLAT)
+        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+        place = _places(heads, head_stride, offset, CHUNKED)
         there = column < last
         inside = (heads[:, None] < M) & there[None, :]
-        if MP >= 16:
-            g = tl.load(grad + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
-            out = tl.dot(a, g.to(tl.float32), input_precision=PRECISION)
-            if FORCE:
-                t = tl.load(theta + heads[:, None] * head_stride + offset[None, :], mask=inside, other=0.0)
+        if SCALAR or MP >= 16:
+            g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+            if SCALAR:
+                out = multiple * g
+            else:
+                out = tl.dot(a, g, input_precision=PRECISION)
+        else:
+            out = tl.zeros([MP, BLOCK], dtype=tl.float32)
+            for k in tl.static_range(M):
+                g = tl.load(grad + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
+                out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
+        if FORCE:
+            if MP >= 16:
+                t = tl.load(theta + place, mask=inside, other=0.0)
                 t = t.to(tl.float32)
                 mean = tl.sum(t, axis=0) / M
                 t = tl.where(inside, t - mean[None, :], 0.0)
                 push = tl.dot(b, t, input_precision=PRECISION) + sums[:, None] * mean[None, :]
-                out += push * factor
-        else:
-            out = tl.zeros([MP, BLOCK], dtype=tl.float32)
-            mean = tl.zeros([BLOCK], dtype=tl.float32)
-            for k in tl.static_range(M):
-                g = tl.load(grad + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
-                out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
-                if FORCE:
-                    mean += tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32)
-            if FORCE:
+            else:
+                mean = tl.zeros([BLOCK], dtype=tl.float32)
+                for k in tl.static_range(M):
+                    mean += tl.load(theta + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                        tl.float32
+                    )
                 mean = mean / M
                 push = sums[:, None] * mean[None, :]
                 for k in tl.static_range(M):
-                    t = tl.load(theta + k * head_stride + offset, mask=there, other=0.0).to(tl.float32) - mean
+                    t = (
+                        tl.load(theta + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                            tl.float32
+                        )
+                        - mean
+                    )
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
-                out += push * factor
+            out += push * factor
         if NOISE:
-            element = _offsets(row, column, 5, FLAT)
+            element = _elements(column, strides[0], outer_element, inner_element, FLAT)
             if SHARDED:
                 length = tl.load(shards + piece * 4)
                 run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
@@ -468,4 +572,4 @@ def combine_kernel(
             element = heads[:, None].to(tl.int64) * whole_size + element[None, :]
             noise = _normal(tl.load(row + 8), tl.load(steps), element)
             out += noise * tl.load(sigmas + piece) * factor
-        tl.store(grad + heads[:, None] * head_stride + offset[None, :], out.to(KIND), mask=inside)
+        tl.store(grad + place, out.to(KIND), mask=inside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,20 @@ _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Find the masks in the arguments of a call, by argument name.
 
-    An argument may also be an object whose attribute `real` is the mask, as in the translation model of `lab`.
+    A mask is a tensor, or any object with a tensor as its attribute `attention_mask`.
     """
-    named = dict(zip(_parameters(module), args, strict=False)) | dict(kwargs)
+    named = name_arguments(_parameters(module), args, kwargs)
     given = {name: value for name, value in named.items() if name in NAMES}
-    masks = {name: v if isinstance(v, Tensor) else getattr(v, "real", None) for name, v in given.items()}
+    masks = {name: v if isinstance(v, Tensor) else getattr(v, "attention_mask", None) for name, v in given.items()}
     return {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
+
+
+def name_arguments(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Map argument names to values; positional arguments without a name are left out.
+
+    torch 2.6 can compile neither `zip` for unequal lengths nor `|` for dicts.
+    """
+    return {**{names[index]: args[index] for index in range(min(len(names), len(args)))}, **kwargs}
 
 
 def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from repulsive.errors import RuleError
 from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.padding import masks_in, valid_tokens
+from repulsive.repulsion.logits.padding import masks_in, name_arguments, valid_tokens
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample, Samples, grid_of
 
@@ -182,7 +182,7 @@ class Sampler:
 
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:
-            named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+            named = name_arguments(("query", "key", "value"), args, kwargs)
             return named[{"q": "query", "k": "key", "v": "value"}[part]]
         return args[0] if args else next(iter(kwargs.values()), None)
 

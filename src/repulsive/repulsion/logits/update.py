@@ -14,6 +14,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.backends.eager import EagerUpdate, Measured
+from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.force import ForceNumbers, logit_forces, rows_of
 from repulsive.repulsion.logits.gather import gather_samples, world_size
@@ -184,47 +185,53 @@ class LogitUpdate:
             self._numbers |= {group.name: number for group, _ in layer.sides}
         self._writers = self._make_writers()
 
-    def again(
-        self,
-        rule: Rule | None,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        measure: bool = False,
-        draw_noise: bool = True,
-    ) -> dict[str, Measured] | None:
-        """Return None: an update is never repeated, because forces change."""
-        return None
+    def again(self, inputs: StepInputs) -> dict[str, Measured] | None:
+        """Repeat the last `run` without looking up parameters; see `Update.again`.
 
-    def run(
-        self,
-        rule: Rule | None,
-        rates: Mapping[int, float],
-        *,
-        step: int,
-        scale: Tensor | None = None,
-        measure: bool = False,
-        draw_noise: bool = True,
-    ) -> dict[str, Measured]:
+        Returns:
+            None, with nothing done, if this step computes new forces, or if a parameter is sharded or frozen, or has no
+            gradient.
+        """
+        step, scale, source = inputs.step, inputs.scale, self.source
+        forces_change = source.is_due(step) or (source.held and source.is_off(step))
+        if inputs.rule is None or self._renewals != source.renewals or forces_change:
+            return None
+        gradients = []
+        for writer, _ in self._writers:
+            if (current := writer.trained_gradients()) is None:
+                return None
+            gradients.append(current)
+        with torch.no_grad():
+            measured = self._measure(step, scale) if inputs.measure else {}
+            for (writer, _), current in zip(self._writers, gradients, strict=True):
+                writer.write(scale, current)
+            self._add_noise_to_gradients(inputs)
+        source.expect(step + 1)
+        return measured
+
+    def run(self, inputs: StepInputs) -> dict[str, Measured]:
         """Replace the gradients of all groups; see `Update.run`."""
+        rule, step, scale, source = inputs.rule, inputs.step, inputs.scale, self.source
         assert rule is not None
-        source = self.source
         with torch.no_grad():
             if source.is_due(step):
                 source.renew(step, scale)
             elif source.held and source.is_off(step):
                 source.held.clear()
                 source.renewals += 1
-            measured = self._measure(step, scale) if measure else {}
+            measured = self._measure(step, scale) if inputs.measure else {}
             if self._renewals != source.renewals:
                 self._load_writers()
             for writer, _ in self._writers:
                 writer.write(scale)
-            if draw_noise and rule.noise_scale(1.0):
-                self._noise.add_to_gradients(rule, rates, step=step, scale=scale)
+            self._add_noise_to_gradients(inputs)
         source.expect(step + 1)
         return measured
+
+    def _add_noise_to_gradients(self, inputs: StepInputs) -> None:
+        rule = inputs.rule
+        if rule is not None and inputs.draw_noise and rule.noise_scale(1.0):
+            self._noise.add_to_gradients(rule, inputs.rates, step=inputs.step, scale=inputs.scale)
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
         """Add the noise of a rule to the parameters."""

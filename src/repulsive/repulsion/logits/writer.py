@@ -71,6 +71,15 @@ class _Kind:
             return [parameter.gradient() for parameter in self.parameters]
         return [registry[name].grad for registry, name in self.slots]
 
+    def trained_gradients(self) -> list[Tensor | None] | None:
+        """Return the gradients; None if a parameter is sharded or frozen, or has no gradient."""
+        if self.slots is None:
+            return None
+        parameters = [registry[name] for registry, name in self.slots]
+        gradients = [parameter.grad for parameter in parameters]
+        is_complete = all(parameter.requires_grad for parameter in parameters)
+        return gradients if is_complete and not any(grad is None for grad in gradients) else None
+
 
 class Writer:
     """Apply gradient <- share x gradient + force to the rows of many slices in a few calls.
@@ -121,15 +130,25 @@ class Writer:
                 kind.slots = [(one.registry or {}, one.slices[0].attribute) for one in kind.parameters]
         self._kinds = list(kinds.values())
 
-    def write(self, scale: Tensor | None) -> None:
+    def trained_gradients(self) -> list[list[Tensor | None]] | None:
+        """Return the current gradients for `write`; None if a parameter is sharded or frozen, or has no gradient."""
+        gradients = []
+        for kind in self._kinds:
+            if (current := kind.trained_gradients()) is None:
+                return None
+            gradients.append(current)
+        return gradients
+
+    def write(self, scale: Tensor | None, gradients: Sequence[list[Tensor | None]] | None = None) -> None:
         """Change the current gradients; parameters without a gradient are skipped.
 
         Args:
             scale: loss scale that the gradients contain, or None.
+            gradients: the result of `trained_gradients`, if it was called before.
         """
-        for kind in self._kinds:
+        gradients = [kind.gradients() for kind in self._kinds] if gradients is None else gradients
+        for kind, current in zip(self._kinds, gradients, strict=True):
             factors, forces = kind.factors, kind.forces
-            current = kind.gradients()
             grads = [grad for grad in current if grad is not None]
             if len(grads) < len(current):
                 if not grads:
@@ -207,11 +226,13 @@ class GradientNorms:
         rows, owners = [], []
         for number, parts in enumerate(self._layers):
             for part, is_whole in parts:
-                if part.parameter().grad is None:
+                parameter = part.parameter()
+                if (grad := parameter.grad) is None:
                     continue
-                grad = gradient_of(part).detach()
-                whole = grad.full_tensor() if is_sharded(grad) else grad
-                rows.append(whole if is_whole else part.take(whole))
+                if is_sharded(parameter) or grad.is_sparse:
+                    local = gradient_of(part).detach()
+                    grad = local.full_tensor() if is_sharded(local) else local
+                rows.append(grad if is_whole else part.take(grad))
                 owners.append(number)
         if not rows:
             return torch.zeros(len(self._layers))

@@ -34,6 +34,11 @@ class StandIn(nn.Module):
         """Id of the sharded parameter, for learning rates."""
         return id(self.source.part.parameter())
 
+    @property
+    def local_id(self) -> int:
+        """Id of the plain parameter."""
+        return id(self.weight)
+
     def load(self) -> None:
         """Hold the weight and gradient that the source has loaded: themselves if contiguous, otherwise as copies."""
         theta, grad = _waited(self.source.weights()), _waited(self.source.gradients())

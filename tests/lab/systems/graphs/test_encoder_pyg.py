@@ -100,7 +100,7 @@ def test_heads_of_a_whole_model_are_found():
 
 def test_without_the_package_it_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric.nn", None)
-    with pytest.raises(ConfigError, match=r'model\.attention="pyg" needs torch-geometric: pip install'):
+    with pytest.raises(ConfigError, match=r'model\.attention="pyg" needs torch-geometric: python -m pip install'):
         GraphTransformer(GraphSizes(width=24, heads=4, layers=1, attention="pyg"))
     with pytest.raises(ValueError, match="attention='dgl': choose own or pyg"):
         GraphSizes(attention="dgl")

@@ -232,7 +232,7 @@ def test_what_is_missing_is_named(monkeypatch):
     for name in ("nltk", "nltk.corpus", "nltk.translate.meteor_score"):
         monkeypatch.setitem(sys.modules, name, None)
     assert official_program() is None and meteor.meteor(["a"], [["a"]]) is None
-    with pytest.raises(DataError, match=r"METEOR 1\.5 needs Java and the package pycocoevalcap: pip install"):
+    with pytest.raises(DataError, match=r"METEOR 1\.5 needs Java and the package pycocoevalcap: python -m pip install"):
         meteor.meteor(["a"], [["a"]], OFFICIAL)
     with pytest.raises(DataError, match="needs nltk and its WordNet: pip install nltk"):
         meteor.meteor(["a"], [["a"]], NLTK)

@@ -93,5 +93,5 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(DataError, match="2 translations for 3 references"):
         paper_bleu(["a", "b"], REFERENCES)
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(DataError, match=r"pip install 'repulsive\[translation\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[translation\]'"):
         paper_bleu(["a"], ["a"])

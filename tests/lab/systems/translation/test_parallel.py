@@ -265,7 +265,7 @@ def test_mistakes_in_further_test_sets(raw, talks):
 def test_without_the_packages_the_error_says_what_to_install(raw, monkeypatch):
     found = made(raw)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(DataError, match=r"pip install 'repulsive\[translation\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[translation\]'"):
         made(raw, force=True)
     assert len(Prepared.load(found.folder).parts["train"]) == 200  # loading needs neither package
     monkeypatch.setitem(sys.modules, "tokenizers", None)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError, DataError
+from repulsive.extras import install_command
 from repulsive.safety.model_folders import offline, read_config
 
 GENERATOR = "generator"  # subfolder of a discriminator's folder
@@ -333,4 +334,4 @@ def _transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError:
-        raise DataError("ELECTRA needs the package transformers: pip install 'repulsive[transformers]'") from None
+        raise DataError(f"ELECTRA needs the package transformers: {install_command('transformers')}") from None

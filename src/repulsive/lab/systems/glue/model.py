@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import ConfigError
+from repulsive.extras import install_command
 from repulsive.safety.model_folders import check_size, read_config, with_attention
 
 Head = Literal["linear", "dense"]
@@ -208,4 +209,4 @@ def _transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError:
-        raise ConfigError("fine-tuning needs the package transformers: pip install 'repulsive[transformers]'") from None
+        raise ConfigError(f"fine-tuning needs the package transformers: {install_command('transformers')}") from None

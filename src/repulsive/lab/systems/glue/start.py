@@ -12,7 +12,8 @@ from typing import Any, Literal
 from torch import nn
 
 from repulsive.errors import ConfigError
-from repulsive.lab.engine.runs import RECIPE, RunFolder
+from repulsive.lab.engine.run_reader import RECIPE
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.systems.glue.model import Head, fill_encoder, load_encoder, make_encoder, weights_file
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 

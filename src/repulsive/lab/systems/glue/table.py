@@ -9,7 +9,8 @@ from pathlib import Path
 
 from repulsive.errors import RunError
 from repulsive.lab.engine.files import read_json
-from repulsive.lab.engine.runs import RECIPE, RUN, RunFolder
+from repulsive.lab.engine.run_reader import RECIPE, RUN
+from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import Cell, cell
 from repulsive.lab.systems.glue.data import TASKS, task_named
 from repulsive.safety.markdown import format_table

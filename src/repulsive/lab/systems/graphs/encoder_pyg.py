@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import ConfigError
+from repulsive.extras import install_command
 from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
 
@@ -57,6 +58,6 @@ def _transformer_conv() -> Any:
         from torch_geometric.nn import TransformerConv
     except ImportError:
         raise ConfigError(
-            'model.attention="pyg" needs torch-geometric: pip install \'repulsive[pyg]\', or set model.attention="own"'
+            f'model.attention="pyg" needs torch-geometric: {install_command("pyg")}, or set model.attention="own"'
         ) from None
     return TransformerConv

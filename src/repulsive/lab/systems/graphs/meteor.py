@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repulsive.errors import DataError
+from repulsive.extras import install_command
 
 OFFICIAL, NLTK = "METEOR 1.5", "METEOR (NLTK)"
 _EMPTY = "…"  # replaces an empty text, which the METEOR program does not accept
@@ -51,7 +52,7 @@ def meteor(texts: Sequence[str], references: Sequence[Sequence[str]], which: str
     if which != NLTK and (program := official_program()) is not None:
         return Meteor(100 * _official(program, clean, others), OFFICIAL)
     if which == OFFICIAL:
-        raise DataError(f"{OFFICIAL} needs Java and the package pycocoevalcap: pip install 'repulsive[meteor]'")
+        raise DataError(f"{OFFICIAL} needs Java and the package pycocoevalcap: {install_command('meteor')}")
     score = _nltk(clean, others)
     if score is None and which == NLTK:
         raise DataError(f"{NLTK} needs nltk and its WordNet: pip install nltk; python -m nltk.downloader wordnet")

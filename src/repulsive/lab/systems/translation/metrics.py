@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
+from repulsive.extras import install_command
 from repulsive.metrics.bleu import COLUMNS
 
 
@@ -97,4 +98,4 @@ def _sacrebleu() -> Any:
     try:
         return importlib.import_module("sacrebleu.metrics")
     except ImportError:
-        raise DataError("BLEU needs the package sacrebleu: pip install 'repulsive[translation]'") from None
+        raise DataError(f"BLEU needs the package sacrebleu: {install_command('translation')}") from None

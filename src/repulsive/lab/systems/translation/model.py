@@ -78,13 +78,13 @@ class Mask(NamedTuple):
     """Keys that each query may attend to.
 
     Args:
-        real: for padded sentences, a mask that is False at padding, bool [B, 1, 1, S]; None: no padding.
+        attention_mask: for padded sentences, False at padding, bool [B, 1, 1, S]; None: no padding.
         causal: a query attends to keys up to its own position.
         packed: for packed sentences, the positions of the query sentences and of the key sentences.
         seeds: random seeds of a layer's dropout, int64 [blocks], if Triton kernels draw the dropout masks.
     """
 
-    real: Tensor | None = None
+    attention_mask: Tensor | None = None
     causal: bool = False
     packed: tuple[Packed, Packed] | None = None
     seeds: Tensor | None = None
@@ -111,7 +111,7 @@ class Attention(nn.Module):
             weights = self._weights(q, k, mask)  # [B, M, T, S]
             heads = weights @ v  # [B, M, T, d]
         else:
-            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.real, is_causal=mask.causal)
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.attention_mask, is_causal=mask.causal)
         if seen is not None:
             seen.append(weights if what == "weights" else v if what == "values" else heads)
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, width]
@@ -156,8 +156,8 @@ class Attention(nn.Module):
         if mask.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(later, -math.inf)
-        if mask.real is not None:
-            scores = scores.masked_fill(~mask.real, -math.inf)
+        if mask.attention_mask is not None:
+            scores = scores.masked_fill(~mask.attention_mask, -math.inf)
         return scores.softmax(-1)
 
 

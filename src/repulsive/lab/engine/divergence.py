@@ -1,0 +1,81 @@
+"""Stop a training that cannot succeed: a loss or weight is not finite, or the model has collapsed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from repulsive.errors import DivergedError
+from repulsive.lab.engine.loss_meter import Meter
+from repulsive.lab.engine.processes import Processes
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.task import Task
+from repulsive.repulsion.model_collapse import CollapseDetector
+
+
+class DivergenceGuard:
+    """Check losses, weights and gradient norms; record the reason in the run folder and raise `DivergedError`.
+
+    Args:
+        task: the task, for the items of a batch.
+        folder: the run folder.
+        processes: the ranks; if one stops, all must stop.
+        meter: losses since the last log.
+        stop_collapsed: stop a collapsed model; False only warns.
+    """
+
+    def __init__(
+        self, task: Task, folder: RunFolder, processes: Processes, meter: Meter, *, stop_collapsed: bool
+    ) -> None:
+        self._task, self._folder, self._processes, self._meter = task, folder, processes, meter
+        self._stop_collapsed = stop_collapsed
+        self._collapse = CollapseDetector()
+
+    def check_losses(self, step: int) -> None:
+        """Raise `DivergedError` if a loss since the last log was not finite, with the first such step.
+
+        Args:
+            step: steps taken so far.
+        """
+        bad = self._meter.first_bad()
+        if bad is not None:
+            self._diverged(step - self._meter.count() + bad + 1, "the loss is not a finite number")
+
+    def check_weights(self, step: int, model: nn.Module) -> None:
+        """Raise `DivergedError` if a weight is not finite: a finite loss can have infinite gradients."""
+        floats = [x for x in model.state_dict().values() if x.is_floating_point()]
+        if not bool(torch.stack([x.isfinite().all() for x in floats]).all()):
+            self._diverged(step, "its update made weights that are not finite numbers")
+
+    def watch_for_collapse(self, step: int, loss: float, drive: float) -> None:
+        """Warn of a collapsed model, or stop its training; see `CollapseDetector.observe` for the arguments."""
+        message = self._collapse.observe(step, loss, drive)
+        if not self._stop_collapsed:
+            if message and self._processes.main:
+                warnings.warn(message, stacklevel=3)
+        elif message := next(filter(None, self._processes.gather(message)), None):  # all ranks stop, or some would hang
+            self._give_up(message)
+
+    def read_log(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Continue to watch for a collapse after the logged steps of a resumed training."""
+        self._collapse.read_log(lines)
+
+    def _diverged(self, step: int, problem: str) -> NoReturn:
+        per_epoch = len(self._task.order(0))
+        batch = self._task.order((step - 1) // per_epoch)[(step - 1) % per_epoch]
+        ids = batch.indices.tolist()
+        listed = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+        self._give_up(
+            f"step {step}: {problem}; items {listed} of the training set were in the batch. "
+            "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
+            f"method.stepsize, and train with another --out ({self._folder.path} keeps its last good checkpoint)"
+        )
+
+    def _give_up(self, reason: str) -> NoReturn:
+        if self._processes.main:
+            self._folder.give_up(reason)
+        raise DivergedError(reason)
