@@ -16,7 +16,8 @@ from repulsive.safety.markdown import format_table
 
 COPY = 4.18e12  # bytes/s, measured
 FUSED = 4 * 1.8  # passes over the weights: four in theory, times the measured factor
-PLAIN = 33  # passes of the implementation in plain torch, counted from its operators; sharded weights use it
+PLAIN = 33  # passes of the implementation in plain torch (REPULSIVE_KERNELS=eager), counted from its operators
+MOVE = 6  # passes for each share that an all-to-all moves: stack, cut and join, a read and a write each
 NUMBER = 4  # bytes: FSDP2 keeps float32 shards in any compute precision
 PRODUCT = 8  # bytes: products are float64
 
@@ -28,6 +29,12 @@ PEER = 2e-6  # s per message of an all-to-all, which has n - 1 of them
 TOKENS = 8192  # per GPU and step
 FLOPS = 0.4 * 989e12  # bf16, at 40 % of the peak
 HELD = 2**28  # bytes of weights and gradients in one all-to-all, as in repulsion/backends/eager.py
+
+
+TITLES = (
+    *("model", "GPUs", "columns: sent", "wire", "update", "of a step"),
+    *("rows: sent", "wire", "update", "of a step", "rows, smoothing 0: sent", "of a step"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,15 +57,15 @@ class Model:
 
     @property
     def groups(self) -> dict[int, int]:
-        """Number of heads -> number of groups with that many; one batch and one all-reduce each."""
+        """Number of heads -> number of groups with that many."""
         found = {self.heads: self.layers}
         found[self.kv_heads] = found.get(self.kv_heads, 0) + 2 * self.layers
         return found
 
     @property
     def products(self) -> int:
-        """Bytes of all products, sum of groups * (M + 1)^2 * 8."""
-        return sum(count * (heads + 1) ** 2 * PRODUCT for heads, count in self.groups.items())
+        """Bytes of all products, sum of groups * (M + 1) (M + 2) / 2 * 8."""
+        return sum(count * (heads + 1) * (heads + 2) // 2 * PRODUCT for heads, count in self.groups.items())
 
 
 MODELS = (
@@ -81,20 +88,28 @@ class Cost:
 
 
 def columns(model: Model, gpus: int, passes: float) -> Cost:
-    """Weights sharded by columns: every rank has a part of every head; one all-reduce for each number of heads."""
+    """Weights sharded by columns: every rank has a part of every head; one all-reduce."""
     sent = model.products * 2 * (gpus - 1) / gpus
-    latency = len(model.groups) * 2 * math.log2(gpus) * HOP
+    latency = 2 * math.log2(gpus) * HOP
     return Cost(sent, latency + sent / bandwidth(gpus), local(model, gpus, passes))
 
 
-def rows(model: Model, gpus: int, passes: float) -> Cost:
-    """Weights sharded by rows, FSDP2's default: also an all-to-all of weights and gradients, and one back."""
+def rows(model: Model, gpus: int, passes: float, shares: int) -> Cost:
+    """Weights sharded by rows, FSDP2's default: also an all-to-all, and one back.
+
+    Args:
+        model: the model.
+        gpus: number of GPUs.
+        passes: passes of the update itself.
+        shares: 3 if weights and gradients are moved and gradients back; 2 if gradients stay on their ranks.
+    """
     share = model.numbers * NUMBER / gpus
-    sent = 3 * share * (gpus - 1) / gpus
-    batches = max(len(model.groups), math.ceil(2 * share / HELD))
+    sent = shares * share * (gpus - 1) / gpus
+    batches = math.ceil(2 * share / HELD)
     latency = batches * (2 * (gpus - 1) * PEER + 2 * math.log2(gpus) * HOP)
     products = columns(model, gpus, passes).sent
-    return Cost(sent + products, latency + (sent + products) / bandwidth(gpus), local(model, gpus, passes))
+    wire = latency + (sent + products) / bandwidth(gpus)
+    return Cost(sent + products, wire, local(model, gpus, passes + shares * MOVE))
 
 
 def local(model: Model, gpus: int, passes: float) -> float:
@@ -113,18 +128,18 @@ def step(model: Model) -> float:
 
 def table() -> str:
     """Format the table, one row for each model and number of GPUs."""
-    titles = "model, GPUs, columns: sent, wire, fused update, plain update, of a step, rows: sent, wire, of a step"
     lines = []
     for model in MODELS:
         for gpus in (8, 32, 128, 512):
             if gpus < model.fewest:
                 continue
-            fused, plain, moved = columns(model, gpus, FUSED), columns(model, gpus, PLAIN), rows(model, gpus, PLAIN)
-            cells = [model.name, str(gpus), size(fused.sent), ms(fused.wire), ms(fused.local), ms(plain.local)]
-            cells += [f"{share(fused, model)} to {share(plain, model)}"]
-            cells += [size(moved.sent), ms(moved.wire), share(moved, model)]
+            fused = columns(model, gpus, FUSED)
+            moved, kept = (rows(model, gpus, FUSED, shares) for shares in (3, 2))
+            cells = [model.name, str(gpus), size(fused.sent), ms(fused.wire), ms(fused.local), share(fused, model)]
+            cells += [size(moved.sent), ms(moved.wire), ms(moved.local), share(moved, model)]
+            cells += [size(kept.sent), share(kept, model)]
             lines.append(cells)
-    return format_table(titles.split(", "), lines)
+    return format_table(TITLES, lines)
 
 
 def size(count: float) -> str:

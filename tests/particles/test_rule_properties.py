@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from repulsive.particles import SGLD, SPOS, SVGD, CosineLadder, KernelFree
+from repulsive.particles.gram import gram
 from repulsive.particles.kernels import Hinge
 from repulsive.particles.rule import Coefficients, Rule
 
@@ -74,6 +75,28 @@ class OwnNoise(SGLD):
 )
 def test_other_formulas_have_no_radial_form(rule):
     assert rule.radial_form(0) is None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SVGD(stepsize=0.3, smoothing=0, space="sphere"),
+        SPOS(0.3, 0.5, 7.0, smoothing=0),
+        SGLD(0.3, 0.5),
+        KernelFree(stepsize=0.3, smoothing=0),
+    ],
+)
+def test_a_form_that_does_not_mix_gradients_knows_their_factor(rule):
+    for heads in (1, 2, 5):
+        form, products = rule.radial_form(0), gram(torch.randn(heads, 6, dtype=torch.float64))
+        expected = rule.coefficients(products).drive
+        assert not form.mixes_gradients
+        assert torch.allclose(expected, form.drive(heads) * torch.eye(heads, dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [SVGD(), SPOS(smoothing=0.5), KernelFree()])
+def test_smoothing_mixes_gradients(rule):
+    assert rule.radial_form(0).mixes_gradients
 
 
 def test_the_radial_form_follows_a_schedule():

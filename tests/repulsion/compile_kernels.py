@@ -17,8 +17,10 @@ from triton.compiler import ASTSource, compile
 from repulsive import SGLD, SPOS, SVGD
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import KernelFree
-from repulsive.repulsion.backends import triton_kernels
+from repulsive.repulsion.backends import sharded_kernels, triton_kernels
 from repulsive.repulsion.backends.fused import FusedUpdate
+from repulsive.repulsion.backends.inputs import StepInputs
+from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
@@ -64,6 +66,8 @@ def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") != "1"
     for name in ("gram_kernel", "solve_kernel", "combine_kernel"):
         setattr(triton_kernels, name, Compiled(getattr(triton_kernels, name)))
+    for name in ("pack_kernel", "unpack_kernel"):
+        setattr(sharded_kernels, name, Compiled(getattr(sharded_kernels, name)))
     for heads, rules in ((1, RULES[:1]), (4, RULES), (12, RULES[:2]), (64, RULES[:1])):
         layer = nn.Linear(8, 2 * heads, bias=False)
         compile_updates(layer, torch.arange(2 * heads).view(heads, 2), 0, rules)
@@ -75,12 +79,20 @@ def main() -> None:
 def compile_updates(layer: nn.Linear, rows: torch.Tensor, axis: int, rules: list) -> None:
     layer.weight.grad = torch.zeros_like(layer.weight)
     part = HeadSlice(layer, "weight", "weight", rows, axis=axis)
-    update = FusedUpdate([HeadGroup("heads", 0, "q", "encoder", "", "test", (part,))], seed=0)
-    assert update.refresh()
+    groups = [HeadGroup("heads", 0, "q", "encoder", "", "test", (part,))]
+    update, local = FusedUpdate(groups, seed=0), LocalUpdate(groups, 0, [(8, 16, 0, 32)], [True])
+    reduction = Reduction((), [local])
+    assert update.refresh() and local.refresh()
     for rule in rules:
         for measure in (False, True):
             scale = torch.tensor(2.0) if measure else None
-            update.run(rule, {id(layer.weight): 0.1}, step=0, scale=scale, measure=measure)
+            rates = {id(layer.weight): 0.1}
+            if axis == 0:
+                inputs = StepInputs(rule, 0, rates, scale, measure)
+                local.prepare(rule, inputs)
+                reduction.sum_products()
+                local.finish()
+            update.run(rule, rates, step=0, scale=scale, measure=measure)
 
 
 if __name__ == "__main__":

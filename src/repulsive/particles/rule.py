@@ -92,6 +92,16 @@ class RadialForm:
         """Whether B can differ from zero."""
         return self.kernel != "none" or self.precision != 0
 
+    @property
+    def mixes_gradients(self) -> bool:
+        """Whether A can differ from a multiple of the identity."""
+        return self.kernel != "none" and self.smoothing != 0
+
+    def drive(self, heads: int) -> float:
+        """Return the factor on a head's own gradient, for a form that does not mix gradients: A is that times I."""
+        shared = 0.0 if self.kernel == "none" else 1 / heads
+        return self.stepsize * (shared + self.own_drive)
+
 
 class Rule(ABC):
     """Base class of rules, which turn the loss gradients of a group's heads into what the optimizer descends.

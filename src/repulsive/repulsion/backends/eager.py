@@ -23,7 +23,13 @@ from repulsive.particles.rule import Coefficients, Measure, Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local, to_stored
-from repulsive.repulsion.sharding.shard_layout import MeshDims, has_heads_on_other_ranks, is_sharded, local_size
+from repulsive.repulsion.sharding.shard_layout import (
+    MeshDims,
+    has_heads_on_other_ranks,
+    is_sharded,
+    largest_share,
+    local_size,
+)
 
 T = TypeVar("T")
 Sigmas = dict[str, "float | Tensor"]  # by `Piece.noise_name`
@@ -210,7 +216,7 @@ class EagerUpdate:
     def _bytes_moved(self, index: int) -> int:
         """Count the bytes of weights and gradients that one group moves to this rank from other ranks."""
         parameters = {_parameter_key(part): part for part in self.groups[index].slices}.values()
-        return sum(2 * local_size(part) * part.parameter().element_size() for part in parameters)
+        return sum(2 * largest_share(part) * part.parameter().element_size() for part in parameters)
 
     def run(self, inputs: StepInputs) -> dict[str, Measured]:
         """Replace gradients by the direction of a rule; see `Update.run`."""

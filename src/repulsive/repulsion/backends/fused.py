@@ -86,6 +86,22 @@ class Variant(NamedTuple):
         return self.kernel == "none" or not self.smooths
 
 
+class PartialSums(NamedTuple):
+    """Partial inner products, from which `solve_kernel` computes A and B.
+
+    Args:
+        products: products of centred heads [sources, slices, splits, heads, heads].
+        to_mean: products with the mean head [sources, slices, splits, heads].
+        mean2: squared norms of the mean head [sources, slices, splits].
+        starts: first slice of each group, int32 [groups + 1].
+    """
+
+    products: Tensor
+    to_mean: Tensor
+    mean2: Tensor
+    starts: Tensor
+
+
 def _splits(slices: int, dim: int) -> int:
     """Choose the number of programs per slice."""
     splits = SPLITS
@@ -94,7 +110,7 @@ def _splits(slices: int, dim: int) -> int:
     return splits
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """What `FusedUpdate.run` derives from a rule without a schedule; it is the same in every step.
 
     Args:
@@ -137,6 +153,8 @@ class FusedUpdate:
         self.products = torch.empty(2, slices, self.splits, heads, heads, device=device)
         self.to_mean = torch.empty(2, slices, self.splits, heads, device=device)
         self.mean2 = torch.empty(2, slices, self.splits, device=device)
+        self.sums = PartialSums(self.products, self.to_mean, self.mean2, self.table.starts)  # read by `_solve`
+        self.shards: Tensor | None = None  # where the slices lie in whole weights; see `combine_kernel`
         self.drive, self.force = torch.empty(2, len(groups), heads, heads, device=device)
         self.row_sums = torch.empty(len(groups), heads, device=device)
         self.scale = torch.ones(1, device=device)
@@ -154,7 +172,7 @@ class FusedUpdate:
         self._position_of = positions[self.table.group_of].to(device)  # position of each slice's group in `_same_size`
         self._graphs = _GraphCache(device)
         self._variants: dict[Variant, int] = {}  # numbers of variants
-        self._prepared: _Prepared | None = None
+        self._prepared: Prepared | None = None
         self._noise_source: _NoiseSource | None = None  # what the sigmas on the device were computed from
         self._has_noise = False
 
@@ -194,7 +212,9 @@ class FusedUpdate:
         self, rule: Rule, step: int, scale: Tensor | None, *, measure: bool, is_noisy: bool
     ) -> Measure | None:
         """Run a rule whose coefficients are not those of `solve_kernel`."""
-        coefficients = self._coefficients(rule, step, scale, measure or rule.needs_gradient_products)
+        with_gradients = measure or rule.needs_gradient_products
+        self._gram(sources=2 if with_gradients else 1, norms_only=False)
+        coefficients = self._coefficients(rule, step, scale, with_gradients)
         self._combine(
             has_force=True,
             is_noisy=is_noisy,
@@ -204,7 +224,7 @@ class FusedUpdate:
         )
         return coefficients.measure
 
-    def _prepare(self, rule: Rule, form: RadialForm, key: tuple[bool, bool, bool]) -> _Prepared:
+    def _prepare(self, rule: Rule, form: RadialForm, key: tuple[bool, bool, bool]) -> Prepared:
         """Send the settings of a rule to the device, and choose what to launch; it is kept for a constant rule."""
         self._settings.set(self._settings_of(form))
         measure, is_noisy, is_scaled = key
@@ -221,7 +241,7 @@ class FusedUpdate:
             rule.scales_noise,
         )
         number = self._variants.setdefault(variant, len(self._variants))
-        prepared = _Prepared(rule, dict(vars(rule)), key, variant, number)
+        prepared = Prepared(rule, dict(vars(rule)), key, variant, number)
         self._prepared = None if rule.is_scheduled else prepared
         return prepared
 
@@ -297,23 +317,21 @@ class FusedUpdate:
         gradient = code.UNUSED
         if variant.reads_gradients:
             gradient = code.NORMS if variant.scales_gradients else code.PRODUCTS
-        launch = SOLVE[self.padded]
-        chunk = self.splits if self.splits == launch["CHUNK"] else 1  # all at once, or one by one
-        stages = 1 if chunk > 1 else 4
+        launch, sums = SOLVE[self.padded], self.sums
+        slices, splits = sums.products.shape[1:3]
+        chunk = splits if splits == launch["CHUNK"] else 1  # all at once, or one by one
+        stages = 1 if chunk > 1 or splits == 1 else 4
         if self.padded == 64 and gradient == code.PRODUCTS:
             stages = min(stages, 2)  # two matrices per stage in shared memory
         code.solve_kernel[(len(self.groups),)](
-            self.products,
-            self.to_mean,
-            self.mean2,
-            self.table.starts,
+            *sums,
             self._settings.tensor,
             self.scale,
             self.drive,
             self.force,
             self.row_sums,
             self._measures,
-            len(self.table.parts) * self.splits,
+            slices * splits,
             BANDWIDTH=medians[variant.bandwidth],
             PROFILE=profiles[variant.kernel],
             SPHERE=variant.on_sphere,
@@ -325,7 +343,7 @@ class FusedUpdate:
             CHUNK=chunk,
             STAGES=stages,
             num_warps=launch["num_warps"],
-            **self._shape,
+            **self._shape | {"SPLITS": splits},
         )
 
     def _combine(
@@ -345,6 +363,8 @@ class FusedUpdate:
             self.scale,
             self.scaled_sigmas if scales_noise else self._sigmas.tensor,
             self.steps,
+            self.table.rows if self.shards is None else self.shards,
+            SHARDED=self.shards is not None,
             SCALED=is_scaled,
             NOISE=is_noisy,
             FORCE=has_force,
@@ -357,7 +377,6 @@ class FusedUpdate:
 
     def _coefficients(self, rule: Rule, step: int, scale: Tensor | None, with_gradients: bool) -> Coefficients:
         """Compute the rule's own coefficients in eager torch, and copy them to the buffers that `_combine` reads."""
-        self._gram(sources=2 if with_gradients else 1, norms_only=False)
         theta, grad = Gram(self._products_of_groups(0)), None
         if with_gradients:
             products = self._products_of_groups(1)

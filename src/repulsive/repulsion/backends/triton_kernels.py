@@ -476,6 +476,7 @@ def combine_kernel(
     scale,
     sigmas,
     steps,
+    shards,
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -485,6 +486,7 @@ def combine_kernel(
     FLAT: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    SHARDED: tl.constexpr,
     SCALED: tl.constexpr,
     NOISE: tl.constexpr,
     FORCE: tl.constexpr,
@@ -494,6 +496,10 @@ def combine_kernel(
     """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
 
     With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad.
+
+    Noise depends on the index of an element in its head. With SHARDED, a head is a part of a larger one: runs of
+    adjacent elements, at equal distances. `shards` [slices, 4] has the length of a run, the distance between the starts
+    of two runs, the index of the first element, and the number of elements of the whole head.
     """
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
@@ -503,6 +509,7 @@ def combine_kernel(
     heads = tl.arange(0, MP)
     first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
     sums = tl.load(row_sums + group * MP + heads)
+    whole_size = tl.load(shards + piece * 4 + 3) if SHARDED else size
     factor = 1.0
     if SCALED:
         factor = tl.load(scale).to(tl.float32)
@@ -557,10 +564,12 @@ def combine_kernel(
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
             out += push * factor
         if NOISE:
-            element = (
-                heads[:, None].to(tl.int64) * size
-                + _elements(column, strides[0], outer_element, inner_element, FLAT)[None, :]
-            )
+            element = _elements(column, strides[0], outer_element, inner_element, FLAT)
+            if SHARDED:
+                length = tl.load(shards + piece * 4)
+                run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
+                element += run * (tl.load(shards + piece * 4 + 1) - length) + tl.load(shards + piece * 4 + 2)
+            element = heads[:, None].to(tl.int64) * whole_size + element[None, :]
             noise = _normal(tl.load(row + 8), tl.load(steps), element)
             out += noise * tl.load(sigmas + piece) * factor
         tl.store(grad + place, out.to(KIND), mask=inside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -80,8 +80,7 @@ class LocalWeight:
     def stored(self, name: str) -> Tensor:
         """Return the parameter ("theta") or its gradient ("grad") as stored on this rank, detached."""
         tensor = self.part.parameter() if name == "theta" else gradient_of(self.part)
-        tensor = tensor.detach()
-        return tensor.to_local() if is_sharded(tensor) else tensor
+        return tensor.to_local().detach() if is_sharded(tensor) else tensor.detach()
 
     def elements(self, part: HeadSlice) -> Tensor | int:
         """Return the indices of the local elements of `part`, row-major over [M, R, columns]: [M, local D].
@@ -97,7 +96,12 @@ class LocalWeight:
 
 @contextmanager
 def load_local(
-    weights: Iterable[LocalWeight], *, whole: bool = False, gradients: bool = True, write: str | None = "grad"
+    weights: Iterable[LocalWeight],
+    *,
+    whole: bool = False,
+    gradients: bool = True,
+    write: str | None = "grad",
+    kept: Mapping[LocalWeight, float | Tensor] | None = None,
 ) -> Iterator[None]:
     """Make weights readable on this rank during a block, and write changes back at the end.
 
@@ -106,6 +110,7 @@ def load_local(
         whole: move all columns to every rank, for rules that need whole particles.
         gradients: False if only weights are needed.
         write: the part that will be changed: "grad", "theta" or None.
+        kept: factors on the stored tensors, to which the moved ones are added; None if the moved ones replace them.
     """
     weights = list(weights)
     names = ("theta", "grad") if gradients else ("theta",)
@@ -120,7 +125,7 @@ def load_local(
         yield
         if write is not None:
             with torch.no_grad():
-                _redistribute(weights, (write,), back=True)
+                _redistribute(weights, (write,), back=True, kept=kept)
     finally:
         for weight in weights:
             weight.theta = weight.grad = None
@@ -135,7 +140,13 @@ def to_stored(weight: LocalWeight, tensor: Tensor) -> Tensor:
     return _move([tensor], parameter.device_mesh, parameter.shape, layout.work_placements, layout.placements)[0]
 
 
-def _redistribute(weights: Sequence[LocalWeight], names: Sequence[str], *, back: bool) -> None:
+def _redistribute(
+    weights: Sequence[LocalWeight],
+    names: Sequence[str],
+    *,
+    back: bool,
+    kept: Mapping[LocalWeight, float | Tensor] | None = None,
+) -> None:
     """Move tensors to their work placements, or back: one call for all tensors of a kind, as calls are expensive."""
     alike: dict[tuple[object, ...], list[tuple[LocalWeight, str]]] = defaultdict(list)
     for weight in weights:
@@ -155,9 +166,19 @@ def _redistribute(weights: Sequence[LocalWeight], names: Sequence[str], *, back:
         moved = _move(tensors, parameter.device_mesh, parameter.shape, *((work, stored) if back else (stored, work)))
         for (weight, name), tensor in zip(members, moved, strict=True):
             if back:
-                weight.stored(name).copy_(tensor)
+                _write(weight.stored(name), tensor, None if kept is None else kept[weight])
             else:
                 setattr(weight, name, tensor)
+
+
+def _write(stored: Tensor, moved: Tensor, factor: float | Tensor | None) -> None:
+    """Write a moved tensor to where it is stored; with a factor, add it to the stored tensor times that factor."""
+    if factor is None:
+        stored.copy_(moved)
+    elif isinstance(factor, Tensor):
+        torch.addcmul(moved, stored, factor, out=stored)
+    else:
+        torch.add(moved, stored, alpha=factor, out=stored)
 
 
 def _move(

@@ -69,6 +69,31 @@ def local_size(part: HeadSlice) -> int:
     return parameter.to_local().numel() if is_sharded(parameter) else parameter.numel()
 
 
+def largest_share(part: HeadSlice) -> int:
+    """Return the number of elements of the parameter on the rank that stores most of them, a number equal on all ranks.
+
+    Ranks that split work by their own sizes could disagree, and wait for each other for ever.
+    """
+    parameter = part.parameter()
+    shape = list(parameter.shape)
+    if is_sharded(parameter):
+        for mesh_dim, placement in enumerate(parameter.placements):
+            dim = _sharded_dim(placement)
+            if dim is not None:
+                shape[dim] = -(-shape[dim] // parameter.device_mesh.size(mesh_dim))
+    return math.prod(shape)
+
+
+def splits_one_dimension(part: HeadSlice) -> bool:
+    """Check whether each rank works on one range of one dimension of a sharded weight, the same answer on all ranks."""
+    parameter = part.parameter()
+    if not is_sharded(parameter):
+        return True
+    work = _work_placements(part, parameter, whole=False)
+    kinds = {type(placement).__name__ for placement in work}
+    return kinds <= {"Shard", "Replicate"} and len({_sharded_dim(p) for p in work} - {None}) <= 1
+
+
 @dataclass(frozen=True)
 class ShardLayout:
     """How a sharded parameter is stored over ranks, and how it is split while a rule works on it.
@@ -164,13 +189,25 @@ def _check_interleaved_rows(part: HeadSlice, parameter: DTensor) -> None:
     along = [p if _sharded_dim(p) == part.axis else Replicate() for p in parameter.placements]
     if all(type(p).__name__ in ("Shard", "Replicate") for p in along):
         return
-    shape = [1] * parameter.ndim
-    shape[part.axis] = parameter.shape[part.axis]
-    numbers = torch.arange(parameter.shape[part.axis], device=parameter.device).view(shape)
+    numbers = _row_numbers(part, parameter)
     here = local_part(numbers, mesh, along)
     again = DTensor.from_local(here, mesh, along, run_check=False, shape=numbers.shape, stride=numbers.stride())
     if here.numel() != parameter.to_local().shape[part.axis] or not torch.equal(again.full_tensor(), numbers):
         raise UnsupportedWeights(_refusal(part, parameter, "this version of torch moves such shards incorrectly"))
+
+
+def local_rows(part: HeadSlice, parameter: DTensor) -> Tensor:
+    """Return the output features that this rank stores, in order: int64 [stored features]."""
+    from torch.distributed.tensor import Replicate
+
+    along = [p if _sharded_dim(p) == part.axis else Replicate() for p in parameter.placements]
+    return local_part(_row_numbers(part, parameter), parameter.device_mesh, along).flatten()
+
+
+def _row_numbers(part: HeadSlice, parameter: DTensor) -> Tensor:
+    shape = [1] * parameter.ndim
+    shape[part.axis] = parameter.shape[part.axis]
+    return torch.arange(parameter.shape[part.axis], device=parameter.device).view(shape)
 
 
 def local_part(numbers: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
