@@ -34,8 +34,8 @@ def small_qwen() -> nn.Module:
     config = transformers.Qwen2Config(
         hidden_size=16,
         num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         intermediate_size=16,
         vocab_size=64,
     )
@@ -72,9 +72,9 @@ def circuit_vectors(model: nn.Module, space: Space) -> list[list[Tensor]]:
         q, k, v = (own[name] for name in names)  # [B, T, features]
         block = model.encoder.layer[number].attention.output.dense if is_bert else model.layers[number].self_attn.o_proj
         vectors = []
-        for head in range(2):
-            mine = slice(8 * head, 8 * head + 8)
-            shared = mine if is_bert else slice(0, 8)
+        for head in range(2 if is_bert else 4):
+            mine = slice(8 * head, 8 * head + 8) if is_bert else slice(4 * head, 4 * head + 4)
+            shared = mine if is_bert else slice(4 * (head // 2), 4 * (head // 2) + 4)
             keys = (k - k.mean(1, keepdim=True))[..., shared].flatten(0, 1)
             if space == "logits":
                 vectors.append((q[..., mine].flatten(0, 1) @ keys.T).flatten())
@@ -92,10 +92,10 @@ def oracle(model: nn.Module, space: Space) -> list[list[Tensor]]:
     if space == "attention":
         result = []
         for weights in heads.attention(TOKENS):
-            vectors: list[list[Tensor]] = [[], []]
+            vectors: list[list[Tensor]] = [[] for _ in range(weights.shape[1])]
             for item, query in itertools.product(range(3), range(7)):
                 keys = 7 if isinstance(model, transformers.BertModel) else query + 1
-                for head in range(2):
+                for head in range(len(vectors)):
                     row = weights[item, head, query, :keys] - 1 / keys
                     if keys > 1:
                         vectors[head].append(torch.cat([row / row.norm(), row.new_zeros(7 - keys)]))
@@ -104,7 +104,7 @@ def oracle(model: nn.Module, space: Space) -> list[list[Tensor]]:
     result = []
     for outputs in heads.outputs(TOKENS):
         vectors = []
-        for head in range(2):
+        for head in range(outputs.shape[2]):
             x = outputs[:, :, head].flatten(0, 1)  # [N, d_model]
             if space == "cka":
                 x = x - x.mean(0)
@@ -119,18 +119,24 @@ def oracle(model: nn.Module, space: Space) -> list[list[Tensor]]:
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("build", [small_bert, small_qwen])
 def test_draws_agree_with_brute_force(build, space: Space) -> None:
-    """With two heads per layer, a draw is one pair of heads of different layers: its mean is their similarity."""
+    """A draw takes two heads of different layers; with grouped heads, two key-value heads with all of their queries."""
     model = build()
     vectors = oracle(model, space)
-    pairs = itertools.combinations([(layer, head) for layer in range(3) for head in range(2)], 2)
-    expected = sorted(float(vectors[a][i] @ vectors[b][j]) for (a, i), (b, j) in pairs if a != b)
+    size = len(vectors[0]) // 2
+    units = [[(layer, head) for head in range(k * size, (k + 1) * size)] for layer in range(3) for k in range(2)]
+
+    def mean(heads: list[tuple[int, int]]) -> float:
+        pairs = [float(vectors[a][i] @ vectors[b][j]) for (a, i), (b, j) in itertools.combinations(heads, 2)]
+        return sum(pairs) / len(pairs)
+
+    expected = sorted(mean([*a, *b]) for a, b in itertools.combinations(units, 2) if a[0][0] != b[0][0])
     for row, layer in enumerate(Heads(model).similarity([TOKENS], space, twins=0)):
         assert layer.permuted is not None and layer.permuted.layers == 3
         drawn = sorted({round(value, 11) for value in layer.permuted.means})
         assert len(drawn) == 12 and drawn == pytest.approx(expected, abs=1e-10)
         assert layer.permuted.mean == pytest.approx(layer.mean, abs=1e-10)  # all tokens are sampled
-        assert layer.permuted.mean == pytest.approx(float(vectors[row][0] @ vectors[row][1]), abs=1e-10)
-        assert layer.permuted.largests == layer.permuted.means
+        assert layer.permuted.mean == pytest.approx(mean([(row, head) for head in range(2 * size)]), abs=1e-10)
+        assert len(layer.permuted.largests) == 200 and max(layer.permuted.largests) >= max(layer.permuted.means)
 
 
 def test_draws_take_one_head_per_layer_if_there_are_enough_layers() -> None:
@@ -151,6 +157,19 @@ def test_draws_from_fewer_layers_than_heads_count_pairs_of_different_layers_only
     similarity = torch.cat([torch.cat([same, other]), torch.cat([other, same])], 1)
     first, _ = permuted_heads(similarity.double(), [4, 4], draws=20)
     assert first.mean == pytest.approx(0.9) and first.means == pytest.approx([0.1] * 20) and first.largests == ()
+
+
+def test_query_heads_of_a_key_value_head_stay_together() -> None:
+    """Heads that share a key-value head have cosine 0.8, others 0: every draw has as many such pairs as a layer."""
+    serves = (0, 1, 0, 1)
+    shared = torch.tensor([[float(a == b) for a in serves] for b in serves]) * 0.8
+    similarity = torch.block_diag(shared, shared, shared).double()
+    for each in permuted_heads(similarity, [4, 4, 4], draws=20, serves=serves):
+        assert each.means == pytest.approx([each.mean] * 20) and each.largests == pytest.approx([0.8] * 20)
+    few = permuted_heads(torch.block_diag(*[shared] * 2).double(), [4, 4], draws=20, serves=serves)[0]
+    assert few.means == pytest.approx([few.mean] * 20)
+    alone = permuted_heads(similarity, [4, 4, 4], draws=20)[0]
+    assert alone.mean == pytest.approx(1.6 / 6) and max(alone.means) == 0
 
 
 def test_a_layer_is_scored_like_its_draws() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ def captured_similarity(
     layers: Sequence[AttentionLayer],
     spaces: Sequence[CapturedSpace],
     *,
+    serves: Mapping[str, tuple[int, ...] | None] | None = None,
     strict: bool = True,
     draws: int = 0,
     seed: int = 0,
@@ -39,6 +41,7 @@ def captured_similarity(
         layers: the result of `find_attention_layers`.
         spaces: "attention" (attention weights minus uniform attention), "outputs" (contributions after the output
             projection) and "cka" (linear CKA of these contributions, computed for each batch).
+        serves: layer name -> key-value head of each query head, for the draws; None if each has its own.
         strict: raise HeadLayoutError if attention weights of a layer cannot be captured; False leaves the layer out.
         draws: number of draws of permuted heads (see `permuted_heads.py`), on 256 tokens; 0: none.
         seed: random seed of these draws.
@@ -64,7 +67,8 @@ def captured_similarity(
                     own.add(x, real, space, groups)
                     if is_comparable:
                         source = x if space == "attention" else outputs.transpose(1, 2)
-                        across[space].append(_features(space, each.layer, source, real, weight, missing))
+                        heads = _features(space, each.layer, source, real, weight, missing)
+                        across[space].append(replace(heads, serves=(serves or {}).get(each.name)))
         for space in spaces:
             between[space].add([heads for heads in across[space] if heads.tokens])
         first += items

@@ -203,9 +203,7 @@ def _ov(samples: QKVSamples, weight: Tensor) -> Similarity:
     return Similarity(samples.layer.name, "ov", *_cosines(circuits, samples.layer.name, samples.sequences_of("v")))
 
 
-def _with_draws(
-    own: Sequence[Similarity], layers: Sequence[LayerHeads], draws: int, seed: int
-) -> list[Similarity]:
+def _with_draws(own: Sequence[Similarity], layers: Sequence[LayerHeads], draws: int, seed: int) -> list[Similarity]:
     between = BetweenLayers()
     between.add(layers)
     scores = between.scores(draws, seed)
@@ -241,7 +239,7 @@ def _layer_heads(
 ) -> LayerHeads:
     layer = samples.layer
     order = layer.name if samples.has_windows else ""  # windows of another layer hold other tokens
-    return LayerHeads(layer.name, heads, tokens[0], (layer.where, order, *tokens), features, width)
+    return LayerHeads(layer.name, heads, tokens[0], (layer.where, order, *tokens), features, width, layer.serves)
 
 
 def _evenly(x: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
 r"""Null distribution of permuted heads: how similar heads are that sit in different layers of the same model.
 
 A draw replaces the M heads of a layer by M heads of different layers, chosen at random, and computes the same score:
-the mean and the largest similarity over pairs of heads. Layers are comparable if they are in the same stack and read
-the same tokens (and keys). With L < M comparable layers, a draw takes heads of every layer as evenly as possible, and
-only pairs from different layers count; then there are fewer pairs, and the largest of them has no null.
+the mean and the largest similarity over pairs of heads. Query heads that share a key-value head stay together, since
+they are alike for that reason; so a draw has as many pairs that share one as the layer has. Layers are comparable if
+they are in the same stack, read the same tokens (and keys), and share key-value heads in the same way. With fewer
+comparable layers than key-value heads, a draw takes heads of every layer as evenly as possible, and pairs of one layer
+that do not share a key-value head are left out of the mean; the largest similarity then has no null.
 
 Similarities between layers are those within a layer, written as an inner product $S_{ij} = \langle \phi_i, \phi_j
 \rangle$ of features over sampled tokens:
@@ -16,6 +18,7 @@ Similarities between layers are those within a layer, written as an inner produc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +63,7 @@ class LayerHeads:
         comparable: layers with equal values are comparable, such as (stack, tokens, keys).
         features: slice of the tokens -> features of each head [M, F].
         width: number of features per token.
+        serves: the key-value head of each query head; None if each has its own.
         is_unit: the features of a head have length 1 at each token, and similarity is a mean over tokens. Otherwise
             features are divided by their norm over all tokens.
     """
@@ -70,6 +74,7 @@ class LayerHeads:
     comparable: tuple[object, ...]
     features: Callable[[slice], Tensor]
     width: int
+    serves: tuple[int, ...] | None = None
     is_unit: bool = False
 
 
@@ -100,11 +105,19 @@ def groups_of_layers(layers: Sequence[LayerHeads]) -> list[list[LayerHeads]]:
     """Group comparable layers; layers without another comparable one are left out."""
     groups: dict[tuple[object, ...], list[LayerHeads]] = {}
     for layer in layers:
-        groups.setdefault(layer.comparable, []).append(layer)
+        shares = Counter(layer.serves or range(layer.num_heads))
+        if len(shares) > 1 and len(set(shares.values())) == 1:  # a single key-value head stays with all of the heads
+            groups.setdefault((*layer.comparable, layer.serves), []).append(layer)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def permuted_heads(similarity: Tensor, counts: Sequence[int], draws: int = DRAWS, seed: int = 0) -> list[Permuted]:
+def permuted_heads(
+    similarity: Tensor,
+    counts: Sequence[int],
+    draws: int = DRAWS,
+    seed: int = 0,
+    serves: Sequence[int] | None = None,
+) -> list[Permuted]:
     """Draw heads from different layers, and score each draw like a layer.
 
     Args:
@@ -112,6 +125,8 @@ def permuted_heads(similarity: Tensor, counts: Sequence[int], draws: int = DRAWS
         counts: number of heads of each of the layers, with the sum H.
         draws: number of draws for each number of heads.
         seed: random seed of the draws.
+        serves: in all layers, the key-value head of each query head, each for the same number of query heads; None if
+            each has its own.
 
     Returns:
         One entry per layer. Layers with equal numbers of heads share their draws.
@@ -127,8 +142,7 @@ def permuted_heads(similarity: Tensor, counts: Sequence[int], draws: int = DRAWS
     result = []
     for row, size in enumerate(counts):
         if size not in drawn:
-            chosen = draw_heads(counts, size, draws, torch.Generator().manual_seed(seed))  # [K, M]
-            drawn[size] = _scores(similarity, chosen, layer_of)
+            drawn[size] = _draw_scores(similarity, counts, size, serves, draws, seed)
         own = similarity[layer_of == row][:, layer_of == row]
         mean, largest = (float(score) for score in mean_and_largest(own))
         result.append(Permuted(mean, largest, *drawn[size], len(counts)))
@@ -158,38 +172,54 @@ def draw_heads(counts: Sequence[int], size: int, draws: int, generator: torch.Ge
     return torch.stack(picks, 1)
 
 
-def _scores(similarity: Tensor, chosen: Tensor, layer_of: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute the mean and the largest similarity of each draw [K, M] over pairs from different layers."""
-    row, column = torch.triu_indices(chosen.shape[1], chosen.shape[1], 1)
+def _draw_scores(
+    similarity: Tensor, counts: Sequence[int], size: int, serves: Sequence[int] | None, draws: int, seed: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Compute the mean and the largest similarity of each draw."""
+    generator = torch.Generator().manual_seed(seed)
+    if serves is None:
+        chosen, unit = draw_heads(counts, size, draws, generator), torch.arange(size)
+    else:  # draw key-value heads, then take their query heads
+        kv_heads = max(serves) + 1
+        members = torch.tensor(serves).argsort(stable=True).view(kv_heads, -1)  # query heads of each key-value head
+        kv = draw_heads([kv_heads] * len(counts), kv_heads, draws, generator)  # [K, key-value heads]
+        chosen = (kv // kv_heads * size).unsqueeze(-1) + members[kv % kv_heads]  # [K, key-value heads, query heads]
+        chosen, unit = chosen.flatten(1), torch.arange(kv_heads).repeat_interleave(members.shape[1])
+    layer_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))  # [H]
+    row, column = torch.triu_indices(size, size, 1)
     if not len(row):
         return (), ()
     first, second = chosen[:, row], chosen[:, column]  # [K, pairs]
-    differ = layer_of[first] != layer_of[second]
     values = similarity[first, second]
-    means = tuple((values.masked_fill(~differ, 0).sum(1) / differ.sum(1)).tolist())
-    return means, tuple(values.amax(1).tolist()) if bool(differ.all()) else ()
+    shared = unit[row] == unit[column]  # [pairs]
+    differ = layer_of[first] != layer_of[second]  # [K, pairs]
+    between = (values * differ).sum(1) / differ.sum(1)  # mean over pairs from different layers
+    means = (values[:, shared].sum(1) + between * int((~shared).sum())) / len(row)
+    is_complete = bool((differ | shared).all())
+    return tuple(means.tolist()), tuple(values.amax(1).tolist()) if is_complete else ()
 
 
 class BetweenLayers:
     """Mean similarity of the heads of comparable layers over batches, weighted by tokens."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, ...], tuple[Tensor, int, list[int]]] = {}
+        self._sums: dict[tuple[str, ...], tuple[Tensor, int]] = {}
+        self._shapes: dict[tuple[str, ...], tuple[list[int], tuple[int, ...] | None]] = {}
 
     def add(self, layers: Sequence[LayerHeads]) -> None:
         """Add the heads of all layers on one batch."""
         for group in groups_of_layers(layers):
             names = tuple(layer.name for layer in group)
             tokens = group[0].tokens
-            total, before, _ = self._sums.get(names, (torch.zeros(()), 0, []))
-            total = total + similarity_between_layers(group) * tokens
-            self._sums[names] = total, before + tokens, [layer.num_heads for layer in group]
+            total, before = self._sums.get(names, (torch.zeros(()), 0))
+            self._sums[names] = total + similarity_between_layers(group) * tokens, before + tokens
+            self._shapes[names] = [layer.num_heads for layer in group], group[0].serves
 
     def scores(self, draws: int = DRAWS, seed: int = 0) -> dict[str, Permuted]:
         """Score draws of heads for each layer that has a comparable one."""
         result: dict[str, Permuted] = {}
-        for names, (total, tokens, counts) in sorted(self._sums.items(), key=lambda item: item[1][1]):
-            similarity = total / tokens
+        for names, (total, tokens) in sorted(self._sums.items(), key=lambda item: item[1][1]):
+            similarity, (counts, serves) = total / tokens, self._shapes[names]
             if similarity.isfinite().all():
-                result |= dict(zip(names, permuted_heads(similarity, counts, draws, seed), strict=True))
+                result |= dict(zip(names, permuted_heads(similarity, counts, draws, seed, serves), strict=True))
         return result

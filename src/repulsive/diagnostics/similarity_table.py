@@ -78,7 +78,12 @@ class SimilarityTable(list[Similarity]):
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
     if math.isnan(value):
         return "n/a"
-    return f"{value:+.3f}" + ("" if interval is None else f" [{interval[0]:+.3f}, {interval[1]:+.3f}]")
+    return f"{value:+.3f}" + ("" if interval is None else f" {format_interval(interval)}")
+
+
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """Format a confidence interval; "n/a" if there is none."""
+    return "n/a" if interval is None else f"[{interval[0]:+.3f}, {interval[1]:+.3f}]"
 
 
 def format_null(null: Null) -> str:

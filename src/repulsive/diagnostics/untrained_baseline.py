@@ -5,11 +5,11 @@ are heads of one layer more alike than heads of different layers of the same mod
 
 The range of chance is the mean of the null distribution plus or minus three standard deviations, at least 0.02. A
 standard deviation of three twins is imprecise, and too small in some layers by chance. Therefore the root mean square
-of the standard deviations over all layers is used if it is larger. A value is *more alike than chance* (or *more different*) if its
-confidence interval over sequences lies entirely above (below) that range, and *as chance* if the value is inside the
-range. The verdict is *cannot say* if there is no interval (one sequence) or no null distribution, if the interval
-reaches into the range although the value is outside, or if it covers the whole range. Permuted heads are compared with
-the layer's own value on the same tokens, with an interval of the same width as that on all tokens.
+of the standard deviations over all layers is used if it is larger. A value is *more alike than chance* (or *more
+different*) if its confidence interval over sequences lies entirely above (below) that range, and *as chance* if the
+value is inside the range. The verdict is *cannot say* if there is no interval (one sequence) or no null distribution,
+if the interval reaches into the range although the value is outside, or if it covers the whole range. Permuted heads
+are compared with the layer's own value on the same tokens; its interval is as wide as that on all tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from repulsive.diagnostics.permuted_heads import DRAWS
 from repulsive.diagnostics.untrained_twin import untrained_twin
 from repulsive.errors import HeadLayoutError, NoTwin
 from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads.module_paths import module_of
 
 Space = Literal["logits", "ov", "attention", "outputs", "cka"]
 SPACES: tuple[Space, ...] = ("logits", "ov", "attention", "outputs", "cka")
@@ -68,7 +69,7 @@ class Null:
         return math.nan if len(self.values) < 2 or math.isnan(self.mean) else statistics.stdev(self.values)
 
     def verdict(self, value: float, interval: tuple[float, float] | None = None) -> str:
-        """Compare `value` with this null distribution, as defined at the top of this file; it is exact if no interval is given."""
+        """Compare `value` with the null distribution, as defined at the top; without an interval it is exact."""
         low, high = (bound - self.mean for bound in interval or (value, value))
         if math.isnan(low) or math.isnan(high) or math.isnan(self.deviation):
             return UNKNOWN
@@ -251,8 +252,9 @@ def _measure(
     else:
         layers, _ = hookable_layers(model, groups, out=settings.out)
     if layers:
+        serves = {module_of(group): group.serves for group in groups if group.part == "q"}
         measured = captured_similarity(
-            model, batches, layers, captured, strict=settings.strict, draws=draws, seed=seed
+            model, batches, layers, captured, serves=serves, strict=settings.strict, draws=draws, seed=seed
         )
         result |= {space: measured[space] for space in captured}
     return result, notes
