@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from repulsive import Heads
 from repulsive.diagnostics.circuits import Similarity
+from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups
+from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.model_heads import SPACES, Space
 from repulsive.diagnostics.permuted_heads import Permuted, draw_heads, evenly_spaced, permuted_heads
+from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.diagnostics.untrained_baseline import Compared
+from repulsive.pages.inspection_page import render_inspection
 from tests.diagnostics.test_similarity_nulls import bert, change, text
 
 transformers = pytest.importorskip("transformers")
@@ -246,3 +250,37 @@ def test_windows_are_not_compared_between_layers() -> None:
 def test_evenly_spaced_tokens() -> None:
     assert evenly_spaced(3, 5).tolist() == [0, 1, 2]
     assert evenly_spaced(1000, 4).tolist() == [0, 333, 666, 999]
+
+
+def test_cka_without_groups_agrees_with_leaving_tokens_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 11, 4, dtype=torch.float64, generator=generator) + 2
+    x[2] = torch.where(torch.arange(11)[:, None] % 3 == 0, x[2], 1.0)  # constant without group 0
+    grams, groups = x @ x.mT, torch.arange(11) % 3
+    result = cka_without_groups(grams, groups, 3)
+    for group in range(3):
+        kept = groups != group
+        torch.testing.assert_close(result[group], cka_of_grams(grams[:, kept][:, :, kept]), atol=1e-10, rtol=1e-10)
+    assert float(result[0, 2, 0]) == 0 < float(result[1, 2, 0])
+    assert cka_without_groups(grams, torch.zeros(11).long(), 1).isnan().all()
+
+
+def test_the_inspection_has_verdicts_of_every_measure() -> None:
+    inspection = inspect_heads(change(bert(), (1, 1, 1, 1)), [text(), text(seed=1)])
+    numbers = as_json(inspection)["similarity"]
+    assert list(numbers) == ["logits", "ov", "attention", "outputs", "cka"]
+    out, page = as_text(inspection), render_inspection(inspection, title="Heads")
+    for entries, title in zip(
+        numbers.values(),
+        ("attention logits", "value-output circuits", "attention maps", "outputs", "CKA of outputs"),
+        strict=True,
+    ):
+        first, second = entries
+        assert first["verdict"] == first["permuted"]["verdict"] == "more alike than chance" != second["verdict"]
+        assert first["interval"][0] <= first["mean_cosine"] <= first["interval"][1]
+        assert first["permuted"]["layers"] == 2 and first["permuted"]["draws"] == 200
+        assert first["permuted"]["largest_cosine"] is None  # two layers of four heads
+        assert first["permuted"]["largest_verdict"] == "cannot say"
+        assert f"<h3>{title if 'CKA' in title else f'Similarity of {title}'}</h3>" in page
+    assert out.count("permuted heads: ") == 5 and out.count("mean CKA") == 1 and page.count("<td>more alike</td>") >= 10
+    assert page.count("Permuted heads are as many heads") == 1

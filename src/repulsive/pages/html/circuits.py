@@ -23,8 +23,8 @@ _OV = (
     "they attend to (values times output projection), over the input tokens."
 )
 _ATTENTION = (
-    "The cosine between the attention weights of two heads on the inputs, without uniform attention: two heads that "
-    "attend nearly uniformly have nothing else in common."
+    "The cosine between the attention weights of two heads on the inputs, minus uniform attention: otherwise two heads "
+    "that attend nearly uniformly would have a cosine near 1."
 )
 _OUTPUTS = "The cosine between what two heads add to the residual stream on the inputs, after the output projection."
 _CKA = (
@@ -80,21 +80,27 @@ def similarity_sections(
         if entries:
             table = _table(space, title, entries, inspection, row_header)
             grids = _grids(entries, inspection) if with_grids and space in _WITH_GRIDS else []
-            page += folded(title, f"{_lead(lead, entries)}{table}{grid_rows(grids)}", is_open=is_open)
+            explained = "" if page else _explanation(entries)  # in the first section only
+            page += folded(title, f"{_lead(lead, entries)}{explained}{table}{grid_rows(grids)}", is_open=is_open)
     return page
 
 
 def _lead(lead: str, entries: Sequence[Compared]) -> str:
-    """Render the verdicts in numbers, and what is measured and compared."""
+    """Render the numbers of verdicts, and what is measured."""
     twins = len(entries[0].mean.values)
     parts = [f"<b>{escaped(count_verdicts(entries).capitalize())}.</b>"] if twins else []
     if any(entry.similarity.permuted for entry in entries):
         counted = escaped(count_verdicts(entries, permuted=True))
         parts.append(f"Against permuted heads: {counted}.")
     summary = f"<p>{' '.join(parts)}</p>\n" if parts else ""
+    return f"{summary}<p>{lead}</p>\n"
+
+
+def _explanation(entries: Sequence[Compared]) -> str:
+    """Render what values are compared with."""
+    twins = len(entries[0].mean.values)
     chance = f"<p>{_CHANCE.format(twins=twins)}</p>\n" if twins else ""
-    permuted = f"<p>{_PERMUTED}</p>\n" if any(entry.similarity.permuted for entry in entries) else ""
-    return f"{summary}<p>{lead}</p>\n{chance}{permuted}"
+    return chance + (f"<p>{_PERMUTED}</p>\n" if any(entry.similarity.permuted for entry in entries) else "")
 
 
 def _table(space: Space, title: str, entries: Sequence[Compared], inspection: Inspection, row_header: RowHeader) -> str:
