@@ -16,8 +16,9 @@ from repulsive.diagnostics.hooks.measure_batches import measure_batches
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.model_heads import Heads
+from repulsive.diagnostics.output_ablation import ablate_output
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
-from repulsive.diagnostics.redundancy import Ablation, Curve, head_ablation, pruning_curve
+from repulsive.diagnostics.redundancy import Ablation, Curve, pruning_curve
 from repulsive.diagnostics.similarity import Diversity, Pair, of_weights
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, AgainstChance, against_chance
 from repulsive.errors import NoHeadsFound, RepulsiveError, SelectionError
@@ -95,12 +96,12 @@ def inspect_heads(
     Args:
         model: any module with heads that `find_heads` finds; it does not change.
         batches: inputs, each a tensor, a tuple of arguments or a mapping; without inputs only weights are measured.
-        ablation: also ablate each head, which takes one pass over the batches per head.
+        ablation: also ablate each head, which runs the batches once per head from its layer on.
         shown: number of inputs of the first batch whose attention maps are kept.
         twins: number of untrained twins to compare the similarity of heads with.
         seed: random seed of importance (labels or signs), of token samples and of twins.
         separators: token ids that separate sentences, to label heads that attend to them.
-        progress: as in `head_ablation`.
+        progress: as in `ablate_output`.
 
     Raises:
         NoHeadsFound: the model has no heads.
@@ -127,9 +128,10 @@ def inspect_heads(
     importance = first_order_importance(model, loss, batches, layers=layers)
     exact, metric, pruned = None, "", None
     if ablation:
+        result = ablate_output(model, batches, layers=layers, progress=progress)
+        exact, metric = result.as_ablation(layers), result.metric
         with evaluating(model):
             change = OutputChange(model, batches)
-        exact, metric = head_ablation(model, change, layers=layers, progress=progress), change.metric
         pruned = pruning_curve(model, change, importance, layers=layers)
     return Inspection(
         groups,
