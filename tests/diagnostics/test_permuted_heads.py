@@ -14,7 +14,14 @@ from repulsive.diagnostics.circuits import Similarity
 from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.model_heads import SPACES, Space
-from repulsive.diagnostics.permuted_heads import Permuted, draw_heads, evenly_spaced, permuted_heads
+from repulsive.diagnostics.permuted_heads import (
+    LayerHeads,
+    Permuted,
+    draw_heads,
+    evenly_spaced,
+    groups_of_layers,
+    permuted_heads,
+)
 from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.diagnostics.untrained_baseline import Compared
 from repulsive.pages.inspection_page import render_inspection
@@ -245,6 +252,16 @@ def test_windows_are_not_compared_between_layers() -> None:
     for space in SPACES:
         table = Heads(model, batch).similarity([batch], space, twins=0)
         assert [layer.permuted is None for layer in table][:2] == [True, True]
+
+
+def test_layers_of_another_width_or_sharing_are_not_comparable() -> None:
+    def layer(name: str, width: int = 8, serves: tuple[int, ...] | None = None, stack: str = "encoder") -> LayerHeads:
+        return LayerHeads(name, 4, 5, (stack,), lambda _: torch.zeros(4, width), width, serves)
+
+    pairs, single = (0, 0, 1, 1), (0, 0, 0, 0)
+    layers = [layer("a"), layer("b"), layer("c", 9), layer("d", serves=pairs), layer("e", serves=pairs)]
+    layers += [layer("f", serves=single), layer("g", serves=single), layer("h", stack="decoder")]
+    assert [[each.name for each in group] for group in groups_of_layers(layers)] == [["a", "b"], ["d", "e"]]
 
 
 def test_evenly_spaced_tokens() -> None:

@@ -60,7 +60,7 @@ class LayerHeads:
         name: name of the layer.
         num_heads: M.
         tokens: number of tokens N; features are computed for some tokens at a time.
-        comparable: layers with equal values are comparable, such as (stack, tokens, keys).
+        comparable: layers with equal values read the same tokens, such as (stack, items, tokens of an item).
         features: slice of the tokens -> features of each head [M, F].
         width: number of features per token.
         serves: the key-value head of each query head; None if each has its own.
@@ -107,7 +107,8 @@ def groups_of_layers(layers: Sequence[LayerHeads]) -> list[list[LayerHeads]]:
     for layer in layers:
         shares = Counter(layer.serves or range(layer.num_heads))
         if len(shares) > 1 and len(set(shares.values())) == 1:  # a single key-value head stays with all of the heads
-            groups.setdefault((*layer.comparable, layer.serves), []).append(layer)
+            key = (*layer.comparable, layer.tokens, layer.width, layer.serves)
+            groups.setdefault(key, []).append(layer)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -30,10 +30,10 @@ def as_text(inspection: Inspection, count: int = 5) -> str:
         count: number of pairs and of heads to list.
     """
     blocks = [verdict(inspection), describe(inspection.groups)]
-    for space in MEASURES:
-        entries = getattr(inspection.circuits, space)
+    for measure in MEASURES:
+        entries = getattr(inspection.circuits, measure)
         if entries:
-            blocks.append(_similarity(space, entries))
+            blocks.append(_similarity(measure, entries))
     for space in SPACES:
         if space in inspection.diversity:
             blocks.append(_diversity(space, inspection.diversity[space]))

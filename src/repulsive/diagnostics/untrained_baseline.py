@@ -256,7 +256,8 @@ def _measure(
         measured = captured_similarity(
             model, batches, layers, captured, serves=serves, strict=settings.strict, draws=draws, seed=seed
         )
-        result |= {space: measured[space] for space in captured}
+        for space in captured:
+            result[space] = measured[space]
     return result, notes
 
 
