@@ -43,7 +43,7 @@ def inspect(
         ),
     ] = "",
     ablate: Annotated[
-        bool, typer.Option("--ablate", help="Ablate each head in turn; needs one pass over the text per head.")
+        bool, typer.Option("--ablate", help="Ablate each head in turn; runs the text once per head, from its layer on.")
     ] = False,
     random: Annotated[
         bool, typer.Option("--random", help="Use random weights instead of those in the model folder.")
