@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repulsive.particles.gram import wide_dtype
 
-TOKENS = 1024  # largest number of tokens; of more tokens, an evenly spaced subset is used
+TOKENS = 512  # largest number of tokens; of more tokens, an evenly spaced subset is used
 _ROUNDING = 1e-12  # relative size of rounding errors of centred inner products in float64
 
 
