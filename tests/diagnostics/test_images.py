@@ -192,7 +192,7 @@ def inspect(tmp_path, monkeypatch, capsys):
 def test_the_command_writes_a_page_with_pictures(inspect, tmp_path, pictures):
     dino()[0].save_pretrained(tmp_path / "model")
     code, out, _ = inspect(tmp_path / "model", "--images", pictures, "--twins", 0, "--out", "out")
-    assert code == 0 and "effective heads, attention" in out
+    assert code == 0 and "mean cosine, attention maps" in out and "mean CKA, outputs" in out
     page = (tmp_path / "out" / "inspect.html").read_text()
     data = json.loads(re.search(r'id="picture-data">(.*?)</script>', page, re.S)[1])
     assert [image["name"] for image in data["images"]] == ["a.jpg", "b.png"] and data["special"][1] == "register 0"

@@ -1,6 +1,7 @@
 """`repulsive inspect`: tables and pages for model folders and import paths, and one-line error messages."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from repulsive.diagnostics.loading.inputs import _check_token_ids
 from repulsive.diagnostics.prune import prune, save_pruned
 from repulsive.errors import DataError
 from tests.heads.zoo import build
+from tests.terminal.test_progress import at_a_terminal
 
 transformers = pytest.importorskip("transformers")
 
@@ -72,8 +74,8 @@ def one_line(outcome):
 
 def test_a_folder_with_text(inspect, folder, tmp_path):
     (tmp_path / "text.txt").write_text("the movie was great\n\n  \na slow plot and bad music\nnot bad\n")
-    code, out, _ = inspect(folder, "--text", "text.txt", "--ablate", "--out", "out", "--full")
-    assert code == 0
+    code, out, err = inspect(folder, "--text", "text.txt", "--ablate", "--out", "out", "--full")
+    assert code == 0 and "ablat" not in err  # the progress bar is for terminals
     for title in (
         "similarity of heads in weights",
         "similarity of heads in attention",
@@ -233,3 +235,10 @@ def test_sentences_without_tokens_are_refused():
     model, _ = build("bert, sdpa")
     with pytest.raises(DataError, match="returns no tokens"):
         _check_token_ids(model, torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_a_terminal_shows_the_time_left_of_ablation(folder, tmp_path):
+    words = ["-m", "repulsive", "inspect", str(folder), "--sentence", "the plot", "--sentence", "a movie", "--ablate"]
+    out, shown = at_a_terminal([*words, "--twins", "0", "--json", "--out", str(tmp_path)])
+    assert len(json.loads(out)["ablation"]["change"]) == 2
+    assert re.search(r"ablating heads ━.* \d/8 (\d:\d\d:\d\d|-:--:--)", shown)

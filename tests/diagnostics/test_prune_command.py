@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from repulsive.cli.app import run
+from repulsive.diagnostics import pruned_checkpoint
 from repulsive.diagnostics.loading.inputs import tokenize
 from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.model_heads import Heads
+from repulsive.diagnostics.output_change import OutputChange
 from repulsive.diagnostics.pruned_checkpoint import perplexity, prune_model, rank_heads
+from repulsive.diagnostics.redundancy import head_ablation
 from repulsive.errors import DataError
 
 transformers = pytest.importorskip("transformers")
@@ -160,7 +163,7 @@ def test_without_a_border_ranks_follow_gradient_scores(folder, monkeypatch):
     loaded = load_model(str(folder))
     batches = tokenize(loaded, TEXT.split("\n"), 128).batches
     heads = Heads(loaded.model)
-    monkeypatch.setattr(Heads, "ablated", None)  # exact ablation would call it
+    monkeypatch.setattr(pruned_checkpoint, "ablate_output", None)  # exact ablation would call it
     ranks = rank_heads(heads, batches, 0.5, border=0)
     assert all(sorted(row.tolist()) == [0, 1, 2, 3, 4, 5] for row in ranks)
     assert torch.equal(ranks, rank_heads(heads, batches, 0.9, border=0))
@@ -187,8 +190,16 @@ def test_ranks_follow_exact_ablation_on_the_border(folder):
     loaded = load_model(str(folder))
     ids = loaded.tokenizer(TEXT.split("\n"), return_tensors="pt")["input_ids"]
     heads = Heads(loaded.model)
-    ranks = rank_heads(heads, [{"input_ids": ids}], 0.5)
+    batches = [{"input_ids": ids}]
+    ranks = rank_heads(heads, batches, 0.5)
     assert all(sorted(row.tolist()) == [0, 1, 2, 3, 4, 5] for row in ranks)
+    by_gradient = rank_heads(heads, batches, 0.5, border=0)
+    change = head_ablation(loaded.model, OutputChange(loaded.model, batches)).change
+    for row in range(2):
+        outer = [head for head in range(6) if by_gradient[row, head] in (0, 5)]
+        assert torch.equal(ranks[row, outer], by_gradient[row, outer])
+        inner = [head for head in range(6) if head not in outer]
+        assert sorted(inner, key=lambda h: float(ranks[row, h])) == sorted(inner, key=lambda h: float(change[row, h]))
 
 
 @pytest.mark.parametrize(

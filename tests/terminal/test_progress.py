@@ -20,6 +20,15 @@ with progress_bar() as show:
             warnings.warn("line 3 is empty")
     show("writing", 1, 0)
 """
+TWO_MODELS = """
+import time
+from repulsive.terminal.progress import progress_bar
+with progress_bar() as show:
+    for total in (4, 3):
+        for step in range(total):
+            show("ablating heads", step + 1, total)
+            time.sleep(0.15)
+"""
 
 
 def test_lines_with_the_time_left(monkeypatch, capsys):
@@ -42,10 +51,20 @@ def test_lines_with_the_time_left(monkeypatch, capsys):
         assert capsys.readouterr().err == "writing: 6\n"
 
 
-def test_a_bar_at_a_terminal():
+def test_without_lines_nothing_is_shown_in_a_file(monkeypatch, capsys):
+    seconds = iter(range(0, 1000, 20))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    with progress.progress_bar(lines=False) as show:
+        for step in range(4):
+            show("reading", step, 4)
+    assert capsys.readouterr() == ("", "")
+
+
+def at_a_terminal(words: list[str]) -> tuple[str, str]:
+    """Run Python with stderr at a terminal; return stdout, and stderr without control sequences."""
     main, side = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
-    process = subprocess.Popen([sys.executable, "-c", STEPS], stderr=side, stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen([sys.executable, *words], stderr=side, stdout=subprocess.PIPE, env=environment)
     os.close(side)
     shown = b""
     while select.select([main], [], [], 60)[0]:
@@ -53,7 +72,18 @@ def test_a_bar_at_a_terminal():
             shown += os.read(main, 65536)
         except OSError:  # the other side is closed
             break
-    assert process.wait() == 0 and process.stdout.read() == b""
-    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+    out = process.stdout.read()
+    assert process.wait() == 0
+    return out.decode(), re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+
+
+def test_a_bar_at_a_terminal():
+    out, text = at_a_terminal(["-c", STEPS])
+    assert out == ""
     assert re.search(r"reading ━.* \d/4 (\d:\d\d:\d\d|-:--:--)", text)
     assert "repulsive: line 3 is empty" in text and "UserWarning" not in text and "writing" in text
+
+
+def test_a_stage_that_starts_again_has_its_own_total():
+    _, text = at_a_terminal(["-c", TWO_MODELS])
+    assert re.search(r"ablating heads ━.* [34]/4 .*ablating heads ━.* [123]/3 ", text, re.S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +43,7 @@ def inspect(
         ),
     ] = "",
     ablate: Annotated[
-        bool, typer.Option("--ablate", help="Ablate each head in turn; needs one pass over the text per head.")
+        bool, typer.Option("--ablate", help="Ablate each head in turn; runs the text once per head, from its layer on.")
     ] = False,
     random: Annotated[
         bool, typer.Option("--random", help="Use random weights instead of those in the model folder.")
@@ -95,25 +97,26 @@ def inspect(
         "pictures": Pictures(seen.layout, seen.names, seen.pictures) if seen else None,
     }
     settings: dict[str, Any] = {"ablation": ablate, "twins": twins, "separators": inputs.separators}
-    settings["progress"] = _show_progress
     weights = ("Weights", "random" if random else loaded.revision[:12] or "as loaded")
     if compare:
         other = other_model(inputs, load_model(compare, random=random))
-        compared = compare_models(inputs.model, other, inputs.batches, **settings)
+        with _ablation_bar() as progress:
+            compared = compare_models(inputs.model, other, inputs.batches, progress=progress, **settings)
         say(encode_comparison(compared) if as_json else comparison_text(compared))
         facts = [("Before", target), ("After", compare), weights, ("Inputs read", str(compared.before.items))]
         title = f"Heads of {target} and {compare}"
         page = write_comparison_files(out, compared, title=title, facts=[*facts, *inputs.facts], **shown)
         content = comparison_card(compared, _short(target), shown["pictures"])
     else:
-        found = inspect_heads(inputs.model, inputs.batches, **settings)
+        with _ablation_bar() as progress:
+            result = inspect_heads(inputs.model, inputs.batches, progress=progress, **settings)
         if as_json or full:
-            say(inspection_json(found) if as_json else as_text(found))
+            say(inspection_json(result) if as_json else as_text(result))
         else:
-            say_tables(short_summary(found))
-        facts = [("Model", target), weights, ("Inputs read", str(found.items))]
-        page = write_inspection_files(out, found, title=f"Heads of {target}", facts=[*facts, *inputs.facts], **shown)
-        content = inspection_card(found, _short(target), shown["pictures"])
+            say_tables(short_summary(result))
+        facts = [("Model", target), weights, ("Inputs read", str(result.items))]
+        page = write_inspection_files(out, result, title=f"Heads of {target}", facts=[*facts, *inputs.facts], **shown)
+        content = inspection_card(result, _short(target), shown["pictures"])
     if not inputs.batches:
         say(
             "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
@@ -130,9 +133,13 @@ def _short(target: str) -> str:
     return (path.parent if path.name == "config.json" else path).resolve().name if path.exists() else target
 
 
-def _show_progress(done: int, total: int) -> None:
-    if done == total or done % max(1, total // 10) == 0:
-        say(f"ablated {done} of {total} heads", err=True)
+@contextmanager
+def _ablation_bar() -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with the time left while heads are ablated; nothing without a terminal."""
+    from repulsive.terminal.progress import progress_bar
+
+    with progress_bar(lines=False) as bar:
+        yield lambda done, total: bar("ablating heads", done, total)
 
 
 def _make_folder(out: Path) -> None:

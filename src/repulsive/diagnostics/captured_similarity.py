@@ -1,55 +1,93 @@
-"""Similarity of heads in attention weights and in outputs, with intervals over sequences."""
+"""Similarity of heads in attention weights and in outputs, with intervals over sequences and permuted heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.circuits import Similarity
-from repulsive.diagnostics.cka import cka_of_grams, token_grams
+from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups, token_grams
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, output_weight
 from repulsive.diagnostics.hooks.calling import items_in, real_queries
 from repulsive.diagnostics.hooks.capture import Captured, capture
+from repulsive.diagnostics.permuted_heads import TOKENS, BetweenLayers, LayerHeads, Permuted, evenly_spaced
 from repulsive.diagnostics.sequence_jackknife import count_groups
-from repulsive.diagnostics.similarity import of_attention, of_outputs
-from repulsive.particles.gram import wide_dtype
+from repulsive.diagnostics.similarity import mean_cosines
+from repulsive.particles.gram import compute_dtype, wide_dtype
 
 CapturedSpace = Literal["attention", "outputs", "cka"]
 
 
 def captured_similarity(
-    model: nn.Module, batches: Sequence[Any], layers: Sequence[AttentionLayer], space: CapturedSpace
-) -> list[Similarity]:
+    model: nn.Module,
+    batches: Sequence[Any],
+    layers: Sequence[AttentionLayer],
+    spaces: Sequence[CapturedSpace],
+    *,
+    serves: Mapping[str, tuple[int, ...] | None] | None = None,
+    strict: bool = True,
+    draws: int = 0,
+    seed: int = 0,
+) -> dict[CapturedSpace, list[Similarity]]:
     """Measure the similarity of heads on batches, averaged over tokens, for each layer that ran.
 
     Args:
         model: any module with heads; it does not change.
         batches: inputs of the model, each a tensor, a tuple of arguments or a mapping.
         layers: the result of `find_attention_layers`.
-        space: "attention" (attention weights minus uniform attention), "outputs" (contributions after the output
-            projection) or "cka" (linear CKA of these contributions, computed for each batch).
+        spaces: "attention" (attention weights minus uniform attention), "outputs" (contributions after the output
+            projection) and "cka" (linear CKA of these contributions, computed for each batch).
+        serves: layer name -> key-value head of each query head, for the draws; None if each has its own.
+        strict: raise HeadLayoutError if attention weights of a layer cannot be captured; False leaves the layer out.
+        draws: number of draws of permuted heads (see `permuted_heads.py`), on 256 tokens; 0: none.
+        seed: random seed of these draws.
     """
     count = count_groups(sum(items_in(batch) for batch in batches))
-    sums: dict[str, _Sums] = {}
+    sums: dict[CapturedSpace, dict[str, _Sums]] = {space: {} for space in spaces}
+    between = {space: BetweenLayers() for space in spaces}
     first = 0  # number of the batch's first sequence
+    missing = TOKENS if draws else 0  # tokens that are still to be compared between layers
+    strict = strict and "attention" in spaces
     for batch in batches:
         items = items_in(batch)
-        for each in capture(model, batch, weights=True, strict=space == "attention", layers=layers).layers:
-            own = sums.setdefault(each.name, _Sums(each.layer.num_heads, count))
-            mask = real_queries(batch, each.layer.where)
-            values = list(each.weights) if space == "attention" else [x.transpose(1, 2) for x in contributions(each)]
-            for run, x in enumerate(values):  # [B, M, T, S] or [B, M, T, d_model]
-                real = each.own_mask(mask, run)
-                if space == "attention":
-                    x, real = centre_attention(x, real)
-                windows = len(x) // items if len(x) > items and len(x) % items == 0 else 1  # of one item, as in Swin
-                groups = (first + torch.arange(len(x)) // windows) % count  # [B]
-                own.add(x, real, space, groups)
+        across: dict[CapturedSpace, list[LayerHeads]] = {space: [] for space in spaces}
+        for each in capture(model, batch, weights=True, strict=strict, layers=layers).layers:
+            mask, weight = real_queries(batch, each.layer.where), _head_weights(each)
+            for run, outputs in enumerate(each.outputs):  # [B, T, M, d]
+                windows = len(outputs) // items if len(outputs) > items and len(outputs) % items == 0 else 1
+                groups = (first + torch.arange(len(outputs)) // windows) % count  # [B]; windows of one item, as in Swin
+                is_comparable = missing > 0 and windows == 1 and len(each.outputs) == 1
+                for space in spaces if each.weights else [space for space in spaces if space != "attention"]:
+                    own = sums[space].setdefault(each.name, _Sums(each.layer.num_heads, count))
+                    x, real = _read(space, each, run, each.own_mask(mask, run), weight)  # [B, M, T, E]
+                    own.add(x, real, space, groups)
+                    if is_comparable:
+                        source = x if space == "attention" else outputs.transpose(1, 2)
+                        heads = _features(space, each.layer, source, real, weight, missing)
+                        across[space].append(replace(heads, serves=(serves or {}).get(each.name)))
+        for space in spaces:
+            between[space].add([heads for heads in across[space] if heads.tokens])
         first += items
-    return [own.similarity(name, space) for name, own in sums.items()]
+        missing -= max((heads.tokens for layer in across.values() for heads in layer), default=0)
+    scores = {space: between[space].scores(draws, seed) for space in spaces}
+    return {
+        space: [own.similarity(name, space, scores[space].get(name)) for name, own in sums[space].items() if own.tokens]
+        for space in spaces
+    }
+
+
+def _read(
+    space: CapturedSpace, captured: Captured, run: int, real: Tensor | None, weight: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return what is compared in a space, [B, M, T, E], and which tokens count, bool [B, T] (None: all)."""
+    if space == "attention":
+        return centre_attention(captured.weights[run], real)
+    view = _project if space == "outputs" else _reduce
+    return view(captured.outputs[run], weight).transpose(1, 2), real
 
 
 @torch.no_grad()
@@ -77,11 +115,59 @@ def centre_attention(weights: Tensor, real: Tensor | None = None) -> tuple[Tenso
 @torch.no_grad()
 def contributions(captured: Captured) -> list[Tensor]:
     """Compute head outputs after the output projection, [B, T, M, d_model] for each run."""
+    weight = _head_weights(captured)
+    return [_project(x, weight) for x in captured.outputs]
+
+
+def _head_weights(captured: Captured) -> Tensor | None:
+    """Return the output projection of each head [d_model, M, d]; None for a layer without one."""
     if captured.layer.kind in ("result", "graph"):
-        return list(captured.outputs)
-    weight = output_weight(captured.layer)  # [d_model, M d]
-    blocks = weight.unflatten(-1, (captured.layer.num_heads, -1))  # [d_model, M, d]
-    return [torch.einsum("btmd,omd->btmo", x, blocks.to(x)) for x in captured.outputs]
+        return None
+    return output_weight(captured.layer).unflatten(-1, (captured.layer.num_heads, -1))
+
+
+def _project(outputs: Tensor, weight: Tensor | None) -> Tensor:
+    return outputs if weight is None else torch.einsum("btmd,omd->btmo", outputs, weight.to(outputs))
+
+
+def _reduce(outputs: Tensor, weight: Tensor | None) -> Tensor:
+    """Multiply by R of W_O = Q R: [B, T, M, d] with the inner products of the contributions of one head."""
+    if weight is None:
+        return outputs
+    wide = outputs.to(wide_dtype(outputs.device))
+    reduced = torch.linalg.qr(weight.to(wide).transpose(0, 1), mode="r").R  # [M, d', d]
+    return torch.einsum("btmd,med->btme", wide, reduced)
+
+
+def _features(
+    space: CapturedSpace, layer: AttentionLayer, x: Tensor, real: Tensor | None, weight: Tensor | None, most: int
+) -> LayerHeads:
+    """Describe the heads [B, M, T, E] of one layer by features of at most `most` tokens."""
+    rows = x.transpose(1, 2).flatten(0, 1)  # [B T, M, E]
+    if real is not None:
+        rows = rows[real.flatten().to(rows.device)]
+    positions = torch.arange(len(rows)) if real is None else real.flatten().nonzero()[:, 0].cpu()
+    chosen = evenly_spaced(len(rows), most)
+    rows = rows[chosen.to(rows.device)]
+    rows = rows.to(compute_dtype(rows))  # [N, M, E]
+    tokens, keys = len(rows), x.shape[3] if space == "attention" else 0
+    comparable = (layer.where, x.shape[0], x.shape[2], keys, tuple(positions[chosen].tolist()))
+    if space == "cka":
+        reduced = _reduce(rows.unsqueeze(0), weight)[0].transpose(0, 1)  # [M, N, d]
+        centred = (reduced - reduced.mean(1, keepdim=True)).to(rows.dtype)
+
+        def grams(part: slice) -> Tensor:
+            return (centred[:, part] @ centred.mT).flatten(1)
+
+        return LayerHeads(layer.name, layer.num_heads, tokens, comparable, grams, tokens)
+
+    def unit_vectors(part: slice) -> Tensor:
+        own = rows[part] if space == "attention" else _project(rows[None, part], weight)[0]
+        unit = torch.nn.functional.normalize(own, dim=-1, eps=torch.finfo(own.dtype).tiny)
+        return unit.transpose(0, 1).flatten(1)  # [M, n E]
+
+    width = rows.shape[-1] if space == "attention" or weight is None else len(weight)
+    return LayerHeads(layer.name, layer.num_heads, tokens, comparable, unit_vectors, width, is_unit=True)
 
 
 class _Sums:
@@ -98,12 +184,11 @@ class _Sums:
         if space == "cka":
             self._add_cka(x, mask, groups)
             return
-        compare = of_attention if space == "attention" else of_outputs
         for item, group in enumerate(groups.tolist()):
             real = None if mask is None else mask[item : item + 1]
             tokens = x.shape[2] if real is None else int(real.sum())
             if tokens:
-                cosine = compare(x[item : item + 1], real).cosine.cpu().double() * tokens
+                cosine = mean_cosines(x[item : item + 1], real, space=space) * tokens
                 others = torch.arange(len(self.left_out)) != group
                 self.matrix += cosine
                 self.left_out[others] += cosine
@@ -114,15 +199,19 @@ class _Sums:
         """Add the CKA of all sequences of a batch, which is not a mean over sequences."""
         grams, items = token_grams(x, mask)
         tokens = x.shape[0] * x.shape[2] if mask is None else int(mask.sum())
+        if not tokens:
+            return
         self.matrix += cka_of_grams(grams).cpu().double() * tokens
         self.tokens += tokens
+        group_of = groups.to(items.device)[items]  # [N]
+        left_out = cka_without_groups(grams, group_of, len(self.left_out)).cpu().double()
         for group in range(len(self.left_out)):
-            kept = (groups.to(items.device)[items] != group).nonzero()[:, 0]
-            if len(kept):
-                weight = tokens * len(kept) / len(items)
-                self.left_out[group] += cka_of_grams(grams[:, kept][:, :, kept]).cpu().double() * weight
+            kept = int((group_of != group).sum())
+            if kept:
+                weight = tokens * kept / len(items)
+                self.left_out[group] += left_out[group] * weight
                 self.tokens_left[group] += weight
 
-    def similarity(self, name: str, space: str) -> Similarity:
+    def similarity(self, name: str, space: str, permuted: Permuted | None = None) -> Similarity:
         left_out = self.left_out / self.tokens_left[:, None, None] if len(self.left_out) > 1 else self.left_out[:0]
-        return Similarity(name, space, self.matrix / self.tokens, self.tokens, left_out)
+        return Similarity(name, space, self.matrix / self.tokens, self.tokens, left_out, permuted)

@@ -17,8 +17,8 @@ invertible matrix. These similarities do not depend on that matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, 
 from repulsive.diagnostics.hooks.calling import TokenMask, real_keys, real_queries
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, sample_qkv
+from repulsive.diagnostics.permuted_heads import BetweenLayers, LayerHeads, Permuted, evenly_spaced
 from repulsive.diagnostics.sequence_jackknife import count_groups, jackknife_interval
 from repulsive.diagnostics.similarity import Pair
 from repulsive.errors import DivergedError, HeadLayoutError, RuleError
@@ -50,6 +51,7 @@ class Similarity:
         tokens: number of sampled tokens.
         left_out: the same without each group of sequences [K, M, M]; K is 0 if there is only one sequence. None if
             sequences were not resampled.
+        permuted: scores of draws of heads from different layers; None if there is no comparable layer.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Similarity:
     cosine: Tensor
     tokens: int
     left_out: Tensor | None = None
+    permuted: Permuted | None = None
 
     @property
     def num_heads(self) -> int:
@@ -121,6 +124,7 @@ def circuit_similarity(
     groups: Sequence[HeadGroup] | None = None,
     queries: TokenMask = real_queries,
     keys: TokenMask = real_keys,
+    draws: int = 0,
 ) -> Similarities:
     """Measure the similarity of heads in their attention logits and OV circuits.
 
@@ -136,6 +140,7 @@ def circuit_similarity(
         queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T],
             or None for all. The default leaves out padding.
         keys: like `queries`, for the tokens of keys and values.
+        draws: number of draws of permuted heads (see `permuted_heads.py`); 0: none.
 
     Raises:
         HeadLayoutError: no layer has queries and keys that can be recorded; the message gives the reasons.
@@ -151,24 +156,31 @@ def circuit_similarity(
     groups = find_heads(model) if groups is None else groups
     layers, left_out = find_qkv_layers(model, groups)
     result = Similarities(left_out=left_out)
+    across: dict[str, list[LayerHeads]] = {"logits": [], "ov": []}
     for samples in sample_qkv(model, batches, layers, tokens=tokens, seed=seed, queries=queries, keys=keys):
         name = samples.layer.name
         try:
             if samples.problem:
                 raise HeadLayoutError(samples.problem)
             result.logits.append(logit_similarity(samples))
+            if draws:
+                across["logits"].append(_logit_features(samples))
         except (HeadLayoutError, RuleError) as error:
             left_out[name] = str(error)
             continue
         try:
             own = [group for group in groups if module_of(group) == name]
-            result.ov.append(_ov(samples, output_weight(find_attention_layers(model, own)[0])))
+            weight = output_weight(find_attention_layers(model, own)[0])
+            result.ov.append(_ov(samples, weight))
+            if draws:
+                across["ov"].append(_ov_features(samples, weight))
         except (HeadLayoutError, RuleError) as error:
             left_out[name] = f"OV circuit: {error}"
     if not result.logits:
         reasons = "; ".join(f"{name or 'the model'}: {reason}" for name, reason in left_out.items())
         raise HeadLayoutError(f"attention logits cannot be compared: {reasons}")
-    return result
+    logits, ov = (_with_draws(getattr(result, name), across[name], draws, seed) for name in ("logits", "ov"))
+    return replace(result, logits=logits, ov=ov)
 
 
 def logit_similarity(samples: QKVSamples) -> Similarity:
@@ -189,6 +201,49 @@ def _ov(samples: QKVSamples, weight: Tensor) -> Similarity:
     heads = weight.to(values.device).unflatten(-1, (-1, values.shape[-1]))  # [d_model, M, d]
     circuits = Circuits(_wide(values), _wide(heads), left_of=samples.layer.serves)
     return Similarity(samples.layer.name, "ov", *_cosines(circuits, samples.layer.name, samples.sequences_of("v")))
+
+
+def _with_draws(own: Sequence[Similarity], layers: Sequence[LayerHeads], draws: int, seed: int) -> list[Similarity]:
+    between = BetweenLayers()
+    between.add(layers)
+    scores = between.scores(draws, seed)
+    return [replace(each, permuted=scores.get(each.name)) for each in own]
+
+
+def _logit_features(samples: QKVSamples) -> LayerHeads:
+    """Describe the heads of one layer by their logits for all pairs of at most 256 tokens."""
+    queries, keys = (_evenly(samples.part(part)) for part in "qk")  # [N, M, d], [N', M', d]
+    keys = keys if samples.layer.serves is None else keys[:, list(samples.layer.serves)]
+
+    def logits(part: slice) -> Tensor:
+        return torch.einsum("xmd,ymd->mxy", queries[part], keys).flatten(1)
+
+    tokens = len(queries), len(keys), samples.count("q"), samples.count("k")
+    return _layer_heads(samples, queries.shape[1], tokens, logits, len(keys))
+
+
+def _ov_features(samples: QKVSamples, weight: Tensor) -> LayerHeads:
+    """Describe the heads of one layer by what they add to the residual stream for at most 256 tokens."""
+    values = _evenly(samples.part("v"))  # [N, M', d]
+    values = values if samples.layer.serves is None else values[:, list(samples.layer.serves)]
+    blocks = weight.to(values).unflatten(-1, (values.shape[1], -1))  # [d_model, M, d]
+
+    def writes(part: slice) -> Tensor:
+        return torch.einsum("ymd,omd->myo", values[part], blocks).flatten(1)
+
+    return _layer_heads(samples, values.shape[1], (len(values), len(weight), samples.count("v")), writes, len(weight))
+
+
+def _layer_heads(
+    samples: QKVSamples, heads: int, tokens: tuple[int, ...], features: Callable[[slice], Tensor], width: int
+) -> LayerHeads:
+    layer = samples.layer
+    order = layer.name if samples.has_windows else ""  # windows of another layer hold other tokens
+    return LayerHeads(layer.name, heads, tokens[0], (layer.where, order, *tokens), features, width, layer.serves)
+
+
+def _evenly(x: Tensor) -> Tensor:
+    return x[evenly_spaced(len(x)).to(x.device)]
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from repulsive.particles.gram import wide_dtype
 
-TOKENS = 1024  # largest number of tokens; of more tokens, an evenly spaced subset is used
+TOKENS = 512  # largest number of tokens; of more tokens, an evenly spaced subset is used
+_ROUNDING = 1e-12  # relative size of rounding errors of centred inner products in float64
 
 
 @torch.no_grad()
@@ -57,7 +58,50 @@ def cka_of_grams(grams: Tensor) -> Tensor:
     """Compute the linear CKA of every pair of heads from their Gram matrices over tokens: [M, N, N] -> [M, M]."""
     centred = grams - grams.mean(1, keepdim=True)
     flat = (centred - centred.mean(2, keepdim=True)).flatten(1)  # [M, N N]: ||X^T Y||^2 is an inner product of Grams
-    products = flat @ flat.mT
-    norms = products.diagonal().sqrt()
+    return _normalised(flat @ flat.mT)
+
+
+@torch.no_grad()
+def cka_without_groups(grams: Tensor, groups: Tensor, count: int) -> Tensor:
+    r"""Compute the linear CKA without the tokens of each group, [K, M, M]; nan if no token remains.
+
+    For Gram matrices K, L over the n remaining tokens with row sums r, s, the inner product of the centred matrices is
+    $\sum_{ab} K_{ab} L_{ab} - \frac2n \sum_a r_a s_a + \frac1{n^2} \sum_a r_a \sum_a s_a$. The first sum is computed
+    once for each pair of groups, so all K results together cost about as much as one.
+
+    Args:
+        grams: Gram matrix of each head over tokens [M, N, N].
+        groups: the group of each token [N], from 0 to `count` - 1.
+        count: K.
+    """
+    own = [(groups == group).nonzero()[:, 0] for group in range(count)]
+    heads = len(grams)
+    blocks = grams.new_zeros(count, count, heads, heads)
+    rows = grams.new_zeros(heads, grams.shape[1], count)  # sum of each row over the tokens of each group
+    for first, these in enumerate(own):
+        columns = grams[:, :, these]  # [M, N, n]
+        rows[:, :, first] = columns.sum(2)
+        for second, others in enumerate(own[: first + 1]):
+            flat = columns[:, others].flatten(1)  # [M, n n']
+            blocks[first, second] = blocks[second, first] = flat @ flat.mT
+    total = blocks.sum((0, 1))
+    result = []
+    for group, these in enumerate(own):
+        left = grams.shape[1] - len(these)
+        if not left:
+            result.append(torch.full_like(total, torch.nan))
+            continue
+        entries = total - blocks[group].sum(0) - blocks[:, group].sum(0) + blocks[group, group]
+        sums = (rows.sum(2) - rows[:, :, group])[:, groups != group]  # [M, n]
+        whole = sums.sum(1)
+        products = entries - 2 / left * sums @ sums.mT + whole[:, None] * whole[None, :] / left**2
+        is_constant = products.diagonal() <= _ROUNDING * entries.diagonal()  # what remains is rounding error
+        result.append(_normalised(products.masked_fill(is_constant[:, None] | is_constant[None, :], 0)))
+    return torch.stack(result) if result else grams.new_zeros(0, heads, heads)
+
+
+def _normalised(products: Tensor) -> Tensor:
+    """Divide inner products of Gram matrices [M, M] by the norms; 0 for a head with constant output."""
+    norms = products.diagonal().clamp(min=0).sqrt()
     scale = norms[:, None] * norms[None, :]
-    return torch.where(scale > 0, products / scale.clamp(min=torch.finfo(flat.dtype).tiny), 0).clamp(0, 1)
+    return torch.where(scale > 0, products / scale.clamp(min=torch.finfo(products.dtype).tiny), 0).clamp(0, 1)

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.head_kinds import HeadKinds, head_kinds
-from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, hookable_layers
 from repulsive.diagnostics.hooks.calling import evaluating, items_in
 from repulsive.diagnostics.hooks.measure_batches import measure_batches
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.model_heads import Heads
+from repulsive.diagnostics.output_ablation import ablate_output
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
-from repulsive.diagnostics.redundancy import Ablation, Curve, head_ablation, pruning_curve
+from repulsive.diagnostics.redundancy import Ablation, Curve, pruning_curve
 from repulsive.diagnostics.similarity import Diversity, Pair, of_weights
-from repulsive.diagnostics.untrained_baseline import TWINS, AgainstChance, against_chance
-from repulsive.errors import HeadLayoutError, NoHeadsFound, RepulsiveError, SelectionError
+from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, AgainstChance, against_chance
+from repulsive.errors import NoHeadsFound, RepulsiveError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
-from repulsive.heads.module_paths import module_of
 
 _TOKEN_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 _KINDS_LENGTH = 24  # tokens of each half of the generated inputs, if the model has enough positions
@@ -43,7 +43,8 @@ class Inspection:
         maps: for the first inputs, layer name -> attention of each head [M, T, S], without padding.
         notes: messages about measurements that failed, with the reasons.
         pruned: with `ablation`, the pruning curve of `metric` by first-order importance.
-        circuits: similarity of attention logits and OV circuits, with untrained twins; empty without inputs.
+        circuits: similarity of attention logits, OV circuits, attention and outputs, with untrained twins and permuted
+            heads; empty without inputs.
         kinds: well-known kinds of heads, rows in the order of `layers`; None if the model does not read token ids.
     """
 
@@ -95,12 +96,12 @@ def inspect_heads(
     Args:
         model: any module with heads that `find_heads` finds; it does not change.
         batches: inputs, each a tensor, a tuple of arguments or a mapping; without inputs only weights are measured.
-        ablation: also ablate each head, which takes one pass over the batches per head.
+        ablation: also ablate each head, which runs the batches once per head from its layer on.
         shown: number of inputs of the first batch whose attention maps are kept.
-        twins: number of untrained twins to compare attention logits and OV circuits with.
+        twins: number of untrained twins to compare the similarity of heads with.
         seed: random seed of importance (labels or signs), of token samples and of twins.
         separators: token ids that separate sentences, to label heads that attend to them.
-        progress: as in `head_ablation`.
+        progress: as in `ablate_output`.
 
     Raises:
         NoHeadsFound: the model has no heads.
@@ -112,11 +113,12 @@ def inspect_heads(
             raise
         groups = find_heads(model, batches[0])
     diversity = {"weights": of_weights(groups)}
-    layers, notes = _hookable_layers(model, groups)
+    layers, problems = hookable_layers(model, groups)
+    notes = [f"outputs and importance are not measured: {problem}" for problem in problems]
     listed = [(layer.name, layer.layer, layer.where, layer.num_heads) for layer in layers]
     if not batches:
         return Inspection(groups, listed, diversity, notes=tuple(notes))
-    circuits = _circuits(model, batches, groups, twins, seed)
+    circuits = against_chance(model, batches, spaces=SPACES, twins=twins, seed=seed, groups=groups, strict=False)
     if not layers:
         return Inspection(groups, [], diversity, notes=(*notes, *circuits.notes), circuits=circuits)
     measured = measure_batches(model, batches, layers, shown=shown)
@@ -126,9 +128,10 @@ def inspect_heads(
     importance = first_order_importance(model, loss, batches, layers=layers)
     exact, metric, pruned = None, "", None
     if ablation:
+        result = ablate_output(model, batches, layers=layers, progress=progress)
+        exact, metric = result.as_ablation(layers), result.metric
         with evaluating(model):
             change = OutputChange(model, batches)
-        exact, metric = head_ablation(model, change, layers=layers, progress=progress), change.metric
         pruned = pruning_curve(model, change, importance, layers=layers)
     return Inspection(
         groups,
@@ -144,15 +147,6 @@ def inspect_heads(
         circuits=circuits,
         kinds=kinds,
     )
-
-
-def _circuits(
-    model: nn.Module, batches: Sequence[Any], groups: Sequence[HeadGroup], twins: int, seed: int
-) -> AgainstChance:
-    try:
-        return against_chance(model, batches, twins=twins, seed=seed, groups=groups)
-    except HeadLayoutError as error:
-        return AgainstChance(notes=(str(error),))
 
 
 def _kinds(
@@ -180,17 +174,3 @@ def _kinds_length(model: nn.Module) -> int:
     embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
     limits += [embedding.num_embeddings // 2] if isinstance(embedding, nn.Embedding) else []
     return min([_KINDS_LENGTH, *limits])
-
-
-def _hookable_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[AttentionLayer], list[str]]:
-    """Find the layers whose head outputs can be hooked, and write a note for each layer where they cannot."""
-    by_module: dict[str, list[HeadGroup]] = {}
-    for group in groups:
-        by_module.setdefault(module_of(group), []).append(group)
-    layers, notes = [], []
-    for own in by_module.values():
-        try:
-            layers += find_attention_layers(model, own)
-        except HeadLayoutError as error:
-            notes.append(f"outputs and importance are not measured: {error}")
-    return layers, notes

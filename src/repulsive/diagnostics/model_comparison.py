@@ -108,7 +108,7 @@ def compare_models(
         ablation: also ablate each head of both models.
         twins: number of untrained twins of each model.
         separators: token ids that separate sentences.
-        progress: as in `head_ablation`.
+        progress: as in `ablate_output`.
 
     Raises:
         DataError: the models have different numbers of attention layers.

@@ -21,12 +21,11 @@ from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_r
 from repulsive.diagnostics.importance import Loss, first_order_importance
 from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
 from repulsive.diagnostics.similarity_table import SimilarityTable
-from repulsive.diagnostics.untrained_baseline import TWINS, Space, against_chance
+from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, Space, against_chance
 from repulsive.errors import SelectionError, did_you_mean
 from repulsive.heads import HeadGroup, find_heads
 
 Mode = Literal["zero", "mean", "patch"]
-SPACES: tuple[Space, ...] = ("logits", "ov", "attention", "outputs", "cka")
 MODES: tuple[Mode, ...] = ("zero", "mean", "patch")
 
 
@@ -176,7 +175,7 @@ class Heads:
     def similarity(
         self, batches: Sequence[Any], space: Space = "logits", *, twins: int = TWINS, seed: int = 0
     ) -> SimilarityTable:
-        """Measure how similar the heads of each layer are, and compare with untrained twins of the model.
+        """Measure how similar the heads of each layer are; compare with untrained twins and with permuted heads.
 
         Args:
             batches: inputs, each as for `attention`. Intervals and verdicts need at least two sequences.
@@ -189,7 +188,8 @@ class Heads:
 
         Returns:
             A list with one entry per layer that ran: the matrix [M, M], its mean over pairs and its largest pair, each
-            with its confidence interval. `verdicts` has the verdict of each layer; printed, it is a table.
+            with its confidence interval. `verdicts` has the verdict of each layer against untrained twins,
+            `permuted_verdicts` that against heads of different layers; printed, it is a table.
         """
         if space not in SPACES:
             raise SelectionError(f"space={space!r}: {did_you_mean(space, SPACES)}choose one of {', '.join(SPACES)}")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.calling import call, real_queries
 from repulsive.errors import DataError
 
+_BLOCK = {"cpu": 1 << 18}  # largest number of logits that are compared at once, to stay in the cache
 METRICS = {
     "logits": "mean KL divergence of the model's own output distribution, nats",
     "states": "relative change of the model's own output states",
@@ -76,10 +77,12 @@ def output_change(before: Output, after: Output, real: Tensor | None = None) -> 
     old, new = before.by_token(), after.by_token()  # [B, T, E]
     if real is None or real.shape != old.shape[:2]:
         real = torch.ones(old.shape[:2], dtype=torch.bool, device=old.device)
-    counts = real.to(old.device).double()  # [B, T]
+    real = real.to(old.device)
+    counts = real.double()  # [B, T]
     if before.kind == "logits":
-        divergence = _divergence(_wide(old), _wide(new))  # [B, T]
-        return (divergence * counts).sum(-1) / counts.sum(-1).clamp(min=1)
+        divergence = torch.zeros_like(counts)  # [B, T]; 0 for padding
+        divergence[real] = _divergence(old[real], new[real]) if not real.all() else _divergence(old, new)[real]
+        return divergence.sum(-1) / counts.sum(-1).clamp(min=1)
     moved, size = (new - old).double().square().sum(-1), old.double().square().sum(-1)  # [B, T]
     moved, size = (moved * counts).sum(-1), (size * counts).sum(-1)  # [B]
     return (moved / size).sqrt().masked_fill(moved == 0, 0)  # zeros that stay zeros: 0, not 0 / 0
@@ -140,19 +143,30 @@ class OutputChange:
 
 
 def _divergence(old: Tensor, new: Tensor) -> Tensor:
-    r"""Compute the KL divergence between two tensors of logits [..., C], for each row.
+    r"""Compute the KL divergence between two tensors of logits [..., C], for each row, float64 [...].
 
     It is $\ln(1 + \sum_c p_c (e^{d_c} - 1 - d_c))$ with d centred: $\sum_c p_c d_c = 0$. No term is negative, so a
     small divergence is not lost to cancellation, as it is in $\sum p (\ln p - \ln q)$. A large divergence uses the
     latter sum, since $e^d$ may overflow. Classes with probability zero do not count.
     """
+    rows = max(1, _BLOCK.get(old.device.type, 1 << 26) // old.shape[-1])
+    pairs = zip(old.flatten(0, -2).split(rows), new.flatten(0, -2).split(rows), strict=True)
+    return torch.cat([_block_divergence(_wide(a), _wide(b)) for a, b in pairs]).view(old.shape[:-1])
+
+
+def _block_divergence(old: Tensor, new: Tensor) -> Tensor:
+    """Compute the KL divergence of some rows of logits [N, C]; few enough that they stay in the cache of the CPU."""
     p, d = old.softmax(-1), new - old
-    d = d.masked_fill(old == -torch.inf, 0)  # -inf minus -inf would be nan
-    d = d - (p * d).sum(-1, keepdim=True)
-    small = (p * (d.expm1() - d)).double().sum(-1).clamp(min=0).log1p()  # [...]
-    log_ratio = old.double().log_softmax(-1) - new.double().log_softmax(-1)
-    large = (p.double() * log_ratio).masked_fill(p == 0, 0).sum(-1)
-    return torch.where(small < 1, small, large)
+    d = d.masked_fill_(old == -torch.inf, 0)  # -inf minus -inf would be nan
+    d -= (p * d).sum(-1, keepdim=True)
+    small = (p * (d.expm1() - d)).sum(-1, dtype=torch.float64).clamp(min=0).log1p()  # [N]
+    is_large = ~(small < 1)
+    if is_large.any():
+        before, after = old[is_large].double(), new[is_large].double()
+        log_ratio = before.log_softmax(-1) - after.log_softmax(-1)
+        q = p[is_large].double()
+        small[is_large] = (q * log_ratio).masked_fill(q == 0, 0).sum(-1)
+    return small
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.diagnostics.model_heads import Heads
+from repulsive.diagnostics.output_ablation import ablate_output
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.portable_pruning import Selection, prune_portably, select_heads
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
@@ -156,27 +157,32 @@ def rank_heads(
 ) -> Tensor:
     """Rank the heads of each layer: by gradient score, and by exact ablation on both sides of the cut.
 
-    Exact ablation takes up to 2 x border x layers passes over the batches, gradient scores one.
+    Exact ablation runs the model up to 2 x border x layers times from the ablated layer on, gradient scores once.
 
     Returns:
         [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
     """
     loss = label_free_loss(torch.Generator().manual_seed(seed))
     scores = first_order_importance(heads.model, loss, batches, normalise=False, layers=heads.layers)
-    if border:
-        with evaluating(heads.model):
-            change = OutputChange(heads.model, batches)
-    ranks = torch.zeros_like(scores)
+    orders, borders = [], []
     for row, layer in enumerate(heads.layers):
-        bar("ranking heads of layer", row, len(heads.layers))
-        order = sorted(range(layer.num_heads), key=lambda head: float(scores[row, head]))
+        orders.append(sorted(range(layer.num_heads), key=lambda head: float(scores[row, head])))
         cut = layer.num_heads - round(keep * layer.num_heads)
-        low, high = max(0, cut - border), min(layer.num_heads, cut + border)
-        exact = {}
-        for head in order[low:high]:
-            with torch.no_grad(), evaluating(heads.model), heads.ablated([(row, head)]):
-                exact[head] = float(change(heads.model).mean())
-        order[low:high] = sorted(exact, key=lambda head: exact[head])
+        borders.append(slice(max(0, cut - border), min(layer.num_heads, cut + border)))
+    at_cut = [(row, head) for row, order in enumerate(orders) for head in order[borders[row]]]
+    exact: dict[tuple[int, int], float] = {}
+    if at_cut:
+        ablation = ablate_output(
+            heads.model,
+            batches,
+            at_cut,
+            layers=heads.layers,
+            progress=lambda done, total: bar("ablating heads", done, total),
+        )
+        exact = dict(zip(at_cut, ablation.items.mean(1).tolist(), strict=True))
+    ranks = torch.zeros_like(scores)
+    for row, order in enumerate(orders):
+        order[borders[row]] = sorted(order[borders[row]], key=lambda head: exact[row, head])
         for rank, head in enumerate(order):
             ranks[row, head] = rank
     return ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from repulsive.diagnostics.inspection import Inspection
@@ -11,7 +12,6 @@ from repulsive.diagnostics.untrained_baseline import Compared
 from repulsive.diagnostics.verdict import redundant_heads, verdict
 from repulsive.terminal.table import Table, signed
 
-_SPACES = ("weights", "attention", "outputs")
 _LISTED = 6  # redundant heads that are named
 
 
@@ -22,18 +22,23 @@ def short_summary(inspection: Inspection) -> list[Table | str]:
         inspection: result of `inspect_heads`.
 
     Returns:
-        The verdict, the table, and the notes. Cosines of attention logits and OV circuits stand beside those of
-        untrained models of the same architecture.
+        The verdict, the table, and the notes. Each mean has the most frequent verdict with its number of layers, and
+        stands beside the mean of untrained models of the same architecture.
     """
     rows = [["heads", _sizes(inspection), ""]]
-    for name, entries in (("attention logits", inspection.circuits.logits), ("OV circuits", inspection.circuits.ov)):
-        rows += _compared(name, entries, inspection)
-    for space in _SPACES:
-        entries_of_space = [each for each in inspection.diversity.get(space, []) if each.num_heads > 1]
-        if entries_of_space:
-            effective = statistics.fmean(each.effective_heads for each in entries_of_space)
-            most = max(each.num_heads for each in entries_of_space)
-            rows.append([f"effective heads, {space}", f"{effective:.1f} of {most}, mean over layers", ""])
+    rows += _mean("mean cosine, attention logits", inspection.circuits.logits) + _largest(inspection)
+    for name, entries in (
+        ("mean cosine, OV circuits", inspection.circuits.ov),
+        ("mean cosine, attention maps", inspection.circuits.attention),
+        ("mean cosine, outputs", inspection.circuits.outputs),
+        ("mean CKA, outputs", inspection.circuits.cka),
+    ):
+        rows += _mean(name, entries)
+    weights = [each for each in inspection.diversity.get("weights", []) if each.num_heads > 1]
+    if weights:
+        effective = statistics.fmean(each.effective_heads for each in weights)
+        most = max(each.num_heads for each in weights)
+        rows.append(["effective heads, weights", f"{effective:.1f} of {most}, mean over layers", ""])
     pairs = inspection.closest("weights", 1)
     if pairs:
         pair = pairs[0]
@@ -54,22 +59,31 @@ def _sizes(inspection: Inspection) -> str:
     return f"{heads} in {len(inspection.layers)} layers, {inspection.items} inputs read"
 
 
-def _compared(name: str, entries: Sequence[Compared], inspection: Inspection) -> list[list[str]]:
-    """Make the rows of mean and largest cosine over all layers."""
-    several = [each for each in entries if each.similarity.num_heads > 1]
+def _mean(name: str, entries: Sequence[Compared]) -> list[list[str]]:
+    """Make the row of the mean over all layers, with the most frequent verdict."""
+    several = [each for each in entries if each.similarity.num_heads > 1 and not math.isnan(each.similarity.mean)]
     if not several:
         return []
     untrained = [each.mean.mean for each in several if not math.isnan(each.mean.mean)]
-    mean = statistics.fmean(each.similarity.mean for each in several)
+    mean = signed(statistics.fmean(each.similarity.mean for each in several))
+    if not untrained:
+        return [[name, mean, ""]]
+    verdict, count = Counter(each.verdict for each in several).most_common(1)[0]
+    short = verdict.removesuffix(" than chance")
+    return [[name, f"{mean} ({short} in {count} of {len(several)})", signed(statistics.fmean(untrained))]]
+
+
+def _largest(inspection: Inspection) -> list[list[str]]:
+    """Make the row of the most similar attention logits of all layers."""
+    several = [each for each in inspection.circuits.logits if each.similarity.num_heads > 1]
+    if not several:
+        return []
     top = max(several, key=lambda each: each.similarity.largest)
     pair = top.similarity.pair
     heads = "" if pair is None else f", heads {pair.first} and {pair.second}"
     where = f"{inspection.label(top.similarity.name)}{heads}"
-    largest = "" if math.isnan(top.largest.mean) else signed(top.largest.mean)
-    return [
-        [f"mean cosine, {name}", signed(mean), signed(statistics.fmean(untrained)) if untrained else ""],
-        [f"largest cosine, {name}", f"{signed(top.similarity.largest)} ({where})", largest],
-    ]
+    untrained = "" if math.isnan(top.largest.mean) else signed(top.largest.mean)
+    return [["largest cosine, attention logits", f"{signed(top.similarity.largest)} ({where})", untrained]]
 
 
 def _redundant(inspection: Inspection) -> list[str]:

@@ -119,6 +119,23 @@ def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> D
     return replace(result, tokens=token_similarity(outputs, real))
 
 
+@torch.no_grad()
+def mean_cosines(x: Tensor, real: Tensor | None = None, name: str = "", space: str = "outputs") -> Tensor:
+    """Compute the mean cosine of each pair of heads over positions, float64 [M, M]; like `of_outputs`, but faster.
+
+    Args:
+        x: attention weights or outputs of each head [B, M, T, E].
+        real: which tokens count, bool [B, T]; None: all.
+        name: name of the layer, for errors.
+        space: what `x` holds, for errors.
+    """
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for block in _positions(x, real):
+        unit = _unit(_finite(block, name, space))
+        total, count = total + (unit @ unit.mT).sum(0).cpu().double(), count + len(unit)
+    return (total / count).clamp(-1, 1)
+
+
 def merged(parts: Sequence[tuple[Diversity, float]]) -> Diversity:
     """Compute the weighted mean of several measurements of the same heads."""
     total, first = sum(weight for _, weight in parts), parts[0][0]
@@ -174,15 +191,25 @@ def _measure(name: str, space: str, blocks: Iterable[Tensor]) -> Diversity:
     distance = cosine = torch.zeros(())
     count = 0
     for block in blocks:
-        x = block.detach().to(wide_dtype(block.device))  # [P, M, E]
-        if not x.isfinite().all():
-            raise DivergedError(f"{name or 'heads'}: {space} contain NaN or infinity; load an earlier checkpoint")
-        unit = torch.nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny)
+        x = _finite(block, name, space)
+        unit = _unit(x)
         # The matrix-product form of cdist is inaccurate for nearly equal heads, which matter most here.
         distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")  # [P, M, M]
         distance, cosine = distance.to(x) + distances.sum(0), cosine.to(x) + (unit @ unit.mT).sum(0)
         count += len(x)
     return Diversity(name, space, distance / count, (cosine / count).clamp(-1, 1))
+
+
+def _finite(block: Tensor, name: str, space: str) -> Tensor:
+    """Convert to the wide dtype; raise DivergedError for NaN or infinity."""
+    x = block.detach().to(wide_dtype(block.device))  # [P, M, E]
+    if not x.isfinite().all():
+        raise DivergedError(f"{name or 'heads'}: {space} contain NaN or infinity; load an earlier checkpoint")
+    return x
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny)
 
 
 @torch.no_grad()
@@ -197,7 +224,7 @@ def token_similarity(x: Tensor, real: Tensor | None = None) -> float:
     for rows in _items(x, real):
         if len(rows) > 1:
             rows = rows.flatten(1).to(wide_dtype(rows.device))  # [T, M d]
-            unit = torch.nn.functional.normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
+            unit = _unit(rows)
             pairs = unit.sum(0).square().sum() - unit.square().sum()  # sum over s != t, without a [T, T] matrix
             total, count = total + float(pairs) / (len(rows) - 1), count + len(rows)
     return max(-1.0, min(1.0, total / count)) if count else math.nan

@@ -10,13 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
+from repulsive.diagnostics.permuted_heads import Permuted
 from repulsive.diagnostics.similarity import Diversity
-from repulsive.diagnostics.similarity_table import format_null
-from repulsive.diagnostics.untrained_baseline import Compared
+from repulsive.diagnostics.similarity_table import TITLES, format_interval, format_null
+from repulsive.diagnostics.untrained_baseline import SPACES as MEASURES
+from repulsive.diagnostics.untrained_baseline import Compared, Space
 from repulsive.diagnostics.verdict import redundant_heads, verdict
 from repulsive.heads import describe
 
 SPACES = ("weights", "attention", "outputs")
+_NAMES = {"logits": "attention logits", "ov": "OV circuits"}
 
 
 def as_text(inspection: Inspection, count: int = 5) -> str:
@@ -27,9 +30,10 @@ def as_text(inspection: Inspection, count: int = 5) -> str:
         count: number of pairs and of heads to list.
     """
     blocks = [verdict(inspection), describe(inspection.groups)]
-    for circuit, entries in (("attention logits", inspection.circuits.logits), ("OV circuits", inspection.circuits.ov)):
+    for measure in MEASURES:
+        entries = getattr(inspection.circuits, measure)
         if entries:
-            blocks.append(_circuits(circuit, entries))
+            blocks.append(_similarity(measure, entries))
     for space in SPACES:
         if space in inspection.diversity:
             blocks.append(_diversity(space, inspection.diversity[space]))
@@ -71,10 +75,7 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
             ]
             for space, entries in inspection.diversity.items()
         },
-        "similarity": {
-            "logits": [_compared(each) for each in inspection.circuits.logits],
-            "ov": [_compared(each) for each in inspection.circuits.ov],
-        },
+        "similarity": {space: [_compared(each) for each in getattr(inspection.circuits, space)] for space in MEASURES},
         "importance": None if inspection.importance is None else _nested(inspection.importance),
         "ablation": None
         if inspection.ablation is None
@@ -102,18 +103,22 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
     }
 
 
-def count_verdicts(entries: Sequence[Compared]) -> str:
+def count_verdicts(entries: Sequence[Compared], *, permuted: bool = False) -> str:
     """Count the layers with each verdict on their mean cosine, the most frequent verdict first.
+
+    Args:
+        entries: the layers.
+        permuted: count the verdicts against permuted heads instead of untrained twins.
 
     Example:
         >>> count_verdicts([])
         'no layers'
     """
-    counted = Counter(entry.verdict for entry in entries).most_common()
+    counted = Counter(entry.permuted_verdict if permuted else entry.verdict for entry in entries).most_common()
     return ", ".join(f"{verdict}: {count} of {len(entries)} layers" for verdict, count in counted) or "no layers"
 
 
-def _circuits(circuit: str, entries: Sequence[Compared]) -> str:
+def _similarity(space: Space, entries: Sequence[Compared]) -> str:
     rows = []
     for entry in entries:
         own, pair = entry.similarity, entry.similarity.pair
@@ -122,15 +127,21 @@ def _circuits(circuit: str, entries: Sequence[Compared]) -> str:
             (
                 own.name,
                 _signed(own.mean),
+                format_interval(own.interval),
                 format_null(entry.mean),
                 entry.verdict,
+                format_null(entry.permuted),
+                entry.permuted_verdict,
                 heads,
                 _signed(own.largest),
                 format_null(entry.largest),
             )
         )
-    titles = ("layer", "mean cosine", "untrained", "verdict", "most similar pair", "cosine", "untrained")
-    return format_rows(f"similarity of heads in {circuit} ({count_verdicts(entries)})", titles, rows)
+    score = "CKA" if space == "cka" else "cosine"
+    own_titles = ("layer", f"mean {score}", "95 % CI", "untrained", "verdict", "permuted heads", "verdict")
+    counted = f"{count_verdicts(entries)}; permuted heads: {count_verdicts(entries, permuted=True)}"
+    title = f"similarity of heads in {_NAMES.get(space, TITLES[space])} ({counted})"
+    return format_rows(title, (*own_titles, "most similar pair", score, "untrained"), rows)
 
 
 def _compared(entry: Compared) -> dict[str, Any]:
@@ -138,16 +149,34 @@ def _compared(entry: Compared) -> dict[str, Any]:
     return {
         "name": own.name,
         "mean_cosine": _number(own.mean),
+        "interval": None if own.interval is None else list(own.interval),
         "largest_cosine": _number(own.largest),
         "largest_pair": None if pair is None else [pair.first, pair.second],
+        "largest_interval": None if own.pair_interval is None else list(own.pair_interval),
         "verdict": entry.verdict,
         "largest_verdict": entry.pair_verdict,
         "untrained": {
             "mean_cosine": [_number(value) for value in entry.mean.values],
             "largest_cosine": [_number(value) for value in entry.largest.values],
         },
+        "permuted": None if own.permuted is None else _permuted(entry, own.permuted),
         "tokens": own.tokens,
         "cosine": _nested(own.cosine),
+    }
+
+
+def _permuted(entry: Compared, permuted: Permuted) -> dict[str, Any]:
+    return {
+        "layers": permuted.layers,
+        "draws": len(permuted.means),
+        "own_mean_cosine": _number(permuted.mean),
+        "mean_cosine": _number(entry.permuted.mean),
+        "deviation": _number(entry.permuted.deviation),
+        "verdict": entry.permuted_verdict,
+        "own_largest_cosine": _number(permuted.largest),
+        "largest_cosine": _number(entry.permuted_largest.mean),
+        "largest_deviation": _number(entry.permuted_largest.deviation),
+        "largest_verdict": entry.permuted_pair_verdict,
     }
 
 

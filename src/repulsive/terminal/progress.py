@@ -30,12 +30,15 @@ def as_time(seconds: float) -> str:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
+def progress_bar(*, lines: bool = True) -> Iterator[Progress]:
     """Show the progress of one stage at a time, and warnings as single lines above the bar.
 
     The bar appears with the first step, so that another live display may be shown before it.
     Without a terminal, a stage that takes longer than `EVERY` seconds prints a line with the time left every `EVERY`
     seconds; shorter stages print nothing.
+
+    Args:
+        lines: print these lines; False shows nothing without a terminal.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -43,7 +46,7 @@ def progress_bar() -> Iterator[Progress]:
 
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield _Lines()
+        yield _Lines() if lines else no_progress
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Bar(*columns, console=console, transient=True)
@@ -54,7 +57,9 @@ def progress_bar() -> Iterator[Progress]:
 
         def show(stage: str, done: int, total: int) -> None:
             bar.start()
-            if not bar.tasks or bar.tasks[0].description != one_line(stage):
+            task = bar.tasks[0] if bar.tasks else None
+            is_same = task is not None and (task.description, task.total) == (one_line(stage), total or None)
+            if task is None or not is_same or done < task.completed:  # the same stage of another model starts at 0
                 for old in bar.task_ids:  # the total of a bar cannot be reset
                     bar.remove_task(old)
                 bar.add_task(one_line(stage), total=total or None)

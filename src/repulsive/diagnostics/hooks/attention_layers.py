@@ -87,6 +87,22 @@ def find_attention_layers(
     return [_attention_layer(modules, name, own, (out or {}).get(name)) for name, own in by_module.items()]
 
 
+def hookable_layers(
+    model: nn.Module, groups: Sequence[HeadGroup], *, out: Mapping[str, str] | None = None
+) -> tuple[list[AttentionLayer], list[str]]:
+    """Find the layers whose head outputs can be hooked, and the error message of each layer where they cannot."""
+    by_module: dict[str, list[HeadGroup]] = {}
+    for group in groups:
+        by_module.setdefault(module_of(group), []).append(group)
+    layers, problems = [], []
+    for own in by_module.values():
+        try:
+            layers += find_attention_layers(model, own, out=out)
+        except HeadLayoutError as error:
+            problems.append(str(error))
+    return layers, problems
+
+
 @contextmanager
 def replaced_head_outputs(layers: Sequence[AttentionLayer], change: Change) -> Iterator[None]:
     """Call `change(layer, heads)` with head outputs [B, T, M, d], and use its result unless it returns None.

@@ -30,12 +30,14 @@ class QKVSamples:
         samples: part (q, k or v) -> blocks [N, M, d], one per pass; keys are centred per sequence, padding is left out.
         sequences: part -> blocks [N], the number of the sequence that each sampled token belongs to.
         problem: why the layer could not be recorded; "" if it was.
+        has_windows: the layer attends within windows of an item, as in Swin, whose order differs between layers.
     """
 
     layer: QKVLayer
     samples: dict[str, list[Tensor]] = field(default_factory=dict)
     sequences: dict[str, list[Tensor]] = field(default_factory=dict)
     problem: str = ""
+    has_windows: bool = False
 
     def part(self, name: str) -> Tensor:
         """Concatenate all sampled tokens of one part (q, k or v), [N, M, d]."""
@@ -196,6 +198,7 @@ class _Recorder:
         """Number the sequences of a pass [S]; windows of one item, as in Swin, are one sequence."""
         items = items_in(self.batch)
         windows = count // items if 0 < items < count and count % items == 0 else 1
+        self.result.has_windows |= windows > 1
         return self.first_sequence + torch.arange(count) // windows
 
     def projection_ran(self, part: str, out: object) -> None:
