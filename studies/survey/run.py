@@ -51,7 +51,7 @@ STATUSES = {
     "table": "every group known to the table and verified by the trace",
     "inferred": "verified, at least one group inferred by the trace",
     "partly": "verified where the example ran; the rest (a tower without input) known to the table alone",
-    "none": "no multi-head attention in the shrunk model",
+    "none": "no multi-head dot-product attention over tokens in the shrunk model",
     "missed": "attention that is neither known nor inferred",
     "refused": "the trace contradicts the table and cannot correct it",
     "failed": "`find_heads` raised an error",
@@ -250,11 +250,14 @@ def examine(name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
     if refused:
         return outcome(name, "refused", f"{len(refused)} groups: {refused[0]}"[:300])
     if not verified:
-        looks = completed.groups or completed.misses or misses or _looks_like_attention(model)
+        looks = completed.misses or misses or _looks_like_attention(model)
+        is_missed = bool(completed.groups) or (bool(looks) and completed.has_attention)
         note = "; ".join(f"{k}: {v}" for k, v in {**completed.misses, **misses}.items())
         if completed.groups:
             note = f"untraced: {', '.join(completed.untraced)}; {note}"
-        return outcome(name, "missed" if looks else "none", note[:300])
+        if looks and not is_missed:
+            note = f"no dot-product attention over tokens; {note}" if note else "no product of queries and keys"
+        return outcome(name, "missed" if is_missed else "none", note[:300])
     status = "partly" if completed.untraced else "inferred" if inferred else "table"
     notes = {r.note for r in verified if r.note} | {f"untraced: {name}, ..." for name in completed.untraced[:1]}
     return outcome(
