@@ -116,8 +116,8 @@ def prove(name: str, case: Any) -> dict[str, Any]:
     except Exception as error:
         return outcome(name, "does not run", last(error))
     try:
-        result = examine(name, model, inputs)
         completed = complete(model, inputs, heads_from_table(model)[0])
+        result = examine(name, model, inputs, completed)
         held = {r.name for r in completed.reports if "held constant" in r.note}
         proved = [g for g in completed.groups if g.proof == "proved" and g.name not in held]
         result["checked"], result["contradicted"] = contradictions(model, inputs, proved)

@@ -239,11 +239,11 @@ def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, An
         yield from ((config, {}) for config in tiny_configs(config_class))
 
 
-def examine(name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
-    """Find and prove the heads of a model."""
+def examine(name: str, model: torch.nn.Module, inputs: Any, completed: Completed | None = None) -> dict[str, Any]:
+    """Find and prove the heads of a model, or report those of `completed`."""
     start = time.perf_counter()
     groups, misses = heads_from_table(model)
-    completed = complete(model, inputs, groups)
+    completed = completed or complete(model, inputs, groups)
     refused = [r for r in completed.reports if r.status == "wrong"]
     verified = [r for r in completed.reports if r.status == "verified"]
     inferred = [g.name for g in completed.groups if g.family == "inferred"]

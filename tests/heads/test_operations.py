@@ -195,3 +195,11 @@ def test_ordinary_attention_is_attention() -> None:
     model = Interleaved(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)
     assert _completed(model, _x()).has_attention
     assert _rows(model, _x()) == TRUTH
+
+
+def test_attention_by_parametrised_weights_is_attention() -> None:
+    torch.manual_seed(0)
+    model = Interleaved(F.scaled_dot_product_attention)
+    nn.utils.parametrizations.weight_norm(model.mix)
+    completed = _completed(model, _x())
+    assert not completed.groups and completed.has_attention

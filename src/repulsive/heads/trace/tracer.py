@@ -43,13 +43,17 @@ def trace_model(model: nn.Module, example_inputs: object) -> Trace:
     kept = [
         roles for has_softmax, roles in calls if roles and (has_softmax or _is_attention_without_softmax(roles, used))
     ]
-    has_attention = bool(recorder.hidden) or recorder.products > 0 or any(map(_is_attention_over_tokens, with_softmax))
+    has_attention = (
+        bool(recorder.hidden)
+        or recorder.products > 0
+        or any(_is_attention_over_tokens(roles) for has_softmax, roles in calls if has_softmax)
+    )
     return Trace(kept, recorder.hidden, has_attention)
 
 
 def _is_attention_over_tokens(roles: list[RoleGradients]) -> bool:
     """Check that the scores of a call may be dot products of queries and keys at different tokens."""
-    scores = [role for role in roles if role.role != "v"]  # none if the example has one token
+    scores = [role for role in roles if role.role != "v"]  # none if the example has one token, or without projections
     return not scores or any(role.has_product and role.mixed != CHANNELS for role in scores)
 
 
