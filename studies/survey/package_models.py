@@ -19,7 +19,7 @@ Case = tuple[nn.Module, Any]
 Cases = dict[str, Callable[[], Case]]
 PACKAGES = {
     "diffusers": "diffusers", "vit-pytorch": "vit_pytorch", "x-transformers": "x_transformers",
-    "open_clip_torch": "open_clip", "litgpt": "litgpt", "timm": "timm",
+    "open_clip_torch": "open_clip", "litgpt": "litgpt", "torchtune": "torchtune", "timm": "timm",
 }  # fmt: skip
 
 VIT_SIZES: dict[str, Any] = {
@@ -236,3 +236,34 @@ def litgpt() -> Cases:
         return package.GPT(package.Config(**base, **more)), (torch.randint(0, 60, (2, 9)),)
 
     return {f"litgpt, {name}": partial(build, more) for name, more in variants.items()}
+
+
+def torchtune() -> Cases:
+    """The decoders of torchtune, and its encoders of images and of text."""
+    sizes = {
+        "vocab_size": 60,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "embed_dim": 32,
+        "intermediate_dim": 48,
+        "mlp_dim": 48,
+        "max_seq_len": 16,
+        "rel_pos_num_buckets": 8,
+        "rel_pos_max_dist": 16,
+        "norm_eps": 1e-6,
+        "tile_size": 32,
+        "patch_size": 8,
+        "max_num_tiles": 1,
+    }
+    names = {name: name for name in ("llama2", "llama3", "llama3_1", "gemma", "gemma2", "phi3", "qwen2", "mistral")}
+    names |= {"clip": "clip_vision_encoder", "t5": "t5_encoder"}
+
+    def build(name: str) -> Case:
+        model = _named(getattr(importlib.import_module(f"torchtune.models.{name}"), names[name]), sizes)
+        if name == "clip":
+            return model, (torch.randn(2, 1, 1, 3, 32, 32), torch.ones(2, 1, 2, dtype=torch.int64))
+        return model, (torch.randint(0, 60, (2, 16)),)
+
+    return {f"torchtune.{name}": partial(build, name) for name in names}

@@ -2,9 +2,9 @@
 
     python -m studies.survey.packages --out results/survey
 
-Surveys the installed ones of diffusers, vit-pytorch, x-transformers, open_clip, litgpt and timm; of timm one model per
-file that has attention, at its published size. Each model runs in a forked process, as in `studies.survey.run`. Writes
-a table and JSON to `--out`.
+Surveys the installed ones of diffusers, vit-pytorch, x-transformers, open_clip, litgpt, torchtune and timm; of timm one
+model per file that has attention, at its published size. Each model runs in a forked process, as in
+`studies.survey.run`. Writes a table and JSON to `--out`. `--update NAME` (or a verdict) repeats some of its models.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MEANING = {
     "in part": "some groups are proved; the others are refused: the example does not reach them, or heads are mixed",
     "refused": "no group is proved: the note has the reason, and `repel` refuses to train",
     "no heads": "no multi-head dot-product attention over tokens; the note has the reason",
-    "not run": "does not build or run at a small size",
+    "not run": "does not build or run at a small size, or exceeds the time limit",
 }
 
 
