@@ -147,7 +147,7 @@ class Recorder(TorchFunctionMode):
         if len(operands) == 2 and all(operand.requires_grad for operand in operands):
             self.products += 1
             self._without_softmax(func, name, args, kwargs, operands)
-            result._is_product = True
+            result._is_product = True  # type: ignore[attr-defined]
             return result
         return self._propagate_tag(args, kwargs, result)
 
