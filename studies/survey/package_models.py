@@ -77,8 +77,8 @@ def vit_pytorch() -> Cases:
         def build(name: str = module.name) -> Case:
             file = importlib.import_module(f"vit_pytorch.{name}")
             kinds = [x for x in vars(file).values() if inspect.isclass(x) and x.__module__ == file.__name__]
-            kinds = [kind for kind in kinds if issubclass(kind, nn.Module)]
-            if not kinds:
+            modules = [kind for kind in kinds if issubclass(kind, nn.Module)]
+            if not modules:
                 raise NotImplementedError(f"vit_pytorch.{name} has no module")
             is_cct = name.startswith("cct")  # it passes on any argument
             sizes = VIT_OWN[name] if is_cct else VIT_SIZES | VIT_OWN.get(name, {})
@@ -86,9 +86,9 @@ def vit_pytorch() -> Cases:
             models = {
                 argument: _named(inner, sizes)
                 for argument in VIT_MODELS
-                if argument in inspect.signature(kinds[-1]).parameters
+                if argument in inspect.signature(modules[-1]).parameters
             }
-            model = _named(kinds[-1], sizes | models, is_cct)
+            model = _named(modules[-1], sizes | models, is_cct)
             side = sizes.get("image_size", 32)
             shape: tuple[int, ...] = (side, side) if isinstance(side, int) else side
             if "1d" in name:
@@ -173,7 +173,9 @@ def x_transformers() -> Cases:
 
     classes = ("Encoder", "CrossAttender", "XTransformer", "ViTransformerWrapper", "ContinuousTransformerWrapper")
 
-    options = {f"x_transformers, {name}": partial(build, switches) for name, switches in (X_SWITCHES | others).items()}
+    options: Cases = {
+        f"x_transformers, {name}": partial(build, switches) for name, switches in (X_SWITCHES | others).items()
+    }
     return {f"x_transformers.{name}": partial(other, name) for name in classes} | options
 
 
