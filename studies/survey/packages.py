@@ -2,9 +2,9 @@
 
     python -m studies.survey.packages --out results/survey
 
-Surveys the installed ones of diffusers, vit-pytorch, x-transformers, open_clip, litgpt and timm; of timm one model per
-file that has attention, at its published size. Each model runs in a forked process, as in `studies.survey.run`. Writes
-a table and JSON to `--out`.
+Surveys the installed ones of diffusers, vit-pytorch, x-transformers, open_clip, litgpt, torchtune and timm; of timm one
+model per file that has attention, at its published size. Each model runs in a forked process, as in
+`studies.survey.run`. Writes a table and JSON to `--out`. `--update NAME` (or a verdict) repeats some of its models.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from studies.survey.run import examine, last, limited, outcome, timm_models
 
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.infer import complete
+from repulsive.heads.trace.mixing import CHANNELS
 from repulsive.safety.markdown import format_table
 
 MEANING = {
     "proved": "every group is proved by the trace",
     "in part": "some groups are proved; the others are refused: the example does not reach them, or heads are mixed",
     "refused": "no group is proved: the note has the reason, and `repel` refuses to train",
-    "no heads": "no multi-head attention",
-    "not run": "does not build or run at a small size",
+    "no heads": "no multi-head dot-product attention over tokens; the note has the reason",
+    "not run": "does not build or run at a small size, or exceeds the time limit",
 }
 
 
@@ -47,25 +48,35 @@ def main() -> None:
         "--packages", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="results of others are kept"
     )
     parser.add_argument("--only", nargs="*", help="parts of the names of models; writes nothing")
+    parser.add_argument("--update", nargs="+", default=[], help="repeat these models or verdicts; keep other results")
     parser.add_argument("--seconds", type=int, default=60, help="time limit of a model")
     parser.add_argument("--gigabytes", type=int, default=8, help="memory limit of a model")
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = options.out / "packages.json"
     known = json.loads(kept.read_text()) if kept.exists() else []
-    results = {r["architecture"]: r for r in known if r["package"] not in options.packages}
+    results = {
+        r["architecture"]: r
+        for r in known
+        if r["package"] not in options.packages
+        or (options.update and r["architecture"] not in options.update and r["verdict"] not in options.update)
+    }
     for package, module in PACKAGES.items():
         if package not in options.packages or importlib.util.find_spec(module) is None:
             continue
         importlib.import_module(module)  # once, before any fork
         for name, case in cases_of(package).items():
-            if options.only and not any(word in name for word in options.only):
+            if name in results or (options.only and not any(word in name for word in options.only)):
                 continue
             result = limited(name, options.seconds, options.gigabytes, lambda name, case=case: prove(name, case))
-            results[name] = result | {"package": package, "verdict": verdict(result)}
+            results[name] = result | {"package": package, "version": version(package), "verdict": verdict(result)}
             print(f"{name:44} {results[name]['verdict']:9} {result['note'][:110]}", flush=True)
         if not options.only:
-            order = sorted(results.values(), key=lambda result: list(PACKAGES).index(result["package"]))
+            listed = {result["architecture"]: place for place, result in enumerate(known)}
+            order = sorted(
+                results.values(),
+                key=lambda r: (list(PACKAGES).index(r["package"]), listed.get(r["architecture"], len(known))),
+            )
             write(options.out, order)  # after each package, because timm takes long
 
 
@@ -105,8 +116,8 @@ def prove(name: str, case: Any) -> dict[str, Any]:
     except Exception as error:
         return outcome(name, "does not run", last(error))
     try:
-        result = examine(name, model, inputs)
         completed = complete(model, inputs, heads_from_table(model)[0])
+        result = examine(name, model, inputs, completed)
         held = {r.name for r in completed.reports if "held constant" in r.note}
         proved = [g for g in completed.groups if g.proof == "proved" and g.name not in held]
         result["checked"], result["contradicted"] = contradictions(model, inputs, proved)
@@ -115,7 +126,10 @@ def prove(name: str, case: Any) -> dict[str, Any]:
         names = {name for name, _ in found}
         result["wrong_guesses"] = sorted(name for name, rows in guessed - found if name in names)
         result["groups"], result["verified"] = len(completed.groups), sum(g.proof == "proved" for g in completed.groups)
-        result["mixed"] = len(completed.mixed)
+        result["mixed"] = sum(report.note != CHANNELS for report in completed.mixed)
+        if completed.mixed:
+            reasons = dict.fromkeys(f"{report.part} left out: {report.note}" for report in completed.mixed)
+            result["note"] = "; ".join(filter(None, [result["note"], *reasons]))[:300]
     except Exception as error:
         return outcome(name, "failed", last(error))
     return result
@@ -151,7 +165,8 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         "autograd contradicts: the check changes the rows of one head and compares the positions that change in the "
         "next attention call with those of another head. At most nine groups of a model are checked; heads under a "
         "norm over the full width, and values of attention that is written out, cannot be. A *wrong guess* is a group "
-        "whose rows a signature (names and shapes) got wrong and the trace got right.",
+        "whose rows a signature (names and shapes) got wrong and the trace got right. The share proved is that of "
+        "models that run and have heads.",
         "",
     ]
     rows = []
@@ -159,10 +174,19 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         own = [r for r in results if r["package"] == package]
         counts = Counter(r["verdict"] for r in own)
         sums = [sum(r.get(x, 0) for r in own) for x in ("verified", "checked")]
-        cells = [package, version(package), len(own), *(counts[c] for c in columns), *sums]
+        ran = len(own) - counts["not run"] - counts["no heads"]
+        share = f"{counts['proved']} of {ran} ({100 * counts['proved'] / max(ran, 1):.0f} %)"
+        cells = [
+            package,
+            own[0].get("version") or version(package),
+            len(own),
+            *(counts[c] for c in columns),
+            share,
+            *sums,
+        ]
         guesses = sum(len(r.get("wrong_guesses", ())) for r in own)
         rows.append([*map(str, cells), str(guesses)])
-    head = ["package", "version", "models", *columns, "groups proved", "checked", "wrong guesses"]
+    head = ["package", "version", "models", *columns, "share proved", "groups proved", "checked", "wrong guesses"]
     lines += [format_table(head, rows), "", *(f"- *{word}*: {meaning}." for word, meaning in MEANING.items()), ""]
     rows = []
     for r in results:

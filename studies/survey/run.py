@@ -45,13 +45,14 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import clean, module_of
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.infer import Completed, complete
+from repulsive.heads.trace.mixing import CHANNELS
 from repulsive.safety.markdown import format_table
 
 STATUSES = {
     "table": "every group known to the table and verified by the trace",
     "inferred": "verified, at least one group inferred by the trace",
-    "partly": "verified where the example ran; the rest (a tower without input) known to the table alone",
-    "none": "no multi-head attention in the shrunk model",
+    "partly": "verified in part; the example does not reach the rest (a tower without input), or heads are mixed",
+    "none": "no multi-head dot-product attention over tokens in the shrunk model",
     "missed": "attention that is neither known nor inferred",
     "refused": "the trace contradicts the table and cannot correct it",
     "failed": "`find_heads` raised an error",
@@ -239,24 +240,29 @@ def _variants(config_class: type, name: str) -> Iterator[tuple[Any, dict[str, An
         yield from ((config, {}) for config in tiny_configs(config_class))
 
 
-def examine(name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
-    """Find and prove the heads of a model."""
+def examine(name: str, model: torch.nn.Module, inputs: Any, completed: Completed | None = None) -> dict[str, Any]:
+    """Find and prove the heads of a model, or report those of `completed`."""
     start = time.perf_counter()
     groups, misses = heads_from_table(model)
-    completed = complete(model, inputs, groups)
+    completed = completed or complete(model, inputs, groups)
     refused = [r for r in completed.reports if r.status == "wrong"]
     verified = [r for r in completed.reports if r.status == "verified"]
     inferred = [g.name for g in completed.groups if g.family == "inferred"]
     if refused:
         return outcome(name, "refused", f"{len(refused)} groups: {refused[0]}"[:300])
     if not verified:
-        looks = completed.groups or completed.misses or misses or _looks_like_attention(model)
+        looks = completed.misses or misses or _looks_like_attention(model)
+        is_missed = bool(completed.groups) or (bool(looks) and completed.has_attention)
         note = "; ".join(f"{k}: {v}" for k, v in {**completed.misses, **misses}.items())
         if completed.groups:
             note = f"untraced: {', '.join(completed.untraced)}; {note}"
-        return outcome(name, "missed" if looks else "none", note[:300])
-    status = "partly" if completed.untraced else "inferred" if inferred else "table"
+        if looks and not is_missed:
+            note = f"no dot-product attention over tokens; {note}" if note else "no product of queries and keys"
+        return outcome(name, "missed" if is_missed else "none", note[:300])
+    mixed = [report for report in completed.mixed if report.note != CHANNELS]
+    status = "partly" if completed.untraced or mixed else "inferred" if inferred else "table"
     notes = {r.note for r in verified if r.note} | {f"untraced: {name}, ..." for name in completed.untraced[:1]}
+    notes |= {f"{report.name} left out: {report.note}" for report in mixed[:1]}
     return outcome(
         name,
         status,
@@ -267,7 +273,7 @@ def examine(name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
         leak=max(r.leak for r in verified),
         families=sorted({g.family for g in completed.groups}),
         classes=proved_classes(model, completed),
-        mixed=len(completed.mixed),
+        mixed=len(mixed),
         unresolved=completed.misses,
         inputs=sorted(inputs) if isinstance(inputs, dict) else [],
         seconds=round(time.perf_counter() - start, 2),
@@ -325,7 +331,8 @@ def write(
         names = {library: importlib.metadata.version(library), "torch": torch.__version__}
         versions = names | {"date": str(date.today())}
     elif repeated:
-        versions = versions | {"repeated": {"date": str(date.today()), "architectures": list(repeated)}}
+        again = sorted({*versions.get("repeated", {}).get("architectures", ()), *repeated})
+        versions = versions | {"repeated": {"date": str(date.today()), "architectures": again}}
     counts = Counter(r["status"] for r in results)
     verified = sum(r.get("verified", 0) for r in results)
     groups = sum(r.get("groups", 0) for r in results)
@@ -343,7 +350,7 @@ def write(
         f"{versions['date']}. Made by `python -m studies.survey.run --out results/survey --library {library}`.",
         "",
         f"Of {ran} that have attention, build and run, **{complete} ({100 * complete / max(ran, 1):.0f} %) are found "
-        f"and verified completely**, {counts['partly']} more where the example ran "
+        f"and verified completely**, {counts['partly']} more in part "
         f"({100 * good / max(ran, 1):.0f} % together). Of their {groups} groups {verified} are verified by the trace; "
         f"{groups - verified} are known to the table alone, because the example did not reach them. Architectures with "
         f"a slice that the trace contradicts: {counts['refused']}.",
@@ -380,7 +387,10 @@ def _repeated(versions: dict[str, Any]) -> list[str]:
     if not again:
         return []
     names = again["architectures"]
-    return [f"Of these, {len(names)} were repeated on {again['date']} with the same versions: {', '.join(names)}.", ""]
+    return [
+        f"Of these, {len(names)} were repeated until {again['date']} with the same versions: {', '.join(names)}.",
+        "",
+    ]
 
 
 if __name__ == "__main__":

@@ -72,13 +72,13 @@ def test_rows_that_attention_does_not_use_are_caught() -> None:
     assert find_heads(model, X, parts="q")[0].slices[0].rows.tolist()[1] == [6, 7, 8]
 
 
-@pytest.mark.parametrize("mix", ["before", "beside", "after", "deepvit", "selective"])
+@pytest.mark.parametrize("mix", ["before", "beside", "after", "deepvit", "selective", "scaled", "averaged"])
 def test_mixed_queries_and_keys_are_left_out_and_values_kept(mix: str) -> None:
     model = TalkingHeads(mix)
-    with pytest.warns(UserWarning, match=r"not heads and are left out: q .*(talking heads|rows of another head)"):
+    with pytest.warns(UserWarning, match=r"not heads and are left out: q .*(talking heads|of another head)"):
         groups = find_heads(model, X)
     assert [(g.part, g.proof) for g in groups] == [("v", "proved")]
-    with pytest.raises(HeadLayoutError, match=r"talking heads|rows of another head"):
+    with pytest.raises(HeadLayoutError, match=r"talking heads|of another head"):
         verify_heads(model, X, find_heads(model))
     assert [r.status for r in verify_heads(model, X, find_heads(model, parts="v"))] == ["verified"]
 

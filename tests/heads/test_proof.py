@@ -25,6 +25,7 @@ from tests.heads.tricky import (
     MosaicAttention,
     NanochatAttention,
     UNetAttention,
+    WrittenOut,
 )
 from tests.heads.zoo import CausalSelfAttention, TimmAttention, build
 
@@ -156,6 +157,13 @@ def test_an_autograd_function_that_hides_attention_is_named() -> None:
         with pytest.raises(HeadLayoutError, match="cannot look into the autograd function Opaque"):
             _repel(KernelAttention(), example_inputs=X)
     assert torch.autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"  # restored
+
+
+def test_attention_written_out_in_an_autograd_function_is_proved() -> None:
+    truth = rows_of("head qkv dim", 3 * H * D, H)
+    groups = find_heads(KernelAttention(WrittenOut), X)
+    assert _rows(groups) == {part: rows.tolist() for part, rows in truth.items()}
+    assert {g.proof for g in groups} == {"proved"}
 
 
 TRUTH = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -62,8 +63,8 @@ class UNetAttention(nn.Module):
         return self.proj_out(torch.einsum("bts,bcs->bct", weights, v).reshape(batch, -1, tokens))
 
 
-class Opaque(torch.autograd.Function):
-    """Attention without a call to softmax, as in a Triton kernel."""
+class WrittenOut(torch.autograd.Function):
+    """Attention without a call to softmax."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
@@ -79,16 +80,27 @@ class Opaque(torch.autograd.Function):
         return torch.autograd.grad(out, inputs, grads)
 
 
-class KernelAttention(nn.Module):
-    """Rows head by head in `to_qkv`; the attention is an autograd function that the trace cannot follow."""
+class Opaque(WrittenOut):
+    """Attention without torch operations, as in a Triton kernel."""
 
-    def __init__(self) -> None:
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(q, k, v)
+        queries, keys, values = (x.detach().numpy() for x in (q, k, v))
+        weights = np.exp(queries @ keys.swapaxes(-1, -2))
+        return torch.from_numpy(weights / weights.sum(-1, keepdims=True) @ values)
+
+
+class KernelAttention(nn.Module):
+    """Rows head by head in `to_qkv`; the attention is an autograd function."""
+
+    def __init__(self, function: type[WrittenOut] = Opaque) -> None:
         super().__init__()
-        self.heads, self.to_qkv = H, nn.Linear(E, 3 * H * D)
+        self.heads, self.to_qkv, self.function = H, nn.Linear(E, 3 * H * D), function
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.to_qkv(x).unflatten(-1, (H, 3, D)).permute(3, 0, 2, 1, 4)
-        return Opaque.apply(q, k, v).transpose(1, 2).flatten(2)  # type: ignore[no-untyped-call,no-any-return]
+        return self.function.apply(q, k, v).transpose(1, 2).flatten(2)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class MosaicAttention(nn.Module):
@@ -195,7 +207,8 @@ class TalkingHeads(nn.Module):
     Args:
         mix: "before" or "after": a learned matrix before or after the softmax; "beside": that matrix added to the
             scores; "deepvit": a matrix and a norm after the softmax; "selective": scores of the first head are
-            subtracted from those of all heads; anything else: no mixing.
+            subtracted from those of all heads; "scaled": that matrix times the scores scales the weights; "averaged":
+            the mean of all scores scales the weights; anything else: no mixing.
     """
 
     def __init__(self, mix: str) -> None:
@@ -216,6 +229,10 @@ class TalkingHeads(nn.Module):
         weights = (self.talk(scores) if self.mix == "before" else scores).softmax(-1)
         if self.mix == "after":
             weights = self.talk(weights)
+        if self.mix == "scaled":
+            weights = weights * self.talk(scores)
+        if self.mix == "averaged":
+            weights = weights * scores.mean(1, keepdim=True)
         if self.mix == "deepvit":
             weights = torch.einsum("bhij,hg->bgij", weights, self.reattend)
             weights = self.norm(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

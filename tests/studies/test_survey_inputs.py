@@ -111,7 +111,10 @@ def test_an_update_repeats_some_architectures_and_keeps_the_others(
     assert [each["status"] for each in table["results"]] == ["table", "table", "none"]
     assert table["versions"]["date"] == "2020-01-01" and table["versions"]["repeated"]["architectures"] == ["b"]
     text = (tmp_path / "transformers.md").read_text()
-    assert "Of 2 that have attention, build and run, **2 (100 %)" in text and "1 were repeated on" in text
+    assert "Of 2 that have attention, build and run, **2 (100 %)" in text and "1 were repeated until" in text
+    run.update(Namespace(out=tmp_path, library="transformers", update=["a"], seconds=1, gigabytes=1))
+    table = json.loads((tmp_path / "transformers.json").read_text())
+    assert table["versions"]["repeated"]["architectures"] == ["a", "b"]
     run.write(tmp_path, "transformers", results, versions | {"transformers": "0.1", "date": "2020-01-01"})
     with pytest.raises(SystemExit, match="another version of transformers"):
         run.update(options)

@@ -30,6 +30,16 @@ def dot_product_operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return q, k, v
 
 
+def longest_sample(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the sample with the most keys if q, k and v are nested tensors [B, H, *, d]; else return them unchanged."""
+    if not (q.is_nested and k.is_nested and v.is_nested):
+        return q, k, v
+    samples = [x.transpose(1, 2).unbind() for x in (q, k, v)]  # each [T, H, d]
+    i = max(range(len(samples[1])), key=lambda n: samples[1][n].shape[0])
+    first, second, third = (x[i].transpose(0, 1) for x in samples)  # [H, T, d]
+    return first, second, third
+
+
 def varlen(args: tuple[Any, ...], record: Record) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `varlen_attn` on any device: q [T, H, d] and k, v [S, H_kv, d] with cumulative sequence lengths.
 

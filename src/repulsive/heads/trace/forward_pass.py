@@ -26,7 +26,8 @@ def run(model: nn.Module, example: object, recorder: Recorder) -> None:
     with ExitStack() as stack:
         for context in (*outer, *inner):
             stack.enter_context(context)
-        model(*args, **kwargs)
+        result = model(*args, **kwargs)
+    recorder.finish(result)
 
 
 def first_samples(example: object) -> object | None:

@@ -28,6 +28,8 @@ class RoleGradients:
         indices: the call's index for each row of `energy`. Windowed attention repeats the same heads hundreds of
             times; then only a few repetitions are kept.
         total: number of indices of the call.
+        has_product: whether the scores contain a product of two activations, as q k^T does; additive attention and
+            routers have none.
     """
 
     role: str
@@ -37,6 +39,7 @@ class RoleGradients:
     mixed: str = ""
     indices: tuple[int, ...] = ()
     total: int = 0
+    has_product: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +50,14 @@ class Trace:
         calls: for each attention call, in order, the gradients of its roles. If the input has one token, q and k get no
             gradient.
         hidden: module name -> why attention inside it could not be traced.
+        has_attention: whether the forward pass may contain dot-product attention over tokens. It does not if no matrix
+            product of two activations is hidden from the trace or unexplained, and all recorded calls are additive
+            or over channels.
     """
 
     calls: list[list[RoleGradients]]
     hidden: dict[str, str]
+    has_attention: bool = True
 
 
 def gather(
@@ -110,11 +117,17 @@ def same_head_ids(reached: Tensor) -> list[int]:
     Returns:
         The head number of each index, counted from 0 in order of first appearance.
     """
-    heads: list[Tensor] = []
-    ids = []
-    for rows in reached:
-        same = (i for i, other in enumerate(heads) if 2 * int((rows & other).sum()) > int((rows | other).sum()))
-        ids.append(next(same, len(heads)))
-        if ids[-1] == len(heads):
-            heads.append(rows)
+    rows = reached.float()
+    sizes = rows.sum(1)
+    heads = torch.empty_like(rows)  # the first index of each head
+    head_sizes = torch.empty_like(sizes)
+    ids: list[int] = []
+    count = 0
+    for mine, size in zip(rows, sizes, strict=True):
+        common = heads[:count] @ mine  # [heads]
+        same = (2 * common > head_sizes[:count] + size - common).nonzero()
+        ids.append(int(same[0]) if len(same) else count)
+        if ids[-1] == count:
+            heads[count], head_sizes[count] = mine, size
+            count += 1
     return ids

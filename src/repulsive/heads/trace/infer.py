@@ -13,6 +13,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, where_of
 from repulsive.heads.table.families import NO_HEADS
 from repulsive.heads.trace.gradients import PRESENT, Key, RoleGradients, Trace, same_head_ids
+from repulsive.heads.trace.mixing import CHANNELS
 from repulsive.heads.trace.pairing import with_traced_pairs
 from repulsive.heads.trace.reports import HeadReport, check_groups, is_sufficient
 from repulsive.heads.trace.tracer import trace_as_needed
@@ -28,12 +29,14 @@ class Completed:
             must not be used.
         misses: module name -> why no heads could be inferred there.
         mixed: reports on groups that are left out because something mixes their heads.
+        has_attention: whether the model may contain dot-product attention over tokens; see `Trace`.
     """
 
     groups: list[HeadGroup]
     reports: list[HeadReport]
     misses: dict[str, str]
     mixed: list[HeadReport]
+    has_attention: bool = True
 
     @property
     def untraced(self) -> list[str]:
@@ -76,7 +79,7 @@ def complete(model: nn.Module, example_inputs: object, groups: Sequence[HeadGrou
         replace(group, proof="proved") if report.status == "verified" else group
         for group, report in zip(ordered, reports, strict=True)
     ]
-    return Completed(proved, reports, misses, [r for _, r in kept if r.status == "mixed"])
+    return Completed(proved, reports, misses, [r for _, r in kept if r.status == "mixed"], trace.has_attention)
 
 
 def infer(model: nn.Module, trace: Trace, known: Sequence[HeadGroup]) -> tuple[list[HeadGroup], dict[str, str]]:
@@ -94,6 +97,9 @@ def infer(model: nn.Module, trace: Trace, known: Sequence[HeadGroup]) -> tuple[l
     for call in trace.calls:
         if excluded := _excluded(call[0].owner, owners):
             misses.setdefault(*excluded)
+            continue
+        if any(role.mixed == CHANNELS for role in call):
+            misses.setdefault(call[0].owner, CHANNELS)
             continue
         parts, reason = _parts(call)
         if reason:

@@ -12,21 +12,25 @@ from repulsive.heads.trace.gradients import PRESENT, same_head_ids
 from repulsive.heads.trace.recorder import Leaf
 
 AFTER = "the attention weights of several heads are mixed after the softmax (talking heads)"
+CHANNELS = "the softmax is over channels, not tokens"
+BESIDE = "the output of a head also depends on queries or keys of another head"
 BEFORE = "the scores of a head also depend on rows of another head"
 
 
-def mixer_before(leaves: Iterable[Leaf]) -> str:
-    """Describe the M x M matrix that mixes the heads' scores before the softmax; "" if there is none.
+def mixing_matrix(leaves: Iterable[Leaf], sizes: Sequence[int]) -> str:
+    """Find the M x M matrix that mixes the scores of M heads, and return its name; "" if there is none.
 
     Args:
-        leaves: the projections that the scores are computed from.
+        leaves: the projections that the scores, or the products of attention weights and values, are computed from.
+        sizes: the sizes of those axes of the scores that count heads.
     """
     for leaf in leaves:
         heads, shape = leaf.tensor.shape[leaf.feature_axis], tuple(leaf.parameter.shape)
         is_square = shape[:2] == (heads, heads) and leaf.parameter.numel() == heads**2
         # Additive attention also makes scores [B, T, M] from a matrix that may be square; those have three axes.
-        if is_square and heads > 1 and leaf.tensor.ndim > 3:
-            return f"{leaf.name} mixes heads before the softmax (talking heads)"
+        counts_heads = any(size % heads == 0 for size in sizes)  # a multiple, if heads and samples share an axis
+        if is_square and heads > 1 and leaf.tensor.ndim > 3 and counts_heads:
+            return leaf.name
     return ""
 
 
@@ -47,6 +51,26 @@ def uses_foreign_rows(roles: Sequence[Mapping[Any, Tensor]], all_queries: Mappin
                 foreign = owned.any(0) & ~owned[ids] & table.any(1, keepdim=True)  # [indices, rows]
                 if bool((touched & foreign).any()):
                     return True
+    return False
+
+
+def bypasses_weights(scores: Sequence[Mapping[Any, Tensor]], output: Mapping[Any, Tensor]) -> bool:
+    """Check whether an output depends on queries or keys of several heads other than through the attention weights.
+
+    Args:
+        scores: for q and for k, squared gradient [indices, rows] of the scores of each head, per parameter.
+        output: squared gradient [indices, rows] of each index of attention weights times values, with the weights held
+            constant.
+    """
+    for role in scores:
+        for key in role.keys() & output.keys():
+            table = _reached(role[key])
+            ids = torch.tensor(same_head_ids(table))
+            owned = torch.stack([table[ids == n].any(0) for n in range(int(ids.max()) + 1)])  # [heads, rows]
+            owned &= owned.sum(0) == 1  # rows that heads share, such as positions, are fine
+            heads_used = (_reached(output[key]).unsqueeze(1) & owned).any(2).sum(1)  # [indices]
+            if int(heads_used.max()) > 1:
+                return True
     return False
 
 

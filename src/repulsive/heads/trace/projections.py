@@ -69,6 +69,25 @@ def value_axes(name: str, args: tuple[Any, ...], out: Tensor, left: bool) -> tup
     return tuple(i for i in range(out.ndim) if i != features)
 
 
+def summed_axis(name: str, args: tuple[Any, ...], operands: list[Tensor], weights: Tensor) -> int | None:
+    """Find the axis of `weights`, an operand of a matrix product or einsum, that the product sums over.
+
+    Returns:
+        The axis, or None if there are several or none.
+    """
+    left = operands[0] is weights
+    if name == "einsum":
+        if not _is_explicit_einsum(args) or args[0].count(",") != 1:
+            return None
+        inputs, output = args[0].replace(" ", "").split("->")
+        mine = inputs.split(",")[0 if left else 1]
+        summed = [axis for axis, letter in enumerate(mine) if letter not in output]
+        return summed[0] if len(summed) == 1 else None
+    if name == "baddbmm" or min(operand.ndim for operand in operands) < 2:
+        return None
+    return weights.ndim - (1 if left else 2)
+
+
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the tensors in a call's arguments, including tensors inside lists and tuples."""
     for value in values:

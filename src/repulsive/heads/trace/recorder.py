@@ -16,11 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from repulsive.heads.trace.attention_calls import dot_product_operands, varlen
+from repulsive.heads.trace.attention_calls import dot_product_operands, longest_sample, varlen
 from repulsive.heads.trace.norms import NORMS, STATISTICS, constant_norm, constant_statistic
-from repulsive.heads.trace.projections import MATMUL, tensors_in, value_axes, weights_in
+from repulsive.heads.trace.projections import MATMUL, summed_axis, tensors_in, value_axes, weights_in
+from repulsive.heads.trace.usage import UsedOutputs
 
-_DESCEND = ("multi_head_attention_forward", "normalize")  # Python functions whose inner calls are recorded
+_UNMASKED = 5e3  # a score that is lower than the largest of its row by more than this is masked
+_DESCEND = (
+    "multi_head_attention_forward",
+    "normalize",
+    "gumbel_softmax",
+)  # Python functions whose inner calls are recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +65,7 @@ class Call:
         weights: output of the softmax, a leaf; its gradient shows which heads an output depends on.
         outputs: pairs of (attention weights times values, the axes of that product that may count heads).
         is_graph: whether this is graph message passing, which does not distinguish q, k and v.
+        has_softmax: whether a softmax makes the weights; otherwise they are another function of a product q k^T.
     """
 
     owner: str
@@ -69,6 +76,7 @@ class Call:
     weights: Tensor | None = None
     outputs: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
     is_graph: bool = False
+    has_softmax: bool = True
 
 
 class Recorder(TorchFunctionMode):
@@ -84,6 +92,8 @@ class Recorder(TorchFunctionMode):
         self.calls: list[Call] = []
         self.modules: list[str] = []  # running modules, outermost first
         self.hidden: dict[str, str] = {}  # module -> why attention in it was not traced
+        self.products = 0  # number of matrix products of two activations that are not the scores of a recorded call
+        self._usage = UsedOutputs()
         self._opaque: list[str] = []  # running autograd functions that are not traced
         self._forced = 0  # depth of autograd functions that run as plain code
         self._storages: dict[int, list[tuple[str, nn.Parameter]]] = {}
@@ -122,6 +132,7 @@ class Recorder(TorchFunctionMode):
             return constant_statistic(name, args, kwargs, result)
         source = self._projection(name, args, kwargs, result)
         if source is not None:
+            self._usage.use((*args, *kwargs.values()))
             # A matrix that mixes attention weights gives attention weights; any other product is a projection.
             if not _is_attention_weights(args, kwargs, result):
                 return self._leaf(result, *source)
@@ -131,13 +142,26 @@ class Recorder(TorchFunctionMode):
         call = _tag(args, kwargs) if len(operands) > 1 else None
         if call is not None:
             left = not hasattr(operands[-1], "_attention_call")
-            call.outputs.append((result, value_axes(name, args, result, left)))
+            self._output(call, result, value_axes(name, args, result, left))
+            return result
+        if len(operands) == 2 and all(operand.requires_grad for operand in operands):
+            self.products += 1
+            self._without_softmax(func, name, args, kwargs, operands)
+            result._is_product = True  # type: ignore[attr-defined]
             return result
         return self._propagate_tag(args, kwargs, result)
 
     def record(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Record an attention call whose operands are [.., heads, tokens, features]."""
-        self.calls.append(Call(self._owner(), {"q": q, "k": k, "v": v}))
+        self._usage.use((q, k, v))
+        self.calls.append(Call(self._owner(), dict(zip("qkv", longest_sample(q, k, v), strict=True))))
+
+    def finish(self, result: Any) -> None:
+        """Drop products with attention weights that influence nothing, such as scores for choosing tokens."""
+        self._usage.use_result(result)
+        for call in self.calls:
+            used = [output for output in call.outputs if not self._usage.is_unused(output[0])]
+            call.outputs = used or call.outputs
 
     def mark(self) -> tuple[int, int, tuple[str, ...]]:
         """Return the current position of the record, for `has_recorded_since` and `rewind`."""
@@ -186,6 +210,7 @@ class Recorder(TorchFunctionMode):
 
     def _softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         scores = args[0] if args else kwargs["input"]
+        self._usage.use([scores])
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         out: Tensor = func(*args, **kwargs)
         if dim is None or not scores.requires_grad:
@@ -194,12 +219,45 @@ class Recorder(TorchFunctionMode):
         out = out.detach()
         weights = out.clone().requires_grad_()
         is_used = out.amax(dim) > out.amin(dim)  # a fully masked row is uniform
-        attended = (out > 0).sum(dim) * (is_used if is_used.any() else 1)
+        attended = (out > 0).sum(dim)
+        # The weights of a saturated softmax underflow; its keys are unmasked all the same.
+        unmasked = (scores.detach() > scores.detach().amax(dim, keepdim=True) - _UNMASKED).sum(dim)
+        attended = torch.where(attended < 2, unmasked, attended) * (is_used if is_used.any() else 1)
+        self.products -= hasattr(scores, "_is_product")
         call = Call(self._owner(), scores=scores, dim=dim, attended=attended, weights=weights)
         self.calls.append(call)
         out = weights.clone()  # a clone, because models may write into attention weights in place
         out._attention_call = call  # type: ignore[attr-defined]
         return out
+
+    def _without_softmax(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor]
+    ) -> None:
+        """Record attention whose weights are a function of q k^T other than a softmax, such as a sigmoid."""
+        products = [operand for operand in operands if hasattr(operand, "_is_product")]
+        if len(products) != 1:
+            return
+        (weights,) = products
+        dim = summed_axis(name, args, operands, weights)
+        if dim is None:
+            return
+        leaf = weights.detach().clone().requires_grad_()
+
+        def with_leaf(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(map(with_leaf, value))
+            return leaf if value is weights else value
+
+        # The model goes on with its own result, so that gradients of later calls are complete.
+        result = func(*map(with_leaf, args), **{key: with_leaf(value) for key, value in kwargs.items()})
+        attended = (leaf.detach() != 0).sum(dim)
+        call = Call(self._owner(), scores=weights, dim=dim, attended=attended, weights=leaf, has_softmax=False)
+        call.outputs.append((result, value_axes(name, args, result, operands[0] is weights)))
+        self.calls.append(call)
+
+    def _output(self, call: Call, result: Tensor, axes: tuple[int, ...]) -> None:
+        call.outputs.append((result, axes))
+        self._usage.watch(result)
 
     def _projection(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
@@ -220,10 +278,17 @@ class Recorder(TorchFunctionMode):
     ) -> Tensor:
         """Replace the output of a projection by a fresh leaf, where gradients end."""
         leaf = out.detach().clone()
-        if not leaf.any():  # zeros (a new adapter) would also zero the gradient of the other operand of q k^T
-            leaf += torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf)
+        feature_axis %= out.ndim
+        if leaf.is_nested:
+            feature_axis -= 1  # gradients are read from the values of all samples, [tokens, features]
+        else:
+            # Zeros (a new adapter, a token that starts at zero) would zero the gradient of the other operand of q k^T.
+            is_zero = ~leaf.any(feature_axis, keepdim=True)
+            if is_zero.any():
+                noise = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf)
+                leaf = torch.where(is_zero, noise, leaf)
         leaf.requires_grad_()
-        self.leaves[id(leaf)] = Leaf(leaf, *source, feature_axis % out.ndim, inner)
+        self.leaves[id(leaf)] = Leaf(leaf, *source, feature_axis, inner)
         return leaf.clone()  # a clone, because models may write into projections in place
 
     def _locate(self, weight: Tensor, axis: int) -> tuple[nn.Parameter, str, int, Tensor] | None:
@@ -242,9 +307,13 @@ class Recorder(TorchFunctionMode):
     def _propagate_tag(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Mark a result as attention weights if an argument is: follow dropout, casts, masks, slices and reshapes."""
         call = _tag(args, kwargs)
-        if call is not None:
-            for tensor in tensors_in([result]):
+        for tensor in tensors_in([result]):
+            if call is not None:
                 tensor._attention_call = call  # type: ignore[attr-defined]
+            elif any(
+                hasattr(x, "_is_product") and x.shape == tensor.shape for x in tensors_in((*args, *kwargs.values()))
+            ):
+                tensor._is_product = True  # type: ignore[attr-defined]
         return result
 
 

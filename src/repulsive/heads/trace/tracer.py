@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from dataclasses import replace
+from itertools import combinations, product
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,19 @@ from torch import Tensor, nn
 from repulsive.heads.module_paths import clean
 from repulsive.heads.trace.forward_pass import first_samples, run
 from repulsive.heads.trace.gradients import PRESENT, Key, RoleGradients, Trace, gather, head_ids
-from repulsive.heads.trace.mixing import AFTER, BEFORE, mixer_before, mixes_after, uses_foreign_rows
+from repulsive.heads.trace.mixing import (
+    AFTER,
+    BEFORE,
+    BESIDE,
+    CHANNELS,
+    bypasses_weights,
+    mixes_after,
+    mixing_matrix,
+    uses_foreign_rows,
+)
 from repulsive.heads.trace.norms import StopGradient
 from repulsive.heads.trace.recorder import Call, Leaf, Recorder
+from repulsive.heads.trace.usage import has_product_of_activations
 
 
 def trace_model(model: nn.Module, example_inputs: object) -> Trace:
@@ -26,8 +37,24 @@ def trace_model(model: nn.Module, example_inputs: object) -> Trace:
     recorder = Recorder([(clean(name), p) for name, p in model.named_parameters()])
     with torch.inference_mode(False), torch.enable_grad():
         run(model, example_inputs, recorder)
-        calls = [_trace_call(call, recorder.leaves) for call in recorder.calls]
-    return Trace([roles for roles in calls if roles], recorder.hidden)
+        calls = [(call.has_softmax, _trace_call(call, recorder.leaves)) for call in recorder.calls]
+    with_softmax = [roles for has_softmax, roles in calls if has_softmax and roles]
+    used = {key for roles in with_softmax for role in roles for key in role.energy}
+    kept = [
+        roles for has_softmax, roles in calls if roles and (has_softmax or _is_attention_without_softmax(roles, used))
+    ]
+    has_attention = (
+        bool(recorder.hidden)
+        or recorder.products > 0
+        or any(_is_attention_over_tokens(roles) for has_softmax, roles in calls if has_softmax)
+    )
+    return Trace(kept, recorder.hidden, has_attention)
+
+
+def _is_attention_over_tokens(roles: list[RoleGradients]) -> bool:
+    """Check that the scores of a call may be dot products of queries and keys at different tokens."""
+    scores = [role for role in roles if role.role != "v"]  # none if the example has one token, or without projections
+    return not scores or any(role.has_product and role.mixed != CHANNELS for role in scores)
 
 
 def trace_as_needed(model: nn.Module, example_inputs: object, is_sufficient: Callable[[Trace], bool]) -> Trace:
@@ -49,6 +76,12 @@ def trace_as_needed(model: nn.Module, example_inputs: object, is_sufficient: Cal
     return trace_model(model, example_inputs)
 
 
+def _is_attention_without_softmax(roles: list[RoleGradients], used: set[Key]) -> bool:
+    """Check that a chain of two products is attention: q, k and v have heads, over tokens, and no softmax uses them."""
+    parts = {role.role for role in roles if len(set(head_ids([role.energy], role.total))) > 1}
+    return parts == set("qkv") and not any(role.mixed == CHANNELS or used & set(role.energy) for role in roles)
+
+
 def _trace_call(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]:
     roles: list[RoleGradients] = []
     for role, operand in call.operands.items():
@@ -57,6 +90,11 @@ def _trace_call(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]:
         roles += _trace_scores(call, leaves)
     for output, axes in call.outputs:
         roles += _trace_tensor("any" if call.is_graph else "v", call.owner, output, axes, leaves)
+    if any(role.mixed == CHANNELS for role in roles):
+        return [replace(role, mixed=CHANNELS) for role in roles]
+    scores = [role.energy for role in roles if role.role in ("q", "k")]
+    if call.scores is not None and any(bypasses_weights(scores, role.energy) for role in roles if role.role == "v"):
+        return [replace(role, mixed=role.mixed or BESIDE) if role.role != "v" else role for role in roles]
     return roles
 
 
@@ -92,16 +130,20 @@ def _trace_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]
     axes = [axis for axis in range(scores.ndim) if axis != call.dim]
     heads = [axis for axis in axes if _counts_heads(scores, axis, sources)]
     noise = _noise(scores)
+    has_product = has_product_of_activations(scores, [leaf.tensor for leaf in sources])
+    if has_product and _is_over_channels(call, scores, heads, sources):
+        energy = _zero_energy(sources)
+        for leaf, grad in _gradients(scores, noise, sources):
+            energy[leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+        reached = {key: e.unsqueeze(0) for key, e in energy.items() if e.any()}
+        return [RoleGradients(role, call.owner, reached, norm_widths, CHANNELS, (0,), 1) for role in "qk"]
 
     def energy_of(index: tuple[int, ...]) -> list[dict[Key, Tensor]]:
         energy = [_zero_energy(sources) for _ in range(3)]  # of one query, of its keys, of all queries and keys
         row = _fullest_row(attended.unsqueeze(call.dim), heads, index, axes)
         count = int(attended.unsqueeze(call.dim)[tuple(row.get(a, 0) for a in range(scores.ndim))])
         for leaf, grad in _gradients(scores, _only(noise, list(row), tuple(row.values())), sources):
-            energies = grad.square().sum(leaf.inner, keepdim=True) if leaf.inner else grad.square()
-            positions = energies.movedim(leaf.feature_axis, -1).flatten(0, -2)  # [positions, features]
-            touched = (positions > PRESENT * positions.max(0).values).sum(0)  # [features]
-            is_query = 2 * touched <= count
+            is_query = 2 * _positions_reached(grad, leaf) <= count
             total = _per_feature(grad, leaf)
             for part, mine in zip(energy, (is_query, ~is_query), strict=False):
                 part[leaf.name, leaf.axis][leaf.rows] += torch.where(mine.cpu(), total, 0.0)
@@ -111,15 +153,53 @@ def _trace_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]
 
     places = list(product(*(range(scores.shape[axis]) for axis in heads)))
     indices, (*energies, all_queries) = gather(places, energy_of)
-    mixed = mixer_before(sources) or (BEFORE if uses_foreign_rows(energies, all_queries) else "")
+    mixed = _matrix_before_or_after(call, scores, heads, sources, leaves)
+    mixed = mixed or (BEFORE if uses_foreign_rows(energies, all_queries) else "")
     if not mixed and heads and call.weights is not None:
         weights, ids = call.weights, head_ids(energies, len(places))
         if any(mixes_after(output, axes, weights, heads, ids) for output, axes in call.outputs):
             mixed = AFTER
     return [
-        RoleGradients(role, call.owner, energy, norm_widths, mixed, indices, len(places))
+        RoleGradients(role, call.owner, energy, norm_widths, mixed, indices, len(places), has_product)
         for role, energy in zip("qk", energies, strict=True)
     ]
+
+
+def _matrix_before_or_after(
+    call: Call, scores: Tensor, heads: list[int], sources: list[Leaf], leaves: Mapping[int, Leaf]
+) -> str:
+    """Describe the learned matrix that mixes the scores of the heads; "" if there is none."""
+    sizes = [scores.shape[axis] for axis in heads]
+    if name := mixing_matrix(sources, sizes):
+        return f"{name} mixes heads before the softmax (talking heads)"
+    for output, _ in call.outputs:
+        if name := mixing_matrix(_sources(output, leaves)[0], sizes):
+            return f"{name} mixes heads into the attention weights (talking heads)"
+    return ""
+
+
+def _is_over_channels(call: Call, scores: Tensor, heads: list[int], sources: list[Leaf]) -> bool:
+    """Check whether the keys of one query are different features, each summed over tokens, instead of tokens."""
+    assert call.attended is not None
+    axes = [axis for axis in range(scores.ndim) if axis != call.dim]
+    row = _fullest_row(call.attended.unsqueeze(call.dim), heads, (0,) * len(heads), axes)
+    noise, size = _noise(scores), scores.shape[call.dim]
+    summed: list[list[Tensor]] = []  # for each key and projection, the features that several tokens contribute to
+    for key in sorted({0, 1, size // 2, size - 1}):
+        one_score = _only(noise, [*row, call.dim], [*row.values(), key])
+        gradients = _gradients(scores, one_score, sources)
+        summed.append([_positions_reached(grad, leaf) > 1 for leaf, grad in gradients])
+    return any(
+        any(bool((a & ~b).any()) and bool((b & ~a).any()) for a, b in zip(one, other, strict=True))
+        for one, other in combinations(summed, 2)
+    )
+
+
+def _positions_reached(grad: Tensor, leaf: Leaf) -> Tensor:
+    """Count the positions (samples and tokens) at which each feature of a projection has a gradient: [features]."""
+    energies = grad.square().sum(leaf.inner, keepdim=True) if leaf.inner else grad.square()
+    positions = energies.movedim(leaf.feature_axis, -1).flatten(0, -2)  # [positions, features]
+    return (positions > PRESENT * positions.max(0).values).sum(0)
 
 
 def _sources(tensor: Tensor, leaves: Mapping[int, Leaf]) -> tuple[list[Leaf], frozenset[int]]:
@@ -165,8 +245,14 @@ def _gradients(tensor: Tensor, cotangent: Tensor, leaves: list[Leaf]) -> list[tu
     """Compute the gradient of `tensor` with respect to each leaf; zeros if `tensor` does not depend on the leaf."""
     grads = torch.autograd.grad(tensor, [x.tensor for x in leaves], cotangent, retain_graph=True, allow_unused=True)
     return [
-        (x, torch.zeros_like(x.tensor) if g is None else g.nan_to_num()) for x, g in zip(leaves, grads, strict=True)
+        (x, _dense(torch.zeros_like(x.tensor) if g is None else g).nan_to_num())
+        for x, g in zip(leaves, grads, strict=True)
     ]
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return the values [tokens, features] of a nested tensor, or any other tensor unchanged."""
+    return tensor.values() if tensor.is_nested else tensor
 
 
 def _per_feature(grad: Tensor, leaf: Leaf) -> Tensor:
