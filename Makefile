@@ -72,8 +72,8 @@ bench: $(STAMP)  ## measure the cost of repulsion per step
 demo: $(DEMO)  ## train a small language model with and without repulsion, write demo/report.html; three minutes
 	$(BIN)/repulsive demo
 
-docs: $(STAMP)  ## build the documentation site, site/index.html; it opens from disk
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+docs: $(STAMP)  ## build the documentation site, site/index.html; it opens from disk. VERSION=0.1.0: into site/0.1.0
+	DOCS_VERSION=$(VERSION) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## remove build products and caches; keeps .venv and results
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,8 @@ from repulsive import SVGD, find_heads
 from repulsive.integrations.transformers import RepulsiveCallback
 
 TOKENS, LENGTH = 16, 6
-RULES = {"plain": None, "repulsive": SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)}
+# Three times the default ratio: in a short run the default hardly shows.
+RULES = {"plain": None, "repulsive": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)}
 
 
 def copies(count: int, seed: int) -> list[dict[str, torch.Tensor]]:

@@ -133,7 +133,7 @@ def _run(run: tuple[Path, str, str, int, int]) -> dict[str, Any]:
     from safetensors.torch import load_file
     from transformers import BertConfig, BertModel
 
-    from repulsive import find_heads, repel
+    from repulsive import SVGD, find_heads, repel
 
     folder, task, rule, seed, count = run
     torch.set_num_threads(1)
@@ -157,7 +157,10 @@ def _run(run: tuple[Path, str, str, int, int]) -> dict[str, Any]:
     )
     groups = find_heads(model, parts="qk")
     before = _norms(groups)
-    handle = None if rule == "plain" else repel(model, optimizer, rule, verbose=False)
+    # three times the default ratio, as in results/default_rule
+    sphere = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
+    chosen = sphere if rule == "sphere" else rule
+    handle = None if rule == "plain" else repel(model, optimizer, chosen, verbose=False)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     model.train()
     for step in range(steps):

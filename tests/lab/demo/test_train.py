@@ -53,6 +53,14 @@ def test_measurements_are_those_of_the_trained_model(trained):
         assert torch.allclose(torch.stack(result.cosines), torch.stack([layer.cosine for layer in layers])), arm
 
 
+def test_measurements_build_no_untrained_twins(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a twin costs as much as the measurement, and the demo does not show its verdict")
+
+    monkeypatch.setattr("repulsive.diagnostics.untrained_baseline.untrained_twin", refuse)
+    assert len(train(PLAIN, 3, replace(SMALL, steps=2), small_text()).history) == 2
+
+
 def test_repulsion_lowers_the_similarity_of_heads(trained):
     assert trained[REPELLED].history[-1].mean < trained[PLAIN].history[-1].mean - 0.05
 

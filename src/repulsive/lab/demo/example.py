@@ -67,6 +67,5 @@ def read(findings: Findings, chosen: Chosen) -> Layered:
 
 def _similarities(model: Decoder, sentences: Sequence[str]) -> list[float]:
     heads = Heads(model)
-    return [
-        statistics.fmean(layer.mean for layer in heads.similarity([encode(sentence)[None]])) for sentence in sentences
-    ]
+    layers = [heads.similarity([encode(sentence)[None]], twins=0) for sentence in sentences]  # one list per sentence
+    return [statistics.fmean(layer.mean for layer in each) for each in layers]

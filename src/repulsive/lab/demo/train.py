@@ -103,7 +103,7 @@ def train(
         optimizer.step()
         schedule.step()
         if step in measured:
-            layers = heads.similarity([sample])
+            layers = heads.similarity([sample], twins=0)  # verdicts are not shown; twins cost three times this
             history.append(_measurement(step, losses, layers))
             losses.clear()
             report(history[-1])
