@@ -125,7 +125,8 @@ NOTES = """- **sphere** is `SVGD(alpha="auto", space="sphere", smoothing=0)`. Th
 - *Language model*: `repulsive train lm/europarl-ma lm/europarl-svgd-sphere lm/europarl-logits --seeds 5` with 4 layers
   of 4 heads, width 128, 32 x 256 bytes, 1,500 steps, learning rate 4e-3; `--set method.ratio=...` for another ratio.
 - *Translation*: `repulsive train multi30k/ma multi30k/svgd-sphere multi30k/logits --seeds 5` with width 256,
-  3 + 3 layers, 30 epochs of 4,096 tokens, learning rate 1e-3, dropout 0.3. With a rate that falls to zero
+  3 + 3 layers, 30 epochs of 4,096 tokens, learning rate 1e-3, dropout 0.3; `--set method.ratio=0.03` for
+  that ratio. With a rate that falls to zero
   (`--set optimizer.schedule=cosine`) runs with the same seed differ less, so that fewer seeds decide. Of 16 seeds,
   nine finished without and eight with repulsion in the time at hand; the eight are compared.
 - *BERT fine-tuning*: all-MiniLM-L6-v2, one epoch of 16,000 items, AdamW, learning rate 1e-4, ten seeds, 8,000

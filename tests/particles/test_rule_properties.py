@@ -33,8 +33,26 @@ class Halved(Rule):
     ids=lambda value: type(value).__name__,
 )
 def test_rules_state_their_needs(rule, expected):
-    names = {name for name in dir(Rule) if isinstance(getattr(Rule, name), property)} - {"has_matrix_form"}
+    names = {name for name in dir(Rule) if isinstance(getattr(Rule, name), property)} - {
+        "has_matrix_form",
+        "is_scheduled",
+    }
     assert {name for name in names if getattr(rule, name)} == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Halved(), True),  # unknown, so it may depend on the step
+        (SGLD(), False),
+        (SVGD(alpha="auto"), False),
+        (SVGD(alpha=lambda step: 0.1), True),
+        (SVGD(alpha="auto", ratio=lambda step: 0.1), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_rule_with_a_schedule_says_so(rule, expected):
+    assert rule.is_scheduled is expected
 
 
 def test_drive_scale_is_the_factor_on_a_heads_own_gradient():

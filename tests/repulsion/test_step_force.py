@@ -87,8 +87,8 @@ def test_repulsion_in_the_gradient_is_amplified_by_muon_and_after_the_step_it_is
             _, after, _ = stepped(model, backward, muon(model), "recommended", force_in=place)
         ratios = [(a - p).norm() / (p - b).norm() for a, p, b in zip(after, plain, before, strict=True)]
         change[place] = float(torch.stack(ratios).mean())
-    assert change["step"] == pytest.approx(0.03, rel=1e-6)
-    assert change["gradient"] > 2 * 0.03
+    assert change["step"] == pytest.approx(0.01, rel=1e-6)
+    assert change["gradient"] > 2 * 0.01
 
 
 @pytest.mark.parametrize("rule", [KernelFree(alpha="auto"), CosineLadder(alpha="auto"), SVGD(alpha="auto")], ids=str)

@@ -127,17 +127,24 @@ def test_the_time_inside_hooks_is_that_of_the_hooks(monkeypatch):
     monkeypatch.setattr(hook_cost.time, "perf_counter", lambda: now[0])
     before = Hook.__call__
     update = twin.handle._updates.current
-    whole, take = type(update).run, Samples.take
+    whole, repeated, take = type(update).run, type(update).again, Samples.take
 
     def slow_run(self, inputs):
         now[0] += 1.0 + 2.0 * inputs.measure
         return whole(self, inputs)
+
+    def slow_again(self, inputs):
+        measured = repeated(self, inputs)
+        if measured is not None:
+            now[0] += 1.0 + 2.0 * inputs.measure
+        return measured
 
     def slow_take(self, *args):
         now[0] += 8.0
         return take(self, *args)
 
     monkeypatch.setattr(type(update), "run", slow_run)
+    monkeypatch.setattr(type(update), "again", slow_again)
     monkeypatch.setattr(Samples, "take", slow_take)
     cost = hook_cost.measure_hooks(twin, 2)
     assert cost.host == {"measuring": 3.0, "renewing": 17.0, "ordinary": 1.0}  # q and k of one layer
