@@ -1,5 +1,8 @@
 """The study of logits: models of one wave do not see each other, and it compares heads as the library does."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -50,3 +53,10 @@ def test_every_named_arm_is_found(study):
     _, arms = study
     for arm in (arm for each in arms.SETS.values() for arm in each):
         assert arms.named(arm.name)[0].name == arm.name
+
+
+def test_the_table_of_images_agrees_with_the_results():
+    folder = Path("results/logits")
+    with studies("studies.logits.images") as images:
+        table = images.table(json.loads((folder / "images.json").read_text()))
+    assert table in (folder / "images.md").read_text()
