@@ -76,7 +76,7 @@ def test_sgld_with_the_stepsize_alone_under_the_root_would_be_wrong():
     assert abs(float(found.var()) - 0.1) < 0.01
 
 
-@pytest.mark.parametrize(("beta", "lr"), [(1.0, 0.3), (4.0, 0.5)])
+@pytest.mark.parametrize(("beta", "lr"), [(1.0, 0.3), pytest.param(4.0, 0.5, marks=pytest.mark.slow)])
 def test_spos_has_the_right_variance(beta, lr):
     """At least 32 particles, fixed bandwidth, plain SGD: both parts of SPOS have the same target."""
     start = torch.randn(48, 40, 1, generator=torch.Generator().manual_seed(4))

@@ -289,7 +289,7 @@ def test_equal_heads_and_nan(value, monkeypatch):
     assert packed[1:].isfinite().all() and model.transposed.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("noise", ["langevin", "released"])
+@pytest.mark.parametrize("noise", ["langevin", pytest.param("released", marks=pytest.mark.slow)])
 def test_a_step_counts_noise_like_the_reference(noise, monkeypatch):
     """Several steps with different gradients, one of them after a jump as by load_state_dict."""
     torch.manual_seed(0)

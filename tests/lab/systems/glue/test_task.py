@@ -188,7 +188,12 @@ def test_the_recipe_is_electras():
 
 @pytest.mark.parametrize(
     ("task", "metric", "epochs"),
-    [("cola", "matthews", 12), ("sst", "accuracy", 12), ("mnli", "accuracy", 12), ("sts", "spearman", 6)],
+    [
+        pytest.param("cola", "matthews", 12, marks=pytest.mark.slow),
+        pytest.param("sst", "accuracy", 12, marks=pytest.mark.slow),
+        ("mnli", "accuracy", 12),
+        ("sts", "spearman", 6),
+    ],
 )
 def test_it_learns(task, metric, epochs, tmp_path):
     data = toy_glue.make_data(tmp_path, task, sizes=(400, 40, 9))
