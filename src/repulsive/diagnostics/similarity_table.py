@@ -82,7 +82,7 @@ def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format a confidence interval; "n/a" if there is none."""
+    """Format a confidence interval; "n/a" for None."""
     return "n/a" if interval is None else f"[{interval[0]:+.3f}, {interval[1]:+.3f}]"
 
 

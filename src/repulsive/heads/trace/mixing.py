@@ -18,7 +18,7 @@ BEFORE = "the scores of a head also depend on rows of another head"
 
 
 def mixing_matrix(leaves: Iterable[Leaf], sizes: Sequence[int]) -> str:
-    """Find the M x M matrix that mixes the scores of M heads, and return its name; "" if there is none.
+    """Find the M x M matrix that mixes the scores of M heads, and return its name; "" if nothing mixes them.
 
     Args:
         leaves: the projections that the scores, or the products of attention weights and values, are computed from.

@@ -96,6 +96,27 @@ def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.
 
 
 @triton.jit
+def _load(
+    base,
+    start,
+    last,
+    heads,
+    head_stride,
+    strides,
+    M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+):
+    """Load a block of columns of all heads as float32 [MP, BLOCK], zero outside, and the mask of valid elements."""
+    column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+    offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+    inside = (heads[:, None] < M) & (column[None, :] < last)
+    place = _places(heads, head_stride, offset, CHUNKED)
+    return tl.load(base + place, mask=inside, other=0.0).to(tl.float32), inside
+
+
+@triton.jit
 def _norms(
     base,
     row,
@@ -113,11 +134,7 @@ def _norms(
     strides = _strides(row)
     total = tl.zeros([MP, BLOCK], dtype=tl.float32)
     for start in range(first, last, BLOCK):
-        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
-        place = _places(heads, head_stride, offset, CHUNKED)
-        inside = (heads[:, None] < M) & (column[None, :] < last)
-        x = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+        x, _ = _load(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
         total += x * x
     return tl.sum(total, axis=1)
 
@@ -149,11 +166,7 @@ def _products(
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
     strides = _strides(row)
     for start in range(first, last, BLOCK):
-        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
-        place = _places(heads, head_stride, offset, CHUNKED)
-        inside = (heads[:, None] < M) & (column[None, :] < last)
-        x = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+        x, inside = _load(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
         mean = tl.sum(x, axis=0) / M
         centred = tl.where(inside, x - mean[None, :], 0.0)
         if not wide:
