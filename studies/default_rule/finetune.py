@@ -48,6 +48,7 @@ def main() -> None:
     train.add_argument("--seeds", type=int, default=10)
     train.add_argument("--jobs", type=int, default=1, help="number of parallel runs")
     train.add_argument("--train", type=int, default=TRAIN, help="number of training items")
+    train.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     train.add_argument("--out", type=Path, required=True, help="JSON lines file to append to")
     options = parser.parse_args()
     if options.verb == "prepare":
@@ -57,7 +58,7 @@ def main() -> None:
         (options.data, task, rule, seed, options.train)
         for seed in range(options.seeds)
         for task in TASKS
-        for rule in RULES
+        for rule in options.rules
     ]
     begun = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:

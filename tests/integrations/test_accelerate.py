@@ -132,7 +132,9 @@ def all_gradients(model):
 
 
 def test_rules_by_name_and_unknown_arguments():
-    assert Run("sphere").handle.rule == SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)
+    assert Run("sphere").handle.rule == SVGD(
+        "heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4
+    )
     accelerator, model = Accelerator(cpu=True), encoder()
     with pytest.raises(UnknownSetting, match="alpha is a setting of SVGD"):
         repel_prepared(accelerator, model, torch.optim.Adam(model.parameters()), alpha=0.1)

@@ -13,14 +13,14 @@ from repulsive.particles import RULES, SGLD, SPOS, SVGD, CosineLadder, KernelFre
 from repulsive.particles.bandwidths import released, released_lower
 
 EXPECTED = {
-    "recommended": SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0),
+    "recommended": SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4),
     "paper": SVGD(stepsize=0.1, alpha=0.01),
     "svgd": SVGD(),
     "spos": SPOS(alpha=0.01, temperature=0.01),
     "spos-paper": SPOS(alpha=0.01, temperature=1.0),
     "sgld": SGLD(),
-    "sphere": SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0),
-    "logits": SVGD(space="logits"),
+    "sphere": SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4),
+    "logits": SVGD("heads", space="logits", act_every=4),
     "kernel-free": KernelFree(stepsize=0.1, alpha=0.01),
 }
 

@@ -121,8 +121,8 @@ def test_rule_none_changes_nothing(make_model, backward):
 def test_the_default_rule_is_the_recommended_one(make_model, capsys):
     model = make_model()
     handle = repel(model, torch.optim.Adam(model.parameters(), lr=0.1))
-    assert handle.rule == SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)
-    assert "alpha='auto', smoothing=0, space='sphere', ratio=0.01" in capsys.readouterr().err
+    assert handle.rule == SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4)
+    assert "alpha='auto', smoothing=0, space='sphere', ratio=0.01, act_every=4" in capsys.readouterr().err
 
 
 def test_frozen_groups_are_left_out_with_a_warning(make_model, backward):

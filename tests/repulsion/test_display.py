@@ -20,7 +20,7 @@ def test_one_line_on_stderr(make_model, capsys):
     out, err = capsys.readouterr()
     assert out == "" and err == (
         "repulsive: Encoder, 12 attention layers x 4 heads, 36 groups, "
-        "SVGD(stepsize=0.1, alpha='auto', smoothing=0, space='sphere', ratio=0.01)\n"
+        "SVGD(stepsize='heads', alpha='auto', smoothing=0, space='sphere', ratio=0.01, act_every=4)\n"
     )
 
 

@@ -79,6 +79,7 @@ def check(monkeypatch, *given, **settings):
 RULES = {
     "fixed": SVGD(alpha=1.0),
     "recommended": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0),
+    "sometimes": SVGD("heads", alpha="auto", ratio=0.03, space="sphere", smoothing=0, act_every=2),
     "auto": SVGD(alpha="auto", ratio=0.5, prior="gaussian"),
     "schedule": SVGD(alpha=lambda step: 0.1 * step),
     "schedule of the ratio": SVGD(alpha="auto", ratio=lambda step: 0.1 * step, smoothing=0),

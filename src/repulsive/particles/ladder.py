@@ -46,6 +46,8 @@ class CosineLadder(SVGD):
         space = "sphere" if self.rung == "regulariser" else "weights"
         if self.kernel not in ("rbf", "cosine") or self.smoothing not in (None, float(self.space != "logits")):
             raise RuleError("CosineLadder sets kernel and smoothing itself; leave them out")
+        if isinstance(self.stepsize, str) or self.act_every != 1:
+            raise RuleError("CosineLadder acts in every step with a stepsize that is a number; leave act_every out")
         if self.space == "logits" and self.rung == "regulariser":
             space = "logits"
         elif self.space not in ("weights", space):
@@ -58,4 +60,4 @@ class CosineLadder(SVGD):
         if self.rung == "smoothing":
             return super().drive(values)
         eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
-        return self.stepsize * eye.expand_as(values)
+        return float(self.stepsize) * eye.expand_as(values)

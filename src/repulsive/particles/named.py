@@ -19,7 +19,7 @@ RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callb
 
 
 def _sphere() -> Rule:
-    return SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)
+    return SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4)
 
 
 # Built on demand, so that an error in one rule does not affect the others.
@@ -31,7 +31,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "spos": lambda: SPOS(),
     "spos-paper": lambda: SPOS(temperature=1.0),
     "sgld": lambda: SGLD(),
-    "logits": lambda: SVGD(space="logits"),
+    "logits": lambda: SVGD("heads", space="logits", act_every=4),
     "kernel-free": lambda: KernelFree(),
 }
 

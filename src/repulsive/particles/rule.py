@@ -8,10 +8,11 @@ writing gradients is the same for all rules; `repulsion` does both.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ class Coefficients:
     measure: Measure | None
 
 
+StepSize = float | Literal["heads"]
 FormKernel = Literal["rbf", "imq", "constant", "cosine", "hinge", "none"]
 
 
@@ -67,7 +69,7 @@ class RadialForm:
         kernel: name of the kernel; "constant" is that of `KernelFree`.
         bandwidth: a name, or h itself; kernels without a bandwidth ignore it.
         on_sphere: whether heads are compared as unit vectors.
-        stepsize: epsilon.
+        stepsize: epsilon, or "heads" for the number of heads M.
         alpha: repulsive weight at this step; not used with `ratio`.
         own_drive: w, the weight of a head's own gradient, which is added to the smoothed gradients.
         smoothing: s, how much gradients are averaged over similar heads: 0 not at all, 1 as published.
@@ -79,7 +81,7 @@ class RadialForm:
     kernel: FormKernel
     bandwidth: Literal["paper", "released", "released-lower"] | float
     on_sphere: bool
-    stepsize: float
+    stepsize: StepSize
     alpha: float
     own_drive: float
     smoothing: float
@@ -100,7 +102,7 @@ class RadialForm:
     def drive(self, heads: int) -> float:
         """Return the factor on a head's own gradient, for a form that does not mix gradients: A is that times I."""
         shared = 0.0 if self.kernel == "none" else 1 / heads
-        return self.stepsize * (shared + self.own_drive)
+        return epsilon(self.stepsize, heads) * (shared + self.own_drive)
 
 
 class Rule(ABC):
@@ -110,7 +112,10 @@ class Rule(ABC):
     defaults suit a rule without noise that reads weights and gradients only.
     """
 
-    stepsize: float
+    stepsize: StepSize
+    act_every: int = (
+        1  # the rule acts in one of this many optimizer steps; the gradients of the others stay as they are
+    )
 
     @property
     def has_interaction(self) -> bool:
@@ -173,6 +178,22 @@ class Rule(ABC):
         """Whether `radial_form` depends on the step. If not, it is called once instead of in every step."""
         return True
 
+    def acts(self, step: int) -> bool:
+        """Check whether the rule changes the gradients of a step.
+
+        Args:
+            step: optimizer steps taken so far.
+        """
+        return step % self.act_every == 0
+
+    def acting_always(self) -> Self:
+        """Return the same rule with `act_every=1`: the same force on average, in every step."""
+        if self.act_every == 1:
+            return self
+        result = copy.copy(self)
+        object.__setattr__(result, "act_every", 1)  # rules are frozen dataclasses
+        return result
+
     def noise_scale(self, lr: float) -> float:
         """Return sigma, the factor on the standard normal noise that is added to the gradient; zero for no noise."""
         return 0.0
@@ -232,6 +253,11 @@ class Rule(ABC):
         coefficients = self.coefficients(gram(theta), grad_gram, step=step)
         result = coefficients.drive.to(grad.dtype) @ grad
         return result if coefficients.force is None else result + apply_matrix(coefficients.force, theta)
+
+
+def epsilon(stepsize: StepSize, heads: int) -> float:
+    """Return epsilon for a group; "heads" is the number of heads, with which a head's own gradient keeps its length."""
+    return float(heads if isinstance(stepsize, str) else stepsize)
 
 
 def check_number(rule: object, name: str, *, above: float | None = None, least: float | None = None) -> None:

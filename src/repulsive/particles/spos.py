@@ -50,6 +50,10 @@ class SPOS(SVGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.stepsize, str):
+            raise RuleError(
+                f"SPOS(stepsize={self.stepsize!r}): must be a number, which the size of the noise depends on"
+            )
         check_number(self, "beta", above=0)
         if self.temperature is None or isinstance(self.temperature, Unset):  # Unset in copies with another alpha
             object.__setattr__(self, "temperature", Unset(self.default_temperature))
@@ -71,7 +75,8 @@ class SPOS(SVGD):
 
     def noise_scale(self, lr: float) -> float:
         # The sign is that of -epsilon * phi; for symmetric noise it makes no difference.
-        return -self.stepsize * math.sqrt(2 * self.temperature / (self.beta * self.stepsize * lr)) if lr > 0 else 0.0
+        stepsize = float(self.stepsize)
+        return -stepsize * math.sqrt(2 * self.temperature / (self.beta * stepsize * lr)) if lr > 0 else 0.0
 
     @property
     def scales_noise(self) -> bool:

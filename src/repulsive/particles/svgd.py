@@ -22,7 +22,9 @@ from repulsive.particles.rule import (
     Measure,
     RadialForm,
     Rule,
+    StepSize,
     check_number,
+    epsilon,
     mean_distance,
 )
 
@@ -53,7 +55,8 @@ class SVGD(Rule):
     $\alpha\,(2/h)\,K_{ij} (\theta_i - \theta_j)$.
 
     Args:
-        stepsize: epsilon. Under Adam a factor on the whole direction nearly cancels.
+        stepsize: epsilon. Under Adam a factor on the whole direction nearly cancels. "heads" is the number of heads M:
+            with smoothing=0 a head's own gradient then keeps its length.
         alpha: repulsive weight: a number, a schedule step -> number, or "auto", which sets it for each group and step
             so that |repulsion| / |drive| equals `ratio`. With alpha = T the particles sample exp(-U / T).
         kernel: "rbf", "imq", "cosine", "hinge" (only heads with a cosine above 0.5 repel each other), a `Kernel`, or
@@ -72,6 +75,8 @@ class SVGD(Rule):
         tokens: with `space="logits"`: number of tokens of a training pass on which logits are compared.
         every: with `space="logits"`: optimizer steps between two computations of the force, which is reused in between;
             "auto" computes it in every step at first, then less and less often.
+        act_every: repel in one of this many optimizer steps, with a force that is as many times as strong; gradients of
+            the other steps stay as they are. This costs less. It needs stepsize="heads", smoothing=0 and no prior.
 
     Raises:
         RuleError: a setting is out of range or unknown.
@@ -82,7 +87,7 @@ class SVGD(Rule):
         torch.Size([4, 8])
     """
 
-    stepsize: float = 0.1
+    stepsize: StepSize = 0.1
     alpha: Alpha = 0.01
     kernel: AnyKernel = field(default="rbf", kw_only=True)
     bandwidth: Bandwidth = field(default="paper", kw_only=True)
@@ -93,9 +98,14 @@ class SVGD(Rule):
     circuits: CircuitsName = field(default="qk", kw_only=True, repr=False)
     tokens: int = field(default=TOKENS, kw_only=True, repr=False)
     every: int | Literal["auto"] = field(default="auto", kw_only=True, repr=False)
+    act_every: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_number(self, "stepsize", above=0)
+        if isinstance(self.stepsize, str):
+            if self.stepsize != "heads":
+                raise RuleError(f"{type(self).__name__}(stepsize={self.stepsize!r}): must be a number or 'heads'")
+        else:
+            check_number(self, "stepsize", above=0)
         self._check_space()
         check_number(self, "smoothing", least=0)
         if self.smoothing > 1:
@@ -115,6 +125,18 @@ class SVGD(Rule):
             )
         object.__setattr__(self, "bandwidth", bandwidths.check(self.bandwidth))
         priors.resolve(self.prior)
+        self._check_act_every()
+
+    def _check_act_every(self) -> None:
+        name, steps = type(self).__name__, self.act_every
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise RuleError(f"{name}(act_every={steps!r}): must be a whole number, at least 1")
+        keeps_gradients = self.stepsize == "heads" and self.smoothing == 0 and not priors.resolve(self.prior).precision
+        if steps > 1 and not keeps_gradients:
+            raise RuleError(
+                f"{name}(act_every={steps}): the other steps use the gradients as they are, so this rule may only add "
+                "repulsion to them; choose stepsize='heads', smoothing=0 and prior='uniform'"
+            )
 
     def _check_space(self) -> None:
         name = type(self).__name__
@@ -193,7 +215,8 @@ class SVGD(Rule):
         heads = values.shape[-1]
         eye = torch.eye(heads, dtype=values.dtype, device=values.device)
         smooth = self.smoothing * values + (1 - self.smoothing) * eye
-        return self.stepsize * (smooth / heads + self.own_drive * eye)
+        own = epsilon(self.stepsize, heads) * self.own_drive
+        return self.force_scale(heads) * smooth + own * eye
 
     def interact(self, theta: Gram) -> Interaction:
         """Compute kernel values and forces of a batch of groups; logits are compared as unit vectors."""
@@ -203,6 +226,10 @@ class SVGD(Rule):
 
     def drive_scale(self, heads: int) -> float:
         return float(self.drive(torch.eye(heads, dtype=torch.float64))[0, 0])
+
+    def force_scale(self, heads: int) -> float:
+        """Return epsilon / M, the factor on the sum of forces at alpha = 1."""
+        return epsilon(self.stepsize, heads) / heads
 
     def radial_form(self, step: int) -> RadialForm | None:
         kernel = kernels.resolve(self.kernel)
@@ -233,11 +260,11 @@ class SVGD(Rule):
             bandwidth=bandwidth,
             on_sphere=self.space == "sphere",
             stepsize=self.stepsize,
-            alpha=0.0 if isinstance(alpha, str) else float(alpha(step) if callable(alpha) else alpha),
+            alpha=0.0 if isinstance(alpha, str) else self.act_every * float(alpha(step) if callable(alpha) else alpha),
             own_drive=self.own_drive,
             smoothing=self.smoothing,
             precision=priors.resolve(self.prior).precision,
-            ratio=float(ratio(step) if callable(ratio) else ratio) if holds_ratio else None,
+            ratio=self.act_every * float(ratio(step) if callable(ratio) else ratio) if holds_ratio else None,
             threshold=threshold,
         )
 
@@ -247,7 +274,7 @@ class SVGD(Rule):
             raise RuleError("a callable kernel has no matrix form; use rule.gradient(theta, grad)")
         interaction = self.interact(theta)
         drive = self.drive(interaction.values)
-        unit = (self.stepsize / theta.num_particles) * interaction.repulsion  # the repulsive part at alpha = 1
+        unit = self.force_scale(theta.num_particles) * interaction.repulsion  # the repulsive part at alpha = 1
         drive_norm = None if grad is None else grad.norm_of(drive)
         are_equal = theta.squared_distances.amax((-2, -1)) == 0  # the norm of no force contains rounding errors
         unit_norm = torch.where(are_equal, 0, theta.norm_of(unit))
@@ -256,7 +283,7 @@ class SVGD(Rule):
         return Coefficients(drive, force, self._measure(theta, interaction, drive_norm, alpha, unit_norm))
 
     def weight_of(self, step: int, drive_norm: Tensor | None, unit_norm: Tensor) -> Tensor:
-        """Compute the repulsive weight of each group, [...].
+        """Compute the repulsive weight of each group, [...], in a step in which the rule acts.
 
         Args:
             step: optimizer steps taken so far, for schedules.
@@ -264,13 +291,14 @@ class SVGD(Rule):
             unit_norm: norm of the repulsive part at alpha = 1.
         """
         if not isinstance(self.alpha, str):
-            return torch.full_like(unit_norm, self.alpha(step) if callable(self.alpha) else self.alpha)
+            alpha = self.alpha(step) if callable(self.alpha) else self.alpha
+            return torch.full_like(unit_norm, self.act_every * alpha)
         if drive_norm is None:
             raise RuleError("alpha='auto' needs the Gram matrix of the gradients; pass grad to coefficients")
         ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
         no_force = unit_norm == 0  # equal heads, or a single one
-        alpha = ratio * drive_norm / torch.where(no_force, 1.0, unit_norm)
-        return torch.where(no_force, torch.zeros_like(unit_norm), alpha)
+        weight = self.act_every * ratio * drive_norm / torch.where(no_force, 1.0, unit_norm)
+        return torch.where(no_force, torch.zeros_like(unit_norm), weight)
 
     def _measure(
         self, theta: Gram, interaction: Interaction, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
@@ -288,7 +316,7 @@ class SVGD(Rule):
         values, force = kernel.pairs(theta, self.space)  # [..., M, M], [..., M, D]
         matrix = self.drive(values)
         drive = matrix @ grad
-        unit = (self.stepsize / theta.shape[-2]) * force
+        unit = self.force_scale(theta.shape[-2]) * force
         alpha = self.weight_of(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
         prior = priors.resolve(self.prior).precision * (matrix @ theta)  # excluded from the ratio
         return drive + prior - alpha[..., None, None] * unit

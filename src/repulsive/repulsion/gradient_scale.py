@@ -41,7 +41,7 @@ def scale_warnings(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Op
     """
     heads = max(group.num_heads for group in groups)
     factor = None if rule is None else rule.drive_scale(heads)
-    if rule is None or factor is None:
+    if rule is None or factor is None or isinstance(rule.stepsize, str):  # "heads" keeps the size of gradients
         return
     neutral = rule.stepsize / factor  # the stepsize that keeps the size of gradients
     owned = {id(parameter) for group in groups for parameter in group.parameters()}

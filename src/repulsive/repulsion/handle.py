@@ -29,7 +29,7 @@ from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
 from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
-from repulsive.repulsion.measurements import GroupReport, Measurements
+from repulsive.repulsion.measurements import GroupReport, Measurements, per_step
 from repulsive.repulsion.optimizer_noise import add_noise, check_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
@@ -209,12 +209,34 @@ class Handle:
         scale = getattr(optimizer, "grad_scale", None) if scale is None else scale
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(optimizer, settings.max_norm, scale)
+        if self._acts():
+            self._act(scale)
+        else:
+            self._rest()
+        if settings.max_norm is not None and settings.order == "repel-clip":
+            clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
+
+    def _acts(self) -> bool:
+        """Check whether the rule acts in this step. A captured step is replayed, and always acts."""
+        return self.rule is None or self.rule.acts(self.steps) or is_capturing()
+
+    def _rest(self) -> None:
+        """Leave the gradients of this step as they are."""
+        if self._logits is not None:
+            self._logits.expect(self.steps + 1)
+        self._changes += 1
+        self._pending = True
+
+    def _act(self, scale: Tensor | None) -> None:
+        """Replace the gradients of heads by the direction of the rule."""
+        settings, optimizer = self.settings, self.optimizer
+        period = 1 if self.rule is None else self.rule.act_every
         inputs = StepInputs(
             self._gradient_rule,
             self.steps,
             self._learning_rates(),
             scale=scale,
-            measure=self.steps % settings.measure_every == 0,
+            measure=self.steps % settings.measure_every < period,  # the first step that acts when one is due
             draw_noise=settings.noise_in == "gradient",
         )
         measured = self._repeat_last_step(inputs)
@@ -225,16 +247,17 @@ class Handle:
             if self._step_force is not None:
                 self._step_force.remember()
                 measured = self._step_force.corrected(measured, self.steps)
+            elif period > 1 and not is_capturing():
+                measured = per_step(measured, period)
             self._measurements.add(measured, self.steps, due=inputs.measure)
             self._changes += 1
             self._pending = True
-        if settings.max_norm is not None and settings.order == "repel-clip":
-            clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
 
     @property
     def _gradient_rule(self) -> Rule | None:
         """The rule that changes the gradients."""
-        return self.rule if self._step_force is None else self._step_force.gradient_rule
+        rule = self.rule if self._step_force is None else self._step_force.gradient_rule
+        return rule.acting_always() if rule is not None and is_capturing() else rule
 
     def _repeat_last_step(self, inputs: StepInputs) -> dict[str, Measured] | None:
         """Run the last update again without looking up parameters, and return its measurement.
@@ -251,7 +274,7 @@ class Handle:
         """Count the step, and add repulsion and noise that are not part of the gradients."""
         if not self._pending:
             return
-        if self._step_force is not None:
+        if self._step_force is not None and self._acts():
             self._step_force.add(self.steps)
         update, rule, noise_in = self._updates.current, self.rule, self.settings.noise_in
         if update is not None and rule is not None and rule.has_noise:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from torch.optim import Optimizer
 
@@ -24,7 +24,7 @@ class GroupReport:
 
     Args:
         drive: norm of the part of the update that follows the loss.
-        repulsion: norm of the repulsive part.
+        repulsion: norm of the repulsive part; with `act_every`, its mean over steps.
         ratio: repulsion / drive, the number to watch. Under Adam, 0.01 drives heads apart in the long run; far above 1
             repulsion outweighs the loss.
         bandwidth: h of the kernel.
@@ -140,6 +140,16 @@ class Measurements:
         equal = [name for name, one in on_gpu.items() if float(one.measure.distance[one.row]) == 0]
         if equal:
             warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL_HEADS}", CollapsedHeads, stacklevel=8)
+
+
+def per_step(measured: Mapping[str, Measured], steps: int) -> dict[str, Measured]:
+    """Divide the repulsion of a step that acts for `steps` steps, so that ratio and alpha are those of the settings."""
+    measures: dict[int, Measure] = {}
+    for one in measured.values():
+        whole = one.measure
+        if id(whole) not in measures:
+            measures[id(whole)] = replace(whole, repulsion=whole.repulsion / steps, alpha=whole.alpha / steps)
+    return {name: one._replace(measure=measures[id(one.measure)]) for name, one in measured.items()}
 
 
 def _report(group: HeadGroup, all_measured: Mapping[str, Measured], skipped: Mapping[str, int]) -> GroupReport:

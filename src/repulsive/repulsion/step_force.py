@@ -26,6 +26,7 @@ from repulsive.particles.gram import compute_dtype, full_precision, gram
 from repulsive.particles.rule import Measure, Rule
 from repulsive.particles.svgd import RATIO, SVGD
 from repulsive.repulsion.backends.eager import Measured
+from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.settings import ForcePlace
 from repulsive.repulsion.sharding.shard_layout import is_sharded
 
@@ -34,7 +35,7 @@ IN_GRADIENT, IN_ONE_STEP, IN_STEPS = 0.03, 0.1, 0.7
 
 
 class StepForce:
-    """The repulsive part of a rule, added to the weights after each step.
+    """The repulsive part of a rule, added to the weights after each step in which the rule acts.
 
     Args:
         groups: the heads that the rule acts on.
@@ -46,7 +47,7 @@ class StepForce:
 
     def __init__(self, groups: Sequence[HeadGroup], rule: SVGD) -> None:
         self.gradient_rule = _with_alpha(rule, 0.0)
-        self._unit_rule = _with_alpha(rule, 1.0)
+        self._unit_rule = _with_alpha(rule.acting_always(), 1.0)
         object.__setattr__(self._unit_rule, "prior", "uniform")  # the prior stays in the gradients
         self._ratio = rule.ratio
         self._groups = groups
@@ -69,7 +70,7 @@ class StepForce:
         Args:
             step: optimizer steps taken before this one, for schedules.
         """
-        ratio = self._ratio_at(step)
+        ratio = self._ratio_at(step) * (1 if is_capturing() else self.gradient_rule.act_every)
         for group, before in zip(self._groups, self._before, strict=True):
             theta = before.to(compute_dtype(before))
             taken = (group.read().to(theta.dtype) - theta).norm()

@@ -9,6 +9,7 @@ from repulsive.particles.bandwidths import BandwidthName
 from repulsive.particles.kernels import KernelName, Space
 from repulsive.particles.ladder import Rung
 from repulsive.particles.priors import PriorName
+from repulsive.particles.rule import StepSize
 from repulsive.repulsion.settings import NoisePlace
 
 
@@ -126,7 +127,7 @@ class Method:
     Args:
         rule: "none" is plain training (MA); "cosine" is the cosine ladder of the paper's appendix, see `rung`;
             "kernel-free" is the control `KernelFree`.
-        stepsize: epsilon.
+        stepsize: epsilon, or "heads"; see `SVGD`.
         alpha: repulsive weight; "auto" to hold |repulsion| / |drive| at `ratio`; or "data", 1 / number of training
             items, the temperature of the posterior for a mean loss.
         ratio: target of `alpha = "auto"`.
@@ -142,6 +143,7 @@ class Method:
         prior_std: standard deviation of the Gaussian prior.
         smoothing: see `SVGD`; 0 together with alpha = 0 is the control "gradient x epsilon / M".
         space: see `SVGD`.
+        act_every: see `SVGD`.
         rung: rung of the cosine ladder, see `CosineLadder`.
         layers: see `repel`.
         parts: see `repel`.
@@ -153,7 +155,7 @@ class Method:
     """
 
     rule: Literal["none", "sgld", "svgd", "spos", "cosine", "kernel-free"] = "none"
-    stepsize: float = 0.1
+    stepsize: StepSize = 0.1
     alpha: float | Literal["auto", "data"] = 0.01
     ratio: float = 0.1
     schedule: Literal["constant", "linear", "cosine", "warmup"] = "constant"
@@ -167,6 +169,7 @@ class Method:
     prior_std: float = 1.0
     smoothing: float = 1.0
     space: Space = "weights"
+    act_every: int = 1
     rung: Rung = "regulariser"
     layers: Literal["all", "first", "last"] | tuple[int, ...] = "all"
     parts: str = "qkv"

@@ -16,7 +16,7 @@ from torch import Tensor
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
-from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule
+from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, epsilon
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable, send
 from repulsive.repulsion.cuda_graphs import without_garbage_collection
 
@@ -263,7 +263,7 @@ class FusedUpdate:
         fixed = form.threshold if isinstance(form.bandwidth, str) else form.bandwidth
         log = self._log_heads if form.bandwidth == "paper" else self._log_heads_and_one
         alpha = form.alpha if form.ratio is None else form.ratio
-        weights = [form.stepsize, alpha, form.own_drive, form.smoothing, form.precision]
+        weights = [epsilon(form.stepsize, self.heads), alpha, form.own_drive, form.smoothing, form.precision]
         return [*weights, fixed, bandwidths.FLOOR**2, log]
 
     @property

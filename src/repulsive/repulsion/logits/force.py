@@ -147,7 +147,7 @@ def _force_of_equal_shapes(
     products = (moments[0] * moments[1]).sum((-3, -1))  # [L, M, M]
     gram = function_gram(products)
     interaction = rule.interact(gram)
-    unit = -(rule.stepsize / gram.num_particles) * interaction.repulsion  # negative: the optimizer descends it
+    unit = -rule.force_scale(gram.num_particles) * interaction.repulsion  # negative: the optimizer descends it
     push_q, push_k = circuits.pull_back(unit, moments)  # [L, N, M, d], [L, N, M_k, d]
     if norm_q is not None:
         (push_q,) = torch.autograd.grad(q, raw_q, push_q)

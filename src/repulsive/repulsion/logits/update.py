@@ -85,7 +85,12 @@ class LogitRepulsion:
         """Check whether a step computes a new force; never while a schedule has set the weight to zero."""
         if self.is_off(step):
             return False
-        return is_renewed(step, self.rule.every) or not self.held or is_capturing()
+        if is_capturing():
+            return True
+        return self.rule.acts(step) and (self._is_renewed(step) or not self.held)
+
+    def _is_renewed(self, step: int) -> bool:
+        return is_renewed(step, self.rule.every, self.rule.act_every)
 
     def is_off(self, step: int) -> bool:
         """Check whether a schedule has set the repulsive weight to zero."""
@@ -103,12 +108,13 @@ class LogitRepulsion:
         if not samples:
             self._warn_without_tokens()
             return
-        drives = self.drive_norms(scale) if self.rule.needs_gradient_products else None
-        forces = logit_forces(self.layers, samples, self.rule, step=step, drives=drives)
+        rule = self.rule.acting_always() if is_capturing() else self.rule
+        drives = self.drive_norms(scale) if rule.needs_gradient_products else None
+        forces = logit_forces(self.layers, samples, rule, step=step, drives=drives)
         for number, layer in enumerate(self.layers):
             if isinstance(layer, ValueLayer) and (number, "v") in samples:
                 drive = None if drives is None else drives[number]
-                forces[number] = value_force(number, layer, samples[number, "v"], self.rule, step, drive)
+                forces[number] = value_force(number, layer, samples[number, "v"], rule, step, drive)
         for number, force in forces.items():
             sides = [_written(one, part) for one, part in zip(self._targets[number], force.parts, strict=True)]
             self.held[number] = Held(sides, force.numbers, force.row)
@@ -148,7 +154,7 @@ class LogitRepulsion:
 
         Each layer has one tensor per parameter, and a last tensor with the scalars of its force.
         """
-        if is_renewed(step, self.rule.every):
+        if self._is_renewed(step):
             return {}
         forces = {}
         for number, held in self.held.items():

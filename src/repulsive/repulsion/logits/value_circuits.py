@@ -109,7 +109,7 @@ def value_force(
         products = (moments[0] * moments[1]).sum((-3, -1))  # [M, M]
         gram = function_gram(products)
         interaction = rule.interact(gram)
-        unit = -(rule.stepsize / gram.num_particles) * interaction.repulsion
+        unit = -rule.force_scale(gram.num_particles) * interaction.repulsion
         push, on_columns = circuits.pull_back(unit, moments)  # [N, M_v, d], [D, M, d]
         on_value = to_targets(push.unsqueeze(0), [sample], [layer.value])
         sides = [[f[0] for f in on_value], [on_columns.movedim(0, 2)]]  # [M, d, D]

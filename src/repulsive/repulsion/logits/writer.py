@@ -184,8 +184,8 @@ class Writer:
         return owner.packed
 
     def _factor(self, owner: _Parameter, parameter: Tensor) -> Tensor | None:
-        """Return a tensor with the share in rows that belong to heads and 1 in other rows; None if all rows do."""
-        if owner.is_whole:
+        """Return a tensor with the share in rows of heads and 1 in other rows; None if it is the same in all rows."""
+        if owner.is_whole or self.share == 1:
             return None
         if owner.factor is None or not _are_alike(owner.factor, parameter):
             rows = [(one.axis, tuple(one.rows.flatten().tolist())) for one in owner.slices]
