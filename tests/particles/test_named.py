@@ -11,6 +11,7 @@ import torch
 from repulsive.errors import RuleError
 from repulsive.particles import RULES, SGLD, SPOS, SVGD, CosineLadder, KernelFree, rule_by_name
 from repulsive.particles.bandwidths import released, released_lower
+from repulsive.particles.schedules import Until
 
 EXPECTED = {
     "recommended": SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4),
@@ -20,7 +21,7 @@ EXPECTED = {
     "spos-paper": SPOS(alpha=0.01, temperature=1.0),
     "sgld": SGLD(),
     "sphere": SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4),
-    "logits": SVGD("heads", space="logits", act_every=4),
+    "logits": SVGD("heads", Until(500, 0.01), space="logits"),
     "kernel-free": KernelFree(stepsize=0.1, alpha=0.01),
 }
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from repulsive import SPOS, SVGD, CosineLadder, RuleError, repel
-from repulsive.repulsion import Linear
+from repulsive.repulsion import Linear, Until
 from repulsive.repulsion.logits.renewal import is_renewed
 from tests.particles.oracle import close, phi
 from tests.repulsion.logits.test_steps import batch, loss_of, make
@@ -180,13 +180,30 @@ def test_logits_are_repelled_in_one_of_three_steps():
         assert is_same == (step % 3 != 0)
         if step == 0:  # three times the force of a rule that always acts
             once = [p.grad - grad for p, grad in zip(model.parameters(), raw, strict=True)]
-            other, other_optimizer, other_handle = make(SVGD("heads", **settings))
+            other, _, other_handle = make(SVGD("heads", **settings))
             loss_of(other, batch(0)).backward()
             other_handle.apply()
             single = [p.grad - grad for p, grad in zip(other.parameters(), raw, strict=True)]
             assert max(float((a - 3 * b).abs().max()) for a, b in zip(once, single, strict=True)) < 1e-7
         optimizer.step()
     assert renewed == [True, False, False, True, False, False, True]
+
+
+def test_nothing_is_done_after_the_last_step_with_repulsion():
+    """Tokens are not sampled, forces are freed, and gradients stay as they are."""
+    model, optimizer, handle = make(SVGD("heads", Until(3, 0.5), space="logits", tokens=60))
+    changed = []
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, batch(step)).backward()
+        raw = [p.grad.clone() for p in model.parameters()]
+        handle.apply()
+        changed.append(not all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), raw, strict=True)))
+        optimizer.step()
+    assert changed == [True, True, True, False, False, False]
+    assert handle.steps == 6 and not handle._logits.held and not handle._logits.sampler.wanted
+    assert "forces" not in handle.state_dict()
+    assert handle.report()[0].step == 0
 
 
 def test_new_forces_wait_for_a_step_that_acts():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from repulsive import SGLD, SPOS, SVGD, RuleError, StateError, repel
-from repulsive.repulsion import Constant, Cosine, Linear, WarmUp
+from repulsive.repulsion import Constant, Cosine, Linear, Until, WarmUp
 
 
 @pytest.mark.parametrize("rule", [SVGD(alpha=0.5), SVGD(alpha=0.5, space="sphere"), SPOS(0.1, 0.5, 10.0)])
@@ -77,6 +77,7 @@ def test_schedules_by_hand():
     assert [Constant(0.3)(n) for n in (0, 9)] == [0.3, 0.3]
     assert [Linear(1.0, 0.0, 4)(n) for n in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
     assert [round(Cosine(1.0, 0.0, 4)(n), 12) for n in (0, 2, 4, 9)] == [1.0, 0.5, 0.0, 0.0]
+    assert [Until(4, 2.0)(n) for n in (0, 3, 4, 9)] == [2.0, 2.0, 0.0, 0.0]
     assert [WarmUp(4, 2.0)(n) for n in (0, 1, 4, 9)] == [0.0, 0.5, 2.0, 2.0]
     assert [WarmUp(2, Linear(1.0, 0.0, 2))(n) for n in (0, 1, 2, 3, 4)] == [0.0, 0.5, 1.0, 0.5, 0.0]
     with pytest.raises(RuleError, match="steps"):

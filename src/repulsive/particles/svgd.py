@@ -127,12 +127,20 @@ class SVGD(Rule):
         priors.resolve(self.prior)
         self._check_act_every()
 
+    @property
+    def only_adds_repulsion(self) -> bool:
+        """Whether the drive is the gradient itself, so that a step without repulsion needs no rule."""
+        return self.stepsize == "heads" and self.smoothing == 0 and not priors.resolve(self.prior).precision
+
+    def acts(self, step: int) -> bool:
+        is_off = callable(self.alpha) and self.only_adds_repulsion and self.alpha(step) == 0
+        return super().acts(step) and not is_off
+
     def _check_act_every(self) -> None:
         name, steps = type(self).__name__, self.act_every
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise RuleError(f"{name}(act_every={steps!r}): must be a whole number, at least 1")
-        keeps_gradients = self.stepsize == "heads" and self.smoothing == 0 and not priors.resolve(self.prior).precision
-        if steps > 1 and not keeps_gradients:
+        if steps > 1 and not self.only_adds_repulsion:
             raise RuleError(
                 f"{name}(act_every={steps}): the other steps use the gradients as they are, so this rule may only add "
                 "repulsion to them; choose stepsize='heads', smoothing=0 and prior='uniform'"

@@ -1,9 +1,9 @@
 """Apply rules to the gradients of heads, exactly once per optimizer step that updates parameters."""
 
+from repulsive.particles.schedules import Constant, Cosine, Linear, Until, WarmUp
 from repulsive.repulsion.attach import repel, unwrap_optimizer
 from repulsive.repulsion.handle import Handle
 from repulsive.repulsion.measurements import GroupReport
-from repulsive.repulsion.schedules import Constant, Cosine, Linear, WarmUp
 from repulsive.repulsion.sharding.placement import head_placement
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "GroupReport",
     "Handle",
     "Linear",
+    "Until",
     "WarmUp",
     "head_placement",
     "repel",

@@ -217,13 +217,18 @@ class Handle:
             clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
 
     def _acts(self) -> bool:
-        """Check whether the rule acts in this step. A captured step is replayed, and always acts."""
-        return self.rule is None or self.rule.acts(self.steps) or is_capturing()
+        """Check whether the rule acts, or is measured while its weight is zero. A step that is captured always acts."""
+        rule, step = self.rule, self.steps
+        return rule is None or rule.acts(step) or is_capturing() or (self._measures() and step % rule.act_every == 0)
+
+    def _measures(self) -> bool:
+        """Check whether this step is the first to act since a measurement was due."""
+        return self.steps % self.settings.measure_every < (1 if self.rule is None else self.rule.act_every)
 
     def _rest(self) -> None:
         """Leave the gradients of this step as they are."""
         if self._logits is not None:
-            self._logits.expect(self.steps + 1)
+            self._logits.rest(self.steps)
         self._changes += 1
         self._pending = True
 
@@ -236,7 +241,7 @@ class Handle:
             self.steps,
             self._learning_rates(),
             scale=scale,
-            measure=self.steps % settings.measure_every < period,  # the first step that acts when one is due
+            measure=self._measures(),
             draw_noise=settings.noise_in == "gradient",
         )
         measured = self._repeat_last_step(inputs)

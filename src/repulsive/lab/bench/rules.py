@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from repulsive import RuleError
 from repulsive.particles.named import RULES, known_rules, rule_by_name
 from repulsive.particles.rule import Rule
+from repulsive.particles.schedules import Linear
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.schedules import Linear
 
 SAME = ("svgd", "recommended")  # equal to "paper" and to "sphere": measured only if requested by name
 MAX_NORM = 1.0

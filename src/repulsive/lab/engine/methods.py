@@ -15,7 +15,7 @@ from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.priors import Gaussian
 from repulsive.particles.rule import Rule, StepSize
-from repulsive.repulsion.schedules import Cosine, Linear, WarmUp
+from repulsive.particles.schedules import Cosine, Linear, Until, WarmUp
 
 CYCLES = {"cycle-4": 4, "cycle-5": 5}  # epochs per cycle; the rate falls by a fifth each epoch
 _SHARED = ("stepsize", "kernel", "bandwidth", "smoothing", "space", "act_every")
@@ -65,7 +65,7 @@ def _scheduled(method: Method, steps: int) -> dict[str, Any]:
     name = "ratio" if method.alpha == "auto" else "alpha"
     value = float(settings[name])
     schedules: dict[str, Callable[[], Any]] = {
-        "constant": lambda: settings[name],
+        "constant": lambda: Until(method.until, value) if method.until else settings[name],
         "linear": lambda: Linear(value, 0.0, steps),
         "cosine": lambda: Cosine(value, 0.0, steps),
         "warmup": lambda: WarmUp(max(1, steps // 10), value),

@@ -133,6 +133,7 @@ class Method:
         ratio: target of `alpha = "auto"`.
         schedule: change of alpha (or of `ratio`) over the training: "linear" and "cosine" fall to zero, "warmup" rises
             during the first tenth.
+        until: repel only in the first so many steps; 0: in all.
         beta: beta of SPOS, the inverse weight of its Langevin term.
         temperature: noise temperature of SPOS and SGLD; "data" is 1 / number of training items, right for a mean loss.
         noise: see `SPOS`.
@@ -159,6 +160,7 @@ class Method:
     alpha: float | Literal["auto", "data"] = 0.01
     ratio: float = 0.1
     schedule: Literal["constant", "linear", "cosine", "warmup"] = "constant"
+    until: int = 0
     beta: float = 1e6
     temperature: float | Literal["data"] = 1.0
     noise: Literal["langevin", "released"] = "langevin"
@@ -181,6 +183,9 @@ class Method:
 
     def __post_init__(self) -> None:
         _not_negative(self, "penalty")
+        _not_negative(self, "until")
+        if self.until and self.schedule != "constant":
+            raise ValueError(f"until={self.until} and schedule={self.schedule!r}: choose one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

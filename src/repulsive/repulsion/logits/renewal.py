@@ -20,7 +20,7 @@ def is_renewed(step: int, every: int | str, act_every: int = 1) -> bool:
     Args:
         step: number of optimizer steps taken so far.
         every: number of steps between two forces, or "auto".
-        act_every: the rule acts in one of this many steps. A force that is due in between is computed when it acts next.
+        act_every: the rule acts in one of this many steps; a force that is due in between is computed in the next.
 
     Example:
         >>> [step for step in range(95, 110) if is_renewed(step, "auto")]

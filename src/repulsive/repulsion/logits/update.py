@@ -81,6 +81,13 @@ class LogitRepulsion:
         self.sampler.taken.step = step
         self.sampler.want(self.is_due(step))
 
+    def rest(self, step: int) -> None:
+        """Prepare for the step after one without repulsion; free forces that a schedule has switched off."""
+        if self.held and self.is_off(step):
+            self.held.clear()
+            self.renewals += 1
+        self.expect(step + 1)
+
     def is_due(self, step: int) -> bool:
         """Check whether a step computes a new force; never while a schedule has set the weight to zero."""
         if self.is_off(step):

@@ -22,6 +22,20 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Until:
+    """The value in the first `steps`, then zero."""
+
+    steps: int
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_steps(self)
+
+    def __call__(self, step: int) -> float:
+        return self.value if step < self.steps else 0.0
+
+
+@dataclass(frozen=True)
 class Linear:
     """A straight line from `start` to `end` over `steps`, then `end`."""
 
@@ -66,6 +80,6 @@ class WarmUp:
         return after * min(1.0, step / self.steps)
 
 
-def _check_steps(schedule: Linear | Cosine | WarmUp) -> None:
+def _check_steps(schedule: Until | Linear | Cosine | WarmUp) -> None:
     if not schedule.steps >= 1:
         raise RuleError(f"{type(schedule).__name__}(steps={schedule.steps!r}): must be at least 1")
