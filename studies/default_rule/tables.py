@@ -119,16 +119,20 @@ INTRODUCTION = """# Is the default rule safe?
 A default must not do harm: the loss must not rise by more than 0.2 % (the whole 95 % interval, paired by seed), and
 heads must not grow by more than 10 %. One NVIDIA H200, torch 2.11.0, bf16, 2026-11-17.
 """
-NOTES = """- **sphere** is `SVGD(alpha="auto", space="sphere", smoothing=0)`. The default of `repel` has a
-  ratio of 0.01; in BERT fine-tuning 0.03 was measured, three times as strong.
-- **logits** is `SVGD(space="logits")`, which repels attention logits, throughout training.
+NOTES = """- **sphere (default)** is what `repel` does without further settings:
+  `SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4)`. The other rows of sphere act in
+  every step, with the given ratio.
+- **logits** repels attention logits. The rule "logits" does so in the first 500 steps. Acting in one of four steps
+  instead (`act_every=4`) loses most of the gain; so does stopping after 30 steps. Rows named after a recipe, and
+  "all steps", act in every step of the training.
 - *Language model*: `repulsive train lm/europarl-ma lm/europarl-svgd-sphere lm/europarl-logits --seeds 5` with 4 layers
-  of 4 heads, width 128, 32 x 256 bytes, 1,500 steps, learning rate 4e-3; `--set method.ratio=...` for another ratio.
+  of 4 heads, width 128, 32 x 256 bytes, 1,500 steps, learning rate 4e-3; `--set method.ratio=0.03`,
+  `method.act_every=1`, `method.until=150` and so on for the other rows.
 - *Translation*: `repulsive train multi30k/ma multi30k/svgd-sphere multi30k/logits --seeds 5` with width 256,
   3 + 3 layers, 30 epochs of 4,096 tokens, learning rate 1e-3, dropout 0.3; `--set method.ratio=0.03` for
   that ratio. With a rate that falls to zero
   (`--set optimizer.schedule=cosine`) runs with the same seed differ less, so that fewer seeds decide. Of 16 seeds,
-  nine finished without and eight with repulsion in the time at hand; the eight are compared.
+  nine finished without and eight with a ratio of 0.01 in the time at hand. The default was run with nine seeds later.
 - *BERT fine-tuning*: all-MiniLM-L6-v2, one epoch of 16,000 items, AdamW, learning rate 1e-4, ten seeds, 8,000
   held-out items: `python -m studies.default_rule.finetune train --seeds 10`.
 - An empty cell was not measured. In a small language model, norms of heads under the sphere rule with a ratio of 0.03

@@ -308,7 +308,7 @@ def test_columns_need_no_host_synchronisation(mesh, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [True, False])
-def test_fsdp2_on_a_gpu(columns, mesh):
+def test_fsdp2_on_a_gpu(columns, mesh, monkeypatch):
     """`fully_shard` and `repel` on one GPU against unsharded training in float64."""
     case = sharded_cases.Case(columns=columns, rule="auto")
     model, x, y = sharded_cases.make(case)
@@ -318,6 +318,7 @@ def test_fsdp2_on_a_gpu(columns, mesh):
     expected = sharded_cases.whole(model)
     model, x, y = sharded_cases.make(case, torch.float32)
     model.to("cuda")
+    monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     sharded_cases.shard(model, mesh, columns)
     optimizer = sharded_cases.optimizer_of(case, model)
     handle = sharded_cases.attach(case, model, optimizer)
