@@ -1,0 +1,199 @@
+"""Train the runs of `paper_sizes` in worker processes: nothing is saved but one record per run, and its answers.
+
+A classifier of the paper's size has 60 million weights, and a run lasts less than a minute, so checkpoints would take
+longer than training. An interrupted run is trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import DivergedError
+from repulsive.lab.engine.loop import Loop
+from repulsive.lab.engine.progress import Watcher
+from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.task import Evaluation
+from repulsive.lab.layers import lstm
+from repulsive.lab.systems.classification.inputs import model_inputs
+from repulsive.lab.systems.classification.task import ClassificationTask
+from repulsive.lab.systems.registry import open_recipe
+from repulsive.lab.text.batches import Buckets
+from repulsive.metrics import classification as metrics
+
+RECORD, ANSWERS = "record.json", "answers.npz"
+FINAL = "final"  # the only stage that reads the test set
+NATS = 1 / 64  # resolution of the stored NLL of an item
+_BATCH = 256
+_KEPT = ("accuracy", "nll", "ece15", "oe15", "brier", "dist", "relative_dist", "overlap", "overlap_cosine")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Args:
+        folder: folder of its log and record.
+        dataset: name of the dataset.
+        arm: name of the method's recipe.
+        stage: "screen", "refine" or "final".
+        trial: number of the point.
+        seed: random seed.
+        changes: all `key=value` changes of the recipe.
+        train: number of training items.
+        device: "cpu", "cuda" or None.
+        rows: sentences per Triton program of the LSTM.
+    """
+
+    folder: Path
+    dataset: str
+    arm: str
+    stage: str
+    trial: int
+    seed: int
+    changes: tuple[str, ...]
+    train: int
+    device: str | None = None
+    rows: int = lstm.ROWS
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int]:
+        """Identify the run among all runs of the study."""
+        return self.dataset, self.stage, self.arm, self.trial, self.seed
+
+
+class TrialTask(ClassificationTask):
+    """Classification that selects the best epoch by NLL, and reads the test set only if asked to.
+
+    Args:
+        recipe: recipe of the run.
+        is_final: evaluate on the test set.
+    """
+
+    select_by = "likelihood"
+
+    def __init__(self, recipe: Any, is_final: bool) -> None:
+        super().__init__(recipe)
+        self._is_final = is_final
+
+    def assets(self) -> dict[str, bytes]:
+        return {}
+
+    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
+        if part == "dev":
+            return self.validate(model)
+        return super().evaluate(model, part) if self._is_final else Evaluation({})
+
+    def validate(self, model: nn.Module) -> Evaluation:
+        """Evaluate on the development set, without measuring the heads."""
+        part = self.parts["dev"]
+        logits = torch.empty(len(part), len(self.data.classes), device=self._device)
+        for batch in Buckets(part.lengths.cpu(), _BATCH).in_order():
+            indices = batch.indices.to(self._device)
+            logits[indices] = model(*model_inputs(part, indices, batch.length)).float()
+        logits, labels = logits.cpu(), part.labels.cpu()
+        scores = metrics.scores(logits, labels)
+        return Evaluation(scores | {"likelihood": -scores["nll"]}, {"logits": logits, "labels": labels})
+
+
+class SilentFolder(RunFolder):
+    """Run folder without a log of the training."""
+
+    def rewind(self, step: int) -> None:
+        pass
+
+    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+
+class UnsavedLoop(Loop):
+    """Training loop that writes no checkpoints, weights or answers; it keeps the evaluations instead."""
+
+    evaluations: dict[str, Evaluation]
+
+    def _save(self, spare: int = 0) -> None:
+        self._check_all()
+        self._saved_at, self._saved_step = time.monotonic(), self.step
+
+    def _finish(self, result: dict[str, Any], best: dict[str, Any], parts: dict[str, Evaluation]) -> dict[str, Any]:
+        self.evaluations = parts
+        return result
+
+
+def train(job: Job, file: TextIO) -> None:
+    """Train one run and write its record, and its answers in the final stage, to its folder.
+
+    Args:
+        job: the run.
+        file: log of the worker.
+    """
+    started = time.monotonic()
+    lstm.ROWS = job.rows
+    recipe = open_recipe(f"{job.dataset}/{job.arm}", [*job.changes, f"seed={job.seed}"])
+    task = TrialTask(recipe, job.stage == FINAL)
+    loop = UnsavedLoop(task, recipe, SilentFolder(job.folder), Watcher(), job.device)
+    record: dict[str, Any] = dict(zip(("dataset", "stage", "arm", "trial", "seed"), job.key, strict=True))
+    changes = [change for change in job.changes if not change.startswith("data.")]
+    record |= {"label": recipe.label, "train": task.num_data, "changes": changes}
+    try:
+        result = loop.run()
+    except DivergedError as error:
+        record |= {"failed": " ".join(str(error).split())}
+    else:
+        best = result["best_step"] / max(1, result["steps"]) * recipe.training.epochs
+        record |= {"steps": result["steps"], "best_epoch": round(best, 2), "dev": _kept(result["dev"])}
+        if job.stage == FINAL:
+            dev, test = (loop.evaluations[part].items for part in ("dev", "test"))
+            record["test"] = _kept(result["test"]) | after_scaling(dev, test)
+            np.savez_compressed(job.folder / ANSWERS, **answers(test))
+    record |= {"seconds": round(time.monotonic() - started, 2), "device": _device(loop)}
+    (job.folder / RECORD).write_text(json.dumps(record))
+
+
+def _kept(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(values[name], 6) for name in _KEPT if name in values}
+
+
+def _device(loop: Loop) -> str:
+    return torch.cuda.get_device_name(loop.device) if loop.device.type == "cuda" else loop.device.type
+
+
+def answers(items: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Return the predicted class and the NLL of each item in few bits; the NLL is rounded to `NATS`."""
+    nll = (items["nll"].clamp(max=1000) / NATS).round() * NATS
+    predicted = items["logits"].argmax(-1)
+    return {"predicted": predicted.to(torch.uint8).numpy(), "nll": nll.to(torch.float16).numpy()}
+
+
+def after_scaling(dev: dict[str, Tensor], test: dict[str, Tensor]) -> dict[str, float]:
+    """Fit a temperature on the development set, and score the test set with it (Guo et al., 2017)."""
+    temperature = fit_temperature(dev["logits"], dev["labels"])
+    scaled = metrics.scores(test["logits"].double() / temperature, test["labels"])
+    values = {"temperature": temperature, "scaled_nll": scaled["nll"], "scaled_ece15": scaled["ece15"]}
+    return {name: round(value, 6) for name, value in values.items()}
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    r"""Find the T that minimises the mean NLL of softmax(logits / T), by golden-section search over ln T in [-3, 3].
+
+    The NLL is convex in 1 / T, so it has one minimum.
+    """
+    logits = logits.double()
+
+    def nll(log_t: float) -> float:
+        return float(nn.functional.cross_entropy(logits / math.exp(log_t), labels))
+
+    low, high, golden = -3.0, 3.0, (math.sqrt(5) - 1) / 2
+    while high - low > 1e-6:
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, right) if nll(left) <= nll(right) else (left, high)
+    return math.exp((low + high) / 2)

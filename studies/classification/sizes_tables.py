@@ -1,0 +1,206 @@
+"""Tables of the study `paper_sizes`: tuned settings, test results, and paired differences from plain attention."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from studies.classification.search_space import BASELINE, COMMON, OWN, as_settings, at_edges
+from studies.output import save
+
+from repulsive.metrics.compare import compare
+from repulsive.metrics.student import interval
+from repulsive.safety.markdown import format_table
+
+Run = dict[str, Any]
+SHOWN = {  # metric of a record -> title, digits and factor
+    "accuracy": ("accuracy %", 2, 100),
+    "nll": ("NLL", 4, 1),
+    "scaled_nll": ("NLL, scaled", 4, 1),
+    "ece15": ("ECE %", 2, 100),
+    "scaled_ece15": ("ECE %, scaled", 2, 100),
+    "overlap": ("overlap", 3, 1),
+    "dist": ("Dist", 3, 1),
+    "relative_dist": ("relative Dist", 3, 1),
+}
+BY_ITEM = ("accuracy", "nll")  # compared over seeds and items; the others over seeds alone
+RESULT = "paper_sizes"
+
+
+def write_tables(runs: Sequence[Run], versions: Mapping[str, str], answers: Path | None, results: Path) -> str:
+    """Write the tables of all datasets as Markdown and JSON; return the Markdown.
+
+    Args:
+        runs: records of the runs.
+        versions: versions of packages.
+        answers: folder with `answers-DATASET.npz`, for intervals over items; None: over seeds alone.
+        results: folder to write.
+    """
+    texts, data = ["# Sentence classification at the paper's sizes", ""], {}
+    for dataset in dict.fromkeys(run["dataset"] for run in runs):
+        own = [run for run in runs if run["dataset"] == dataset]
+        arrays = _load(answers / f"answers-{dataset}.npz") if answers else {}
+        data[dataset] = {"versions": dict(versions)} | summarize(own, arrays)
+        texts += [f"## {dataset}", "", *as_lines(data[dataset]), ""]
+    text = "\n".join(texts)
+    save(results / f"{RESULT}.md", text)
+    save(results / f"{RESULT}.json", data)
+    return text
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        return {}
+    with np.load(path) as file:
+        return dict(file)
+
+
+def summarize(runs: Sequence[Run], answers: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the summary of one dataset: all tried points, and for each arm its setting, results and differences.
+
+    Args:
+        runs: records of one dataset.
+        answers: arrays of `answers-DATASET.npz`.
+    """
+    arms = [arm for arm in OWN if any(run["arm"] == arm for run in runs)]
+    final = {arm: {run["seed"]: run for run in runs if _is(run, arm, "final") and "test" in run} for arm in arms}
+    rows = {}
+    for arm in arms:
+        done = final[arm]
+        row: dict[str, Any] = {"label": _label(runs, arm), "tried": _tried(runs, arm), "seeds": sorted(done)}
+        if done:
+            first = next(iter(done.values()))
+            own = _own_changes(first, arm)
+            row |= {"settings": own, "at_edges": at_edges(arm, own), "train": first["train"]}
+            row["test"] = {name: _cell([run["test"][name] for run in done.values()]) for name in SHOWN}
+            row["temperature"] = _cell([run["test"]["temperature"] for run in done.values()])
+            row["best_epoch"] = _cell([run["best_epoch"] for run in done.values()])
+            if arm != BASELINE and final.get(BASELINE):
+                row["against_plain"] = _differences(arm, done, final[BASELINE], answers)
+        row["failed"] = sum("failed" in run for run in runs if run["arm"] == arm)
+        rows[arm] = row
+    stages = dict.fromkeys(run["stage"] for run in runs)
+    seconds = {stage: _cell([run["seconds"] for run in runs if run["stage"] == stage]) for stage in stages}
+    devices = sorted({run["device"] for run in runs if "device" in run})
+    return {"devices": devices, "runs": len(runs), "seconds": seconds, "arms": rows}
+
+
+def _is(run: Run, arm: str, stage: str) -> bool:
+    return bool(run["arm"] == arm and run["stage"] == stage)
+
+
+def _label(runs: Sequence[Run], arm: str) -> str:
+    return str(next((run["label"] for run in runs if run["arm"] == arm and "label" in run), arm))
+
+
+def _own_changes(run: Run, arm: str) -> list[str]:
+    """Return the tuned settings of a run, which come last among its changes."""
+    return list(run.get("changes", ())[-(len(COMMON) + len(OWN[arm])) :])
+
+
+def _tried(runs: Sequence[Run], arm: str) -> list[dict[str, Any]]:
+    """List every point of an arm with its NLL on the development set in each stage, the best first."""
+    points: dict[int, dict[str, Any]] = {}
+    for run in (run for run in runs if run["arm"] == arm and run["stage"] != "final"):
+        point = points.setdefault(run["trial"], {"trial": run["trial"], "settings": _own_changes(run, arm)})
+        point.setdefault(run["stage"], []).append(run["dev"]["nll"] if "dev" in run else None)
+    return sorted(points.values(), key=_rank)
+
+
+def _rank(point: dict[str, Any]) -> tuple[bool, float]:
+    losses = point.get("refine") or point.get("screen") or [None]
+    known = [loss for loss in losses if loss is not None]
+    return "refine" not in point, statistics.fmean(known) if len(known) == len(losses) else float("inf")
+
+
+def _cell(values: Sequence[float]) -> dict[str, float | None]:
+    return {
+        "mean": statistics.fmean(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else None,
+    }
+
+
+def _differences(
+    arm: str, done: Mapping[int, Run], plain: Mapping[int, Run], answers: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, Any]]:
+    """Return metric -> difference from plain attention with a 95 % interval, over the seeds that both have."""
+    seeds = sorted(done.keys() & plain.keys())
+    if len(seeds) < 2:
+        return {}
+    result: dict[str, dict[str, Any]] = {}
+    for name in SHOWN:
+        pairs = [done[seed]["test"][name] - plain[seed]["test"][name] for seed in seeds]
+        ends = interval(pairs) or (float("nan"), float("nan"))
+        result[name] = {"difference": statistics.fmean(pairs), "low": ends[0], "high": ends[1], "over": "seeds"}
+    for name in BY_ITEM:
+        try:
+            ours, theirs = (_items(answers, which, seeds, name) for which in (arm, BASELINE))
+        except KeyError:  # the answers of a run are missing: the interval over seeds stays
+            continue
+        found = compare(ours, theirs, "both")
+        result[name] = {"difference": found.difference, "low": found.low, "high": found.high, "p": found.p_value}
+        result[name] |= {"over": "seeds and items", "items": found.items}
+    return {name: values | {"seeds": len(seeds)} for name, values in result.items()}
+
+
+def _items(answers: Mapping[str, np.ndarray], arm: str, seeds: Sequence[int], metric: str) -> torch.Tensor:
+    if metric == "nll":
+        return torch.stack([torch.from_numpy(answers[f"{arm}/{seed}/nll"]).double() for seed in seeds])  # [S, N]
+    labels = answers["labels"]
+    return torch.stack([torch.from_numpy(answers[f"{arm}/{seed}/predicted"] == labels).double() for seed in seeds])
+
+
+def as_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Format the summary of one dataset as Markdown lines."""
+    rows = summary["arms"]
+    done = {arm: row for arm, row in rows.items() if row["seeds"]}
+    place = f"{', '.join(summary['devices'])}, torch {summary['versions'].get('torch', 'unknown')}"
+    lines = [f"{summary['runs']} runs on {place}.", ""]
+    if done:
+        train = next(iter(done.values()))["train"]
+        lines += [f"Test set, mean ± standard deviation over seeds; {train:,} training items.", ""]
+        head = ["method", "seeds", *(title for title, _, _ in SHOWN.values())]
+        body = [[row["label"], str(len(row["seeds"])), *_cells(row["test"])] for row in done.values()]
+        others = [row for row in done.values() if row.get("against_plain")]
+        lines += [format_table(head, body), "", "Difference from plain attention, 95 % confidence interval:", ""]
+        lines += [format_table(["method", *head[2:]], [_against(row) for row in others]), ""]
+        over = others[0]["against_plain"]["nll"]["over"] if others else "seeds"
+        lines += [f"Accuracy and NLL are paired by {over}, the other columns by seeds.", ""]
+    lines += ["Settings with the lowest NLL on the development set, mean over the seeds of the stage `refine`:", ""]
+    return [*lines, *(_setting_line(row) for row in rows.values())]
+
+
+def _cells(test: Mapping[str, Any]) -> list[str]:
+    cells = []
+    for name, (_, digits, factor) in SHOWN.items():
+        mean, deviation = test[name]["mean"] * factor, test[name]["deviation"]
+        cells.append(f"{mean:.{digits}f}" + (f" ± {deviation * factor:.{digits}f}" if deviation is not None else ""))
+    return cells
+
+
+def _against(row: Mapping[str, Any]) -> list[str]:
+    cells = [row["label"]]
+    for name, (_, digits, factor) in SHOWN.items():
+        values = row["against_plain"].get(name)
+        if values is None:
+            cells.append("")
+            continue
+        d, low, high = (values[key] * factor for key in ("difference", "low", "high"))
+        cells.append(f"{d:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
+    return cells
+
+
+def _setting_line(row: Mapping[str, Any]) -> str:
+    best = row["tried"][0] if row["tried"] else None
+    if best is None:
+        return f"- {row['label']}: no trial has ended"
+    losses = [loss for loss in best.get("refine") or best["screen"] if loss is not None]
+    loss = f"{statistics.fmean(losses):.4f}" if losses else "diverged"
+    values = ", ".join(f"{key} {value:g}" for key, value in as_settings(best["settings"]).items())
+    edges = row.get("at_edges")
+    note = f"; near the end of its range: {', '.join(edges)}" if edges else ""
+    return f"- {row['label']}: {values} (NLL {loss}; {len(row['tried'])} trials{note})"
