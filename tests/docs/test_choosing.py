@@ -51,8 +51,9 @@ def test_a_number_that_is_not_there_is_seen():
     ],
 )
 def test_what_is_recommended_for_transformers_is_what_their_recipes_have(name):
-    recommended = SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)
-    assert 'for_transformers = SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)' in PAGE.read_text()
+    text = 'SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4)'
+    recommended = SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4)
+    assert f"for_transformers = {text}" in PAGE.read_text()
     rule = make_rule(open_recipe(name).method, num_data=100, total_steps=100)
-    for setting in ("alpha", "ratio", "space", "smoothing"):
+    for setting in ("stepsize", "alpha", "ratio", "space", "smoothing", "act_every"):
         assert getattr(rule, setting) == getattr(recommended, setting), setting

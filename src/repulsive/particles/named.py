@@ -53,11 +53,11 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] | None = Non
 
     | name | rule |
     | --- | --- |
-    | "recommended", "sphere" | `SVGD(alpha="auto", ratio=0.01, space="sphere", smoothing=0)` |
+    | "recommended", "sphere" | `SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4)` |
     | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
     | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
     | "spos-paper" | `SPOS(temperature=1.0)`: the published values, with two temperatures |
-    | "logits" | `SVGD(space="logits")` |
+    | "logits" | `SVGD("heads", Until(500, 0.01), space="logits")` |
     | "kernel-free" | `KernelFree()`, a control for "paper": the same without a kernel |
 
     Args:
