@@ -6,10 +6,10 @@ import time
 import pytest
 
 from repulsive import SVGD
+from repulsive.lab.bench.participants import Participant, SharedModel
 from repulsive.lab.bench.presets import find_preset
 from repulsive.lab.bench.rules import Case
 from repulsive.lab.bench.turns import average
-from repulsive.lab.bench.twins import Twin
 
 pytest.importorskip("transformers")
 
@@ -20,17 +20,23 @@ def test_logits_cost_at_most_five_percent_of_a_step_of_2048_tokens():
     preset = find_preset("bert-base")
     sizes = {"layers": 1, "length": 128, "overrides": {"vocab_size": 200}}
     inputs = preset.inputs(preset.build("meta", **sizes).config, 16, 128, "cpu")
-    plain, repelled = (
-        Twin(preset.build("cpu", **sizes), inputs, case, steps=1) for case in (None, Case(SVGD(space="logits")))
-    )
+    shared = SharedModel(preset.build("cpu", **sizes), inputs)
+    plain, repelled = (Participant(shared, case, steps=1) for case in (None, Case(SVGD(space="logits"))))
     seconds: dict[str, list[float]] = {"plain": [], "measuring": [], "renewing": [], "ordinary": []}
-    for turn in range(4):  # the first warms up
-        repelled.begin_turn()
-        for kind in repelled.kinds:
-            for name, twin in (("plain", plain), (kind, repelled)):
-                started = time.process_time()
-                twin.step()
-                seconds[name] += [time.process_time() - started] if turn else []
+
+    def step(participant, name):
+        started = time.process_time()
+        participant.step()
+        seconds[name].append(time.process_time() - started)
+
+    for turn in range(4):
+        with repelled.attached():
+            for kind in repelled.periods:
+                step(repelled, kind)
+        for _ in repelled.periods:
+            step(plain, "plain")
+        if turn == 0:  # warm-up
+            seconds = {name: [] for name in seconds}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     mean = average(medians["measuring"], medians["ordinary"], medians["renewing"], repelled.renewals)
     print({name: round(value, 4) for name, value in medians.items()}, round(mean / medians["plain"], 4))
