@@ -149,6 +149,27 @@ def test_the_time_inside_hooks_is_that_of_the_hooks(monkeypatch):
     assert now[0] == spent + 3.0 + 17.0 + 2 * 1.0
 
 
+def test_the_time_inside_hooks_is_a_mean_over_acting_and_resting_steps(monkeypatch):
+    """A rule that acts in one of four steps: its hook takes 9 seconds then, 17 if it measures, and 1 otherwise."""
+    now = [0.0]
+    monkeypatch.setattr(hook_cost.time, "perf_counter", lambda: now[0])
+    rule = SVGD()
+    object.__setattr__(rule, "act_every", 4)
+    participant = tiny_participant("llama", Case(rule), steps=6)
+    handle = participant.handle
+
+    def repel_slowly(scale=None):
+        acts = handle.steps % 4 == 0
+        now[0] += 1.0 + 8.0 * acts + 8.0 * (acts and handle.steps % handle.settings.measure_every < 4)
+        handle._pending = True
+
+    monkeypatch.setattr(handle, "_repel", repel_slowly)
+    cost = hook_cost.measure_hooks(participant, 2)
+    assert participant.periods == ["measuring", "ordinary", "ordinary"] and handle.steps == 2 * 12
+    assert cost.host == {"measuring": (17 + 3) / 4, "ordinary": (9 + 3) / 4}
+    assert cost.average == pytest.approx((200 * 17 + 2_300 * 9 + 7_500 * 1) / 10_000)
+
+
 @pytest.mark.slow
 def test_a_rule_that_clips_is_compared_with_plain_turns_that_clip():
     options = CostOptions("gpt2", ("max-norm",), rounds=6, steps=1, layers=1, batch=1, length=8, overrides=TINY["gpt2"])

@@ -1,6 +1,5 @@
 """Participants share one model and one optimizer: a rule is attached in its own turns only, also in compiled models."""
 
-
 import pytest
 import torch
 
@@ -34,36 +33,44 @@ def hooks_of(shared):
     return len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks), modules
 
 
-def train_in_turns(shared, order):
-    """Give participants turns in this order; return the handles attached and the hooks in every step."""
-    seen = []
-    for one in order:
-        whole = one.step
-
-        def step(whole=whole):
-            handles = [other for other in order if other.handle is not None and other.handle.attached]
-            seen.append((list(dict.fromkeys(handles)), hooks_of(shared)))
-            return whole()
-
-        one.step = step
-        one.turn()
-        del one.step
-    return seen
-
-
-def test_a_rule_is_attached_in_its_own_turns_only():
+def test_a_rule_is_attached_in_its_own_turns_only(monkeypatch):
     shared = tiny_model("llama")
-    plain = Participant(shared, steps=1)
-    paper, noise, logits = (Participant(shared, case, steps=1) for case in (Case(SVGD()), Case(SGLD()), LOGITS))
+    cases = {"plain": None, "paper": Case(SVGD()), "sgld": Case(SGLD()), "logits": LOGITS}
+    team = {name: Participant(shared, case, steps=1) for name, case in cases.items()}
     assert hooks_of(shared) == (0, 0, 0)
-    for one in (paper, plain, logits, noise, plain, plain, logits, paper):
-        for attached, hooks in train_in_turns(shared, [one]):
-            assert attached == ([] if one is plain else [one])
-            assert hooks[:2] == ((0, 0) if one is plain else (1, 1))
-            assert (hooks[2] > 0) == (one is logits)
+    steps, whole = [], Participant.step
+
+    def step(self):
+        names = [name for name, one in team.items() if one.handle is not None and one.handle.attached]
+        steps.append((names, hooks_of(shared)))
+        return whole(self)
+
+    monkeypatch.setattr(Participant, "step", step)
+    for turn in ("paper", "plain", "logits", "sgld", "plain", "plain", "logits", "paper"):
+        steps.clear()
+        team[turn].turn()
+        assert len(steps) == (3 if turn == "logits" else 2)
+        for names, (before, after, modules) in steps:
+            assert names == ([] if turn == "plain" else [turn])
+            assert before == after == len(names) and (modules > 0) == (turn == "logits")
         assert hooks_of(shared) == (0, 0, 0)
-    assert paper.handle.steps == 4 and noise.handle.steps == 2
-    assert logits.handle.steps == logits.start + 3
+    assert team["paper"].handle.steps == 4 and team["sgld"].handle.steps == 2
+    assert team["logits"].handle.steps == team["logits"].start + 3
+
+
+def test_a_rule_is_detached_after_an_error():
+    shared = tiny_model("llama")
+    paper, other = (Participant(shared, Case(SVGD()), steps=1) for _ in range(2))
+    paper.step = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        paper.turn()
+    assert hooks_of(shared) == (0, 0, 0)
+    other.turn()  # repel refuses heads that another handle repels
+
+
+def test_no_warning_about_handles_without_a_step(recwarn):
+    Participant(tiny_model("llama"), Case(SVGD()), steps=1)
+    assert not [warning for warning in recwarn if "never took a step" in str(warning.message)]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -118,6 +125,7 @@ class CountingBackend:
         return graph
 
 
+@pytest.mark.slow
 def test_all_rules_between_weights_use_one_compiled_graph(monkeypatch):
     backend = CountingBackend(monkeypatch)
     shared = tiny_model("llama", compiled=True)
@@ -131,32 +139,32 @@ def test_all_rules_between_weights_use_one_compiled_graph(monkeypatch):
     assert team["paper"].handle.steps == 6
 
 
-def test_a_compiled_rule_that_reads_tokens_has_a_graph_of_its_own(monkeypatch):
-    """The plain graph never samples, the other graph does, and switching between them compiles nothing."""
+@pytest.mark.parametrize("tokens", [(512,), pytest.param((512, 64), marks=pytest.mark.slow)])
+def test_a_compiled_rule_that_reads_tokens_has_a_graph_of_its_own(tokens, monkeypatch):
+    """The plain graph never samples, the other graphs do, and switching between them compiles nothing."""
     backend = CountingBackend(monkeypatch)
-    calls = []
-    whole = Samples.take
+    calls, whole = [], Samples.take
     monkeypatch.setattr(Samples, "take", lambda self, *args: (calls.append(self), whole(self, *args)))
     shared = tiny_model("llama", compiled=True)
-    cases = {"logits": LOGITS, "other logits": Case(SVGD(space="logits", tokens=64)), "paper": Case(SVGD())}
-    team = warm_up(shared, cases, 1, 2, 0, lambda line: None).participants
-    assert [team[name].has_own_graph for name in cases] == [True, True, False]
+    readers = {f"logits {count}": Case(SVGD(space="logits", tokens=count)) for count in tokens}
+    team = warm_up(shared, {**readers, "paper": Case(SVGD())}, 1, 2, 0, lambda line: None).participants
+    assert [name for name, one in team.items() if one.has_own_graph] == list(readers)
     graphs = len(backend.graphs)
     assert backend.graphs[0] == 0 and set(backend.graphs[1:]) == {2}  # q and k of one layer
-    for _ in range(3):
-        for name in ("plain", "logits", "plain again", "paper", "other logits", "plain"):
+    for _ in range(2):
+        for name in ("plain", *readers, "plain again", "paper", *readers, "plain"):
             calls.clear()
             team[name].turn()
-            if "logits" in name:
-                own = team[name].handle._logits
-                assert len(calls) == 2 and all(one is own.sampler.taken for one in calls)
+            if name in readers:  # two samples in the one step that renews
+                assert len(calls) == 2 and all(one is team[name].handle._logits.sampler.taken for one in calls)
             else:
                 assert not calls
     assert len(backend.graphs) == graphs
-    for name in ("logits", "other logits"):
-        assert team[name].handle._logits.renewals == 1 + 2 + 3
+    for name in readers:
+        assert team[name].handle._logits.renewals == 1 + 2 + 4
 
 
+@pytest.mark.slow
 def test_a_compiled_model_takes_the_same_steps(monkeypatch):
     """`repel` finds the heads of a compiled model, and both have the same weights at the end."""
     CountingBackend(monkeypatch)

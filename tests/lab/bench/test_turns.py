@@ -11,7 +11,7 @@ from repulsive import SVGD
 from repulsive.lab.bench import clock
 from repulsive.lab.bench.participants import first_step
 from repulsive.lab.bench.rules import Case
-from repulsive.lab.bench.turns import LEAST_ROUNDS, Turn, compare_turns, order_of_round, take_turns
+from repulsive.lab.bench.turns import LEAST_ROUNDS, Turn, average, compare_turns, order_of_round, take_turns
 from repulsive.metrics import signed_ranks
 from repulsive.repulsion.logits.renewal import is_renewed
 from tests.lab.bench.tiny_models import tiny_participant
@@ -66,9 +66,72 @@ def test_a_turn_counts_renewing_steps_as_often_as_a_training_has_them(monkeypatc
 
 def test_the_first_step_measures_and_the_second_renews():
     step = first_step("auto", 2)
-    assert step % 4 == 0
     assert [is_renewed(step + shift, "auto") for shift in range(4)] == [False, True, False, False]
-    assert first_step(1, 2) is None and first_step(10, 2) is None  # a renewing step would be the first of a turn
+    assert first_step(10, 2) == 9 and first_step(10, 2, act_every=4) == 16
+    assert first_step(1, 2) is None
+
+
+class Counter:
+    """The part of a handle that a turn uses."""
+
+    def __init__(self, measure_every):
+        self.steps, self.measure_every, self.is_attached = 0, measure_every, False  # as a new handle
+
+    def attach(self):
+        self.is_attached = True
+
+    def remove(self):
+        self.is_attached = False
+
+
+def costs_of_steps(steps, act_every, measure_every, every):
+    """Costs of a training, step by step; a renewal that is due while the rule rests waits until it acts."""
+    costs, is_due = [], False
+    for step in steps:
+        is_due = is_due or (every is not None and is_renewed(step, every))
+        cost = 1.0
+        if step % act_every == 0:
+            cost += 2.0 + 8.0 * (step % measure_every < act_every) + 16.0 * is_due
+            is_due = False
+        costs.append(cost)
+    return costs
+
+
+@pytest.mark.parametrize("act_every", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize("every", [None, "auto", 1, 3, 10, 200])
+def test_an_average_step_weights_acting_and_resting_steps_as_a_training_does(monkeypatch, act_every, every):
+    """The mean of turns is that of 10,000 steps, each counted."""
+    pytest.importorskip("transformers")
+    rule = SVGD() if every is None else SVGD(space="logits", every=every)
+    object.__setattr__(rule, "act_every", act_every)
+    participant = tiny_participant("llama", Case(rule), steps=4)
+    counter = participant.handle = Counter(participant.handle.settings.measure_every)
+    costs = costs_of_steps(range(10_000), act_every, counter.measure_every, every)
+    fake = FakeClock(monkeypatch)
+    measured = []
+
+    def step():
+        assert counter.is_attached
+        measured.append(counter.steps % act_every == 0 and counter.steps % counter.measure_every < act_every)
+        fake.spend(costs[counter.steps])
+        counter.steps += 1
+
+    monkeypatch.setattr(participant, "step", step)
+    turns = []
+    for _ in range(10):
+        measured.clear()
+        turns.append(participant.turn())
+        assert measured == [True, *[False] * (len(measured) - 1)] and not counter.is_attached
+        assert len(measured) == act_every * len(participant.periods) and participant.ordinary * act_every >= 4
+    expected = costs_of_steps(range(10_000), act_every, 50, every)
+    found = sum(turn.seconds for turn in turns) / len(turns)
+    assert found == pytest.approx(sum(expected) / 10_000, rel=3e-3)
+
+
+def test_with_one_step_per_period_nothing_changes():
+    expected = (200 * 3.0 + 346 * 7.0 + (10_000 - 546) * 1.5) / 10_000
+    assert average(3.0, 1.5, 7.0, 346) == pytest.approx(expected)
+    assert average(3.0, 1.5, None, 346) == pytest.approx((200 * 3.0 + 9_800 * 1.5) / 10_000)
 
 
 @pytest.mark.parametrize("factor", [1.005, 1.02, 1.3])
@@ -150,3 +213,15 @@ def test_a_time_limit_ends_after_a_whole_round(monkeypatch):
         turns = take_turns(functions, AGAINST, 20, seconds=seconds, progress=lines.append)
         assert len(turns["paper"]) == rounds and len(turns["plain"]) == 3 * rounds
     assert lines[0] == "round 1 of at most 20, about 75 s left"
+
+
+def test_without_a_number_of_rounds_as_many_as_fit_are_taken(monkeypatch):
+    fake = FakeClock(monkeypatch)
+    functions = fake_turns(fake, lambda now: 1.0, plain=1.0, plain_again=1.0, paper=1.0)  # 10 s per round
+    lines: list[str] = []
+    turns = take_turns(functions, AGAINST, seconds=1995.0, progress=lines.append)
+    assert len(turns["paper"]) == 200
+    assert lines[0] == "round 1, about 1985 s left" and lines[-1] == "round 200, about 0 s left"
+    assert len(lines) == 11
+    with pytest.raises(ValueError, match="expected a limit"):
+        take_turns(functions, AGAINST)

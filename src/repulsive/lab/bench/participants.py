@@ -6,6 +6,7 @@ alone. Each rule has a handle of its own, which is attached for the turns of its
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -77,23 +78,30 @@ class Participant:
         if case is None:
             return
         if isinstance(case.rule, SVGD) and case.rule.reads_tokens:
-            every = case.rule.every
-            self.start = first_step(every, self.ordinary, self.act_every)
-            if self.start is not None:
-                self.renewals = sum(_renews(step, every, self.act_every) for step in range(TRAINING))
+            self._plan_renewals(case.rule.every)
         if shared.is_compiled and case.rule.reads_tokens:
             self.forward, self.has_own_graph = compile_apart(shared.model), True
         self.handle = repel(
             self.forward,
             shared.optimizer,
             case.rule,
-            measure_every=self.act_every * len(self.periods),  # once in a turn
+            measure_every=self.start or self.act_every * len(self.periods),  # in the first step of a turn
             max_norm=case.max_norm,
             verbose=False,
         )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="repulsion was attached, but the optimizer never took a step")
-            self.handle.remove()
+        _detach(self.handle)
+
+    def _plan_renewals(self, every: int | str) -> None:
+        """Choose the step of a training that turns start with, so that they renew a force in their second period.
+
+        A force that is renewed too often for this is renewed in ordinary periods, in as many as in a training.
+        """
+        self.start = first_step(every, self.ordinary, self.act_every)
+        if self.start is not None:
+            self.renewals = sum(_renews(step, every, self.act_every) for step in range(TRAINING))
+        elif isinstance(every, int):
+            cycle = math.lcm(every, self.act_every) // self.act_every  # periods from one renewal to the next
+            self.ordinary = -(-self.ordinary // cycle) * cycle
 
     @property
     def periods(self) -> list[str]:
@@ -112,7 +120,7 @@ class Participant:
         try:
             yield
         finally:
-            self.handle.remove()
+            _detach(self.handle)
 
     def step(self) -> Tensor:
         """Take one training step and return its loss.
@@ -154,6 +162,12 @@ class Participant:
             self.take_period()
 
 
+def _detach(handle: Handle) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="repulsion was attached, but the optimizer never took a step")
+        handle.remove()
+
+
 def compile_apart(model: nn.Module) -> nn.Module:
     """Compile a model into graphs of its own, even if the same model has been compiled before.
 
@@ -174,12 +188,11 @@ def first_step(every: int | str, ordinary: int, act_every: int = 1) -> int | Non
         act_every: steps of a period.
 
     Returns:
-        The step, a multiple of the steps of a turn; None if there is no such step in a training, because the force is
-        renewed too often.
+        The step, at least the number of steps of a turn; None if there is no such step in a training, because the force
+        is renewed too often.
     """
-    length = act_every * (ordinary + 2)
     wanted = [False, True, *[False] * ordinary]
-    for step in range(length, TRAINING, length):
+    for step in range(act_every * (ordinary + 2), TRAINING, act_every):
         if [_renews(step + act_every * place, every, act_every) for place in range(ordinary + 2)] == wanted:
             return step
     return None
