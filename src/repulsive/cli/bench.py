@@ -29,12 +29,14 @@ def bench(
     length: Annotated[int | None, typer.Option(min=1, help="With --model: tokens per sequence.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="With --model: number of layers.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="With --model: ordinary steps of each model per round; default: 2.")
+        int | None, typer.Option(min=1, help="With --model: ordinary steps of each rule per round; default: 2.")
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0, help="With --model: stop after the round in which this time has passed (at least 6 rounds)."
+            min=0,
+            help="With --model: take as many rounds as fit in this time, at least 6. Default without --rounds: 120 on "
+            "cuda.",
         ),
     ] = None,
     json_file: Annotated[
@@ -54,7 +56,8 @@ def bench(
     rounds: Annotated[
         int,
         typer.Option(
-            help="Number of measurement rounds; default: 300 on cuda, 12 on cpu; with --model 60 and 6.",
+            help="Number of measurement rounds; default: 300 on cuda, 12 on cpu; with --model as many as fit in "
+            "--seconds, and 6 on cpu.",
             show_default=False,
         ),
     ] = 0,

@@ -60,15 +60,19 @@ def test_the_table_is_the_same_from_json():
     facts = measure_model(
         CostOptions("vit-b16", ("sgld",), rounds=6, steps=1, layers=1, batch=1, overrides=overrides), lambda line: None
     )
-    for row in facts["results"].values():
-        row["peak_bytes"] = 12_345_678_901  # as on a GPU: one more column
+    facts["results"]["sgld"] |= {"act_every": 4, "own_graph": True}
+    for name, row in facts["results"].items():
+        row["peak_bytes"] = 12_345_678_901 + 4_560_000 * (name == "sgld")  # as on a GPU: one more column
         row["seconds"], row["per_second"] = 123.45678, 1_234_567.0
     texts = []
     for source in (facts, json.loads(json.dumps(facts))):
         console = Console(width=80, file=StringIO())
         print_costs(source, console, full=True)
         texts.append(console.file.getvalue())
-    assert texts[0] == texts[1] and "12.35" in texts[0] and "images/s" in texts[0]
+    assert texts[0] == texts[1] and "peak memory 12.35 GB" in texts[0] and "images/s" in texts[0]
+    rows = [line.split() for line in texts[0].splitlines()]
+    assert next(row[-1] for row in rows if row[:1] == ["sgld"]) == "4.6"
+    assert "sgld: acts in one of 4 steps" in texts[0] and "sgld: compiled again" in texts[0]
     assert max(map(len, texts[0].splitlines())) <= 80 and "…" not in texts[0]
 
 

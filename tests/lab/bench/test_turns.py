@@ -9,12 +9,12 @@ import torch
 
 from repulsive import SVGD
 from repulsive.lab.bench import clock
+from repulsive.lab.bench.participants import first_step
 from repulsive.lab.bench.rules import Case
-from repulsive.lab.bench.turns import LEAST_ROUNDS, Turn, compare_turns, order_of_round, take_turns
-from repulsive.lab.bench.twins import first_step
+from repulsive.lab.bench.turns import LEAST_ROUNDS, Turn, average, compare_turns, order_of_round, take_turns
 from repulsive.metrics import signed_ranks
 from repulsive.repulsion.logits.renewal import is_renewed
-from tests.lab.bench.tiny_models import tiny_twin
+from tests.lab.bench.tiny_models import tiny_participant
 
 AGAINST = {"plain again": "plain", "paper": "plain"}
 
@@ -30,25 +30,25 @@ class FakeClock:
         self.now += seconds
 
 
-def fake_twins(fake, speed, **factors):
-    """Twins whose steps take their factor times the speed of the machine at that time."""
+def fake_turns(fake, speed, **factors):
+    """Turns whose steps take their factor times the speed of the machine at that time."""
 
-    def twin(factor):
+    def participant(factor):
         def turn():
             return Turn(*clock.laps([lambda: fake.spend(factor * speed(fake.now))] * 2, torch.device("cpu")))
 
         return turn
 
-    return {name.replace("_", " "): twin(factor) for name, factor in factors.items()}
+    return {name.replace("_", " "): participant(factor) for name, factor in factors.items()}
 
 
 def test_a_turn_counts_measuring_steps_as_one_of_fifty(monkeypatch):
     pytest.importorskip("transformers")
     fake = FakeClock(monkeypatch)
-    twin = tiny_twin("llama", steps=4)
+    participant = tiny_participant("llama", steps=4)
     costs = iter([3.0, 1.0, 1.0, 2.0, 2.0])
-    monkeypatch.setattr(twin, "step", lambda: fake.spend(next(costs)))
-    turn = twin.turn()
+    monkeypatch.setattr(participant, "step", lambda: fake.spend(next(costs)))
+    turn = participant.turn()
     assert turn == Turn(measuring=3.0, ordinary=1.5)
     assert turn.seconds == pytest.approx((3.0 + 49 * 1.5) / 50)
 
@@ -56,27 +56,90 @@ def test_a_turn_counts_measuring_steps_as_one_of_fifty(monkeypatch):
 def test_a_turn_counts_renewing_steps_as_often_as_a_training_has_them(monkeypatch):
     pytest.importorskip("transformers")
     fake = FakeClock(monkeypatch)
-    twin = tiny_twin("llama", Case(SVGD(space="logits")))
+    participant = tiny_participant("llama", Case(SVGD(space="logits")))
     costs = iter([3.0, 7.0, 1.0, 2.0])
-    monkeypatch.setattr(twin, "step", lambda: fake.spend(next(costs)))
-    turn = twin.turn()
+    monkeypatch.setattr(participant, "step", lambda: fake.spend(next(costs)))
+    turn = participant.turn()
     assert turn == Turn(measuring=3.0, ordinary=1.5, renewing=7.0, renewals=346)
     assert turn.seconds == pytest.approx((200 * 3 + 346 * 7 + (10_000 - 546) * 1.5) / 10_000)
 
 
 def test_the_first_step_measures_and_the_second_renews():
     step = first_step("auto", 2)
-    assert step % 50 == 0
     assert [is_renewed(step + shift, "auto") for shift in range(4)] == [False, True, False, False]
-    assert first_step(1, 2) is None and first_step(10, 2) is None  # measuring steps renew, too
+    assert first_step(10, 2) == 9 and first_step(10, 2, act_every=4) == 16
+    assert first_step(1, 2) is None
+
+
+class Counter:
+    """The part of a handle that a turn uses."""
+
+    def __init__(self, measure_every):
+        self.steps, self.measure_every, self.is_attached = 0, measure_every, False  # as a new handle
+
+    def attach(self):
+        self.is_attached = True
+
+    def remove(self):
+        self.is_attached = False
+
+
+def costs_of_steps(steps, act_every, measure_every, every):
+    """Costs of a training, step by step; a renewal that is due while the rule rests waits until it acts."""
+    costs, is_due = [], False
+    for step in steps:
+        is_due = is_due or (every is not None and is_renewed(step, every))
+        cost = 1.0
+        if step % act_every == 0:
+            cost += 2.0 + 8.0 * (step % measure_every < act_every) + 16.0 * is_due
+            is_due = False
+        costs.append(cost)
+    return costs
+
+
+@pytest.mark.parametrize("act_every", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize("every", [None, "auto", 1, 3, 10, 200])
+def test_an_average_step_weights_acting_and_resting_steps_as_a_training_does(monkeypatch, act_every, every):
+    """The mean of turns is that of 10,000 steps, each counted."""
+    pytest.importorskip("transformers")
+    rule = SVGD() if every is None else SVGD(space="logits", every=every)
+    object.__setattr__(rule, "act_every", act_every)
+    participant = tiny_participant("llama", Case(rule), steps=4)
+    counter = participant.handle = Counter(participant.handle.settings.measure_every)
+    costs = costs_of_steps(range(10_000), act_every, counter.measure_every, every)
+    fake = FakeClock(monkeypatch)
+    measured = []
+
+    def step():
+        assert counter.is_attached
+        measured.append(counter.steps % act_every == 0 and counter.steps % counter.measure_every < act_every)
+        fake.spend(costs[counter.steps])
+        counter.steps += 1
+
+    monkeypatch.setattr(participant, "step", step)
+    turns = []
+    for _ in range(10):
+        measured.clear()
+        turns.append(participant.turn())
+        assert measured == [True, *[False] * (len(measured) - 1)] and not counter.is_attached
+        assert len(measured) == act_every * len(participant.periods) and participant.ordinary * act_every >= 4
+    expected = costs_of_steps(range(10_000), act_every, 50, every)
+    found = sum(turn.seconds for turn in turns) / len(turns)
+    assert found == pytest.approx(sum(expected) / 10_000, rel=3e-3)
+
+
+def test_with_one_step_per_period_nothing_changes():
+    expected = (200 * 3.0 + 346 * 7.0 + (10_000 - 546) * 1.5) / 10_000
+    assert average(3.0, 1.5, 7.0, 346) == pytest.approx(expected)
+    assert average(3.0, 1.5, None, 346) == pytest.approx((200 * 3.0 + 9_800 * 1.5) / 10_000)
 
 
 @pytest.mark.parametrize("factor", [1.005, 1.02, 1.3])
 def test_steady_drift_cancels(monkeypatch, factor):
     """Each turn is slower than the one before by the same time; a comparison with one turn alone sees the drift."""
     fake, count = FakeClock(monkeypatch), itertools.count(0, 0.5)  # two laps per turn
-    twins = fake_twins(fake, lambda now: 1 + 0.02 * int(next(count)), plain=1.0, plain_again=1.0, paper=factor)
-    turns = take_turns(twins, AGAINST, 6)
+    functions = fake_turns(fake, lambda now: 1 + 0.02 * int(next(count)), plain=1.0, plain_again=1.0, paper=factor)
+    turns = take_turns(functions, AGAINST, 6)
     costs = compare_turns(turns, AGAINST)
     for end in ("ratio", "low", "high", "geometric_mean", "median_ratio"):
         assert getattr(costs["paper"], end) == pytest.approx(factor, rel=1e-9)
@@ -93,8 +156,8 @@ def test_half_a_percent_shows_on_a_machine_that_wanders(monkeypatch):
     def speed(now):
         return 0.029 * (1 + 0.2 * math.sin(now / 7)) * (1 + (source.random() if source.random() < 0.1 else 0))
 
-    twins = fake_twins(fake, speed, plain=1.0, plain_again=1.0, paper=1.005)
-    turns = take_turns(twins, AGAINST, 60)
+    functions = fake_turns(fake, speed, plain=1.0, plain_again=1.0, paper=1.005)
+    turns = take_turns(functions, AGAINST, 60)
     costs = compare_turns(turns, AGAINST)
     assert costs["paper"].ratio == pytest.approx(1.005, abs=0.002)
     assert costs["plain again"].ratio == pytest.approx(1.0, abs=0.002)
@@ -119,7 +182,7 @@ def test_a_turn_is_compared_with_the_mean_of_the_plain_turns_around_it():
         "paper": [Turn(4.0, 4.0, at=2 * place + 1) for place in range(6)],
     }
     assert compare_turns(turns, {"paper": "plain"})["paper"].ratio == pytest.approx(2.0)
-    with pytest.raises(ValueError, match="lies not between two turns of plain"):
+    with pytest.raises(ValueError, match="does not lie between two turns of plain"):
         compare_turns({"plain": turns["plain"][1:], "paper": turns["paper"]}, {"paper": "plain"})
 
 
@@ -129,7 +192,7 @@ def test_few_rounds_have_no_interval():
         compare_turns({**turns, "paper": [Turn(2.0, 2.0, at=1)]}, {"paper": "plain"})
 
 
-def test_every_twin_has_every_place_in_the_order_equally_often():
+def test_every_participant_has_every_place_in_the_order_equally_often():
     against = dict.fromkeys("abc", "plain")
     orders = [order_of_round(against, number) for number in range(6)]
     assert orders[0] == ["plain", "a", "plain", "b", "plain", "c", "plain"]
@@ -137,7 +200,7 @@ def test_every_twin_has_every_place_in_the_order_equally_often():
     assert all(sorted(order[place] for order in orders) == sorted(2 * "abc") for place in (1, 3, 5))
 
 
-def test_a_twin_with_another_plain_twin_lies_between_its_turns():
+def test_a_participant_with_another_baseline_lies_between_its_turns():
     order = order_of_round({"a": "plain", "b": "clipped", "c": "plain"}, 0)
     assert order == ["plain", "a", "plain", "clipped", "b", "clipped", "plain", "c", "plain"]
 
@@ -146,7 +209,19 @@ def test_a_time_limit_ends_after_a_whole_round(monkeypatch):
     fake = FakeClock(monkeypatch)
     lines: list[str] = []
     for seconds, rounds in ((85.0, 9), (0.0, LEAST_ROUNDS), (1e6, 20)):
-        twins = fake_twins(fake, lambda now: 1.0, plain=1.0, plain_again=1.0, paper=1.0)  # 10 s per round
-        turns = take_turns(twins, AGAINST, 20, seconds=seconds, progress=lines.append)
+        functions = fake_turns(fake, lambda now: 1.0, plain=1.0, plain_again=1.0, paper=1.0)  # 10 s per round
+        turns = take_turns(functions, AGAINST, 20, seconds=seconds, progress=lines.append)
         assert len(turns["paper"]) == rounds and len(turns["plain"]) == 3 * rounds
     assert lines[0] == "round 1 of at most 20, about 75 s left"
+
+
+def test_without_a_number_of_rounds_as_many_as_fit_are_taken(monkeypatch):
+    fake = FakeClock(monkeypatch)
+    functions = fake_turns(fake, lambda now: 1.0, plain=1.0, plain_again=1.0, paper=1.0)  # 10 s per round
+    lines: list[str] = []
+    turns = take_turns(functions, AGAINST, seconds=1995.0, progress=lines.append)
+    assert len(turns["paper"]) == 200
+    assert lines[0] == "round 1, about 1985 s left" and lines[-1] == "round 200, about 0 s left"
+    assert len(lines) == 11
+    with pytest.raises(ValueError, match="expected a limit"):
+        take_turns(functions, AGAINST)

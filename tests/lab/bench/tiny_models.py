@@ -1,7 +1,7 @@
 """Models of the benchmark, small enough for a test."""
 
+from repulsive.lab.bench.participants import Participant, SharedModel
 from repulsive.lab.bench.presets import find_preset
-from repulsive.lab.bench.twins import Twin
 
 NARROW = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 TINY = {
@@ -12,8 +12,12 @@ TINY = {
 }
 
 
-def tiny_twin(name, case=None, steps=2, compiled=False, max_norm=None, **more):
+def tiny_model(name, compiled=False, **more):
     preset = find_preset(name)
     model = preset.build("cpu", layers=1, length=16, overrides={**TINY[name], **more})
     inputs = preset.inputs(model.config, 2, 1 if preset.unit == "images" else 16, "cpu")
-    return Twin(model, inputs, case, steps=steps, compiled=compiled, max_norm=max_norm)
+    return SharedModel(model, inputs, compiled=compiled)
+
+
+def tiny_participant(name, case=None, steps=2, max_norm=None, **more):
+    return Participant(tiny_model(name, **more), case, steps=steps, max_norm=max_norm)

@@ -18,6 +18,8 @@ from repulsive.lab.bench.rules import build_cases
 from repulsive.lab.bench.steps import VARIANTS, Options
 from repulsive.lab.bench.turns import LEAST_ROUNDS
 
+DEFAULT_SECONDS = 120.0
+
 Print = Callable[[str], None]
 
 
@@ -57,8 +59,9 @@ def bench_model(
         model: name of a preset.
         rules: names of rules and other cases; empty for all that work with the model.
         device: "cpu" or "cuda".
-        rounds: measured turns of each model; 0: 60 on cuda, 6 on cpu.
-        seconds: stop after the round in which this time has passed, after six rounds at the earliest.
+        rounds: measured turns of each rule; 0: as many as fit in `seconds`.
+        seconds: stop after the round in which this time has passed, after six rounds at the earliest. None without
+            `rounds`: 120 seconds on cuda, six rounds on cpu.
         steps: ordinary training steps per turn; None: 2.
         batch: sequences or images per step; None: that of the preset.
         length: tokens per sequence; None: that of the preset.
@@ -87,11 +90,13 @@ def bench_model(
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.touch()
     on_gpu = device == "cuda"
+    if not rounds and seconds is None:
+        rounds, seconds = (0, DEFAULT_SECONDS) if on_gpu else (LEAST_ROUNDS, None)
     options = CostOptions(
         model,
         tuple(rules),
         device,
-        rounds=rounds or (60 if on_gpu else LEAST_ROUNDS),
+        rounds=rounds or None,
         steps=steps or 2,
         warm_up=5 if on_gpu else 1,
         hook_turns=8 if on_gpu else 3,

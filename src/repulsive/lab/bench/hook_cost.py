@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from repulsive.lab.bench.clock import synchronise, undisturbed
+from repulsive.lab.bench.participants import Participant
 from repulsive.lab.bench.turns import average
-from repulsive.lab.bench.twins import Twin
 from repulsive.repulsion.logits.sampler import Hook
 
 AHEAD = 40_000_000  # GPU cycles, about 20 ms: the device waits this long, while the host launches the work of a hook
@@ -29,11 +29,13 @@ AHEAD = 40_000_000  # GPU cycles, about 20 ms: the device waits this long, while
 
 @dataclass(frozen=True)
 class HookCost:
-    """Median seconds inside the hooks of one step, by kind of step, and their average over a training.
+    """Median seconds inside the hooks of a step, by kind of period, and their average over a training.
+
+    The seconds of a rule that acts in one of several steps are means over the steps of a period.
 
     Args:
-        host: kind of step -> seconds of the host.
-        device: kind of step -> seconds of the device; None on a CPU.
+        host: kind of period -> seconds of the host.
+        device: kind of period -> seconds of the device; None on a CPU.
         average: seconds of host and device together, of an average step.
     """
 
@@ -42,16 +44,18 @@ class HookCost:
     average: float
 
 
-def measure_hooks(twin: Twin, turns: int) -> HookCost:
-    """Measure the time inside the hooks of a twin that has been warmed up, in turns that do not count for the ratio.
+def measure_hooks(participant: Participant, turns: int) -> HookCost:
+    """Measure the time inside the hooks of a rule that has been warmed up, in turns that do not count for the ratio.
 
-    A plain twin that clips has no hooks; the time of its clipping is measured instead.
+    Plain training that clips has no hooks; the time of its clipping is measured instead.
     """
+    shared = participant.shared
     with undisturbed():
-        host = _median_by_kind(twin, turns, _HostClock(twin.device))
-        device = _median_by_kind(twin, turns, _DeviceClock()) if twin.on_gpu else None
+        host = _median_by_kind(participant, turns, _HostClock(shared.device))
+        device = _median_by_kind(participant, turns, _DeviceClock()) if shared.on_gpu else None
     both = {kind: seconds + (0.0 if device is None else device[kind]) for kind, seconds in host.items()}
-    mean = average(both["measuring"], both["ordinary"], both.get("renewing"), twin.renewals)
+    renewing = both.get("renewing")
+    mean = average(both["measuring"], both["ordinary"], renewing, participant.renewals, participant.act_every)
     return HookCost(host, device, mean)
 
 
@@ -97,26 +101,25 @@ class _DeviceClock:
         return spent
 
 
-def _median_by_kind(twin: Twin, turns: int, clock: _HostClock | _DeviceClock) -> dict[str, float]:
+def _median_by_kind(participant: Participant, turns: int, clock: _HostClock | _DeviceClock) -> dict[str, float]:
     seconds: dict[str, list[float]] = defaultdict(list)
-    with _timed_hooks(twin, clock):
-        for _ in range(turns):
-            twin.begin_turn()
-            for kind in twin.kinds:
-                synchronise(twin.device)
-                twin.step()
-                seconds[kind].append(clock.reset())
+    for _ in range(turns):
+        with participant.attached(), _timed_hooks(participant, clock):
+            for kind in participant.periods:
+                synchronise(participant.shared.device)
+                participant.take_period()
+                seconds[kind].append(clock.reset() / participant.act_every)
     return {kind: statistics.median(values) for kind, values in seconds.items()}
 
 
 @contextmanager
-def _timed_hooks(twin: Twin, clock: _HostClock | _DeviceClock) -> Iterator[None]:
-    """Let a clock call the hooks of a twin: those of its optimizer, those of the forward pass, and clipping."""
+def _timed_hooks(participant: Participant, clock: _HostClock | _DeviceClock) -> Iterator[None]:
+    """Let a clock call the attached hooks: those of the optimizer, those of the forward pass, and clipping."""
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: clock.call(function, *args)
 
-    optimizer, forward = twin.optimizer, Hook.__call__
+    optimizer, forward = participant.shared.optimizer, Hook.__call__
     hooks: list[dict[int, Callable[..., Any]]] = [
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -125,13 +128,13 @@ def _timed_hooks(twin: Twin, clock: _HostClock | _DeviceClock) -> Iterator[None]
     try:
         for some in hooks:
             some.update({key: timed(function) for key, function in some.items()})
-        if not twin.is_compiled:  # the hooks come and go, so their class is changed
+        if not participant.shared.is_compiled:  # the hooks come and go, so their class is changed
             Hook.__call__ = lambda hook, *args: clock.call(forward, hook, *args)  # type: ignore[method-assign]
-        if twin.max_norm is not None:
-            twin.clip = timed(twin.clip)  # type: ignore[method-assign]
+        if participant.max_norm is not None:
+            participant.clip = timed(participant.clip)  # type: ignore[method-assign]
         yield
     finally:
         for some, before in zip(hooks, originals, strict=True):
             some.update(before)
         Hook.__call__ = forward  # type: ignore[method-assign]
-        twin.__dict__.pop("clip", None)
+        participant.__dict__.pop("clip", None)

@@ -62,6 +62,11 @@ def free_bytes(device: str) -> int | None:
     return 1024 * int(kilobytes[0]) if kilobytes else None
 
 
+def allocated_bytes(device: str) -> int:
+    """Return the bytes of GPU memory that tensors use; 0 on a CPU."""
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
 def process_peak_bytes() -> int | None:
     """Return the peak memory of this process in bytes; None on systems without `getrusage`."""
     try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from repulsive.lab.bench.model_cost import AGAIN, GIGA
+from repulsive.lab.bench.model_cost import GIGA
 from repulsive.lab.bench.turns import MEASURING, PLAIN, TRAINING
+from repulsive.lab.bench.warm_up import AGAIN
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+NOISE = f"'{AGAIN}' compares plain turns with plain turns: the noise floor."
 KINDS = ("ordinary", "measuring", "renewing")
 
 
@@ -28,7 +30,7 @@ def print_costs(facts: dict[str, Any], console: Console, full: bool = False) -> 
     with_memory = any(row["peak_bytes"] is not None for row in results.values())
     table = Table(title=f"{facts['settings']['model']}: milliseconds per training step", title_justify="left", box=None)
     table.add_column("rule", no_wrap=True)
-    columns = ["plain", "repelled", "ratio", "95 % interval", f"{unit}/s", *(["GB"] if with_memory else [])]
+    columns = ["plain", "repelled", "ratio", "95 % interval", f"{unit}/s", *(["+MB"] if with_memory else [])]
     for title in columns if full else columns[:3]:
         table.add_column(title, justify="right", no_wrap=True)
     for name, row in results.items():
@@ -41,12 +43,13 @@ def print_costs(facts: dict[str, Any], console: Console, full: bool = False) -> 
             _ratio(row["ratio"]),
             f"{_ratio(row['low'])} to {_ratio(row['high'])}",
             f"{row['per_second']:,.0f}",
-            *([_gigabytes(row["peak_bytes"])] if with_memory else []),
+            *([_additional_megabytes(row, results)] if with_memory else []),
         ]
         table.add_row(*(cells if full else cells[:4]))
     console.print(table)
     if not full:
-        console.print(f"'{AGAIN}' compares a second plain model with the first: the noise floor.", highlight=False)
+        for line in [NOISE, *_own_graphs(results)]:
+            console.print(line, highlight=False)
         console.print(f"{facts['machine']}. --full: intervals, throughput, memory and settings.", highlight=False)
         return
     if any(row["hooks"] is not None for row in results.values()):
@@ -85,11 +88,14 @@ def summary(facts: dict[str, Any]) -> list[str]:
         f"{facts['parameters'] / 1e6:.0f}M parameters with random weights, {step} per step, {optimizer}, "
         f"{facts['precision']}{compiled}.",
         f"Plain: {plain['per_second']:,.0f} {unit} per second, peak memory {_peak(facts)}.",
-        f"'{AGAIN}' compares a second plain model with the first: the noise floor.",
-        f"{facts['rounds']} rounds; each turn of a model lies between two turns of the plain one. One step of a turn "
-        f"measures, {settings['steps']} are ordinary. An average step is one of {TRAINING:,}, of which {MEASURING} "
-        "measure. Step times are medians, ratios Hodges-Lehmann estimates with Wilcoxon's interval.",
+        NOISE,
+        f"{facts['rounds']} rounds; all turns train the same model, and each turn with a rule lies between two plain "
+        f"ones. One step of a turn measures, {settings['steps']} are ordinary. An average step is one of "
+        f"{TRAINING:,}, of which {MEASURING} measure. Step times are medians, ratios Hodges-Lehmann estimates with "
+        "Wilcoxon's interval.",
         *_renewals(facts["results"]),
+        *_resting(facts["results"]),
+        *_own_graphs(facts["results"]),
         "Upper bound: host and device time inside the hooks of an average step, over the plain step. The host's time "
         "is the cost if the host is the bottleneck, the device's time otherwise.",
         f"{facts['machine']}, {facts['threads']} CPU threads, torch {versions.get('torch')}, "
@@ -109,6 +115,22 @@ def _renewals(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def _resting(results: dict[str, Any]) -> list[str]:
+    """Describe rules that do not act in every step."""
+    return [
+        f"{name}: acts in one of {row['act_every']} steps; its times are means over as many steps."
+        for name, row in results.items()
+        if row.get("act_every", 1) > 1
+    ]
+
+
+def _own_graphs(results: dict[str, Any]) -> list[str]:
+    """Name the rules that are compiled apart from the plain model."""
+    names = ", ".join(name for name, row in results.items() if row.get("own_graph"))
+    reason = "compiled again, to sample tokens inside the graph, and compared with the plain graph (same weights)."
+    return [f"{names}: {reason}"] if names else []
+
+
 def _ratio(value: float) -> str:
     """Format a ratio with four decimals, or with an exponent for the wide intervals of two or three rounds."""
     return f"{value:.4f}" if value < 100 else f"{value:.1e}"
@@ -119,8 +141,14 @@ def _peak(facts: dict[str, Any]) -> str:
     if own is not None:
         return f"{_gigabytes(own)} GB"
     whole = facts["process_peak_bytes"]
-    return "unknown" if whole is None else f"{_gigabytes(whole)} GB (the process, all {len(facts['results'])} models)"
+    return "unknown" if whole is None else f"{_gigabytes(whole)} GB (the process, all rules)"
 
 
-def _gigabytes(count: int | None) -> str:
-    return "" if count is None else f"{count / GIGA:.2f}"
+def _gigabytes(count: int) -> str:
+    return f"{count / GIGA:.2f}"
+
+
+def _additional_megabytes(row: dict[str, Any], results: dict[str, Any]) -> str:
+    """Format the additional peak memory of a rule over plain training."""
+    own, plain = row["peak_bytes"], results[PLAIN]["peak_bytes"]
+    return "" if own is None or plain is None else f"{(own - plain) / 1e6:,.1f}"

@@ -1,4 +1,4 @@
-"""Cases that the benchmark measures, by name: a rule, the settings of `repel`, and the plain twin to compare with."""
+"""Cases that the benchmark measures, by name: a rule, and the settings of `repel`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Case:
 
     Args:
         rule: the rule.
-        max_norm: limit of the gradient norm, for `repel` and for the plain twin to compare with; None does not clip.
+        max_norm: limit of the gradient norm, for `repel` and for the plain turns to compare with; None does not clip.
     """
 
     rule: Rule

@@ -1,13 +1,16 @@
-"""Turns of twins: their times, their order, and the comparison of twins over many rounds.
+"""Turns of participants: their times, their order, and the comparison of participants over many rounds.
 
 Steps of a training differ. The handle of `repel` measures its groups in one of `measure_every` steps, 50 by default. A
 rule with `space="logits"` renews its force in a few steps. Both cost more than an ordinary step, so each turn has one
-step of each kind, timed separately, and a few ordinary ones. The seconds of an average step are those of a training of
-10,000 steps, with 200 that measure, and 346 that renew if `every="auto"`. Plain twins are timed in the same way.
+of each kind, timed separately, and a few ordinary ones. The seconds of an average step are those of a training of
+10,000 steps, with 200 that measure, and 346 that renew if `every="auto"`. Plain turns are timed in the same way.
 
-Each turn of a twin lies between two turns of the plain twin, and is compared with their mean. A turn is short, so that
-slow drift of the machine cancels. The ratio of a twin is the Hodges-Lehmann estimate over rounds, with Wilcoxon's 95 %
-interval of the log ratio: a few disturbed turns hardly change them.
+A rule with `act_every=n` acts in one of n steps. All its times are means over periods of n steps, which begin with a
+step in which it acts. Steps that measure or renew are such steps.
+
+Each turn lies between two turns of plain training, and is compared with their mean. A turn is short, so that slow drift
+of the machine cancels. The ratio is the Hodges-Lehmann estimate over rounds, with Wilcoxon's 95 % interval of the log
+ratio: a few disturbed turns hardly change them.
 """
 
 from __future__ import annotations
@@ -24,19 +27,20 @@ from repulsive.repulsion.settings import Settings
 
 TRAINING = 10_000  # steps of the training that an average step belongs to
 MEASURING = TRAINING // Settings().measure_every  # those that measure, with default settings
-PLAIN = "plain"  # the twin that most others are compared with
+PLAIN = "plain"  # the participant that most others are compared with
 LEAST_ROUNDS = signed_ranks.least_count(0.95)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Times of one turn of a twin.
+    """Times of one turn of a participant: mean seconds of a step, by kind of period.
 
     Args:
-        measuring: seconds of its first step, in which the handle measures.
-        ordinary: mean seconds of the ordinary steps.
-        renewing: seconds of the step that renews a force; None if the twin has no such steps.
-        renewals: number of such steps in a training.
+        measuring: of the first period, in which the handle measures.
+        ordinary: of the ordinary periods.
+        renewing: of the period that renews a force; None if there is no such period.
+        renewals: number of steps of a training that renew the force.
+        act_every: steps of a period.
         at: position in the sequence of all turns.
 
     Example:
@@ -48,24 +52,28 @@ class Turn:
     ordinary: float
     renewing: float | None = None
     renewals: int = 0
+    act_every: int = 1
     at: int = -1
 
     @property
     def seconds(self) -> float:
         """Seconds of an average step of a training."""
-        return average(self.measuring, self.ordinary, self.renewing, self.renewals)
+        return average(self.measuring, self.ordinary, self.renewing, self.renewals, self.act_every)
 
 
-def average(measuring: float, ordinary: float, renewing: float | None, renewals: int) -> float:
-    """Average one number per kind of step over a training of `TRAINING` steps."""
-    others = TRAINING - MEASURING - (0 if renewing is None else renewals)
-    total = MEASURING * measuring + others * ordinary + (0 if renewing is None else renewals * renewing)
-    return total / TRAINING
+def average(measuring: float, ordinary: float, renewing: float | None, renewals: int, act_every: int = 1) -> float:
+    """Average one number per kind of period over a training of `TRAINING` steps.
+
+    A period has `act_every` steps, each number is a mean over its steps, and at most one of its steps measures or
+    renews. The additional costs of measuring and renewing add up.
+    """
+    mean = ordinary + min(1.0, act_every * MEASURING / TRAINING) * (measuring - ordinary)
+    return mean if renewing is None else mean + act_every * renewals / TRAINING * (renewing - ordinary)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Step time of one twin relative to its plain twin.
+    """Step time of one participant relative to plain training.
 
     Args:
         seconds: median over turns of the seconds of its average step.
@@ -74,10 +82,11 @@ class Cost:
         high: upper end of the interval of `ratio`.
         geometric_mean: geometric mean over rounds, which disturbed turns change.
         median_ratio: median over rounds.
-        ordinary_seconds: median over turns of the seconds of an ordinary step.
-        measuring_seconds: the same of a step that measures.
-        renewing_seconds: the same of a step that renews a force; None if there are no such steps.
+        ordinary_seconds: median over turns of the seconds of a step in ordinary periods.
+        measuring_seconds: the same in periods that measure.
+        renewing_seconds: the same in periods that renew a force; None if there are no such periods.
         renewals: number of renewing steps in a training.
+        act_every: steps of a period.
     """
 
     seconds: float
@@ -90,17 +99,18 @@ class Cost:
     measuring_seconds: float
     renewing_seconds: float | None
     renewals: int
+    act_every: int
 
 
 def compare_turns(turns: Mapping[str, Sequence[Turn]], baselines: Mapping[str, str]) -> dict[str, Cost]:
-    """Compare every twin with the turns of its plain twin right before and right after.
+    """Compare every turn with the plain turns right before and right after.
 
     Args:
         turns: name -> turns in order of time, as returned by `take_turns`.
-        baselines: name of a twin -> name of the plain twin that it is compared with.
+        baselines: name of a participant -> name of the plain one that it is compared with.
 
     Raises:
-        ValueError: there are fewer than `LEAST_ROUNDS` rounds, or a turn lies not between two turns of its plain twin.
+        ValueError: there are fewer than `LEAST_ROUNDS` rounds, or a turn does not lie between two plain turns.
     """
     at = {turn.at: (name, turn.seconds) for name, own in turns.items() for turn in own}
     costs = {}
@@ -112,7 +122,7 @@ def compare_turns(turns: Mapping[str, Sequence[Turn]], baselines: Mapping[str, s
         for turn in own:
             around = [at.get(turn.at + shift, ("", 0.0)) for shift in (-1, 1)]
             if {one for one, _ in around} != {baselines[name]}:
-                raise ValueError(f"turn {turn.at} of {name} lies not between two turns of {baselines[name]}")
+                raise ValueError(f"turn {turn.at} of {name} does not lie between two turns of {baselines[name]}")
             logs.append(math.log(turn.seconds / statistics.fmean(seconds for _, seconds in around)))
         costs[name] = _cost(own, logs)
     return costs
@@ -134,11 +144,12 @@ def _cost(turns: Sequence[Turn], logs: Sequence[float]) -> Cost:
         measuring_seconds=statistics.median(turn.measuring for turn in turns),
         renewing_seconds=statistics.median(renewing) if renewing else None,
         renewals=turns[0].renewals,
+        act_every=turns[0].act_every,
     )
 
 
 def order_of_round(baselines: Mapping[str, str], number: int) -> list[str]:
-    """Return the order of turns in a round: a turn of the plain twin before and after each other turn.
+    """Return the order of turns in a round: a plain turn before and after each other turn.
 
     The others are reversed in every second round, and rotated every two rounds.
 
@@ -159,31 +170,40 @@ def order_of_round(baselines: Mapping[str, str], number: int) -> list[str]:
 def take_turns(
     turns: Mapping[str, Callable[[], Turn]],
     baselines: Mapping[str, str],
-    rounds: int,
+    rounds: int | None = None,
     *,
     seconds: float = math.inf,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Turn]]:
-    """Give every twin one turn per round, between two turns of its plain twin.
+    """Give every participant one turn per round, between two plain turns.
 
     Args:
-        turns: name -> function that takes one turn of a twin.
-        baselines: name of a twin -> name of the plain twin that it is compared with.
-        rounds: number of rounds.
+        turns: name -> function that takes one turn.
+        baselines: name of a participant -> name of the plain one that it is compared with.
+        rounds: largest number of rounds; None for as many as fit in `seconds`.
         seconds: stop after the round in which this time has passed, but not before `LEAST_ROUNDS` rounds.
-        progress: called with a line of text about every tenth of the rounds.
+        progress: called with a line of text after the first round and about every tenth of the time.
+
+    Raises:
+        ValueError: neither rounds nor seconds are limited.
     """
+    if rounds is None and seconds == math.inf:
+        raise ValueError("expected a limit: a number of rounds, or seconds")
+    most = math.inf if rounds is None else rounds
+    limit = "" if rounds is None else f" of {'at most ' if seconds < math.inf else ''}{rounds}"
     taken: dict[str, list[Turn]] = {name: [] for name in turns}
-    position, started = 0, time.perf_counter()
+    done, position, passed, reported, started = 0, 0, 0.0, -1, time.perf_counter()
     with undisturbed():
-        for number in range(rounds):
-            for name in order_of_round(baselines, number):
+        while done < most and (passed < seconds or done < LEAST_ROUNDS):
+            for name in order_of_round(baselines, done):
                 taken[name].append(replace(turns[name](), at=position))
                 position += 1
-            done, passed = number + 1, time.perf_counter() - started
-            left = min((rounds - done) * passed / done, max(seconds - passed, (LEAST_ROUNDS - done) * passed / done))
-            if done == 1 or done % max(1, rounds // 10) == 0:
-                progress(f"round {done} of {'at most ' if seconds < math.inf else ''}{rounds}, about {left:.0f} s left")
-            if passed >= seconds and done >= LEAST_ROUNDS:
-                break
+            done, passed = done + 1, time.perf_counter() - started
+            left = max(0.0, seconds - passed, (LEAST_ROUNDS - done) * passed / done)
+            if rounds is not None:
+                left = min(left, (rounds - done) * passed / done)
+            tenths = int(10 * passed / (passed + left)) if left else 10
+            if tenths > reported:
+                progress(f"round {done}{limit}, about {left:.0f} s left")
+                reported = tenths
     return taken

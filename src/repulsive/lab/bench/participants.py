@@ -1,0 +1,203 @@
+"""Participants of a measurement: ways to train one model, plainly or with a rule, that take turns.
+
+All participants share the model, its optimizer and the memory of both, so that their step times differ by the rule
+alone. Each rule has a handle of its own, which is attached for the turns of its participant only.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from repulsive import Handle, repel
+from repulsive.lab.bench.clock import laps
+from repulsive.lab.bench.rules import Case
+from repulsive.lab.bench.turns import TRAINING, Turn
+from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.logits.renewal import is_renewed
+
+LEARNING_RATE = 1e-4
+
+
+class SharedModel:
+    """The model that all participants train, with its optimizer.
+
+    Args:
+        model: a model of transformers in training mode, on its device.
+        inputs: arguments of the model in every step, with labels.
+        compiled: train through `torch.compile`.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool = False) -> None:
+        self.model = model
+        self.inputs = dict(inputs)
+        self.is_compiled = compiled
+        self.device = next(model.parameters()).device
+        self.on_gpu = self.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=self.on_gpu)
+        self.forward = compile_apart(model) if compiled else model
+
+
+class Participant:
+    """One way to train the shared model.
+
+    A turn is a sequence of periods. A period has `act_every` steps, and the rule acts in the first of them; a plain
+    step and a step of most rules is a period by itself. The first period of a turn measures. If the rule renews a force
+    in some steps, the second period renews it; for this the step counter of the handle is set to the same step of a
+    training at the start of every turn.
+
+    A rule that reads tokens adds hooks to the model, and compiled graphs contain the hooks of the time of compilation.
+    Therefore such a rule compiles the model again, with the same weights, and runs its own graph.
+
+    Args:
+        shared: the model and its optimizer.
+        case: the rule to attach; None trains without `repel`.
+        steps: smallest number of ordinary steps of a turn.
+        max_norm: without a case: clip gradients to this norm.
+    """
+
+    def __init__(
+        self, shared: SharedModel, case: Case | None = None, *, steps: int, max_norm: float | None = None
+    ) -> None:
+        self.shared = shared
+        self.max_norm = max_norm if case is None else None  # otherwise the handle clips
+        self.act_every: int = 1 if case is None else getattr(case.rule, "act_every", 1)
+        self.ordinary = -(-steps // self.act_every)  # ordinary periods of a turn
+        self.forward = shared.forward
+        self.handle: Handle | None = None
+        self.start: int | None = None
+        self.renewals = 0
+        self.has_own_graph = False
+        if case is None:
+            return
+        if isinstance(case.rule, SVGD) and case.rule.reads_tokens:
+            self._plan_renewals(case.rule.every)
+        if shared.is_compiled and case.rule.reads_tokens:
+            self.forward, self.has_own_graph = compile_apart(shared.model), True
+        self.handle = repel(
+            self.forward,
+            shared.optimizer,
+            case.rule,
+            measure_every=self.start or self.act_every * len(self.periods),  # in the first step of a turn
+            max_norm=case.max_norm,
+            verbose=False,
+        )
+        _detach(self.handle)
+
+    def _plan_renewals(self, every: int | str) -> None:
+        """Choose the step of a training that turns start with, so that they renew a force in their second period.
+
+        A force that is renewed too often for this is renewed in ordinary periods, in as many as in a training.
+        """
+        self.start = first_step(every, self.ordinary, self.act_every)
+        if self.start is not None:
+            self.renewals = sum(_renews(step, every, self.act_every) for step in range(TRAINING))
+        elif isinstance(every, int):
+            cycle = math.lcm(every, self.act_every) // self.act_every  # periods from one renewal to the next
+            self.ordinary = -(-self.ordinary // cycle) * cycle
+
+    @property
+    def periods(self) -> list[str]:
+        """The kinds of periods of a turn, in order."""
+        return ["measuring", *(["renewing"] if self.renewals else []), *["ordinary"] * self.ordinary]
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Attach the rule for one turn, and set the step counter of a rule that renews its force."""
+        if self.handle is None:
+            yield
+            return
+        if self.start is not None:
+            self.handle.steps = self.start
+        self.handle.attach()
+        try:
+            yield
+        finally:
+            _detach(self.handle)
+
+    def step(self) -> Tensor:
+        """Take one training step and return its loss.
+
+        Gradients are freed at the end of a step, so that every step finds the same free memory: gradients keep their
+        addresses, also for a handle that was detached in between.
+        """
+        shared = self.shared
+        with torch.autocast(shared.device.type, dtype=torch.bfloat16, enabled=shared.on_gpu):
+            loss: Tensor = self.forward(**shared.inputs).loss
+        loss.backward()
+        if self.max_norm is not None:
+            self.clip()
+        shared.optimizer.step()
+        shared.optimizer.zero_grad()
+        return loss.detach()
+
+    def clip(self) -> None:
+        """Clip all gradients, as a plain training loop does."""
+        assert self.max_norm is not None
+        torch.nn.utils.clip_grad_norm_(self.shared.model.parameters(), self.max_norm)
+
+    def take_period(self) -> None:
+        """Take the steps of one period."""
+        for _ in range(self.act_every):
+            self.step()
+
+    def turn(self) -> Turn:
+        """Take a turn, and time it without attaching and detaching."""
+        parts = [self.take_period] * (len(self.periods) - self.ordinary)
+        with self.attached():
+            seconds = laps([*parts, self._take_ordinary_periods], self.shared.device)
+        measuring, *renewing, others = [value / self.act_every for value in seconds]
+        renewed = renewing[0] if renewing else None
+        return Turn(measuring, others / self.ordinary, renewed, self.renewals, self.act_every)
+
+    def _take_ordinary_periods(self) -> None:
+        for _ in range(self.ordinary):
+            self.take_period()
+
+
+def _detach(handle: Handle) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="repulsion was attached, but the optimizer never took a step")
+        handle.remove()
+
+
+def compile_apart(model: nn.Module) -> nn.Module:
+    """Compile a model into graphs of its own, even if the same model has been compiled before.
+
+    TorchDynamo looks up graphs by code and backend, and by default it does not check hooks of modules. A backend object
+    of its own therefore makes it trace the model again, with the hooks of that time.
+    """
+    from torch._dynamo import lookup_backend
+
+    return cast(nn.Module, torch.compile(model, backend=partial(lookup_backend("inductor"))))
+
+
+def first_step(every: int | str, ordinary: int, act_every: int = 1) -> int | None:
+    """Find a step of a training that starts a turn: a period that does not renew, one that does, and ordinary ones.
+
+    Args:
+        every: setting of the rule, see `is_renewed`.
+        ordinary: number of ordinary periods.
+        act_every: steps of a period.
+
+    Returns:
+        The step, at least the number of steps of a turn; None if there is no such step in a training, because the force
+        is renewed too often.
+    """
+    wanted = [False, True, *[False] * ordinary]
+    for step in range(act_every * (ordinary + 2), TRAINING, act_every):
+        if [_renews(step + act_every * place, every, act_every) for place in range(ordinary + 2)] == wanted:
+            return step
+    return None
+
+
+def _renews(step: int, every: int | str, act_every: int) -> bool:
+    """Check whether a step renews the force: one in which the rule acts, if a renewal was due since it last acted."""
+    return step % act_every == 0 and any(is_renewed(step - past, every) for past in range(min(act_every, step + 1)))
