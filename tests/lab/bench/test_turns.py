@@ -64,6 +64,12 @@ def test_a_turn_counts_renewing_steps_as_often_as_a_training_has_them(monkeypatc
     assert turn.seconds == pytest.approx((200 * 3 + 346 * 7 + (10_000 - 546) * 1.5) / 10_000)
 
 
+def test_an_average_step_of_a_rule_that_is_switched_off():
+    """500 steps with the rule, of which ten measure and 180 renew, and 9,500 without."""
+    turn = Turn(measuring=3.0, ordinary=2.0, renewing=5.0, renewals=180, off=1.0, active=500)
+    assert turn.seconds == pytest.approx((10 * 3 + 180 * 5 + 310 * 2 + 9500) / 10_000)
+
+
 def test_the_first_step_measures_and_the_second_renews():
     step = first_step("auto", 2)
     assert [is_renewed(step + shift, "auto") for shift in range(4)] == [False, True, False, False]

@@ -21,7 +21,7 @@ import torch
 
 from repulsive.lab.bench.clock import synchronise, undisturbed
 from repulsive.lab.bench.participants import Participant
-from repulsive.lab.bench.turns import average
+from repulsive.lab.bench.turns import average, over_training
 from repulsive.repulsion.logits.sampler import Hook
 
 AHEAD = 40_000_000  # GPU cycles, about 20 ms: the device waits this long, while the host launches the work of a hook
@@ -55,8 +55,9 @@ def measure_hooks(participant: Participant, turns: int) -> HookCost:
         device = _median_by_kind(participant, turns, _DeviceClock()) if shared.on_gpu else None
     both = {kind: seconds + (0.0 if device is None else device[kind]) for kind, seconds in host.items()}
     renewing = both.get("renewing")
-    mean = average(both["measuring"], both["ordinary"], renewing, participant.renewals, participant.act_every)
-    return HookCost(host, device, mean)
+    periods = participant.renewals, participant.act_every, participant.active
+    mean = average(both["measuring"], both["ordinary"], renewing, *periods)
+    return HookCost(host, device, over_training(mean, both.get("off"), participant.active))
 
 
 class _HostClock:
@@ -107,7 +108,7 @@ def _median_by_kind(participant: Participant, turns: int, clock: _HostClock | _D
         with participant.attached(), _timed_hooks(participant, clock):
             for kind in participant.periods:
                 synchronise(participant.shared.device)
-                participant.take_period()
+                participant.take_period(kind)
                 seconds[kind].append(clock.reset() / participant.act_every)
     return {kind: statistics.median(values) for kind, values in seconds.items()}
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NOISE = f"'{AGAIN}' compares plain turns with plain turns: the noise floor."
-KINDS = ("ordinary", "measuring", "renewing")
+KINDS = ("ordinary", "measuring", "renewing", "off")
 
 
 def print_costs(facts: dict[str, Any], console: Console, full: bool = False) -> None:
@@ -117,11 +117,13 @@ def _renewals(results: dict[str, Any]) -> list[str]:
 
 def _resting(results: dict[str, Any]) -> list[str]:
     """Describe rules that do not act in every step."""
-    return [
-        f"{name}: acts in one of {row['act_every']} steps; its times are means over as many steps."
-        for name, row in results.items()
-        if row.get("act_every", 1) > 1
-    ]
+    lines = []
+    for name, row in results.items():
+        if row.get("act_every", 1) > 1:
+            lines.append(f"{name}: acts in one of {row['act_every']} steps; its times are means over as many steps.")
+        if row.get("active", TRAINING) < TRAINING:
+            lines.append(f"{name}: acts in the first {row['active']:,} of {TRAINING:,} steps, and is off afterwards.")
+    return lines
 
 
 def _own_graphs(results: dict[str, Any]) -> list[str]:

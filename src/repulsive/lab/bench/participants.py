@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import cast
 
@@ -20,6 +21,7 @@ from repulsive import Handle, repel
 from repulsive.lab.bench.clock import laps
 from repulsive.lab.bench.rules import Case
 from repulsive.lab.bench.turns import TRAINING, Turn
+from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.renewal import is_renewed
 
@@ -68,15 +70,17 @@ class Participant:
     ) -> None:
         self.shared = shared
         self.max_norm = max_norm if case is None else None  # otherwise the handle clips
-        self.act_every: int = 1 if case is None else getattr(case.rule, "act_every", 1)
+        self.act_every: int = 1 if case is None else case.rule.act_every
         self.ordinary = -(-steps // self.act_every)  # ordinary periods of a turn
         self.forward = shared.forward
         self.handle: Handle | None = None
         self.start: int | None = None
         self.renewals = 0
         self.has_own_graph = False
+        self.active = TRAINING  # steps of a training until a schedule switches the rule off
         if case is None:
             return
+        self.active = _active_steps(case.rule, self.act_every)
         if isinstance(case.rule, SVGD) and case.rule.reads_tokens:
             self._plan_renewals(case.rule.every)
         if shared.is_compiled and case.rule.reads_tokens:
@@ -98,7 +102,7 @@ class Participant:
         """
         self.start = first_step(every, self.ordinary, self.act_every)
         if self.start is not None:
-            self.renewals = sum(_renews(step, every, self.act_every) for step in range(TRAINING))
+            self.renewals = sum(is_renewed(step, every, self.act_every) for step in range(self.active))
         elif isinstance(every, int):
             cycle = math.lcm(every, self.act_every) // self.act_every  # periods from one renewal to the next
             self.ordinary = -(-self.ordinary // cycle) * cycle
@@ -106,7 +110,8 @@ class Participant:
     @property
     def periods(self) -> list[str]:
         """The kinds of periods of a turn, in order."""
-        return ["measuring", *(["renewing"] if self.renewals else []), *["ordinary"] * self.ordinary]
+        off = self.ordinary if self.active < TRAINING else 0
+        return ["measuring", *["renewing"] * bool(self.renewals), *["ordinary"] * self.ordinary, *["off"] * off]
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -143,23 +148,44 @@ class Participant:
         assert self.max_norm is not None
         torch.nn.utils.clip_grad_norm_(self.shared.model.parameters(), self.max_norm)
 
-    def take_period(self) -> None:
+    def take_period(self, kind: str = "ordinary") -> None:
         """Take the steps of one period."""
-        for _ in range(self.act_every):
-            self.step()
+        with self._switched_off() if kind == "off" else nullcontext():
+            for _ in range(self.act_every):
+                self.step()
+
+    @contextmanager
+    def _switched_off(self) -> Iterator[None]:
+        """Go to a step that the rule leaves alone and that does not measure; the next turn finds the forces again."""
+        assert self.handle is not None
+        self.handle.steps = self.active + -self.active % self.handle.settings.measure_every + self.act_every
+        logits = self.handle._logits
+        forces = {} if logits is None else logits.held
+        if logits is not None:
+            logits.held = {}
+        yield
+        if logits is not None:
+            logits.held = forces
 
     def turn(self) -> Turn:
         """Take a turn, and time it without attaching and detaching."""
-        parts = [self.take_period] * (len(self.periods) - self.ordinary)
+        counts = Counter(self.periods)  # in the order of the periods
         with self.attached():
-            seconds = laps([*parts, self._take_ordinary_periods], self.shared.device)
-        measuring, *renewing, others = [value / self.act_every for value in seconds]
-        renewed = renewing[0] if renewing else None
-        return Turn(measuring, others / self.ordinary, renewed, self.renewals, self.act_every)
+            seconds = laps([partial(self._take, kind, count) for kind, count in counts.items()], self.shared.device)
+        mean = {kind: time / (self.act_every * counts[kind]) for kind, time in zip(counts, seconds, strict=True)}
+        return Turn(
+            mean["measuring"],
+            mean["ordinary"],
+            mean.get("renewing"),
+            self.renewals,
+            self.act_every,
+            mean.get("off"),
+            self.active,
+        )
 
-    def _take_ordinary_periods(self) -> None:
-        for _ in range(self.ordinary):
-            self.take_period()
+    def _take(self, kind: str, count: int) -> None:
+        for _ in range(count):
+            self.take_period(kind)
 
 
 def _detach(handle: Handle) -> None:
@@ -193,11 +219,12 @@ def first_step(every: int | str, ordinary: int, act_every: int = 1) -> int | Non
     """
     wanted = [False, True, *[False] * ordinary]
     for step in range(act_every * (ordinary + 2), TRAINING, act_every):
-        if [_renews(step + act_every * place, every, act_every) for place in range(ordinary + 2)] == wanted:
+        if [is_renewed(step + act_every * place, every, act_every) for place in range(ordinary + 2)] == wanted:
             return step
     return None
 
 
-def _renews(step: int, every: int | str, act_every: int) -> bool:
-    """Check whether a step renews the force: one in which the rule acts, if a renewal was due since it last acted."""
-    return step % act_every == 0 and any(is_renewed(step - past, every) for past in range(min(act_every, step + 1)))
+def _active_steps(rule: Rule, act_every: int) -> int:
+    """Count the steps of a training until a schedule switches a rule off for good; all of them for most rules."""
+    last = max((step for step in range(0, TRAINING, act_every) if rule.acts(step)), default=0)
+    return min(TRAINING, last + act_every)

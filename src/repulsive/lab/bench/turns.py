@@ -6,7 +6,8 @@ of each kind, timed separately, and a few ordinary ones. The seconds of an avera
 10,000 steps, with 200 that measure, and 346 that renew if `every="auto"`. Plain turns are timed in the same way.
 
 A rule with `act_every=n` acts in one of n steps. All its times are means over periods of n steps, which begin with a
-step in which it acts. Steps that measure or renew are such steps.
+step in which it acts. Steps that measure or renew are such steps. Some rules are switched off by a schedule after a
+part of the training; steps of the rest are timed, too.
 
 Each turn lies between two turns of plain training, and is compared with their mean. A turn is short, so that slow drift
 of the machine cancels. The ratio is the Hodges-Lehmann estimate over rounds, with Wilcoxon's 95 % interval of the log
@@ -41,6 +42,8 @@ class Turn:
         renewing: of the period that renews a force; None if there is no such period.
         renewals: number of steps of a training that renew the force.
         act_every: steps of a period.
+        off: of a period after a schedule has switched the rule off; None if there is no such period.
+        active: number of steps of a training before that.
         at: position in the sequence of all turns.
 
     Example:
@@ -53,22 +56,43 @@ class Turn:
     renewing: float | None = None
     renewals: int = 0
     act_every: int = 1
+    off: float | None = None
+    active: int = TRAINING
     at: int = -1
 
     @property
     def seconds(self) -> float:
         """Seconds of an average step of a training."""
-        return average(self.measuring, self.ordinary, self.renewing, self.renewals, self.act_every)
+        active = average(self.measuring, self.ordinary, self.renewing, self.renewals, self.act_every, self.active)
+        return over_training(active, self.off, self.active)
 
 
-def average(measuring: float, ordinary: float, renewing: float | None, renewals: int, act_every: int = 1) -> float:
-    """Average one number per kind of period over a training of `TRAINING` steps.
+def average(
+    measuring: float,
+    ordinary: float,
+    renewing: float | None,
+    renewals: int,
+    act_every: int = 1,
+    active: int = TRAINING,
+) -> float:
+    """Average one number per kind of period over the `active` steps of a training, in which a rule is not switched off.
 
     A period has `act_every` steps, each number is a mean over its steps, and at most one of its steps measures or
     renews. The additional costs of measuring and renewing add up.
     """
     mean = ordinary + min(1.0, act_every * MEASURING / TRAINING) * (measuring - ordinary)
-    return mean if renewing is None else mean + act_every * renewals / TRAINING * (renewing - ordinary)
+    return mean if renewing is None else mean + act_every * renewals / active * (renewing - ordinary)
+
+
+def over_training(active: float, off: float | None, steps: int) -> float:
+    """Average over a training in which a schedule switches a rule off.
+
+    Args:
+        active: mean over the steps before.
+        off: mean over the steps after; None if there are none.
+        steps: number of steps before.
+    """
+    return active if off is None else (steps * active + (TRAINING - steps) * off) / TRAINING
 
 
 @dataclass(frozen=True)
@@ -87,6 +111,7 @@ class Cost:
         renewing_seconds: the same in periods that renew a force; None if there are no such periods.
         renewals: number of renewing steps in a training.
         act_every: steps of a period.
+        active: number of steps of a training until a schedule switches the rule off.
     """
 
     seconds: float
@@ -100,6 +125,7 @@ class Cost:
     renewing_seconds: float | None
     renewals: int
     act_every: int
+    active: int
 
 
 def compare_turns(turns: Mapping[str, Sequence[Turn]], baselines: Mapping[str, str]) -> dict[str, Cost]:
@@ -145,6 +171,7 @@ def _cost(turns: Sequence[Turn], logs: Sequence[float]) -> Cost:
         renewing_seconds=statistics.median(renewing) if renewing else None,
         renewals=turns[0].renewals,
         act_every=turns[0].act_every,
+        active=turns[0].active,
     )
 
 
