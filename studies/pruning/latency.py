@@ -147,25 +147,24 @@ def build_variants(
     scores = torch.rand(
         len(heads.layers), int(shape["num_attention_heads"]), generator=torch.Generator().manual_seed(2)
     )
-    smaller = [
-        (percent, prune_portably(heads, fewest_kv_heads(heads, scores, percent / 100), example)) for percent in keep
-    ]
-    variants = []
-    for percent, variant in [(100, model), *smaller]:
+
+    def load(percent: int, made: Any) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            variant.to(dtype).save_pretrained(folder)
+            made.to(dtype).save_pretrained(folder)
             loaded = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
-        variants.append(
-            {
-                "keep": percent,
-                "heads": loaded.config.num_attention_heads,
-                "kv_heads": loaded.config.num_key_value_heads,
-                "parameters": sum(parameter.numel() for parameter in loaded.parameters()),
-                "model": loaded,
-                "batches": {},
-            }
-        )
-    return variants
+        return {
+            "keep": percent,
+            "heads": loaded.config.num_attention_heads,
+            "kv_heads": loaded.config.num_key_value_heads,
+            "parameters": sum(parameter.numel() for parameter in loaded.parameters()),
+            "model": loaded,
+            "batches": {},
+        }
+
+    pruned = [
+        load(percent, prune_portably(heads, fewest_kv_heads(heads, scores, percent / 100), example)) for percent in keep
+    ]
+    return [load(100, model), *pruned]  # the whole model last, because `load` changes its type
 
 
 def fewest_kv_heads(heads: Heads, scores: Tensor, keep: float) -> Selection:
