@@ -293,12 +293,11 @@ class Recorder(TorchFunctionMode):
 
     def _locate(self, weight: Tensor, axis: int) -> tuple[nn.Parameter, str, int, Tensor] | None:
         """Find the parameter that `weight` is or views, and its rows along `axis`."""
-        last = weight.storage_offset() + sum(
-            (n - 1) * stride for n, stride in zip(weight.shape, weight.stride(), strict=True)
-        )
+        first = int(weight.storage_offset())
+        last = first + sum((n - 1) * stride for n, stride in zip(weight.shape, weight.stride(), strict=True))
         for name, parameter in self._storages.get(weight.untyped_storage().data_ptr(), ()):
             # Parameters may share a storage, such as q, k and v that were split from one weight of a checkpoint.
-            if not (_contains(parameter, weight.storage_offset()) and _contains(parameter, last)):
+            if not (_contains(parameter, first) and _contains(parameter, last)):
                 continue
             stride, size = weight.stride(axis), weight.shape[axis]
             axes = [a for a in range(parameter.ndim) if parameter.stride(a) == stride and parameter.shape[a] >= size]
