@@ -23,11 +23,9 @@ def settings(
     arguments: argparse.Namespace, loaded: LoadedModel, texts: Sequence[Sequence[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Model, text, command, versions, hardware and date of a study."""
-    import transformers
-
     config: Any = loaded.model.config
     counts = [
-        {"sentences": sum(len(batch["input_ids"]) for batch in text), "tokens": sum(map(_tokens, text))}
+        {"sentences": sum(len(batch["input_ids"]) for batch in text), "tokens": sum(map(count_tokens, text))}
         for text in texts
     ]
     words = ["--model", "FOLDER", "--text", "FILE", "--keep", *arguments.keep, "--recover", str(arguments.recover)]
@@ -46,6 +44,15 @@ def settings(
         "recovery_steps": arguments.recover,
         "learning_rate": arguments.learning_rate,
         "command": shlex.join(["python", "-m", "studies.pruning.run", *words]),
+        **environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and date of a study."""
+    import transformers
+
+    return {
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -152,7 +159,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _tokens(batch: dict[str, Any]) -> int:
+def count_tokens(batch: dict[str, Any]) -> int:
+    """Number of tokens of a batch, without padding."""
     mask = batch.get("attention_mask")
     return int(batch["input_ids"].numel() if mask is None else mask.sum())
 

@@ -19,7 +19,8 @@ Case = tuple[nn.Module, Any]
 Cases = dict[str, Callable[[], Case]]
 PACKAGES = {
     "diffusers": "diffusers", "vit-pytorch": "vit_pytorch", "x-transformers": "x_transformers",
-    "open_clip_torch": "open_clip", "litgpt": "litgpt", "torchtune": "torchtune", "timm": "timm",
+    "open_clip_torch": "open_clip", "litgpt": "litgpt", "torchtune": "torchtune",
+    "sentence-transformers": "sentence_transformers", "timm": "timm",
 }  # fmt: skip
 
 VIT_SIZES: dict[str, Any] = {

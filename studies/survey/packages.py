@@ -2,9 +2,10 @@
 
     python -m studies.survey.packages --out results/survey
 
-Surveys the installed ones of diffusers, vit-pytorch, x-transformers, open_clip, litgpt, torchtune and timm; of timm one
-model per file that has attention, at its published size. Each model runs in a forked process, as in
-`studies.survey.run`. Writes a table and JSON to `--out`. `--update NAME` (or a verdict) repeats some of its models.
+Surveys the installed ones of diffusers, vit-pytorch, x-transformers, open_clip, litgpt, torchtune,
+sentence-transformers and timm; of timm one model per file that has attention, at its published size. Each model runs in
+a forked process, as in `studies.survey.run`. Writes a table and JSON to `--out`. `--update NAME` (or a verdict) repeats
+some of its models.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from studies.survey.diffusion_models import diffusers
 from studies.survey.package_models import PACKAGES, Cases
 from studies.survey.perturb import contradictions
 from studies.survey.run import examine, last, limited, outcome, timm_models
+from studies.survey.sentence_models import sentence_transformers
 
+from repulsive.diagnostics.hooks.calling import call
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.infer import complete
 from repulsive.heads.trace.mixing import CHANNELS
@@ -85,6 +88,8 @@ def cases_of(package: str) -> Cases:
         return {name: lambda name=name: timm_case(name) for name in timm_with_attention()}  # type: ignore[misc]
     if package == "diffusers":
         return diffusers()
+    if package == "sentence-transformers":
+        return sentence_transformers()
     cases: Cases = getattr(package_models, PACKAGES[package])()
     return cases
 
@@ -112,12 +117,14 @@ def prove(name: str, case: Any) -> dict[str, Any]:
     model.eval()
     try:
         with torch.no_grad():
-            model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+            call(model, inputs)
     except Exception as error:
         return outcome(name, "does not run", last(error))
     try:
         completed = complete(model, inputs, heads_from_table(model)[0])
         result = examine(name, model, inputs, completed)
+        if result["status"] == "none" and not result["note"]:
+            result["note"] = "no module looks like attention"
         held = {r.name for r in completed.reports if "held constant" in r.note}
         proved = [g for g in completed.groups if g.proof == "proved" and g.name not in held]
         result["checked"], result["contradicted"] = contradictions(model, inputs, proved)
@@ -178,7 +185,7 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         share = f"{counts['proved']} of {ran} ({100 * counts['proved'] / max(ran, 1):.0f} %)"
         cells = [
             package,
-            own[0].get("version") or version(package),
+            next((r["version"] for r in own if r.get("version")), None) or version(package),
             len(own),
             *(counts[c] for c in columns),
             share,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from repulsive.diagnostics.hooks.calling import call
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.trace.recorder import undispatched
 
@@ -89,5 +90,5 @@ def _run(model: nn.Module, inputs: Any) -> list[dict[str, Tensor]]:
     torch.manual_seed(0)
     random.seed(0)
     with torch.no_grad(), watch:
-        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+        call(model, inputs)
     return watch.calls

@@ -120,6 +120,15 @@ def test_generation_is_that_of_the_ablated_model_with_and_without_cache():
         assert torch.equal(smaller.generate(**inputs, **settings, use_cache=cache), expected)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_smaller_model_is_on_the_device_of_the_whole_one():
+    model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"]).cuda()
+    inputs = {name: value.cuda() for name, value in inputs_of(model).items()}
+    heads = Heads(model)
+    smaller = prune_portably(heads, select_heads(heads, torch.rand(2, 6), 0.5), inputs)
+    assert {parameter.device.type for parameter in smaller.parameters()} == {"cuda"}
+
+
 def test_the_best_heads_of_each_group_stay():
     """6 heads, 2 key-value heads, by hand: of heads 0-2 and 3-5 the two with the largest scores stay."""
     model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"])

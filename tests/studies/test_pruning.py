@@ -1,6 +1,7 @@
 """The pruning study on a tiny model: its files, its numbers, and the list of families."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,15 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("matplotlib")
 
+from studies.pruning import border  # noqa: E402
 from studies.pruning.families import FAMILIES, try_family  # noqa: E402
 from studies.pruning.run import main, similarity_scores  # noqa: E402
 
+from repulsive.diagnostics.loading.inputs import tokenize  # noqa: E402
+from repulsive.diagnostics.loading.model import load_model  # noqa: E402
 from repulsive.diagnostics.model_heads import Heads  # noqa: E402
+from repulsive.diagnostics.portable_pruning import prune_portably, select_heads  # noqa: E402
+from repulsive.diagnostics.pruned_checkpoint import perplexity, rank_heads  # noqa: E402
 
 WORDS = [f"w{i}" for i in range(40)]
 SENTENCES = [" ".join(WORDS[(i * j + i) % 40] for j in range(1, 9)) for i in range(1, 21)]
@@ -59,6 +65,37 @@ def test_a_short_text_ends_in_one_line(folder, tmp_path, capsys):
     assert stopped.value.code == 2 and "has 20 sentences; 96 are needed" in capsys.readouterr().err
 
 
+def test_borders_are_compared_on_held_out_text(folder, tmp_path):
+    out = tmp_path / "out"
+    words = ["--model", str(folder), "--text", str(tmp_path / "text.txt"), "--out", str(out)]
+    border.main([*words, "--keep", "67%", "--texts", "2", "--score", "4", "--test", "12"])
+    result = json.loads((out / "tiny-border.json").read_text())
+    loaded = load_model(str(folder))
+    test = tokenize(loaded, SENTENCES[8:20], 40).batches
+    assert result["whole"] == pytest.approx(perplexity(loaded.model, test), rel=1e-5)
+    for number, text in enumerate(result["texts"]):
+        score = tokenize(loaded, SENTENCES[4 * number : 4 * number + 4], 40).batches
+        heads = Heads(loaded.model, score[0])
+        assert [row["border"] for row in text["rows"]] == ["0", "2", "all"]
+        for row, width in zip(text["rows"], (0, 2, 6), strict=True):  # the same as the command's ranks
+            selection = select_heads(heads, rank_heads(heads, score, 4 / 6, border=width), 0.67)
+            expected = perplexity(prune_portably(heads, selection, score[0]), test)
+            assert row["perplexity"] == pytest.approx(expected, rel=1e-4)
+    table = (out / "tiny-border.md").read_text()
+    assert table == border.markdown(result) and str(tmp_path) not in table + json.dumps(result)
+
+
+def test_the_interval_of_a_ratio_of_perplexities():
+    tokens, base = [4.0] * 50, [8.0] * 50
+    assert border.ratio([base], [base], tokens) == [1.0, 1.0, 1.0]
+    higher = [[10.0] * 50, [12.0] * 50]  # 0.5 and 1 nat per token more
+    assert border.ratio(higher, [base, base], tokens) == pytest.approx([math.exp(0.75)] * 3)
+    noisy = [8.0 + (-1) ** i for i in range(50)]  # no difference on average, standard error 1 / (4 sqrt(50))
+    value, low, high = border.ratio([noisy], [base], tokens)
+    assert value == pytest.approx(1.0) and math.log(high) == pytest.approx(1.96 / 4 / 50**0.5, rel=0.1)
+    assert math.log(low) == pytest.approx(-1.96 / 4 / 50**0.5, rel=0.1)
+
+
 def test_duplicate_heads_have_the_lowest_similarity_scores():
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FAMILIES["Llama, SmolLM2"][2])).eval()
@@ -85,8 +122,10 @@ def test_the_page_shows_the_stored_results():
     from studies.pruning.tables import markdown
 
     root = Path(__file__).resolve().parents[2]
-    stored = json.loads((root / "results/pruning/smollm2-135m.json").read_text())
-    page, table = (root / "docs/pruning.md").read_text(), (root / "results/pruning/smollm2-135m.md").read_text()
-    assert markdown(stored) == table
-    rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert len(rows) > 6 and [row for row in rows if row not in page] == []
+    page = (root / "docs/pruning.md").read_text()
+    for name, write in (("smollm2-135m", markdown), ("smollm2-135m-border", border.markdown)):
+        stored = json.loads((root / f"results/pruning/{name}.json").read_text())
+        table = (root / f"results/pruning/{name}.md").read_text()
+        assert write(stored) == table
+        rows = [line for line in table.splitlines() if line.startswith("| ")]
+        assert len(rows) > 6 and [row for row in rows if row not in page] == []

@@ -122,11 +122,12 @@ def prune_portably(heads: Heads, selection: Selection, example_inputs: object) -
     model: Any = heads.model
     config = _smaller_config(_config(model), selection, heads.layers[0].head_dim)
     state = _remaining_weights(heads, selection)
-    smaller = _build(model, config)
+    first = next(iter(state.values()))
+    with first.device:
+        smaller = _build(model, config)
     _fit_per_head_parameters(smaller, state, heads, selection)
     _check_shapes(smaller, state, heads, selection)
-    dtype = next(iter(state.values())).dtype
-    smaller = smaller.to(dtype=dtype)
+    smaller = smaller.to(device=first.device, dtype=first.dtype)
     missing, unexpected = smaller.load_state_dict(state, strict=False)
     tied = {name for name, value in smaller.named_parameters(remove_duplicate=False) if value.is_meta}
     if unexpected or [name for name in missing if name in tied]:

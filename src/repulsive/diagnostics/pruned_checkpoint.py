@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_ablation import ablate_output
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.portable_pruning import Selection, prune_portably, select_heads
+from repulsive.diagnostics.redundancy import Head
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
 from repulsive.safety.folders import replacing
 from repulsive.safety.markdown import format_table
@@ -164,14 +165,8 @@ def rank_heads(
     """
     loss = label_free_loss(torch.Generator().manual_seed(seed))
     scores = first_order_importance(heads.model, loss, batches, normalise=False, layers=heads.layers)
-    orders, borders = [], []
-    for row, layer in enumerate(heads.layers):
-        orders.append(sorted(range(layer.num_heads), key=lambda head: float(scores[row, head])))
-        cut = layer.num_heads - round(keep * layer.num_heads)
-        borders.append(slice(max(0, cut - border), min(layer.num_heads, cut + border)))
-    at_cut = [(row, head) for row, order in enumerate(orders) for head in order[borders[row]]]
-    exact: dict[tuple[int, int], float] = {}
-    if at_cut:
+
+    def ablate_exactly(at_cut: Sequence[Head]) -> dict[Head, float]:
         ablation = ablate_output(
             heads.model,
             batches,
@@ -179,7 +174,37 @@ def rank_heads(
             layers=heads.layers,
             progress=lambda done, total: bar("ablating heads", done, total),
         )
-        exact = dict(zip(at_cut, ablation.items.mean(1).tolist(), strict=True))
+        return dict(zip(at_cut, ablation.items.mean(1).tolist(), strict=True))
+
+    return merge_ranks(scores, [layer.num_heads for layer in heads.layers], keep, border, ablate_exactly)
+
+
+def merge_ranks(
+    scores: Tensor,
+    num_heads: Sequence[int],
+    keep: float,
+    border: int,
+    ablate_exactly: Callable[[Sequence[Head]], Mapping[Head, float]],
+) -> Tensor:
+    """Rank the heads of each layer by score, and those next to the cut by the change that their ablation causes.
+
+    Args:
+        scores: gradient scores [layers, heads].
+        num_heads: number of heads of each layer.
+        keep: share of the heads that stay; it sets the cut.
+        border: heads on each side of the cut to order by exact ablation.
+        ablate_exactly: returns the change of the output for each of the (layer, head) pairs it is given.
+
+    Returns:
+        [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
+    """
+    orders, borders = [], []
+    for row, number in enumerate(num_heads):
+        orders.append(sorted(range(number), key=lambda head: float(scores[row, head])))
+        cut = number - round(keep * number)
+        borders.append(slice(max(0, cut - border), min(number, cut + border)))
+    at_cut = [(row, head) for row, order in enumerate(orders) for head in order[borders[row]]]
+    exact = ablate_exactly(at_cut) if at_cut else {}
     ranks = torch.zeros_like(scores)
     for row, order in enumerate(orders):
         order[borders[row]] = sorted(order[borders[row]], key=lambda head: exact[row, head])

@@ -37,9 +37,10 @@ def find_heads(
 
     Args:
         model: any module; data-parallel and compile wrappers are removed.
-        example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. If given, a forward pass
-            proves every slice and infers heads of classes that the family table does not list. If not, heads of such
-            a class are a guess from names and shapes, and `proof` of the group says so.
+        example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments; or the mapping that is the
+            only argument of the model, as in sentence-transformers. If given, a forward pass proves every slice and
+            infers heads of classes that the family table does not list. If not, heads of such a class are a guess from
+            names and shapes, and `proof` of the group says so.
         layout: "heads", or "strided" for comparison: feature c belongs to particle c mod M, as in one public release.
         layers: "all", "first" or "last" of each stack, or a list of indices.
         parts: any of the letters q, k, v.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from repulsive.heads.call_arguments import call_arguments
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
 TokenMask = Callable[[Any, str], Tensor | None]
@@ -17,13 +18,10 @@ TokenMask = Callable[[Any, str], Tensor | None]
 def call(model: nn.Module, inputs: object) -> Any:
     """Call the model with a tensor, a tuple of arguments or a mapping of keyword arguments.
 
-    If `forward` has one required argument whose name is not in the mapping, the mapping itself is that argument.
+    A mapping may also be the only argument, and dictionaries are copied: see `call_arguments`.
     """
-    if isinstance(inputs, Mapping):
-        if _takes_mapping(model, inputs):
-            return model(inputs)
-        return model(**{str(name): value for name, value in inputs.items()})
-    return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
+    args, kwargs = call_arguments(model, inputs)
+    return model(*args, **kwargs)
 
 
 def items_in(inputs: object) -> int:
@@ -37,18 +35,6 @@ def _tensors(inputs: object) -> Iterator[Tensor]:
     elif isinstance(inputs, Mapping | list | tuple):
         for value in inputs.values() if isinstance(inputs, Mapping) else inputs:
             yield from _tensors(value)
-
-
-def _takes_mapping(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
-    try:
-        parameters = inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
-        return False
-    kinds = {one.kind for one in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds or all(str(name) in parameters for name in inputs):
-        return False
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
-    return sum(one.default is one.empty and one.kind not in optional for one in parameters.values()) == 1
 
 
 def _unwrapped(batch: Any) -> Any:

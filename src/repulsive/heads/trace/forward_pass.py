@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from repulsive.heads.call_arguments import call_arguments
 from repulsive.heads.module_paths import clean
 from repulsive.heads.trace.attention_calls import flex_recorded
 from repulsive.heads.trace.autograd_functions import autograd_functions_traced, saved_tensors_kept
@@ -20,7 +21,7 @@ _FEW = 2  # samples to trace; the head layout is the same in every sample
 
 def run(model: nn.Module, example: object, recorder: Recorder) -> None:
     """Run one forward pass in evaluation mode under `recorder`."""
-    args, kwargs = _arguments(example)
+    args, kwargs = call_arguments(model, example)
     outer = (_evaluation_mode(model), _module_names(model, recorder), _without_compilation(), saved_tensors_kept())
     inner = (autograd_functions_traced(recorder), flex_recorded(recorder.record), recorder)
     with ExitStack() as stack:
@@ -40,12 +41,6 @@ def first_samples(example: object) -> object | None:
     shortened = [leaf[:_FEW] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     result: object = pytree.tree_unflatten(shortened, spec)
     return result
-
-
-def _arguments(example: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    if isinstance(example, Mapping):
-        return (), {str(key): value for key, value in example.items()}
-    return (tuple(example), {}) if isinstance(example, list | tuple) else ((example,), {})
 
 
 @contextmanager

@@ -293,7 +293,12 @@ class Recorder(TorchFunctionMode):
 
     def _locate(self, weight: Tensor, axis: int) -> tuple[nn.Parameter, str, int, Tensor] | None:
         """Find the parameter that `weight` is or views, and its rows along `axis`."""
+        first = int(weight.storage_offset())
+        last = first + sum((n - 1) * stride for n, stride in zip(weight.shape, weight.stride(), strict=True))
         for name, parameter in self._storages.get(weight.untyped_storage().data_ptr(), ()):
+            # Parameters may share a storage, such as q, k and v that were split from one weight of a checkpoint.
+            if not (_contains(parameter, first) and _contains(parameter, last)):
+                continue
             stride, size = weight.stride(axis), weight.shape[axis]
             axes = [a for a in range(parameter.ndim) if parameter.stride(a) == stride and parameter.shape[a] >= size]
             if axes:
@@ -315,6 +320,17 @@ class Recorder(TorchFunctionMode):
             ):
                 tensor._is_product = True  # type: ignore[attr-defined]
         return result
+
+
+def _contains(parameter: Tensor, offset: int) -> bool:
+    """Check whether the element of the storage at `offset` belongs to the parameter."""
+    offset -= int(parameter.storage_offset())
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True), reverse=True):
+        if size > 1 and stride:
+            if not 0 <= offset < stride * size:
+                return False
+            offset %= stride
+    return offset == 0
 
 
 def _is_attention_weights(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> bool:
