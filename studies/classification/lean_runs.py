@@ -31,7 +31,7 @@ from repulsive.lab.text.batches import Buckets
 from repulsive.metrics import classification as metrics
 
 RECORD, ANSWERS = "record.json", "answers.npz"
-FINAL = "final"  # the only stage that reads the test set
+FINAL, CONTROL = "final", "control"  # the only stages that read the test set
 NATS = 1 / 64  # resolution of the stored NLL of an item
 _BATCH = 256
 _KEPT = ("accuracy", "nll", "ece15", "oe15", "brier", "dist", "relative_dist", "overlap", "overlap_cosine")
@@ -44,14 +44,16 @@ class Job:
     Args:
         folder: folder of its log and record.
         dataset: name of the dataset.
-        arm: name of the method's recipe.
-        stage: "screen", "refine" or "final".
+        arm: name of the method, or of the control.
+        stage: "screen", "refine", "final" or "control".
         trial: number of the point.
         seed: random seed.
         changes: all `key=value` changes of the recipe.
         train: number of training items.
         device: "cpu", "cuda" or None.
         rows: sentences per Triton program of the LSTM.
+        recipe: name of the method's recipe; empty: `arm`.
+        control_of: for a control, the arms that are compared with it.
     """
 
     folder: Path
@@ -64,11 +66,17 @@ class Job:
     train: int
     device: str | None = None
     rows: int = lstm.ROWS
+    recipe: str = ""
+    control_of: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
         """Identify the run among all runs of the study."""
         return self.dataset, self.stage, self.arm, self.trial, self.seed
+
+    @property
+    def reads_test(self) -> bool:
+        return self.stage in (FINAL, CONTROL)
 
 
 class TrialTask(ClassificationTask):
@@ -130,7 +138,7 @@ class UnsavedLoop(Loop):
 
 
 def train(job: Job, file: TextIO) -> None:
-    """Train one run and write its record, and its answers in the final stage, to its folder.
+    """Train one run and write its record, and its answers on the test set if it reads it, to its folder.
 
     Args:
         job: the run.
@@ -138,12 +146,14 @@ def train(job: Job, file: TextIO) -> None:
     """
     started = time.monotonic()
     lstm.ROWS = job.rows
-    recipe = open_recipe(f"{job.dataset}/{job.arm}", [*job.changes, f"seed={job.seed}"])
-    task = TrialTask(recipe, job.stage == FINAL)
+    recipe = open_recipe(f"{job.dataset}/{job.recipe or job.arm}", [*job.changes, f"seed={job.seed}"])
+    task = TrialTask(recipe, job.reads_test)
     loop = UnsavedLoop(task, recipe, SilentFolder(job.folder), Watcher(), job.device)
     record: dict[str, Any] = dict(zip(("dataset", "stage", "arm", "trial", "seed"), job.key, strict=True))
     changes = [change for change in job.changes if not change.startswith("data.")]
     record |= {"label": recipe.label, "train": task.num_data, "changes": changes}
+    if job.control_of:
+        record |= {"label": job.arm, "control_of": list(job.control_of)}
     try:
         result = loop.run()
     except DivergedError as error:
@@ -151,7 +161,7 @@ def train(job: Job, file: TextIO) -> None:
     else:
         best = result["best_step"] / max(1, result["steps"]) * recipe.training.epochs
         record |= {"steps": result["steps"], "best_epoch": round(best, 2), "dev": _kept(result["dev"])}
-        if job.stage == FINAL:
+        if job.reads_test:
             dev, test = (loop.evaluations[part].items for part in ("dev", "test"))
             record["test"] = _kept(result["test"]) | after_scaling(dev, test)
             np.savez_compressed(job.folder / ANSWERS, **answers(test))

@@ -2,25 +2,29 @@
 
     python -m studies.classification.paper_sizes --data prepared --out runs/paper_sizes --seconds 450
 
-Needs prepared folders of yelp, age and snli with vectors of 300 numbers (`studies.classification.splits`). Three stages
+Needs prepared folders of yelp, age and snli with vectors of 300 numbers (`studies.classification.splits`). Four stages
 for each dataset:
 
 screen   every arm tries the same number of points of one common space (`search_space`), one seed, few reviews
 refine   the best points of each arm, three new seeds
 final    the best point of each arm by mean NLL on the development set, fresh seeds, test set
+control  controls of the arms (`controls`) with the seeds of the final stage, test set; after all other stages
 
-The epoch with the lowest NLL on the development set counts in all stages. The test set is read in the final stage only.
-The training size of the last two stages follows from the time that the screening took, once, and is recorded.
+The epoch with the lowest NLL on the development set counts in all stages. The test set is read in the stages final and
+control only. The training size of the last three stages follows from the time that the screening took, once, and is
+recorded. `--controls-only` adds controls to the records of an earlier run in OUT.
 
-Every finished run is one line of OUT/runs.jsonl; its answers on the test set are in OUT/answers-DATASET.npz. Rerun the
-same command to resume. `--tables` trains nothing, and writes the tables with intervals over seeds and items; without it
-they are over seeds alone, because resampling items takes a minute.
+Every finished run is one line of OUT/runs.jsonl, of which the beginning may be in OUT/runs.jsonl.xz; its answers on the
+test set are in OUT/answers-DATASET.npz. Rerun the same command to resume. `--tables` trains nothing, and writes the
+tables with intervals over seeds and items; without it they are over seeds alone, because resampling items takes a
+minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import math
 import os
 import shutil
@@ -28,7 +32,7 @@ import statistics
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -38,9 +42,10 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 from studies.classification import lstm_choice
-from studies.classification.lean_runs import ANSWERS, FINAL, RECORD, Job, train
+from studies.classification.controls import Control, list_controls
+from studies.classification.lean_runs import ANSWERS, CONTROL, FINAL, RECORD, Job, train
 from studies.classification.lstm_choice import LstmTest
-from studies.classification.search_space import FIXED, OWN, trials
+from studies.classification.search_space import BASELINE, FIXED, OWN, trials
 from studies.classification.sizes_tables import write_tables
 
 from repulsive.lab.engine.gpu_sharing import shared_gpu
@@ -50,7 +55,7 @@ from repulsive.lab.text.folders import read_folder
 from repulsive.lab.text.prepared import Prepared
 from repulsive.triton_setting import VARIABLE
 
-STAGES = ("screen", "refine", FINAL)
+STAGES = ("screen", "refine", FINAL)  # CONTROL follows when these have ended for all datasets
 SCREEN_SEEDS, REFINE_SEEDS = range(100, 101), range(101, 104)
 REFINED = 3  # points per arm
 SHARE = 0.7  # of the remaining time that the runs after the screening may take: the rest is margin, and other datasets
@@ -122,8 +127,10 @@ class Records:
         self.runs: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.sizes: dict[str, int] = {}
         self.versions: dict[str, str] = {}
-        path = out / RUNS
-        for line in path.read_text().splitlines() if path.is_file() else []:
+        packed, path = out / f"{RUNS}.xz", out / RUNS
+        text = lzma.decompress(packed.read_bytes()).decode() if packed.is_file() else ""
+        text += path.read_text() if path.is_file() else ""
+        for line in text.splitlines():
             self._take(json.loads(line))
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -180,7 +187,8 @@ class Study:
         self.dataset, self.arguments, self.records, self.work = dataset, arguments, records, work
         self.plan, self.arms, self.rows = PLANS[dataset], arguments.arms, 0
         self.items = _training_items(arguments.data / dataset)
-        self.epochs = int(dict(change.split("=") for change in self._changes())["training.epochs"])
+        self.epochs = count_epochs(self._changes())
+        self._rate = 0, 0.0  # number of records, and the seconds per item that follow from them
 
     def _changes(self) -> tuple[str, ...]:
         return (*self.plan.changes, *(TINY if self.arguments.tiny else ()), *self.arguments.set)
@@ -215,12 +223,15 @@ class Study:
 
     def seconds_per_item(self) -> float:
         """Return the mean time per training item and epoch of the runs so far, side by side; 0 without runs."""
-        runs = [run for run in self.records.runs.values() if run["dataset"] == self.dataset and "steps" in run]
-        return statistics.fmean(run["seconds"] / run["train"] / self.epochs for run in runs) if runs else 0.0
+        runs = self.records.runs
+        if self._rate[0] != len(runs):
+            own = [run for run in runs.values() if run["dataset"] == self.dataset and "steps" in run]
+            self._rate = len(runs), statistics.fmean(map(_seconds_per_item, own)) if own else 0.0
+        return self._rate[1]
 
     def expected(self, job: Job) -> float:
         """Return the expected duration of a run in seconds, with a margin."""
-        return MARGIN * self.seconds_per_item() * job.train * self.epochs
+        return MARGIN * self.seconds_per_item() * job.train * count_epochs(job.changes)
 
     def pending(self) -> Iterator[Job]:
         """Yield the runs that are determined by the results so far and have no record, the most urgent first."""
@@ -240,20 +251,48 @@ class Study:
                 for trial in self.refined(arm):
                     yield from self._runs(stage, arm, trial, REFINE_SEEDS)
         else:
-            chosen = {arm: trial for arm in self.arms if (trial := self.chosen(arm)) is not None}
+            chosen = {arm: best for arm in self.arms if (best := self.chosen(arm)) is not None}
             for seed in range(self.seeds):
                 for arm, trial in chosen.items():
                     yield from self._runs(stage, arm, trial, range(seed, seed + 1))
 
-    def _runs(self, stage: str, arm: str, trial: int, seeds: range) -> Iterator[Job]:
+    def pending_controls(self) -> Iterator[tuple[int, Job]]:
+        """Yield rank and run of all controls without a record, for the seeds of plain attention's final runs."""
+        chosen = self.all_chosen()
+        if BASELINE not in chosen or self.size(CONTROL) is None:
+            return
+        plain = self.records.of(self.dataset, FINAL, BASELINE)
+        seeds = sorted(run["seed"] for run in plain if "test" in run and run["seed"] < self.seeds)
+        for control in list_controls(self.dataset, chosen, self.epochs):
+            for job in self._runs(CONTROL, control.recipe, control.trial, seeds, control):
+                if job.key not in self.records.runs:
+                    yield control.rank, job
+
+    @property
+    def has_final(self) -> bool:
+        """Check that plain attention has runs of the final stage, and that all arms have a chosen point."""
+        return bool(self.all_chosen() and self.records.of(self.dataset, FINAL, BASELINE))
+
+    def all_chosen(self) -> dict[str, int]:
+        """Return arm -> chosen trial; empty until all arms have one."""
+        chosen = {arm: trial for arm in self.arms if (trial := self.chosen(arm)) is not None}
+        return chosen if len(chosen) == len(self.arms) else {}
+
+    def _runs(
+        self, stage: str, arm: str, trial: int, seeds: Iterable[int], control: Control | None = None
+    ) -> Iterator[Job]:
         size = self.size(stage)
         assert size is not None
         common = (f"data.folder={(self.arguments.data / self.dataset).resolve()}", f"data.share={size / self.items}")
         changes = (*common, *self._changes(), *FIXED.get(arm, ()), *trials(arm, self.arguments.trials)[trial])
+        name = arm
+        of: tuple[str, ...] = ()
+        if control is not None:
+            name, of, changes = control.name, control.of, (*changes, *control.changes)
         for seed in seeds:
-            folder = self.work / "-".join([self.dataset, stage, arm, str(trial), str(seed)])
+            folder = self.work / "-".join([self.dataset, stage, name, str(trial), str(seed)])
             device, rows = self.arguments.device, self.rows or 16
-            yield Job(folder, self.dataset, arm, stage, trial, seed, changes, size, device, rows)
+            yield Job(folder, self.dataset, name, stage, trial, seed, changes, size, device, rows, arm, of)
 
     def _ended(self, stage: str, arm: str) -> bool:
         refined = min(REFINED, self.arguments.trials) * len(REFINE_SEEDS)
@@ -273,6 +312,15 @@ class Study:
             return None
         losses = mean_losses(self.records.of(self.dataset, "refine", arm))
         return min(losses, key=lambda trial: (losses[trial], trial))
+
+
+def count_epochs(changes: Sequence[str]) -> int:
+    """Return the number of epochs among `key=value` changes; of repeated keys the last counts."""
+    return int(dict(change.split("=", 1) for change in changes)["training.epochs"])
+
+
+def _seconds_per_item(run: dict[str, Any]) -> float:
+    return float(run["seconds"] / run["train"] / count_epochs(run["changes"]))
 
 
 def mean_losses(runs: Sequence[dict[str, Any]]) -> dict[int, float]:
@@ -350,11 +398,15 @@ def run(studies: Sequence[Study], records: Records, arguments: argparse.Namespac
         for study in studies:
             study.rows = arguments.rows
         while time.monotonic() < end:
-            for study in studies:
+            for study in studies if not arguments.controls_only else ():
                 study.decide_size(end - time.monotonic(), arguments.jobs)
-            while pool.busy < arguments.jobs and (new := _next(studies, running, end)) is not None:
-                running.add(new.key)
-                pool.start(new)
+            left = end - time.monotonic()
+            for study, new in queue(studies, arguments.controls_only):
+                if pool.busy == arguments.jobs:
+                    break
+                if new.key not in running and study.expected(new) <= left:
+                    running.add(new.key)
+                    pool.start(new)
             if not pool.busy:
                 break
             for job, outcome in pool.ended(_POLL):
@@ -373,14 +425,21 @@ def run(studies: Sequence[Study], records: Records, arguments: argparse.Namespac
                     records.fail(job, outcome)
 
 
-def _next(studies: Sequence[Study], running: set[tuple[Any, ...]], end: float) -> Job | None:
-    """Return the most urgent run that can end in time."""
-    left = end - time.monotonic()
-    for study in studies:
-        for job in study.pending():
-            if job.key not in running and study.expected(job) <= left:
-                return job
-    return None
+def queue(studies: Sequence[Study], controls_only: bool) -> Iterator[tuple[Study, Job]]:
+    """Yield all known runs without a record, the most urgent first; controls come last, by rank and seed.
+
+    Args:
+        studies: one for each dataset; the first has priority, except for controls.
+        controls_only: leave out all other runs.
+    """
+    if not controls_only:
+        for study in studies:
+            yield from ((study, job) for job in study.pending())
+        if not all(study.all_chosen() for study in studies):
+            return
+    controls = [(rank, job.seed, study, job) for study in studies for rank, job in study.pending_controls()]
+    for _, _, study, job in sorted(controls, key=lambda control: control[:2]):
+        yield study, job
 
 
 def _print_log(job: Job) -> None:
@@ -413,6 +472,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", help="cpu or cuda; by default cuda if available")
     parser.add_argument("--set", action="append", default=[], help="key=value for every run; repeatable")
     parser.add_argument("--tiny", action="store_true", help="tiny models on 200 items: a trial of the script")
+    parser.add_argument(
+        "--controls-only", action="store_true", help="train controls of the arms in --out, nothing else"
+    )
     parser.add_argument("--tables", action="store_true", help="write the complete tables, train nothing")
     arguments = parser.parse_args(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -421,6 +483,10 @@ def main(words: Sequence[str] | None = None) -> None:
         shared = Path("/dev/shm")
         with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as work:
             studies = [Study(name, arguments, records, Path(work)) for name in arguments.datasets]
+            if arguments.controls_only and not any(study.has_final for study in studies):
+                parser.error(
+                    f"--controls-only: {arguments.out / RUNS} has no final runs of {BASELINE}; train them first"
+                )
             records.add({"versions": versions()})
             run(studies, records, arguments, Path(work))
         for name in arguments.datasets:

@@ -1,4 +1,4 @@
-"""Tables of the study `paper_sizes`: tuned settings, test results, and paired differences from plain attention."""
+"""Tables of the study `paper_sizes`: tuned settings, test results, differences from plain attention, controls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from studies.classification.controls import EXPLANATION
+from studies.classification.lean_runs import CONTROL, FINAL
 from studies.classification.search_space import BASELINE, COMMON, OWN, as_settings, at_edges
 from studies.output import save
 
@@ -67,7 +69,7 @@ def summarize(runs: Sequence[Run], answers: Mapping[str, np.ndarray]) -> dict[st
         answers: arrays of `answers-DATASET.npz`.
     """
     arms = [arm for arm in OWN if any(run["arm"] == arm for run in runs)]
-    final = {arm: {run["seed"]: run for run in runs if _is(run, arm, "final") and "test" in run} for arm in arms}
+    final = {arm: {run["seed"]: run for run in runs if _is(run, arm, FINAL) and "test" in run} for arm in arms}
     rows = {}
     for arm in arms:
         done = final[arm]
@@ -80,13 +82,33 @@ def summarize(runs: Sequence[Run], answers: Mapping[str, np.ndarray]) -> dict[st
             row["temperature"] = _cell([run["test"]["temperature"] for run in done.values()])
             row["best_epoch"] = _cell([run["best_epoch"] for run in done.values()])
             if arm != BASELINE and final.get(BASELINE):
-                row["against_plain"] = _differences(arm, done, final[BASELINE], answers)
+                row["against_plain"] = _differences((arm, BASELINE), done, final[BASELINE], answers)
         row["failed"] = sum("failed" in run for run in runs if run["arm"] == arm)
         rows[arm] = row
     stages = dict.fromkeys(run["stage"] for run in runs)
     seconds = {stage: _cell([run["seconds"] for run in runs if run["stage"] == stage]) for stage in stages}
     devices = sorted({run["device"] for run in runs if "device" in run})
-    return {"devices": devices, "runs": len(runs), "seconds": seconds, "arms": rows}
+    controls = _controls(runs, final, answers)
+    return {"devices": devices, "runs": len(runs), "seconds": seconds, "arms": rows, "controls": controls}
+
+
+def _controls(
+    runs: Sequence[Run], final: Mapping[str, Mapping[int, Run]], answers: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, Any]]:
+    """Return control -> its results, its difference from plain attention, and the difference of each arm from it."""
+    rows = {}
+    for name in dict.fromkeys(run["arm"] for run in runs if run["stage"] == CONTROL and "test" in run):
+        done = {run["seed"]: run for run in runs if _is(run, name, CONTROL) and "test" in run}
+        first = next(iter(done.values()))
+        row: dict[str, Any] = {"label": first["label"], "changes": first["changes"], "train": first["train"]}
+        row |= {"seeds": sorted(done), "failed": sum("failed" in run for run in runs if _is(run, name, CONTROL))}
+        row["test"] = {metric: _cell([run["test"][metric] for run in done.values()]) for metric in SHOWN}
+        row["best_epoch"] = _cell([run["best_epoch"] for run in done.values()])
+        row["against_plain"] = _differences((name, BASELINE), done, final.get(BASELINE, {}), answers)
+        arms = [arm for arm in first["control_of"] if arm in final]
+        row["of"] = {arm: _differences((arm, name), final[arm], done, answers) for arm in arms}
+        rows[name] = row
+    return rows
 
 
 def _is(run: Run, arm: str, stage: str) -> bool:
@@ -105,7 +127,7 @@ def _own_changes(run: Run, arm: str) -> list[str]:
 def _tried(runs: Sequence[Run], arm: str) -> list[dict[str, Any]]:
     """List every point of an arm with its NLL on the development set in each stage, the best first."""
     points: dict[int, dict[str, Any]] = {}
-    for run in (run for run in runs if run["arm"] == arm and run["stage"] != "final"):
+    for run in (run for run in runs if run["arm"] == arm and run["stage"] != FINAL):
         point = points.setdefault(run["trial"], {"trial": run["trial"], "settings": _own_changes(run, arm)})
         point.setdefault(run["stage"], []).append(run["dev"]["nll"] if "dev" in run else None)
     return sorted(points.values(), key=_rank)
@@ -125,25 +147,32 @@ def _cell(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _differences(
-    arm: str, done: Mapping[int, Run], plain: Mapping[int, Run], answers: Mapping[str, np.ndarray]
+    names: tuple[str, str], first: Mapping[int, Run], second: Mapping[int, Run], answers: Mapping[str, np.ndarray]
 ) -> dict[str, dict[str, Any]]:
-    """Return metric -> difference from plain attention with a 95 % interval, over the seeds that both have."""
-    seeds = sorted(done.keys() & plain.keys())
+    """Return metric -> difference (first - second) with a 95 % interval, over the seeds that both have.
+
+    Args:
+        names: names of the two in `answers`.
+        first: seed -> run.
+        second: seed -> run.
+        answers: arrays of `answers-DATASET.npz`.
+    """
+    seeds = sorted(first.keys() & second.keys())
     if len(seeds) < 2:
         return {}
     result: dict[str, dict[str, Any]] = {}
     for name in SHOWN:
-        pairs = [done[seed]["test"][name] - plain[seed]["test"][name] for seed in seeds]
+        pairs = [first[seed]["test"][name] - second[seed]["test"][name] for seed in seeds]
         ends = interval(pairs) or (float("nan"), float("nan"))
         result[name] = {"difference": statistics.fmean(pairs), "low": ends[0], "high": ends[1], "over": "seeds"}
     for name in BY_ITEM:
         try:
-            ours, theirs = (_items(answers, which, seeds, name) for which in (arm, BASELINE))
+            ours, theirs = (_items(answers, which, seeds, name) for which in names)
         except KeyError:  # the answers of a run are missing: the interval over seeds stays
             continue
-        found = compare(ours, theirs, "both")
-        result[name] = {"difference": found.difference, "low": found.low, "high": found.high, "p": found.p_value}
-        result[name] |= {"over": "seeds and items", "items": found.items}
+        both = compare(ours, theirs, "both")
+        result[name] = {"difference": both.difference, "low": both.low, "high": both.high, "p": both.p_value}
+        result[name] |= {"over": "seeds and items", "items": both.items}
     return {name: values | {"seeds": len(seeds)} for name, values in result.items()}
 
 
@@ -167,11 +196,67 @@ def as_lines(summary: Mapping[str, Any]) -> list[str]:
         body = [[row["label"], str(len(row["seeds"])), *_cells(row["test"])] for row in done.values()]
         others = [row for row in done.values() if row.get("against_plain")]
         lines += [format_table(head, body), "", "Difference from plain attention, 95 % confidence interval:", ""]
-        lines += [format_table(["method", *head[2:]], [_against(row) for row in others]), ""]
+        lines += [
+            format_table(["method", *head[2:]], [[row["label"], *_intervals(row["against_plain"])] for row in others]),
+            "",
+        ]
         over = others[0]["against_plain"]["nll"]["over"] if others else "seeds"
         lines += [f"Accuracy and NLL are paired by {over}, the other columns by seeds.", ""]
     lines += ["Settings with the lowest NLL on the development set, mean over the seeds of the stage `refine`:", ""]
-    return [*lines, *(_setting_line(row) for row in rows.values())]
+    lines += [_setting_line(row) for row in rows.values()]
+    return [*lines, *_control_lines(done, summary["controls"])] if summary["controls"] else lines
+
+
+def _control_lines(arms: Mapping[str, Any], controls: Mapping[str, Any]) -> list[str]:
+    """Format the section on controls.
+
+    Args:
+        arms: rows of the arms that have results.
+        controls: rows of the controls.
+    """
+    head = ["control", "seeds", *(title for title, _, _ in SHOWN.values())]
+    body = [[row["label"], str(len(row["seeds"])), *_cells(row["test"])] for row in controls.values()]
+    lines = ["", "### Controls", "", EXPLANATION, "", format_table(head, body), ""]
+    pairs = [
+        [f"{arms[arm]['label']} minus {row['label']}", str(values["nll"]["seeds"]), *_intervals(values)]
+        for row in controls.values()
+        for arm, values in row["of"].items()
+        if values
+    ]
+    pairs += [
+        [f"{row['label']} minus {arms[BASELINE]['label']}", str(values["nll"]["seeds"]), *_intervals(values)]
+        for row in controls.values()
+        if (values := row["against_plain"])
+    ]
+    lines += ["Methods minus their controls, and controls minus plain attention, 95 % confidence interval:", ""]
+    lines += [format_table(["difference", *head[1:]], pairs), ""]
+    outcomes = [line for arm in arms for name in BY_ITEM if (line := _outcome(arm, name, arms, controls))]
+    if not outcomes:
+        return [*lines, "No method that has controls is significantly better than plain attention in accuracy or NLL."]
+    intro = "Methods significantly better than plain attention, against their controls, each by its own 95 % interval:"
+    return [*lines, intro, "", *outcomes]
+
+
+def _outcome(arm: str, metric: str, arms: Mapping[str, Any], controls: Mapping[str, Any]) -> str:
+    """Say how an arm that is better than plain attention compares with its controls; empty for other arms."""
+    if _sign(arms[arm].get("against_plain", {}), metric) <= 0:
+        return ""
+    names: dict[int, list[str]] = {1: [], 0: [], -1: []}
+    for row in controls.values():
+        if row["of"].get(arm):
+            names[_sign(row["of"][arm], metric)].append(f"`{row['label']}`")
+    words = {1: "better than", 0: "no significant difference from", -1: "worse than"}
+    parts = [f"{words[sign]} {', '.join(listed)}" for sign, listed in names.items() if listed]
+    return f"- {arms[arm]['label']}, {SHOWN[metric][0].rstrip(' %')}: {'; '.join(parts)}" if parts else ""
+
+
+def _sign(differences: Mapping[str, Any], metric: str) -> int:
+    """Return 1 if the first is significantly better, -1 if it is worse, else 0."""
+    if metric not in differences:
+        return 0
+    low, high = differences[metric]["low"], differences[metric]["high"]
+    sign = 1 if low > 0 else -1 if high < 0 else 0
+    return sign if metric == "accuracy" else -sign
 
 
 def _cells(test: Mapping[str, Any]) -> list[str]:
@@ -182,10 +267,10 @@ def _cells(test: Mapping[str, Any]) -> list[str]:
     return cells
 
 
-def _against(row: Mapping[str, Any]) -> list[str]:
-    cells = [row["label"]]
+def _intervals(differences: Mapping[str, Any]) -> list[str]:
+    cells = []
     for name, (_, digits, factor) in SHOWN.items():
-        values = row["against_plain"].get(name)
+        values = differences.get(name)
         if values is None:
             cells.append("")
             continue
