@@ -57,12 +57,17 @@ def list_settings(rows: Sequence[Any]) -> list[str]:
 
 def write_svgs(charts: Sequence[Chart], folder: Path) -> None:
     """Write charts as SVG; without Matplotlib print a message instead."""
+    write_content_svgs(Content("", charts=charts), folder)
+
+
+def write_content_svgs(content: Content, folder: Path) -> None:
+    """Write all charts and attention maps of a page as SVG; without Matplotlib print a message instead."""
     try:
         check_matplotlib()
     except ConfigError as error:
         print(error)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        for path in write_figures(Path(temporary), Content("", charts=charts)):
+        for path in write_figures(Path(temporary), content):
             if path.suffix == ".svg":
                 shutil.copy(path, folder)

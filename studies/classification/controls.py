@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from studies.classification.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.search_space import BASELINE
 
 LONGER = 1.5  # epochs of the control "ma, longer", as a factor
@@ -20,12 +21,15 @@ ORDER = (
     ("yelp/svgd, no repulsion", "age/ma, longer"),
     ("yelp/svgd, no smoothing",),
 )
+SHORT = {"cosine-smoothing": "cosine", "svgd": "svgd"}  # arms with controls of their own -> short name
 EXPLANATION = (
     "`ma@ARM` is plain attention with the learning rate, dropout and weight decay that were chosen for ARM. "
     "`no repulsion` is the method with alpha = 0: gradients are still smoothed over heads. "
     "`no smoothing` keeps repulsion, and every head follows its own gradient. "
     "`ma, longer` is plain attention with its own settings and half again as many epochs. "
-    "Attraction between heads was not tried: the rules refuse a negative alpha."
+    "`attraction` is the method with the sign of its force reversed. "
+    "`wrong partner` gives every head the force of another head, in each step of a different one; the norm over all "
+    "heads stays the same."
 )
 
 
@@ -40,6 +44,7 @@ class Control:
         of: arms that are compared with it.
         changes: `key=value` changes that follow those of the point.
         rank: controls of lower rank run first.
+        force: altered force, see `altered_forces`.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Control:
     of: tuple[str, ...]
     changes: tuple[str, ...] = ()
     rank: int = len(ORDER)
+    force: str = ""
 
 
 def list_controls(dataset: str, chosen: Mapping[str, int], epochs: int) -> list[Control]:
@@ -66,11 +72,15 @@ def list_controls(dataset: str, chosen: Mapping[str, int], epochs: int) -> list[
         if trial != plain:
             at_point.setdefault(trial, []).append(arm)
     controls = [Control(f"{BASELINE}@{arms[0]}", BASELINE, trial, tuple(arms)) for trial, arms in at_point.items()]
-    for arm, short in (("cosine-smoothing", "cosine"), ("svgd", "svgd")):
+    for arm, short in SHORT.items():
         if arm in chosen:
             controls.append(Control(f"{short}, no repulsion", arm, chosen[arm], (arm,), ("method.alpha=0.0",)))
     if "svgd" in chosen:
         controls.append(Control("svgd, no smoothing", "svgd", chosen["svgd"], ("svgd",), ("method.smoothing=0",)))
+    for arm, short in SHORT.items():
+        if arm in chosen:
+            for force in (ATTRACTION, WRONG_PARTNER):
+                controls.append(Control(f"{short}, {force}", arm, chosen[arm], (arm,), force=force))
     others = tuple(arm for arm in chosen if arm != BASELINE)
     longer = f"training.epochs={math.ceil(LONGER * epochs)}"
     controls.append(Control(f"{BASELINE}, longer", BASELINE, plain, others, (longer,)))

@@ -1,4 +1,4 @@
-"""Train the runs of `paper_sizes` in worker processes: nothing is saved but one record per run, and its answers.
+"""Train the runs of `paper_sizes` and `follow_up` in worker processes: each leaves one record, and its answers.
 
 A classifier of the paper's size has 60 million weights, and a run lasts less than a minute, so checkpoints would take
 longer than training. An interrupted run is trained again.
@@ -16,22 +16,30 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
+from studies.classification.altered_forces import alter_force
 from torch import Tensor, nn
 
+from repulsive.diagnostics.uncertainty import detect_foreign
 from repulsive.errors import DivergedError
+from repulsive.lab.engine import assets
 from repulsive.lab.engine.loop import Loop
 from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.layers import lstm
+from repulsive.lab.systems.classification.foreign import unknown_share
 from repulsive.lab.systems.classification.inputs import model_inputs
+from repulsive.lab.systems.classification.measure import predictions
+from repulsive.lab.systems.classification.readings import read_examples, spread
 from repulsive.lab.systems.classification.task import ClassificationTask
 from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.text.batches import Buckets
 from repulsive.metrics import classification as metrics
 
-RECORD, ANSWERS = "record.json", "answers.npz"
-FINAL, CONTROL = "final", "control"  # the only stages that read the test set
+RECORD, ANSWERS, MAPS = "record.json", "answers.npz", "maps.json"
+FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL = "final", "control", "heads", "entropy", "wide final"
+TESTED = (FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL)  # the only stages that read the test set
+LONGEST = 60  # words of a review whose attention is stored
 NATS = 1 / 64  # resolution of the stored NLL of an item
 _BATCH = 256
 _KEPT = ("accuracy", "nll", "ece15", "oe15", "brier", "dist", "relative_dist", "overlap", "overlap_cosine")
@@ -45,7 +53,7 @@ class Job:
         folder: folder of its log and record.
         dataset: name of the dataset.
         arm: name of the method, or of the control.
-        stage: "screen", "refine", "final" or "control".
+        stage: name of the stage.
         trial: number of the point.
         seed: random seed.
         changes: all `key=value` changes of the recipe.
@@ -54,6 +62,9 @@ class Job:
         rows: sentences per Triton program of the LSTM.
         recipe: name of the method's recipe; empty: `arm`.
         control_of: for a control, the arms that are compared with it.
+        force: altered force of the rule, see `altered_forces`; empty: the rule's own.
+        foreign: prepared folder of another dataset, on whose test set entropies are measured.
+        shown: number of test items whose attention is stored.
     """
 
     folder: Path
@@ -68,6 +79,9 @@ class Job:
     rows: int = lstm.ROWS
     recipe: str = ""
     control_of: tuple[str, ...] = ()
+    force: str = ""
+    foreign: Path | None = None
+    shown: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
@@ -76,7 +90,15 @@ class Job:
 
     @property
     def reads_test(self) -> bool:
-        return self.stage in (FINAL, CONTROL)
+        return self.stage in TESTED
+
+    @property
+    def answers_name(self) -> str:
+        """Name of the run among the stored answers; empty if they are not stored."""
+        if self.stage == HEADS or not self.reads_test:
+            return ""
+        own = f"{self.arm}/{self.seed}"
+        return own if self.stage in (FINAL, CONTROL) else f"{self.stage}/{own}"
 
 
 class TrialTask(ClassificationTask):
@@ -127,6 +149,12 @@ class UnsavedLoop(Loop):
     """Training loop that writes no checkpoints, weights or answers; it keeps the evaluations instead."""
 
     evaluations: dict[str, Evaluation]
+    force = ""  # altered force of the rule
+
+    def _build(self) -> None:
+        super()._build()
+        if self.force:
+            self.handle.rule = alter_force(self.handle.rule, self.force)
 
     def _save(self, spare: int = 0) -> None:
         self._check_all()
@@ -149,9 +177,14 @@ def train(job: Job, file: TextIO) -> None:
     recipe = open_recipe(f"{job.dataset}/{job.recipe or job.arm}", [*job.changes, f"seed={job.seed}"])
     task = TrialTask(recipe, job.reads_test)
     loop = UnsavedLoop(task, recipe, SilentFolder(job.folder), Watcher(), job.device)
+    loop.force = job.force
     record: dict[str, Any] = dict(zip(("dataset", "stage", "arm", "trial", "seed"), job.key, strict=True))
     changes = [change for change in job.changes if not change.startswith("data.")]
     record |= {"label": recipe.label, "train": task.num_data, "changes": changes}
+    if job.recipe and job.recipe != job.arm:
+        record["recipe"] = job.recipe
+    if job.force:
+        record["force"] = job.force
     if job.control_of:
         record |= {"label": job.arm, "control_of": list(job.control_of)}
     try:
@@ -164,7 +197,14 @@ def train(job: Job, file: TextIO) -> None:
         if job.reads_test:
             dev, test = (loop.evaluations[part].items for part in ("dev", "test"))
             record["test"] = _kept(result["test"]) | after_scaling(dev, test)
-            np.savez_compressed(job.folder / ANSWERS, **answers(test))
+            stored = answers(test)
+            if job.foreign is not None:
+                record["foreign"], entropies = measure_foreign(task, loop.bare, test, job.foreign)
+                stored |= entropies
+            if job.answers_name:
+                np.savez_compressed(job.folder / ANSWERS, **stored)
+            if job.shown:
+                (job.folder / MAPS).write_text(json.dumps(read_attention(task, loop.bare, job.shown)))
     record |= {"seconds": round(time.monotonic() - started, 2), "device": _device(loop)}
     (job.folder / RECORD).write_text(json.dumps(record))
 
@@ -182,6 +222,56 @@ def answers(items: dict[str, Tensor]) -> dict[str, np.ndarray]:
     nll = (items["nll"].clamp(max=1000) / NATS).round() * NATS
     predicted = items["logits"].argmax(-1)
     return {"predicted": predicted.to(torch.uint8).numpy(), "nll": nll.to(torch.float16).numpy()}
+
+
+def measure_foreign(
+    task: TrialTask, model: nn.Module, test: dict[str, Tensor], folder: Path
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Measure the entropy of predictions on the test set and on that of another dataset (the paper's appendix C.5).
+
+    Args:
+        task: the task, with its data.
+        model: the trained model.
+        test: answers on the task's own test set.
+        folder: prepared folder of the other dataset; its words are encoded with the task's vocabulary.
+
+    Returns:
+        The means, the AUROC of detecting foreign items by their entropy, and the share of foreign words that are not
+        in the vocabulary; and the entropy of each item, float16.
+    """
+    model.eval()
+    part = task.open_foreign(folder, "test")
+    inside, outside = test["logits"].double().softmax(-1), predictions(model, part)  # [N, C], [K, C]
+    detection = detect_foreign(inside, outside)
+    values = {"auroc": detection.auroc, "own_entropy": detection.inside, "foreign_entropy": detection.outside}
+    values["unknown"] = unknown_share(part)
+    entropies = {"own_entropy": metrics.entropy(inside), "foreign_entropy": metrics.entropy(outside)}
+    arrays = {name: x.to(torch.float16).numpy() for name, x in entropies.items()}
+    return {name: round(value, 6) for name, value in values.items()}, arrays
+
+
+def read_attention(task: TrialTask, model: nn.Module, count: int) -> list[dict[str, Any]]:
+    """Read prediction and attention of all heads for some short items of the test set; moves the model to the CPU.
+
+    Args:
+        task: the task, with its data.
+        model: the trained model.
+        count: number of items, of all classes in turn.
+    """
+    part = task.data.parts["test"]
+    short = assets.select(part, (part.lengths <= LONGEST).nonzero()[:, 0])
+    examples = read_examples(task.data, short, spread(short, count), {"": model.cpu().eval()})
+    return [
+        {
+            "tokens": list(example.tokens),
+            "label": example.label,
+            "predicted": reading.predicted,
+            "probability": round(reading.probability, 4),
+            "attention": [[round(x, 4) for x in row] for row in reading.weights().tolist()],  # [M, T]
+        }
+        for example in examples
+        for reading in example.readings
+    ]
 
 
 def after_scaling(dev: dict[str, Tensor], test: dict[str, Tensor]) -> dict[str, float]:

@@ -32,8 +32,8 @@ import statistics
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from studies.classification import lstm_choice
 from studies.classification.controls import Control, list_controls
-from studies.classification.lean_runs import ANSWERS, CONTROL, FINAL, RECORD, Job, train
+from studies.classification.lean_runs import ANSWERS, CONTROL, FINAL, MAPS, RECORD, Job, train
 from studies.classification.lstm_choice import LstmTest
 from studies.classification.search_space import BASELINE, FIXED, OWN, trials
 from studies.classification.sizes_tables import write_tables
@@ -153,8 +153,12 @@ class Records:
         if (job.folder / ANSWERS).is_file():
             with np.load(job.folder / ANSWERS) as answers, _answers(self.out, job.dataset) as file:
                 for name, array in answers.items():
-                    with file.open(f"{job.arm}/{job.seed}/{name}.npy", "w") as entry:
+                    with file.open(f"{job.answers_name}/{name}.npy", "w") as entry:
                         np.lib.format.write_array(entry, array)
+        if (job.folder / MAPS).is_file():
+            folder = self.out / "maps"
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(job.folder / MAPS, folder / f"{job.dataset}-{job.arm}-{job.seed}.json")
         self.add(record)
         shutil.rmtree(job.folder, ignore_errors=True)
         return record
@@ -261,12 +265,23 @@ class Study:
         chosen = self.all_chosen()
         if BASELINE not in chosen or self.size(CONTROL) is None:
             return
-        plain = self.records.of(self.dataset, FINAL, BASELINE)
-        seeds = sorted(run["seed"] for run in plain if "test" in run and run["seed"] < self.seeds)
+        seeds = self.final_seeds()
         for control in list_controls(self.dataset, chosen, self.epochs):
-            for job in self._runs(CONTROL, control.recipe, control.trial, seeds, control):
+            for job in self.control_jobs(control, seeds):
                 if job.key not in self.records.runs:
                     yield control.rank, job
+
+    def final_seeds(self) -> list[int]:
+        """List the seeds of plain attention's final runs."""
+        plain = self.records.of(self.dataset, FINAL, BASELINE)
+        return sorted(run["seed"] for run in plain if "test" in run and run["seed"] < self.seeds)
+
+    def control_jobs(self, control: Control, seeds: Iterable[int]) -> Iterator[Job]:
+        """Yield the runs of a control."""
+        point = trials(control.recipe, self.arguments.trials)[control.trial]
+        more = {"control_of": control.of, "force": control.force}
+        place = control.recipe, control.trial
+        yield from self.make_jobs(CONTROL, *place, (*point, *control.changes), seeds, name=control.name, **more)
 
     @property
     def has_final(self) -> bool:
@@ -278,21 +293,40 @@ class Study:
         chosen = {arm: trial for arm in self.arms if (trial := self.chosen(arm)) is not None}
         return chosen if len(chosen) == len(self.arms) else {}
 
-    def _runs(
-        self, stage: str, arm: str, trial: int, seeds: Iterable[int], control: Control | None = None
+    def _runs(self, stage: str, arm: str, trial: int, seeds: Iterable[int]) -> Iterator[Job]:
+        return self.make_jobs(stage, arm, trial, trials(arm, self.arguments.trials)[trial], seeds)
+
+    def make_jobs(
+        self,
+        stage: str,
+        arm: str,
+        trial: int,
+        changes: Sequence[str],
+        seeds: Iterable[int],
+        *,
+        name: str = "",
+        **more: Any,
     ) -> Iterator[Job]:
+        """Yield the runs of an arm in a stage.
+
+        Args:
+            stage: name of the stage; its training size must be decided.
+            arm: recipe of the arm.
+            trial: number of the point.
+            changes: `key=value` changes that follow those of the dataset and the arm.
+            seeds: random seeds.
+            name: name in records, if it differs from the arm's.
+            **more: further settings of `Job`.
+        """
         size = self.size(stage)
         assert size is not None
         common = (f"data.folder={(self.arguments.data / self.dataset).resolve()}", f"data.share={size / self.items}")
-        changes = (*common, *self._changes(), *FIXED.get(arm, ()), *trials(arm, self.arguments.trials)[trial])
-        name = arm
-        of: tuple[str, ...] = ()
-        if control is not None:
-            name, of, changes = control.name, control.of, (*changes, *control.changes)
+        changes = (*common, *self._changes(), *FIXED.get(arm, ()), *changes)
+        name = name or arm
         for seed in seeds:
             folder = self.work / "-".join([self.dataset, stage, name, str(trial), str(seed)])
             device, rows = self.arguments.device, self.rows or 16
-            yield Job(folder, self.dataset, name, stage, trial, seed, changes, size, device, rows, arm, of)
+            yield Job(folder, self.dataset, name, stage, trial, seed, changes, size, device, rows, arm, **more)
 
     def _ended(self, stage: str, arm: str) -> bool:
         refined = min(REFINED, self.arguments.trials) * len(REFINE_SEEDS)
@@ -374,14 +408,21 @@ def _all(pool: WorkerPool, tests: Sequence[LstmTest], seconds: float) -> list[di
     return [json.loads(path.read_text()) for path in paths if path.is_file()]
 
 
-def run(studies: Sequence[Study], records: Records, arguments: argparse.Namespace, work: Path) -> None:
+def run(
+    studies: Sequence[Study],
+    records: Records,
+    arguments: argparse.Namespace,
+    work: Path,
+    next_jobs: Callable[[float], Iterable[tuple[Study, Job]]],
+) -> None:
     """Train all runs that fit into the time, side by side.
 
     Args:
-        studies: one for each dataset; the first has priority.
+        studies: one for each dataset.
         records: finished runs.
         arguments: of the command line.
         work: folder for runs in progress.
+        next_jobs: function from the seconds left to the known runs without a record, the most urgent first.
     """
     started = time.monotonic()
     end = started + arguments.seconds - _STOP
@@ -398,10 +439,8 @@ def run(studies: Sequence[Study], records: Records, arguments: argparse.Namespac
         for study in studies:
             study.rows = arguments.rows
         while time.monotonic() < end:
-            for study in studies if not arguments.controls_only else ():
-                study.decide_size(end - time.monotonic(), arguments.jobs)
             left = end - time.monotonic()
-            for study, new in queue(studies, arguments.controls_only):
+            for study, new in next_jobs(left):
                 if pool.busy == arguments.jobs:
                     break
                 if new.key not in running and study.expected(new) <= left:
@@ -457,12 +496,18 @@ def store_labels(data: Path, out: Path, dataset: str) -> None:
                 np.lib.format.write_array(entry, labels.to(torch.uint8).numpy())
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(about: str | None, out: Path) -> argparse.ArgumentParser:
+    """Make a parser with the options of the studies at the paper's sizes.
+
+    Args:
+        about: docstring of the script.
+        out: default of `--out`.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", default=["yelp", "age"], choices=list(PLANS), help="in this order")
     parser.add_argument("--arms", nargs="+", default=list(OWN), choices=list(OWN), help="methods")
     parser.add_argument("--data", type=Path, default=Path("prepared"), help="folder of prepared datasets")
-    parser.add_argument("--out", type=Path, default=Path("runs/paper_sizes"), help="folder of records and answers")
+    parser.add_argument("--out", type=Path, default=out, help="folder of records and answers")
     parser.add_argument("--results", type=Path, help="folder of tables; by default --out")
     parser.add_argument("--seconds", type=float, default=450.0, help="time after which the script ends")
     parser.add_argument("--trials", type=int, default=12, help="trials of every arm")
@@ -472,23 +517,41 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", help="cpu or cuda; by default cuda if available")
     parser.add_argument("--set", action="append", default=[], help="key=value for every run; repeatable")
     parser.add_argument("--tiny", action="store_true", help="tiny models on 200 items: a trial of the script")
+    parser.add_argument("--tables", action="store_true", help="write the complete tables, train nothing")
+    return parser
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """Make a temporary folder for runs in progress, in memory if possible."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as work:
+        yield Path(work)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__, Path("runs/paper_sizes"))
     parser.add_argument(
         "--controls-only", action="store_true", help="train controls of the arms in --out, nothing else"
     )
-    parser.add_argument("--tables", action="store_true", help="write the complete tables, train nothing")
     arguments = parser.parse_args(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     records = Records(arguments.out)
     if not arguments.tables:
-        shared = Path("/dev/shm")
-        with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as work:
-            studies = [Study(name, arguments, records, Path(work)) for name in arguments.datasets]
+        with work_folder() as work:
+            studies = [Study(name, arguments, records, work) for name in arguments.datasets]
             if arguments.controls_only and not any(study.has_final for study in studies):
                 parser.error(
                     f"--controls-only: {arguments.out / RUNS} has no final runs of {BASELINE}; train them first"
                 )
+
+            def next_jobs(left: float) -> Iterator[tuple[Study, Job]]:
+                for study in studies if not arguments.controls_only else ():
+                    study.decide_size(left, arguments.jobs)
+                yield from queue(studies, arguments.controls_only)
+
             records.add({"versions": versions()})
-            run(studies, records, arguments, Path(work))
+            run(studies, records, arguments, work, next_jobs)
         for name in arguments.datasets:
             if any(key[:2] == (name, FINAL) for key in records.runs):
                 store_labels(arguments.data, arguments.out, name)

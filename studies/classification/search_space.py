@@ -59,28 +59,66 @@ OWN: dict[str, tuple[Range, ...]] = {  # recipe of the arm -> ranges of its own 
     "cosine-smoothing": (Range("method.alpha", 1e-3, 1.0),),
 }
 # With 30 heads this stepsize keeps the size of their gradients: weight decay and clipping act as in plain training.
-FIXED: dict[str, tuple[str, ...]] = dict.fromkeys(("svgd", "spos", "cosine-smoothing"), ("method.stepsize=30",))
-_DIMENSIONS = len(COMMON) + max(map(len, OWN.values()))
+REPELLED = ("svgd", "spos", "cosine-smoothing")
+FIXED: dict[str, tuple[str, ...]] = dict.fromkeys(REPELLED, ("method.stepsize=30",))
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """A search space.
+
+    Args:
+        common: ranges of all arms.
+        own: recipe of the arm -> ranges of its own strength.
+        seed: seed of the points.
+    """
+
+    common: tuple[Range, ...]
+    own: Mapping[str, tuple[Range, ...]]
+    seed: int = 0
+
+    def ranges(self, arm: str) -> tuple[Range, ...]:
+        """Return all ranges of an arm."""
+        return (*self.common, *self.own[arm])
+
+
+FIRST = Space(COMMON, OWN)
+WIDE = Space(  # ranges in which some arm chose a value near an end are wider than in the first space
+    (
+        Range("optimizer.lr", 2e-4, 1e-2),
+        Range("model.dropout", 0.0, 0.7, is_log=False),
+        Range("optimizer.weight_decay", 1e-7, 1e-2),
+    ),
+    {
+        "ma": (),
+        "frobenius": (Range("method.penalty", 1e-5, 3.0),),
+        "svgd": (Range("method.ratio", 3e-3, 10.0),),
+        "spos": (Range("method.ratio", 3e-3, 10.0), Range("method.beta", 1e3, 1e8)),
+        "cosine-smoothing": (Range("method.alpha", 1e-4, 10.0),),
+    },
+    seed=1,
+)
 
 
 @cache
-def trials(arm: str, count: int, seed: int = 0) -> tuple[tuple[str, ...], ...]:
+def trials(arm: str, count: int, space: Space = FIRST) -> tuple[tuple[str, ...], ...]:
     """List the `key=value` changes of an arm's trials: scrambled Sobol points, the same for all arms.
 
     Args:
-        arm: a key of `OWN`.
+        arm: recipe of the arm.
         count: number of trials.
-        seed: seed of the scrambling.
+        space: the search space.
     """
-    points = torch.quasirandom.SobolEngine(_DIMENSIONS, scramble=True, seed=seed).draw(count, dtype=torch.float64)
-    ranges = (*COMMON, *OWN[arm])
-    return tuple(tuple(f"{r.key}={r.value(x)}" for r, x in zip(ranges, p, strict=False)) for p in points.tolist())
+    dimensions = len(space.common) + max(map(len, space.own.values()))
+    engine = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=space.seed)
+    points, ranges = engine.draw(count, dtype=torch.float64).tolist(), space.ranges(arm)
+    return tuple(tuple(f"{r.key}={r.value(x)}" for r, x in zip(ranges, p, strict=False)) for p in points)
 
 
-def at_edges(arm: str, changes: Sequence[str]) -> list[str]:
+def at_edges(arm: str, changes: Sequence[str], space: Space = FIRST) -> list[str]:
     """List the keys whose value lies near an end of its range."""
     values = as_settings(changes)
-    shares = {r.key: r.share(values[r.key]) for r in (*COMMON, *OWN[arm])}
+    shares = {r.key: r.share(values[r.key]) for r in space.ranges(arm)}
     return [key for key, share in shares.items() if not EDGE <= share <= 1 - EDGE]
 
 

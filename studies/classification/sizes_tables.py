@@ -19,6 +19,7 @@ from repulsive.metrics.student import interval
 from repulsive.safety.markdown import format_table
 
 Run = dict[str, Any]
+STAGES = ("screen", "refine", FINAL, CONTROL)  # other stages have tables of their own
 SHOWN = {  # metric of a record -> title, digits and factor
     "accuracy": ("accuracy %", 2, 100),
     "nll": ("NLL", 4, 1),
@@ -42,10 +43,11 @@ def write_tables(runs: Sequence[Run], versions: Mapping[str, str], answers: Path
         answers: folder with `answers-DATASET.npz`, for intervals over items; None: over seeds alone.
         results: folder to write.
     """
+    runs = [run for run in runs if run["stage"] in STAGES]
     texts, data = ["# Sentence classification at the paper's sizes", ""], {}
     for dataset in dict.fromkeys(run["dataset"] for run in runs):
         own = [run for run in runs if run["dataset"] == dataset]
-        arrays = _load(answers / f"answers-{dataset}.npz") if answers else {}
+        arrays = load_answers(answers / f"answers-{dataset}.npz") if answers else {}
         data[dataset] = {"versions": dict(versions)} | summarize(own, arrays)
         texts += [f"## {dataset}", "", *as_lines(data[dataset]), ""]
     text = "\n".join(texts)
@@ -54,7 +56,8 @@ def write_tables(runs: Sequence[Run], versions: Mapping[str, str], answers: Path
     return text
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
+def load_answers(path: Path) -> dict[str, np.ndarray]:
+    """Load stored answers; empty without the file."""
     if not path.is_file():
         return {}
     with np.load(path) as file:
