@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from studies.classification.lean_runs import ENTROPY, FINAL, HEADS, WIDE_FINAL
+from studies.classification.lean_runs import ENTROPY, ENTROPY_NATS, FINAL, HEADS, WIDE_FINAL
 from studies.classification.search_space import BASELINE, OWN, WIDE, as_settings, at_edges
 from studies.classification.sizes_tables import load_answers
 from studies.output import save, write_content_svgs
@@ -240,7 +240,7 @@ def entropy_curve(entropies: torch.Tensor) -> EntropyCDF:
 
 def _stored(arrays: Mapping[str, np.ndarray], arm: str, seeds: Sequence[int], kind: str) -> torch.Tensor:
     names = [f"{ENTROPY}/{arm}/{seed}/{kind}_entropy" for seed in seeds]
-    return torch.stack([torch.from_numpy(arrays[name]).double() for name in names])  # [S, N]
+    return ENTROPY_NATS * torch.stack([torch.from_numpy(arrays[name].astype(float)) for name in names])  # [S, N]
 
 
 # -- wider search -----------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL = "final", "control", "heads", "entro
 TESTED = (FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL)  # the only stages that read the test set
 LONGEST = 60  # words of a review whose attention is stored
 NATS = 1 / 64  # resolution of the stored NLL of an item
+ENTROPY_NATS = 1e-4  # resolution of the stored entropy of an item
 _BATCH = 256
 _KEPT = ("accuracy", "nll", "ece15", "oe15", "brier", "dist", "relative_dist", "overlap", "overlap_cosine")
 
@@ -237,7 +238,7 @@ def measure_foreign(
 
     Returns:
         The means, the AUROC of detecting foreign items by their entropy, and the share of foreign words that are not
-        in the vocabulary; and the entropy of each item, float16.
+        in the vocabulary; and the entropy of each item, uint16, in units of `ENTROPY_NATS`.
     """
     model.eval()
     part = task.open_foreign(folder, "test")
@@ -246,7 +247,7 @@ def measure_foreign(
     values = {"auroc": detection.auroc, "own_entropy": detection.inside, "foreign_entropy": detection.outside}
     values["unknown"] = unknown_share(part)
     entropies = {"own_entropy": metrics.entropy(inside), "foreign_entropy": metrics.entropy(outside)}
-    arrays = {name: x.to(torch.float16).numpy() for name, x in entropies.items()}
+    arrays = {name: (x / ENTROPY_NATS).round().numpy().astype(np.uint16) for name, x in entropies.items()}
     return {name: round(value, 6) for name, value in values.items()}, arrays
 
 

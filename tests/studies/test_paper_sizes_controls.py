@@ -38,13 +38,24 @@ def test_controls_change_what_their_names_say(script):  # noqa: F811
         ("ma@frobenius", "ma", 1, ("frobenius",), ()),
         ("svgd, no smoothing", "svgd", 6, ("svgd",), ("method.smoothing=0",)),
         ("ma, longer", "ma", 10, ("frobenius", "svgd", "spos", "cosine-smoothing"), ("training.epochs=12",)),
+        ("cosine, attraction", "cosine-smoothing", 6, ("cosine-smoothing",), ()),
+        ("cosine, wrong partner", "cosine-smoothing", 6, ("cosine-smoothing",), ()),
+        ("svgd, attraction", "svgd", 6, ("svgd",), ()),
+        ("svgd, wrong partner", "svgd", 6, ("svgd",), ()),
     ]
+    assert {name: c.force for name, c in controls.items() if c.force} == {
+        f"{arm}, {force}": force for arm in ("cosine", "svgd") for force in ("attraction", "wrong partner")
+    }
     yelp = list_controls("yelp", dict.fromkeys(chosen, 5), 2)
     assert [control.name for control in yelp] == [
         "cosine, no repulsion",
         "ma, longer",
         "svgd, no repulsion",
         "svgd, no smoothing",
+        "cosine, attraction",
+        "cosine, wrong partner",
+        "svgd, attraction",
+        "svgd, wrong partner",
     ]
     assert yelp[1].changes == ("training.epochs=3",)
 
@@ -180,7 +191,7 @@ def test_controls_only_resumes_earlier_records(script, data, tmp_path, capsys): 
     path = tmp_path / "runs.jsonl"
     complete = path.read_text().splitlines()
     kept = [line for line in complete if '"stage": "control"' not in line]
-    assert len(complete) - len(kept) == 2 * 3  # two seeds of three controls: the two arms have the same point
+    assert len(complete) - len(kept) == 2 * 5  # two seeds of five controls: the two arms have the same point
     path.write_text("\n".join(kept) + "\n")
     (tmp_path / "answers-yelp.npz").unlink()
     script.main([*options, "--seeds", "1"])
@@ -188,6 +199,6 @@ def test_controls_only_resumes_earlier_records(script, data, tmp_path, capsys): 
     capsys.readouterr()
     lines = path.read_text().splitlines()
     stages = [json.loads(line).get("stage") for line in lines[len(kept) :]]
-    assert [stage for stage in stages if stage] == ["control"] * 6
+    assert [stage for stage in stages if stage] == ["control"] * 10
     script.main([*options, "--tables"])
     assert "### Controls" in capsys.readouterr().out
