@@ -25,7 +25,7 @@ from pathlib import Path
 
 from studies.classification.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.controls import SHORT
-from studies.classification.follow_up_tables import write_follow_up
+from studies.classification.follow_up_tables import name_count, write_follow_up
 from studies.classification.lean_runs import ENTROPY, HEADS, WIDE_FINAL, Job
 from studies.classification.paper_sizes import (
     MARGIN,
@@ -78,7 +78,7 @@ def head_jobs(studies: Studies) -> Jobs:
                         continue
                     changes = [*point, f"model.heads={count}"]
                     changes += [f"method.stepsize={count}"] if arm in REPELLED else []
-                    name = f"{arm}, {count} heads"
+                    name = f"{arm}, {name_count(count)}"
                     for job in study.make_jobs(HEADS, arm, trial, changes, [seed], name=name):
                         yield study, job
 

@@ -117,6 +117,11 @@ def _error(run: Run, metric: str, part: str) -> float:
     return 100 * (1 - value) if metric == "accuracy" else value
 
 
+def name_count(heads: int) -> str:
+    """Return "1 head", "5 heads" and so on."""
+    return f"{heads} head" + ("s" if heads > 1 else "")
+
+
 def head_lines(runs: Sequence[Run], points: Mapping[str, ByCount]) -> list[str]:
     """Format the tables of one dataset.
 
@@ -128,7 +133,7 @@ def head_lines(runs: Sequence[Run], points: Mapping[str, ByCount]) -> list[str]:
     for metric, (title, digits) in ERRORS.items():
         errors = points[metric]
         counts = sorted({count for each in errors.values() for count in each})
-        head = ["method", *(f"{count} heads" for count in counts)]
+        head = ["method", *map(name_count, counts)]
         body = [[labels[arm], *(_mean(each.get(m), digits) for m in counts)] for arm, each in errors.items()]
         plain = errors.get(BASELINE, {})
         body += [
@@ -147,8 +152,9 @@ def head_lines(runs: Sequence[Run], points: Mapping[str, ByCount]) -> list[str]:
 def _shape(label: str, errors: Mapping[int, Mapping[int, float]], dev: Mapping[int, Any], digits: int) -> str:
     """Compare the errors at both ends of a curve with that at the best number of heads on the development set."""
     best = min(dev, key=lambda count: statistics.fmean(dev[count].values()))
-    ends = [f"{end} heads {_gap(errors[end], errors[best], digits)}" for end in (min(errors), max(errors))]
-    return f"- {label}: best on the development set with {best} heads; error minus that one: {'; '.join(ends)}"
+    ends = [end for end in (min(errors), max(errors)) if end != best]
+    gaps = [f"error with {name_count(end)} minus that: {_gap(errors[end], errors[best], digits)}" for end in ends]
+    return "; ".join([f"- {label}: best on the development set with {name_count(best)}", *gaps])
 
 
 def heads_figure(dataset: str, runs: Sequence[Run], metric: str, errors: ByCount) -> Any:

@@ -252,7 +252,7 @@ def measure_foreign(
 
 
 def read_attention(task: TrialTask, model: nn.Module, count: int) -> list[dict[str, Any]]:
-    """Read prediction and attention of all heads for some short items of the test set; moves the model to the CPU.
+    """Read prediction and attention of all heads for some short items of the test set.
 
     Args:
         task: the task, with its data.
@@ -261,7 +261,9 @@ def read_attention(task: TrialTask, model: nn.Module, count: int) -> list[dict[s
     """
     part = task.data.parts["test"]
     short = assets.select(part, (part.lengths <= LONGEST).nonzero()[:, 0])
-    examples = read_examples(task.data, short, spread(short, count), {"": model.cpu().eval()})
+    # The model stays on its device: on the CPU it could not run if Triton kernels are requested.
+    device = next(model.parameters()).device
+    examples = read_examples(task.data, short.to(device), spread(short, count).to(device), {"": model.eval()})
     return [
         {
             "tokens": list(example.tokens),

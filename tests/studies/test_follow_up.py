@@ -67,7 +67,8 @@ def test_parts_follow_each_other_and_seeds_alternate(script, data, tmp_path):
     assert len(heads) == 2 * 2 * (1 + 3 * 4) and [job.seed for job in heads] == [0] * 26 + [1] * 26
     for job in heads:
         recipe = open_recipe(f"{job.dataset}/{job.recipe}", job.changes)
-        assert job.arm == f"{job.recipe}, {recipe.model.heads} heads"
+        heads_text = "1 head" if recipe.model.heads == 1 else f"{recipe.model.heads} heads"
+        assert job.arm == f"{job.recipe}, {heads_text}"
         assert recipe.model.heads > 1 or job.recipe == "ma"
         if job.recipe != "ma":
             assert recipe.method.stepsize == recipe.model.heads
@@ -203,10 +204,10 @@ def test_errors_against_the_number_of_heads(script, data, tmp_path):
             more = {"test": test, "dev": {"nll": 1.0, "accuracy": accuracy}, "label": job.recipe, "recipe": job.recipe}
             records.add(record(job, 1.0) | more)
     text = write(script, records, tmp_path, tmp_path / "results")
-    assert "| method | 1 heads | 5 heads | 10 heads | 20 heads | 30 heads | 40 heads |" in text
+    assert "| method | 1 head | 5 heads | 10 heads | 20 heads | 30 heads | 40 heads |" in text
     assert "| ma | 39.50 ± 0.71 (2) | 29.50 ± 0.71 (2) |" in text and "| 50.00 ± 0.00 (2) |" in text
     assert "| svgd minus ma |  | -5.00 [-5.00, -5.00] |" in text
-    assert "- ma: best on the development set with 20 heads; error minus that one: 1 heads +20.00" in text
+    assert "- ma: best on the development set with 20 heads; error with 1 head minus that: +20.00" in text
     stored = json.loads((tmp_path / "results" / "follow_up.json").read_text())["heads, age"]["accuracy"]
     assert stored["svgd"]["5"] == {"0": pytest.approx(25), "1": pytest.approx(24)}
 
