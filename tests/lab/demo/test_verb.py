@@ -19,7 +19,13 @@ def start(folder, *words):
     command = [sys.executable, "-m", "repulsive", "demo", "--out", "out", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=tiny.default_signals,
     )
 
 
