@@ -65,12 +65,14 @@ def read(path: Path) -> Any:
 
 
 def quality(results: Path) -> str:
-    """Format a table with a row for each dataset: plain attention, SVGD, their difference, and the paper's."""
+    """Format a table with rows for each dataset: plain attention, SVGD, their difference, and the paper's."""
     rows = []
     for study in STUDIES:
         for path in sorted((results / study.folder).glob("*.json")):
             if by_method := _method_rows(read(path)):
                 rows += _compare(study, path.stem, by_method)
+        if study.folder == "classification":
+            rows += _paper_sizes(study, read(results / study.folder / "paper_sizes.json") or {})
     rows += _glue(read(results / "pretraining" / "glue.json"))
     head = ["dataset", "metric", "plain attention", "SVGD", "difference [95 % CI]", "seeds", "the paper's difference"]
     return format_table(head, rows) if rows else ""
@@ -99,6 +101,29 @@ def _quality_row(study: Study, data: str, plain: dict[str, Any], ours: dict[str,
     compared = ours["against"][study.metric]
     difference, paper = _difference(compared, study.scale), _paper_difference(study, data.split(",")[0])
     return [data, study.name, *(f"{mean:.2f}" for mean in means), difference, str(compared["seeds"]), paper]
+
+
+def _paper_sizes(study: Study, summaries: Mapping[str, Any]) -> list[Cells]:
+    """Rows of SVGD and the cosine kernel at the paper's sizes, against plain attention and at the same settings."""
+    rows = []
+    for data, summary in sorted(summaries.items()):
+        arms = summary["arms"]
+        for arm, name in (("svgd", ""), ("cosine-smoothing", ", cosine kernel")):
+            if not arms.get(arm, {}).get("against_plain"):
+                continue
+            against = [("", arms["ma"], arms[arm]["against_plain"])]
+            against += [
+                (", plain at the same settings", control, control["of"][arm])
+                for key, control in summary["controls"].items()
+                if key.startswith("ma@") and control["of"].get(arm)
+            ]
+            for suffix, plain, differences in against:
+                compared = differences[study.metric]
+                means = [study.scale * row["test"][study.metric]["mean"] for row in (plain, arms[arm])]
+                cells = [f"{mean:.2f}" for mean in means] + [_difference(compared, study.scale), str(compared["seeds"])]
+                paper = "" if name else _paper_difference(study, data)
+                rows.append([f"{data}, the paper's sizes{name}{suffix}", study.name, *cells, paper])
+    return rows
 
 
 def _paper_difference(study: Study, data: str) -> str:

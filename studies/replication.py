@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from studies.forest_plot import Row, diamond, dot, draw_forest
+
 from repulsive.lab.paper.published import published
 from repulsive.metrics.student import interval, quantile
 from repulsive.safety.markdown import format_table
@@ -139,47 +141,104 @@ def step_time() -> Gain:
 
 
 def gain_of(table: str, data: str, metric: str, ours: str = "svgd", plain: str = "ma") -> float:
+    """The paper's gain; plain attention is that of Table 1 if the table has none."""
     values = [published().value(table, data, name, metric) for name in (ours, plain)]
+    if values[1] is None:
+        values[1] = published().value("table1", data, plain, metric)
     assert values[0] is not None and values[1] is not None
     return values[0] - values[1]
 
 
+def sizes(data: str, arm: str, metric: str, control: str = "") -> Gain:
+    """A difference at the paper's sizes, from plain attention or a control; accuracy and ECE in points."""
+    summary = read("classification/paper_sizes.json")[data]
+    row = summary["controls"][control]["of"][arm] if control else summary["arms"][arm]["against_plain"]
+    scale = 100 if metric in ("accuracy", "ece15", "scaled_ece15") else 1
+    return Gain(*(scale * row[metric][key] for key in ("difference", "low", "high")))
+
+
+DATA = {  # dataset -> name, our data, and whether they are smaller than the paper's or others
+    "yelp": ("Yelp", "45K of 500K reviews", "smaller data"),
+    "age": ("Age", "PAN15 for PAN16", "other data"),
+    "snli": ("SNLI", "100K of 550K pairs, smaller model, 6 seeds", "smaller data"),
+}
+COSINE = "cosine-smoothing"
+METHODS = {"svgd": "SVGD", "spos": "SPOS", COSINE: "cosine kernel"}
+
+
+def accuracy_claim(data: str, arm: str, control: str, why: str) -> Claim:
+    """A row on the accuracy of a method at the paper's sizes, against plain attention or a control."""
+    name, what, other = DATA[data]
+    method = METHODS[arm]
+    claim, title = f"{name}, {method}: more accurate (points)", f"{name}, {method.removesuffix(' kernel')}"
+    paper: float | None = gain_of("cosine" if arm == COSINE else "table1", data, "accuracy", arm)
+    if control.startswith("ma@"):
+        claim, title = f"{name}, {method}: against plain attention with the same settings", f"{title}, same settings"
+    elif control:
+        claim, title, paper = f"{name}, {method}: against itself without repulsion", "", None
+    seeds = len(read("classification/paper_sizes.json")[data]["arms"][arm]["seeds"])
+    ours = sizes(data, arm, "accuracy", control)
+    return Claim(claim, paper, ours, f"{what}, {seeds} seeds", why, other, name=title)
+
+
+def accuracy_claims() -> list[Claim]:
+    """Rows on the accuracy of classifiers: at the paper's sizes, except on SNLI."""
+    alone = "smoothing alone does not give the gain"
+    rows = [
+        accuracy_claim(*arguments)
+        for arguments in (
+            ("yelp", "svgd", "", "the chosen repulsion is weak: overlap of heads 0.82, plain 0.86"),
+            ("yelp", "spos", "", "the same"),
+            ("yelp", COSINE, "", "settings are those of plain attention; trained for two epochs only"),
+            ("yelp", COSINE, "cosine, no repulsion", alone),
+            ("age", "svgd", "", "not at equal settings: see the next row"),
+            ("age", "svgd", "ma@svgd", "learning rate, dropout and weight decay that were chosen for SVGD"),
+            ("age", "svgd", "svgd, no repulsion", alone),
+            ("age", "spos", "", "the interval contains zero and the paper's gain"),
+            ("age", COSINE, "", "not at equal settings: see the next row"),
+            ("age", COSINE, "ma@svgd", "the settings chosen for the cosine kernel are those chosen for SVGD"),
+            ("age", COSINE, "cosine, no repulsion", alone),
+        )
+    ]
+    _, what, other = DATA["snli"]
+    ours, paper = paired("classification/snli.json", "SVGD", "accuracy", 100), gain_of("table1", "snli", "accuracy")
+    why = "two heads share 0.22 of their attention instead of 0.36; accuracy stays"
+    snli = Claim("SNLI, SVGD: more accurate (points)", paper, ours, what, why, other, name="SNLI, SVGD")
+    return [*rows[:4], snli, *rows[4:]]
+
+
+def head_claims() -> list[Claim]:
+    """Rows on diverse heads and on calibration."""
+    gains = (
+        ("yelp", sizes("yelp", "svgd", "dist"), "", "by 4 % of the paper's amount; the cosine kernel by 45 %"),
+        ("snli", unpaired("classification/snli.json", "SVGD", "dist"), "", "controls show no such change"),
+        ("age", sizes("age", "svgd", "dist"), "", "heads of tuned plain attention are almost equal: Dist 0.01"),
+        ("age", sizes("age", "svgd", "dist", "ma@svgd"), ", at the same settings", "settings do not explain it"),
+    )
+    rows = []
+    for data, ours, at, why in gains:
+        # The claim is that heads are more diverse, not by how much.
+        name, what, other = DATA[data]
+        claim, paper = f"{name}, SVGD: heads are more diverse{at} (Dist)", gain_of("table1", data, "dist")
+        rows.append(Claim(claim, paper, ours, what, why, other))
+    for data, metric, scaled, why in (
+        ("yelp", "ece15", "", "all methods have errors of 1.5 to 1.6 points"),
+        ("yelp", "scaled_ece15", " after temperature scaling", "scaling lowers all errors by more: to 1.1 or 1.2"),
+        ("age", "ece15", "", "at the same settings -0.06 [-1.12, +1.00]"),
+        ("age", "scaled_ece15", " after temperature scaling", "at the same settings +0.22 [-0.36, +0.80]"),
+    ):
+        name, what, other = DATA[data]
+        claim = f"{name}, SVGD: better calibrated{scaled} (ECE, points)"
+        rows.append(Claim(claim, None, sizes(data, "svgd", metric), what, why, other, lower=True))
+    name, what, other = DATA["snli"]
+    claim, why = f"{name}, SVGD: better calibrated (ECE, points)", "NLL rises as well, by 0.021"
+    ours = unpaired("classification/snli.json", "SVGD", "ece15", scale=100)
+    return [*rows, Claim(claim, None, ours, what, why, other, lower=True)]
+
+
 def claims() -> list[Claim]:
     """All rows, in the order of the paper."""
-    found = []
-    accuracy = {
-        "yelp": (
-            "107K of 500K reviews",
-            "two heads share 0.45 of their attention instead of 0.73; accuracy stays",
-            "smaller data",
-        ),
-        "snli": ("100K of 550K pairs", "as on Yelp: 0.36 to 0.22", "smaller data"),
-        "age": ("PAN15, 4 age groups, for PAN16", "the interval contains zero and the paper's gain", "other data"),
-    }
-    names = {"yelp": "Yelp", "snli": "SNLI", "age": "Age"}
-    for data, (what, why, other) in accuracy.items():
-        ours = paired(f"classification/{data}.json", "SVGD", "accuracy", 100)
-        paper = gain_of("table1", data, "accuracy")
-        claim = f"{names[data]}: more accurate (points)"
-        found.append(Claim(claim, paper, ours, what, why, other, name=f"{names[data]}, accuracy"))
-    for data, name in names.items():
-        ours, paper = unpaired(f"classification/{data}.json", "SVGD", "dist"), gain_of("table1", data, "dist")
-        # The claim is that heads are more diverse, not by how much.
-        claim = f"{name}: heads are more diverse (Dist)"
-        why = "by a fifth of the paper's amount" if data == "yelp" else "controls without repulsion show no such change"
-        found.append(Claim(claim, paper, ours, accuracy[data][0], why, accuracy[data][2]))
-    found.append(
-        Claim(
-            "SNLI: better calibrated (ECE)",
-            None,
-            unpaired("classification/snli.json", "SVGD", "ece15"),
-            accuracy["snli"][0],
-            "NLL rises as well, by 0.021; on Age both improve on average",
-            "smaller data",
-            digits=3,
-            lower=True,
-        )
-    )
+    found = [*accuracy_claims(), *head_claims()]
     paper = gain_of("table2", "iwslt14", "bleu")
     for data, what in (("multi30k", "29K pairs"), ("tatoeba", "164K pairs"), ("europarl", "320K pairs")):
         name = data.capitalize()
@@ -287,57 +346,17 @@ def replaced(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
-STYLE = """
-  text { font-family: sans-serif; font-size: 12px; fill: #202020 } .note { fill: #5a5a55 }
-  .card { fill: #fbfbf8 } .zero { stroke: #5a5a55 } .grid { stroke: #d5d5cf }
-  .bar { stroke: #00796b; stroke-width: 2 } .dot, .arrow { fill: #00796b }
-  .paper { fill: none; stroke: #d84315; stroke-width: 1.6 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #f0f0f0 } .note { fill: #b4b8c4 } .card { fill: #23262f }
-    .zero { stroke: #b4b8c4 } .grid { stroke: #3c404c }
-    .bar { stroke: #4db6ac } .dot, .arrow { fill: #4db6ac } .paper { stroke: #ff8a65 }
-  }
-"""
+LEGEND = (
+    f'{dot(216, 20)}<text x="226" y="24">ours, 95 % interval</text>',
+    f'{diamond(390, 20)}<text x="402" y="24">the paper, its own data</text>',
+)
 
 
 def draw(rows: Sequence[Claim]) -> str:
     """The forest plot as SVG: our intervals, and the paper's gains as hollow diamonds."""
-    shown = [each for each in rows if each.name]
-    left, right, top, step = 210, 690, 54, 24
-    height = top + step * len(shown) + 40
-    low_edge, high_edge = EDGES
-
-    def x(value: float) -> float:
-        return left + (min(max(value, low_edge), high_edge) - low_edge) / (high_edge - low_edge) * (right - left)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{height}" viewBox="0 0 720 {height}" role="img">',
-        "<title>Gains of repulsive attention: the paper's and ours</title>",
-        f"<style>{STYLE}</style>",
-        f'<rect class="card" width="720" height="{height}" rx="6"/>',
-        '<circle class="dot" cx="216" cy="20" r="4"/><text x="226" y="24">ours, 95 % interval</text>',
-        '<path class="paper" d="M 390 14 l 6 6 l -6 6 l -6 -6 z"/><text x="402" y="24">the paper, its own data</text>',
-    ]
-    bottom = top + step * len(shown)
-    for tick in range(math.ceil(low_edge), math.floor(high_edge) + 1):
-        kind = "zero" if tick == 0 else "grid"
-        parts.append(f'<line class="{kind}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top - 12}" y2="{bottom}"/>')
-        label = f"{tick:+d}" if tick else "0"
-        parts.append(f'<text class="note" x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>')
-    parts.append(f'<text class="note" x="{left}" y="{bottom + 32}">difference from plain attention, in points</text>')
-    for index, each in enumerate(shown):
-        y = top + step * index + 4
-        ours = each.ours
-        parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{each.name}</text>')
-        parts.append(f'<line class="bar" x1="{x(ours.low):.1f}" x2="{x(ours.high):.1f}" y1="{y}" y2="{y}"/>')
-        if ours.low < low_edge:
-            parts.append(f'<path class="arrow" d="M {left - 7} {y} l 9 -5 v 10 z"/>')
-        if ours.high > high_edge:
-            parts.append(f'<path class="arrow" d="M {right + 7} {y} l -9 -5 v 10 z"/>')
-        parts.append(f'<circle class="dot" cx="{x(ours.mean):.1f}" cy="{y}" r="4"/>')
-        if each.paper is not None:
-            parts.append(f'<path class="paper" d="M {x(each.paper):.1f} {y - 6} l 6 6 l -6 6 l -6 -6 z"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    shown = [Row(each.name, (each.ours.mean, each.ours.low, each.ours.high), each.paper) for each in rows if each.name]
+    title = "Gains of repulsive attention: the paper's and ours"
+    return draw_forest(title, shown, EDGES, "difference from plain attention, in points", LEGEND)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from repulsive._version import __version__
 from repulsive.cli import main
+from repulsive.cli.say import warnings_as_lines
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.stop_signals import Stopped
 
@@ -285,3 +287,10 @@ def test_a_full_disk_behind_stdout_is_an_error():
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-m", "repulsive", "ls"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (2, "repulsive: output: No space left on device\n")
+
+
+def test_warnings_are_lines_and_a_missing_numpy_is_not_reported_twice(capsys):
+    with warnings_as_lines():
+        warnings.warn("Failed to initialize NumPy: No module named 'numpy'", stacklevel=1)
+        warnings.warn("heads are\nequal", stacklevel=1)
+    assert capsys.readouterr().err == "repulsive: heads are equal\n"

@@ -200,8 +200,8 @@ def test_a_terminal_shows_a_progress_bar_and_a_table(data, tmp_path):
         env={**tiny.environment(), "TERM": "xterm", "COLUMNS": "100"},
     )
     os.close(side)
-    shown, until = b"", time.monotonic() + 60
-    while time.monotonic() < until and select.select([main], [], [], 60)[0]:
+    shown, until = b"", time.monotonic() + tiny.PATIENCE
+    while time.monotonic() < until and select.select([main], [], [], tiny.PATIENCE)[0]:
         try:
             shown += os.read(main, 65536)
         except OSError:  # the other side is closed

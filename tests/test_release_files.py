@@ -12,8 +12,9 @@ from repulsive._version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 GITHUB = ROOT / ".github"
-WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.y*ml"))
 FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+PINNED = re.compile(r"[\w-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 
 
 def load(path: Path) -> dict:
@@ -60,15 +61,66 @@ def test_a_tag_publishes_without_a_stored_password():
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_have_few_permissions_and_name_only_actions(path):
+def test_workflows_have_few_permissions_and_safe_steps(path):
     workflow = load(path)
     assert set(workflow["permissions"] or {}) <= {"contents"}
     for job in workflow["jobs"].values():
         assert int(job["timeout-minutes"]) > 0
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step)
-            assert re.fullmatch(r"[\w-]+/[\w-]+@[\w./-]+", step.get("uses", "a/b@v1"))
             assert "${{" not in step.get("run", "")  # an expression in a script can inject code
+
+
+def actions_of(text: str) -> list[str]:
+    """List every action that a workflow file uses, with the comment behind it."""
+    return [line.strip() for line in re.findall(r"""^[\s-]*["']?uses["']?\s*:(.*)$""", text, re.M)]
+
+
+def unpinned_actions(text: str) -> list[str]:
+    """List the actions that are not pinned to a full commit hash with a version comment."""
+    return [action for action in actions_of(text) if not PINNED.fullmatch(action)]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_to_commit_hashes(path):
+    text = path.read_text(encoding="utf-8")
+    jobs = load(path)["jobs"].values()
+    count = sum("uses" in part for job in jobs for part in (job, *job.get("steps", ())))
+    assert len(actions_of(text)) == count > 0  # no action escapes the regular expression
+    assert not unpinned_actions(text), "pin each action as owner/name@<40 hex digits> # v1.2.3; see CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "actions/checkout@v4",
+        "actions/checkout@v4 # v4.2.2",
+        "actions/checkout@main",
+        f"actions/checkout@{'a1' * 20}",
+        f"actions/checkout@{'a1' * 20} # v4",
+        f"actions/checkout@{'a1' * 19} # v4.2.2",
+        f"actions/checkout@{'a1' * 32} # v4.2.2",
+        f"actions/checkout@{'A1' * 20} # v4.2.2",
+        f'"actions/checkout@{"a1" * 20}" # v4.2.2',
+        "docker://alpine:3.20",
+        "./.github/actions/local",
+    ],
+)
+def test_an_action_without_hash_or_version_is_reported(action):
+    pinned = f"actions/checkout@{'a1' * 20} # v4.2.2"
+    text = f"steps:\n  - uses: {pinned}\n  - name: x\n    uses: {action}\n  - 'uses': {pinned}\n"
+    assert unpinned_actions(text) == [action]
+
+
+def test_an_action_has_one_version_in_all_workflows():
+    actions = {action for path in WORKFLOWS for action in actions_of(path.read_text(encoding="utf-8"))}
+    assert len(actions) == len({action.partition("@")[0] for action in actions})
+
+
+def test_dependabot_updates_the_actions_every_week():
+    (updates,) = load(GITHUB / "dependabot.yml")["updates"]
+    assert updates["package-ecosystem"] == "github-actions" and updates["directory"] == "/"
+    assert updates["schedule"] == {"interval": "weekly"}
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *FORMS, ROOT / ".pre-commit-config.yaml"], ids=lambda path: path.name)

@@ -12,6 +12,7 @@ import torch
 from studies.classification.controls import EXPLANATION
 from studies.classification.lean_runs import CONTROL, FINAL
 from studies.classification.search_space import BASELINE, COMMON, OWN, as_settings, at_edges
+from studies.classification.sizes_figure import draw_figure
 from studies.output import save
 
 from repulsive.metrics.compare import compare
@@ -35,7 +36,7 @@ RESULT = "paper_sizes"
 
 
 def write_tables(runs: Sequence[Run], versions: Mapping[str, str], answers: Path | None, results: Path) -> str:
-    """Write the tables of all datasets as Markdown and JSON; return the Markdown.
+    """Write the tables of all datasets as Markdown and JSON, and their figure; return the Markdown.
 
     Args:
         runs: records of the runs.
@@ -53,6 +54,7 @@ def write_tables(runs: Sequence[Run], versions: Mapping[str, str], answers: Path
     text = "\n".join(texts)
     save(results / f"{RESULT}.md", text)
     save(results / f"{RESULT}.json", data)
+    save(results / f"{RESULT}.svg", draw_figure(data))
     return text
 
 

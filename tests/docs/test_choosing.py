@@ -1,15 +1,18 @@
 """Every number on the page about choosing settings is in the file of results that its line cites."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from repulsive import SVGD
 from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.systems.registry import open_recipe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choosing.md"
+RESULTS = PAGE.parents[1] / "results"
 CITED = re.compile(r"\]\((\.\./results/[^)]+)\)")
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?![\w.])")
 
@@ -57,3 +60,14 @@ def test_what_is_recommended_for_transformers_is_what_their_recipes_have(name):
     rule = make_rule(open_recipe(name).method, num_data=100, total_steps=100)
     for setting in ("stepsize", "alpha", "ratio", "space", "smoothing", "act_every"):
         assert getattr(rule, setting) == getattr(recommended, setting), setting
+
+
+def test_what_is_recommended_for_additive_attention_is_what_was_trained():
+    settings = json.loads((RESULTS / "classification" / "paper_sizes.json").read_text())["yelp"]["arms"]
+    changes = ["method.stepsize=30", *settings["cosine-smoothing"]["settings"]]
+    trained = make_rule(open_recipe("yelp/cosine-smoothing", changes).method, num_data=100, total_steps=100)
+    assert 'for_additive_attention = SVGD("heads", alpha=0.00169, kernel="cosine")' in PAGE.read_text()
+    generator = torch.Generator().manual_seed(0)
+    heads, gradients = torch.randn(2, 30, 40, dtype=torch.float64, generator=generator)  # 30 heads of 40 numbers
+    recommended = SVGD("heads", alpha=0.00169, kernel="cosine")
+    assert torch.equal(recommended.gradient(heads, gradients), trained.gradient(heads, gradients))

@@ -64,7 +64,7 @@ def test_workers_end_with_their_parent(tmp_path, number):
         assert len(workers) == 2 and all(map(alive, workers))
         process.send_signal(number)
         process.wait()
-        until = time.monotonic() + 20
+        until = time.monotonic() + tiny.PATIENCE
         while any(map(alive, workers)) and time.monotonic() < until:
             time.sleep(0.05)
         assert not any(map(alive, workers))

@@ -18,7 +18,8 @@ from repulsive.errors import RepulsiveError
 from repulsive.lab.text.folders import MANIFEST
 from tests.fuzz.damage import Draw, damage
 
-SECONDS = 10.0  # a case that takes longer hangs: one takes milliseconds
+SECONDS = 10.0  # CPU time; a case that takes longer hangs: one takes milliseconds
+PATIENCE = 20  # a case that waits hangs after this many times SECONDS: another process may have the cores
 WORKED = "worked"
 
 
@@ -138,7 +139,9 @@ def _ended(subject: Subject, place: Path, by_words: bool, where: str, draw: Draw
             return type(error).__name__
         raise AssertionError(f"{where}: {type(error).__name__} without a message") from None
     except Hangs:
-        raise AssertionError(f"{where}: more than {SECONDS:g} s\n{traceback.format_exc(limit=-4)}") from None
+        told = traceback.format_exc(limit=-4)
+        limits = f"{SECONDS:g} s of CPU time, or {PATIENCE * SECONDS:g} s"
+        raise AssertionError(f"{where}: more than {limits}\n{told}") from None
     except AssertionError:
         raise
     except Exception as error:
@@ -148,16 +151,21 @@ def _ended(subject: Subject, place: Path, by_words: bool, where: str, draw: Draw
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
+    """Raise `Hangs` after some seconds of CPU time, or after `PATIENCE` times as many by the clock."""
+
     def ring(number: int, frame: Any) -> None:
         raise Hangs
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = {number: signal.signal(number, ring) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _snapshot(folder: Path, apart_from: str = "") -> dict[str, str]:

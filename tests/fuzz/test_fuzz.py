@@ -111,6 +111,7 @@ def test_a_file_behind_a_loop_of_links(tmp_path):
         ("run.json", [], "expected a JSON object"),
         ("run.json", {"data": None}, "its data is 'None'"),
         ("result.json", {"seconds": "x"}, "its seconds is 'x'"),
+        ("result.json", {"sha256": None}, "was changed after the training wrote it"),
     ],
 )
 def test_files_of_a_run_that_somebody_edited(tmp_path, file, told, message):
@@ -157,6 +158,10 @@ def test_the_harness_notices(samples, tmp_path):
         (out / "manifest.json").write_text("{}")
         raise ConfigError("no")
 
+    def forever():
+        while True:
+            pass
+
     good = replace(SUBJECTS[0], name="harness", make=write_tsv)
     samples.of(good)
     for number, (read, message) in enumerate(((crash, "KeyError"), (scribble, "beside"), (half, "looks whole"))):
@@ -164,3 +169,5 @@ def test_the_harness_notices(samples, tmp_path):
             attempt(replace(good, read=read), 1, samples, tmp_path / str(number))
     with pytest.raises(harness.Hangs), harness._limited(0.05):
         threading.Event().wait(60)
+    with pytest.raises(harness.Hangs), harness._limited(0.05):
+        forever()

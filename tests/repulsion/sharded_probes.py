@@ -1,5 +1,6 @@
 """The code that each rank runs for `test_sharded`: training runs of its world size, and detailed checks."""
 
+import faulthandler
 import os
 import traceback
 from datetime import timedelta
@@ -223,6 +224,7 @@ def guarded(function, *args):
 
 
 def join(rank, world, port):
+    faulthandler.enable()  # a crash prints where it happened
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))

@@ -43,6 +43,17 @@ def test_numbers_are_those_of_the_files(headline):
     assert line.endswith("| +1.90 |")  # 71.2 - 69.3
 
 
+def test_classifiers_at_the_papers_sizes_have_rows_of_their_own(headline):
+    summary = json.loads((ROOT / "results" / "classification" / "paper_sizes.json").read_text())["age"]
+    control = summary["controls"]["ma@svgd"]
+    plain, ours = (100 * row["test"]["accuracy"]["mean"] for row in (control, summary["arms"]["svgd"]))
+    lines = headline.quality(ROOT / "results").splitlines()
+    line = next(line for line in lines if line.startswith("| age, the paper's sizes, plain at the same settings |"))
+    assert f"| {plain:.2f} | {ours:.2f} | {100 * control['of']['svgd']['accuracy']['difference']:+.2f} [" in line
+    assert line.endswith("| 28 | +0.35 |")
+    assert not any("yelp" in line and "same settings" in line for line in lines)  # plain attention has them anyway
+
+
 def test_missing_results_give_no_rows(headline, tmp_path):
     assert headline.quality(tmp_path) == "" and headline.costs(tmp_path) == ""
     (tmp_path / "translation").mkdir()

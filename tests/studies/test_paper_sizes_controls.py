@@ -3,10 +3,12 @@
 import json
 import lzma
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from tests.scripts import ROOT
 from tests.studies.test_paper_sizes import data, make_study, record, script  # noqa: F401  fixtures
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
@@ -202,3 +204,17 @@ def test_controls_only_resumes_earlier_records(script, data, tmp_path, capsys): 
     assert [stage for stage in stages if stage] == ["control"] * 10
     script.main([*options, "--tables"])
     assert "### Controls" in capsys.readouterr().out
+
+
+def test_the_figure_follows_from_the_results(script):  # noqa: F811
+    from studies.classification.sizes_figure import draw_figure
+
+    results = ROOT / "results" / "classification"
+    drawn = draw_figure(json.loads((results / "paper_sizes.json").read_text()))
+    assert drawn == (results / "paper_sizes.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(drawn)
+    classes = [element.get("class") for element in root.iter()]
+    assert classes.count("heading") == 2
+    assert classes.count("bar") == 2 * 4 + 1 + 4 and classes.count("control") == 1 + 4 + 1  # one in the legend
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "Age, 27 or 28 seeds" in texts and texts.count("… minus plain, same settings") == 2

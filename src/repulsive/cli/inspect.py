@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from repulsive.cli.say import say, say_tables
 from repulsive.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from repulsive.diagnostics.loading.model_inputs import ModelInputs
+    from repulsive.pages.card import Card
+    from repulsive.pages.data.pictures import Pictures
 
 
 def inspect(
@@ -66,19 +74,11 @@ def inspect(
     ] = False,
 ) -> None:
     """Measure how similar the heads of a model are, and which are redundant."""
-    from repulsive.diagnostics.comparison_summary import comparison_text
-    from repulsive.diagnostics.inspection import inspect_heads
     from repulsive.diagnostics.loading.images import read_images
     from repulsive.diagnostics.loading.inputs import read_sentences
     from repulsive.diagnostics.loading.model import load_model
     from repulsive.diagnostics.loading.model_inputs import model_inputs, other_model
-    from repulsive.diagnostics.model_comparison import compare_models
-    from repulsive.diagnostics.short_summary import short_summary
-    from repulsive.diagnostics.summary import as_text
     from repulsive.pages.card import check_card, write_card
-    from repulsive.pages.comparison_page import comparison_card, encode_comparison, write_comparison_files
-    from repulsive.pages.data.pictures import Pictures
-    from repulsive.pages.inspection_page import inspection_card, inspection_json, write_inspection_files
 
     if card:
         check_card(card)
@@ -91,32 +91,13 @@ def inspect(
     _make_folder(out)
     loaded = load_model(target, random=random)
     inputs = model_inputs(loaded, sentences, read, example, length=length)
-    seen = inputs.images
-    shown: dict[str, Any] = {
-        "tokens": inputs.tokens,
-        "pictures": Pictures(seen.layout, seen.names, seen.pictures) if seen else None,
-    }
-    settings: dict[str, Any] = {"ablation": ablate, "twins": twins, "separators": inputs.separators}
-    weights = ("Weights", "random" if random else loaded.revision[:12] or "as loaded")
+    settings = {"ablation": ablate, "twins": twins, "separators": inputs.separators}
+    job = _Job(target, inputs, "random" if random else loaded.revision[:12] or "as loaded", settings, out)
     if compare:
         other = other_model(inputs, load_model(compare, random=random))
-        with _ablation_bar() as progress:
-            compared = compare_models(inputs.model, other, inputs.batches, progress=progress, **settings)
-        say(encode_comparison(compared) if as_json else comparison_text(compared))
-        facts = [("Before", target), ("After", compare), weights, ("Inputs read", str(compared.before.items))]
-        title = f"Heads of {target} and {compare}"
-        page = write_comparison_files(out, compared, title=title, facts=[*facts, *inputs.facts], **shown)
-        content = comparison_card(compared, _short(target), shown["pictures"])
+        page, content = _compare(job, compare, other, as_json)
     else:
-        with _ablation_bar() as progress:
-            result = inspect_heads(inputs.model, inputs.batches, progress=progress, **settings)
-        if as_json or full:
-            say(inspection_json(result) if as_json else as_text(result))
-        else:
-            say_tables(short_summary(result))
-        facts = [("Model", target), weights, ("Inputs read", str(result.items))]
-        page = write_inspection_files(out, result, title=f"Heads of {target}", facts=[*facts, *inputs.facts], **shown)
-        content = inspection_card(result, _short(target), shown["pictures"])
+        page, content = _inspect(job, as_json, full)
     if not inputs.batches:
         say(
             "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
@@ -125,6 +106,76 @@ def inspect(
         )
     written = [str(page), *([str(write_card(card, content))] if card else [])]
     say(f"\nwritten to {' and '.join(written)}", err=as_json)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """A model to inspect.
+
+    Args:
+        target: the model, as given on the command line.
+        inputs: the loaded model and what it reads.
+        weights: origin of the weights, for the page.
+        settings: arguments of `inspect_heads` and `compare_models`.
+        out: output folder.
+    """
+
+    target: str
+    inputs: ModelInputs
+    weights: str
+    settings: dict[str, Any]
+    out: Path
+
+    def facts(self, names: list[tuple[str, str]], items: int) -> list[tuple[str, str]]:
+        """List the (name, value) pairs at the top of the page."""
+        return [*names, ("Weights", self.weights), ("Inputs read", str(items)), *self.inputs.facts]
+
+    def pictures(self) -> Pictures | None:
+        """Return the inputs if they are pictures."""
+        from repulsive.pages.data.pictures import Pictures
+
+        images = self.inputs.images
+        return Pictures(images.layout, images.names, images.pictures) if images else None
+
+
+def _inspect(job: _Job, as_json: bool, full: bool) -> tuple[Path, Card]:
+    """Inspect a model, print the result, and write its page; returns the page and the content of a card."""
+    from repulsive.diagnostics.inspection import inspect_heads
+    from repulsive.diagnostics.short_summary import short_summary
+    from repulsive.diagnostics.summary import as_text
+    from repulsive.pages.inspection_page import inspection_card, inspection_json, write_inspection_files
+
+    with _ablation_bar() as progress:
+        result = inspect_heads(job.inputs.model, job.inputs.batches, progress=progress, **job.settings)
+    if as_json or full:
+        say(inspection_json(result) if as_json else as_text(result))
+    else:
+        say_tables(short_summary(result))
+    facts = job.facts([("Model", job.target)], result.items)
+    title = f"Heads of {job.target}"
+    pictures = job.pictures()
+    page = write_inspection_files(
+        job.out, result, title=title, facts=facts, tokens=job.inputs.tokens, pictures=pictures
+    )
+    return page, inspection_card(result, _short(job.target), pictures)
+
+
+def _compare(job: _Job, name: str, other: nn.Module, as_json: bool) -> tuple[Path, Card]:
+    """Compare a model with another version of it, as `_inspect` does for one model."""
+    from repulsive.diagnostics.comparison_summary import comparison_text
+    from repulsive.diagnostics.model_comparison import compare_models
+    from repulsive.pages.comparison_page import comparison_card, encode_comparison, write_comparison_files
+
+    with _ablation_bar() as progress:
+        result = compare_models(job.inputs.model, other, job.inputs.batches, progress=progress, **job.settings)
+    say(encode_comparison(result) if as_json else comparison_text(result))
+    facts = job.facts([("Before", job.target), ("After", name)], result.before.items)
+    title = f"Heads of {job.target} and {name}"
+    pictures = job.pictures()
+    page = write_comparison_files(
+        job.out, result, title=title, facts=facts, tokens=job.inputs.tokens, pictures=pictures
+    )
+    return page, comparison_card(result, _short(job.target), pictures)
 
 
 def _short(target: str) -> str:

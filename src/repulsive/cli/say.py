@@ -54,5 +54,7 @@ def complain(message: object) -> None:
 def warnings_as_lines() -> Iterator[None]:
     """Print each warning as one line, without the source code it came from."""
     with warnings.catch_warnings():
+        # torch warns that NumPy is missing; a verb that needs NumPy ends with an error that says so.
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         warnings.showwarning = lambda message, *_: complain(message)
         yield

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests.lab.engine import tiny
+
 pytestmark = pytest.mark.slow
 
 
@@ -17,7 +19,13 @@ def start(folder, *words):
     command = [sys.executable, "-m", "repulsive", "demo", "--out", "out", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=tiny.default_signals,
     )
 
 
@@ -56,11 +64,11 @@ def test_ctrl_c_ends_with_one_line_and_the_same_command_resumes(tmp_path):
     words = ("--steps", "40", "--seeds", "1", "--jobs", "1")
     process = start(tmp_path, *words)
     first = tmp_path / "out" / "runs" / "plain" / "seed-0" / "result.json"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + tiny.PATIENCE
     while not first.is_file() and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=tiny.PATIENCE)
     assert process.returncode == 130
     assert err == "repulsive: stopped with 2 of 3 runs left; run the same command to resume\n"
     stamp = first.stat().st_mtime_ns

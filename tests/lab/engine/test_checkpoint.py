@@ -157,9 +157,13 @@ def test_killed_at_any_moment(tmp_path):
     """After kill -9 in the middle of constant saving, the newest checkpoint is intact, and steps never decrease."""
     newest, source = 0, random.Random(0)
     for _ in range(3):
+        before = set(Checkpoints(tmp_path).found())
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
         assert writer.stdout.readline() == b"ready\n"
-        time.sleep(0.3 + source.random() / 5)
+        while not set(Checkpoints(tmp_path).found()) - before:
+            assert writer.poll() is None
+            time.sleep(0.01)
+        time.sleep(source.random() / 5)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         step, state = Checkpoints(tmp_path).latest()

@@ -116,11 +116,11 @@ def test_two_processes_stopped_and_resumed_by_one(data, tmp_path):
         text=True,
         preexec_fn=tiny.default_signals,
     )
-    until = time.monotonic() + 90
+    until = time.monotonic() + tiny.PATIENCE
     while not ((folder / "metrics.jsonl").exists() and tiny.steps(folder)) and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=tiny.PATIENCE)
     assert err.count("repulsive: stopped at step") == 1
     step = RunFolder(folder).checkpoints.latest()[0]
     assert 0 < step < 60 * 14

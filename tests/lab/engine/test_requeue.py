@@ -126,7 +126,7 @@ def test_the_command_line_saves_requeues_and_resumes(job, data, tmp_path, monkey
 
 
 def wait_for_steps(folder, count, process):
-    until = time.monotonic() + 90
+    until = time.monotonic() + tiny.PATIENCE
     while len(tiny.steps(folder)) < count and time.monotonic() < until and process.poll() is None:
         time.sleep(0.1)
     assert len(tiny.steps(folder)) >= count, process.communicate()[1]
@@ -163,7 +163,7 @@ def test_the_sbatch_files_of_the_documentation(index, expected, job, data, tmp_p
         try:
             wait_for_steps(folder, saved // 2 + 3, process)
             process.send_signal(signal.SIGUSR1)
-            _, errors = process.communicate(timeout=90)
+            _, errors = process.communicate(timeout=tiny.PATIENCE)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

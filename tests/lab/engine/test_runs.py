@@ -114,6 +114,10 @@ def test_what_a_killed_process_left_is_removed(data, tmp_path):
     (tmp_path / ".run.json.aside-123").write_text("{")
     RunFolder(tmp_path).claim(tiny.recipe(data), {}, "cpu")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.json", "run.json"]
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / ".words.json.aside-123").write_text("[")
+    RunFolder(tmp_path).claim(tiny.recipe(data), {}, "cpu", {"words.json": b"[]"})
+    assert [path.name for path in (tmp_path / "assets").iterdir()] == ["words.json"]
 
 
 def test_half_a_line_is_left_out_and_rewritten(tmp_path):

@@ -18,6 +18,7 @@ from repulsive.lab.systems.registry import make_task, open_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 20  # of two epochs
+PATIENCE = 600.0  # seconds to wait for another process; on a busy machine, too, only one that hangs takes longer
 # SPOS and dropout draw random numbers, and SPOS measures heads: resuming can go wrong in more ways than without them.
 RECIPE = """
 task = "classification"

@@ -28,5 +28,5 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
         "from repulsive.lab.text import tokenizing\ntokenizing._FEW = 0\n"
         "tokenizing.tokenize(['a'] * 600, 'regex', jobs=2)\n"
     )
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
     assert result.returncode and "DataError: a worker process ended early" in result.stderr

@@ -8,7 +8,6 @@ the time inside hooks. "plain again" is compared with the plain turns around it 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -42,7 +41,7 @@ class CostOptions:
         steps: ordinary steps of a turn; rounded up to a multiple of the rule's `act_every`.
         warm_up: turns of each rule before the first round.
         hook_turns: turns of each rule in which the time inside hooks is measured.
-        seconds: stop after the round in which this time has passed, after six rounds at the earliest.
+        seconds: time for the rounds: stop after the round in which it has passed, after six rounds at the earliest.
         batch: sequences or images per step; None for the preset's.
         length: tokens of a sequence; None for the preset's.
         layers: depth of the model; None for the preset's.
@@ -94,9 +93,8 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
         for name, reason in left_out.items():
             progress(f"{name}: left out, {reason}")
         participants, baselines = team.participants, team.baselines
-        started = time.perf_counter()
         hooks = _measure_hooks(participants, options.hook_turns, progress)
-        limit = math.inf if options.seconds is None else options.seconds - (time.perf_counter() - started)
+        limit = math.inf if options.seconds is None else options.seconds
         functions = {name: participant.turn for name, participant in participants.items()}
         turns = take_turns(functions, baselines, options.rounds, seconds=limit, progress=progress)
     except torch.OutOfMemoryError:

@@ -160,12 +160,13 @@ class Participant:
         assert self.handle is not None
         self.handle.steps = self.active + -self.active % self.handle.settings.measure_every + self.act_every
         logits = self.handle._logits
-        forces = {} if logits is None else logits.held
-        if logits is not None:
-            logits.held = {}
+        if logits is None:
+            yield
+            return
+        forces, logits.held = logits.held, {}
+        logits.expect(self.handle.steps)  # otherwise a pass may be sampled for the step that is left out
         yield
-        if logits is not None:
-            logits.held = forces
+        logits.held = forces
 
     def turn(self) -> Turn:
         """Take a turn, and time it without attaching and detaching."""

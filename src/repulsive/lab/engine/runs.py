@@ -72,8 +72,7 @@ class RunFolder(RunReader):
         tables = as_tables(recipe)
         with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            for leftover in self.path.glob(".*.aside-*"):  # left by a killed process; we hold the lock
-                leftover.unlink()
+            _remove_leftovers(self.path)
         existing, facts = read_json(self.path / RECIPE), self.facts
         changed = [] if existing is None else differences(existing, tables, ignore=["training.checkpoint"])
         if not (self.result or self.checkpoints.found() or self.lines()):  # the run failed at its start
@@ -105,6 +104,7 @@ class RunFolder(RunReader):
             with write_errors(folder):
                 refuse_link(folder)
                 folder.mkdir(exist_ok=True)
+                _remove_leftovers(folder)
         for name, content in assets.items():
             write_bytes(folder / name, content)
 
@@ -204,6 +204,12 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove unfinished files that a killed process left. The caller holds the lock of the run."""
+    for leftover in folder.glob(".*.aside-*"):
+        leftover.unlink()
 
 
 def _now() -> str:

@@ -47,9 +47,9 @@ def check_result(result: dict[str, Any], path: Path) -> None:
     Raises:
         RunError: the result differs from its checksum, or the checksums are damaged.
     """
-    sums = result.get(SHA256)
-    if sums is None:
+    if SHA256 not in result:
         return
+    sums = result[SHA256]
     if not isinstance(sums, dict) or sums.get(_OWN) != _own_digest(result):
         raise RunError(f"{path}: was changed after the training wrote it (its checksum differs); {_remedy(path)}")
 

@@ -486,7 +486,8 @@ def test_tasks_and_seeds_in_one_command(data, tmp_path, capsys):
         own = tmp_path / f"{task}.toml"
         own.write_text(f'extends = "glue/{task}"\n[data]\nfolder = "{data / task}"\n')
         recipes.append(str(own))
-    assert run(["train", *recipes, *shared, "--seeds", "2", "--device", "cpu", "--out", str(tmp_path / "runs")]) == 0
+    words = ["--seeds", "2", "--markdown", "--device", "cpu", "--out", str(tmp_path / "runs")]
+    assert run(["train", *recipes, *shared, *words]) == 0
     told = capsys.readouterr().out
     assert "| CoLA | 2 |" in told and "| STS-B | 2 |" in told and "against" not in told
     found = system("toy", tmp_path / "runs")
