@@ -72,7 +72,7 @@ def alter_force(rule: Rule | None, name: str) -> SVGD:
     Raises:
         RuleError: another rule or prior, or an unknown name.
     """
-    kind = _CLASSES.get((name, type(rule)))  # type: ignore[arg-type]  # None is not in the table
+    kind = None if rule is None else _CLASSES.get((name, type(rule)))
     if kind is None:
         raise RuleError(f"force={name!r} of {rule}: expected {ATTRACTION!r} or {WRONG_PARTNER!r} of SVGD or a cosine")
     assert isinstance(rule, SVGD)

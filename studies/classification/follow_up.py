@@ -134,7 +134,7 @@ def wide_jobs(studies: Studies) -> Jobs:
         for arm in study.all_chosen():
             for trial in wide_refined(study, arm):
                 yield from _wide(study, WIDE_REFINE, arm, trial, [seed])
-    better = {arm: trial for arm in study.all_chosen() if (trial := wide_chosen(study, arm)) is not None}
+    better = {arm: best for arm in study.all_chosen() if (best := wide_chosen(study, arm)) is not None}
     for seed in study.final_seeds():
         for arm, trial in better.items():
             yield from _wide(study, WIDE_FINAL, arm, trial, [seed])

@@ -23,7 +23,7 @@ from repulsive.diagnostics.head_count import HeadCount, fit_heads
 from repulsive.diagnostics.uncertainty import EntropyCDF
 from repulsive.metrics.compare import compare
 from repulsive.metrics.student import interval
-from repulsive.pages import Content, Example, Reading, write_report
+from repulsive.pages import Chart, Content, Example, Reading, write_report
 from repulsive.pages.charts import entropy_chart, heads_chart
 from repulsive.safety.markdown import format_table
 
@@ -53,7 +53,8 @@ def write_follow_up(
         with_items: read the stored entropies, for intervals over items and for figures.
     """
     data: dict[str, Any] = {"versions": dict(versions)}
-    lines, charts = ["# Follow-up of sentence classification at the paper's sizes", ""], []
+    lines = ["# Follow-up of sentence classification at the paper's sizes", ""]
+    charts: list[Chart] = []
     for dataset in dict.fromkeys(run["dataset"] for run in runs if run["stage"] == HEADS):
         own = [run for run in runs if run["dataset"] == dataset]
         points = {metric: count_errors(own, metric) for metric in ERRORS}
@@ -157,7 +158,7 @@ def _shape(label: str, errors: Mapping[int, Mapping[int, float]], dev: Mapping[i
     return "; ".join([f"- {label}: best on the development set with {name_count(best)}", *gaps])
 
 
-def heads_figure(dataset: str, runs: Sequence[Run], metric: str, errors: ByCount) -> Any:
+def heads_figure(dataset: str, runs: Sequence[Run], metric: str, errors: ByCount) -> Chart:
     """Draw the error against the number of heads, as in Figure 3 of the paper."""
     labels = _labels(runs)
     points = {
@@ -191,8 +192,8 @@ def summarize_entropy(runs: Sequence[Run], arrays: Mapping[str, np.ndarray]) -> 
             row["against_plain"] = {name: _difference(values[arm][name], plain[name]) for name in FOREIGN}
             seeds = sorted(values[arm]["auroc"].keys() & plain["auroc"].keys())
             if arrays and len(seeds) > 1:
-                pair = [_stored(arrays, which, seeds, "foreign") for which in (arm, BASELINE)]
-                both = compare(*pair, "both")
+                ours, theirs = (_stored(arrays, which, seeds, "foreign") for which in (arm, BASELINE))
+                both = compare(ours, theirs, "both")
                 row["against_plain"]["foreign_entropy"] = {
                     "difference": both.difference,
                     "low": both.low,
@@ -224,7 +225,7 @@ def entropy_lines(runs: Sequence[Run], rows: Mapping[str, Any]) -> list[str]:
     return [about, "", format_table(head, body)]
 
 
-def entropy_figure(runs: Sequence[Run], arrays: Mapping[str, np.ndarray], kind: str) -> Any:
+def entropy_figure(runs: Sequence[Run], arrays: Mapping[str, np.ndarray], kind: str) -> Chart:
     """Draw the empirical distribution of the entropy, all seeds pooled.
 
     Args:
@@ -353,7 +354,8 @@ def load_maps(folder: Path, labels: Mapping[str, str]) -> list[Example]:
 
 def _labels(runs: Sequence[Run]) -> dict[str, str]:
     """Return arm -> its label in tables; controls are left out."""
-    return {run.get("recipe", run["arm"]): run["label"] for run in runs if "label" in run and "control_of" not in run}
+    known = [run for run in runs if "label" in run and "control_of" not in run]
+    return {str(run.get("recipe", run["arm"])): str(run["label"]) for run in known}
 
 
 def _difference(first: Mapping[int, float], second: Mapping[int, float]) -> dict[str, Any]:

@@ -96,10 +96,8 @@ class Job:
     @property
     def answers_name(self) -> str:
         """Name of the run among the stored answers; empty if they are not stored."""
-        if self.stage == HEADS or not self.reads_test:
-            return ""
         own = f"{self.arm}/{self.seed}"
-        return own if self.stage in (FINAL, CONTROL) else f"{self.stage}/{own}"
+        return {FINAL: own, CONTROL: own, ENTROPY: f"{ENTROPY}/{own}"}.get(self.stage, "")
 
 
 class TrialTask(ClassificationTask):
@@ -198,7 +196,7 @@ def train(job: Job, file: TextIO) -> None:
         if job.reads_test:
             dev, test = (loop.evaluations[part].items for part in ("dev", "test"))
             record["test"] = _kept(result["test"]) | after_scaling(dev, test)
-            stored = answers(test)
+            stored: dict[str, Any] = dict(answers(test))
             if job.foreign is not None:
                 record["foreign"], entropies = measure_foreign(task, loop.bare, test, job.foreign)
                 stored |= entropies

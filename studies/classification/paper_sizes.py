@@ -279,9 +279,16 @@ class Study:
     def control_jobs(self, control: Control, seeds: Iterable[int]) -> Iterator[Job]:
         """Yield the runs of a control."""
         point = trials(control.recipe, self.arguments.trials)[control.trial]
-        more = {"control_of": control.of, "force": control.force}
-        place = control.recipe, control.trial
-        yield from self.make_jobs(CONTROL, *place, (*point, *control.changes), seeds, name=control.name, **more)
+        yield from self.make_jobs(
+            CONTROL,
+            control.recipe,
+            control.trial,
+            (*point, *control.changes),
+            seeds,
+            name=control.name,
+            control_of=control.of,
+            force=control.force,
+        )
 
     @property
     def has_final(self) -> bool:
@@ -321,12 +328,12 @@ class Study:
         size = self.size(stage)
         assert size is not None
         common = (f"data.folder={(self.arguments.data / self.dataset).resolve()}", f"data.share={size / self.items}")
-        changes = (*common, *self._changes(), *FIXED.get(arm, ()), *changes)
+        all_changes = (*common, *self._changes(), *FIXED.get(arm, ()), *changes)
         name = name or arm
         for seed in seeds:
             folder = self.work / "-".join([self.dataset, stage, name, str(trial), str(seed)])
             device, rows = self.arguments.device, self.rows or 16
-            yield Job(folder, self.dataset, name, stage, trial, seed, changes, size, device, rows, arm, **more)
+            yield Job(folder, self.dataset, name, stage, trial, seed, all_changes, size, device, rows, arm, **more)
 
     def _ended(self, stage: str, arm: str) -> bool:
         refined = min(REFINED, self.arguments.trials) * len(REFINE_SEEDS)
