@@ -11,15 +11,15 @@ B theta = B (theta - mu) + row_sums mu, with the row sums of B that `solve_kerne
 import triton
 import triton.language as tl
 
-from repulsive.repulsion.backends.triton_kernels.noise import _normal
+from repulsive.repulsion.backends.triton_kernels.noise import standard_normal
 from repulsive.repulsion.backends.triton_kernels.slices import (
-    _base,
-    _bounds,
-    _elements,
-    _places,
-    _places_of,
-    _sizes,
-    _strides,
+    block_offsets,
+    column_range,
+    element_indices,
+    head_offsets,
+    load_address,
+    load_sizes,
+    load_strides,
 )
 
 
@@ -60,11 +60,11 @@ def combine_kernel(
     """
     piece, split = tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
-    head_stride, size = _sizes(row, ALIGNED)
+    head_stride, size = load_sizes(row, ALIGNED)
     group = tl.load(row + 7)
-    theta, grad = _base(pointers, piece, 0, KIND, ALIGNED), _base(pointers, piece, 1, KIND, ALIGNED)
+    theta, grad = load_address(pointers, piece, 0, KIND, ALIGNED), load_address(pointers, piece, 1, KIND, ALIGNED)
     heads = tl.arange(0, MP)
-    first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
+    first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
     sums = tl.load(row_sums + group * MP + heads)
     whole_size = tl.load(shards + piece * 4 + 3) if SHARDED else size
     factor = 1.0
@@ -77,12 +77,12 @@ def combine_kernel(
         a = tl.load(drive + matrix)
     if MP >= 16:
         b = tl.load(force + matrix)
-    strides = _strides(row)
+    strides = load_strides(row)
     outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
     for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
-        place = _places(heads, head_stride, offset, CHUNKED)
+        offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
+        place = block_offsets(heads, head_stride, offset, CHUNKED)
         there = column < last
         inside = (heads[:, None] < M) & there[None, :]
         if SCALAR or MP >= 16:
@@ -94,7 +94,7 @@ def combine_kernel(
         else:
             out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
-                g = tl.load(grad + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
+                g = tl.load(grad + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
                 out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
         if FORCE:
             if MP >= 16:
@@ -106,14 +106,14 @@ def combine_kernel(
             else:
                 mean = tl.zeros([BLOCK], dtype=tl.float32)
                 for k in tl.static_range(M):
-                    mean += tl.load(theta + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                    mean += tl.load(theta + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
                         tl.float32
                     )
                 mean = mean / M
                 push = sums[:, None] * mean[None, :]
                 for k in tl.static_range(M):
                     t = (
-                        tl.load(theta + _places_of(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                        tl.load(theta + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
                             tl.float32
                         )
                         - mean
@@ -121,12 +121,12 @@ def combine_kernel(
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
             out += push * factor
         if NOISE:
-            element = _elements(column, strides[0], outer_element, inner_element, FLAT)
+            element = element_indices(column, strides[0], outer_element, inner_element, FLAT)
             if SHARDED:
                 length = tl.load(shards + piece * 4)
                 run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
                 element += run * (tl.load(shards + piece * 4 + 1) - length) + tl.load(shards + piece * 4 + 2)
             element = heads[:, None].to(tl.int64) * whole_size + element[None, :]
-            noise = _normal(tl.load(row + 8), tl.load(steps), element)
+            noise = standard_normal(tl.load(row + 8), tl.load(steps), element)
             out += noise * tl.load(sigmas + piece) * factor
         tl.store(grad + place, out.to(KIND), mask=inside)

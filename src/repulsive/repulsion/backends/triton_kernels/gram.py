@@ -13,7 +13,13 @@ range of columns, in float32; `solve_kernel` adds these partial sums in float64.
 import triton
 import triton.language as tl
 
-from repulsive.repulsion.backends.triton_kernels.slices import _base, _bounds, _load, _sizes, _strides
+from repulsive.repulsion.backends.triton_kernels.slices import (
+    column_range,
+    load_address,
+    load_block,
+    load_sizes,
+    load_strides,
+)
 
 
 @triton.jit
@@ -31,10 +37,10 @@ def _norms(
 ):
     """Sum the squares of a range of columns of every head, [MP]."""
     heads = tl.arange(0, MP)
-    strides = _strides(row)
+    strides = load_strides(row)
     total = tl.zeros([MP, BLOCK], dtype=tl.float32)
     for start in range(first, last, BLOCK):
-        x, _ = _load(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
+        x, _ = load_block(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
         total += x * x
     return tl.sum(total, axis=1)
 
@@ -64,9 +70,9 @@ def _products(
         total = tl.zeros([LANES, MP, MP] if LANES > 1 else [MP, MP], dtype=tl.float32)
         with_mean = tl.zeros([MP], dtype=tl.float32)
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
-    strides = _strides(row)
+    strides = load_strides(row)
     for start in range(first, last, BLOCK):
-        x, inside = _load(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
+        x, inside = load_block(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
         mean = tl.sum(x, axis=0) / M
         centred = tl.where(inside, x - mean[None, :], 0.0)
         if not wide:
@@ -117,10 +123,10 @@ def gram_kernel(
     """
     piece, split, source = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = table + piece * COLUMNS
-    head_stride, size = _sizes(row, ALIGNED)
-    base = _base(pointers, piece, source, KIND, ALIGNED)
+    head_stride, size = load_sizes(row, ALIGNED)
+    base = load_address(pointers, piece, source, KIND, ALIGNED)
     heads = tl.arange(0, MP)
-    first, last = _bounds(size, split, SPLITS, BLOCK, ALIGNED)
+    first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
     out = (source * tl.num_programs(0) + piece) * SPLITS + split
     if NORMS & (source == 1):
         norms2 = _norms(base, row, head_stride, first, last, M, MP, BLOCK, FLAT, CHUNKED)

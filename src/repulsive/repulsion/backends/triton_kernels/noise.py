@@ -15,13 +15,15 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 
 @triton.jit
 def _mix(bits):
+    """Hash 64 bits, by the finaliser of splitmix64."""
     bits = (bits ^ ((bits >> 30) & 0x3FFFFFFFF)) * _MIX_1
     bits = (bits ^ ((bits >> 27) & 0x1FFFFFFFFF)) * _MIX_2
     return bits ^ ((bits >> 31) & 0x1FFFFFFFF)
 
 
 @triton.jit
-def _normal(stream, step, element):
+def standard_normal(stream, step, element):
+    """Draw a standard normal number for each element index of a noise stream in a step."""
     key = _mix(stream + (step + 1) * _GOLDEN)
     bits = _mix(element * _GOLDEN + key)
     first = (((bits >> 32) & 0xFFFFFFFF).to(tl.float32) + 1) * 2.3283064365386963e-10

@@ -22,7 +22,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _elements(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
+def element_indices(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
     """Compute indices of elements of a head."""
     if FLAT:  # a head is contiguous
         return column.to(tl.int64)
@@ -31,7 +31,7 @@ def _elements(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
 
 
 @triton.jit
-def _places(heads, head_stride, offset, CHUNKED: tl.constexpr):
+def block_offsets(heads, head_stride, offset, CHUNKED: tl.constexpr):
     """Compute offsets of the elements of all heads in memory, [MP, BLOCK].
 
     With CHUNKED, the compiler may load 16 columns at once.
@@ -41,26 +41,27 @@ def _places(heads, head_stride, offset, CHUNKED: tl.constexpr):
 
 
 @triton.jit
-def _places_of(head: tl.constexpr, head_stride, offset, CHUNKED: tl.constexpr):
+def head_offsets(head: tl.constexpr, head_stride, offset, CHUNKED: tl.constexpr):
     """Compute offsets of the elements of one head in memory, [BLOCK]."""
     place = head * head_stride + offset
     return tl.max_contiguous(tl.multiple_of(place, 16), 16) if CHUNKED else place
 
 
 @triton.jit
-def _strides(row):
+def load_strides(row):
     """Load the length of the inner axis and the strides of both axes; before a loop, which would load them again."""
     return tl.load(row + 3).to(tl.int32), tl.load(row + 1), tl.load(row + 2)  # 64-bit divisions are slow
 
 
 @triton.jit
-def _base(pointers, piece, which, kind: tl.constexpr, ALIGNED: tl.constexpr):
+def load_address(pointers, piece, which, kind: tl.constexpr, ALIGNED: tl.constexpr):
+    """Load the address of a slice of the weights (`which` = 0) or of the gradients (1)."""
     pointer = tl.load(pointers + piece * 2 + which).to(tl.pointer_type(kind))
     return tl.multiple_of(pointer, 16) if ALIGNED else pointer
 
 
 @triton.jit
-def _sizes(row, ALIGNED: tl.constexpr):
+def load_sizes(row, ALIGNED: tl.constexpr):
     """Load the stride between heads and the number of elements of a head."""
     stride, size = tl.load(row), tl.load(row + 4).to(tl.int32)
     if ALIGNED:
@@ -69,7 +70,7 @@ def _sizes(row, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
+def column_range(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
     """Compute the range of columns of one program: its first column and its end."""
     length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
     first = split * length
@@ -78,7 +79,7 @@ def _bounds(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.
 
 
 @triton.jit
-def _load(
+def load_block(
     base,
     start,
     last,
@@ -92,7 +93,7 @@ def _load(
 ):
     """Load a block of columns of all heads as float32 [MP, BLOCK], zero outside, and the mask of valid elements."""
     column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-    offset = _elements(column, strides[0], strides[1], strides[2], FLAT)
+    offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
     inside = (heads[:, None] < M) & (column[None, :] < last)
-    place = _places(heads, head_stride, offset, CHUNKED)
+    place = block_offsets(heads, head_stride, offset, CHUNKED)
     return tl.load(base + place, mask=inside, other=0.0).to(tl.float32), inside
