@@ -17,10 +17,10 @@ from triton.compiler import ASTSource, compile
 from repulsive import SGLD, SPOS, SVGD
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import KernelFree
-from repulsive.repulsion.backends import sharded_kernels, triton_kernels
 from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
+from repulsive.repulsion.backends.triton_kernels import combine, gram, pack, solve
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
@@ -64,10 +64,9 @@ class Compiled:
 
 def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") != "1"
-    for name in ("gram_kernel", "solve_kernel", "combine_kernel"):
-        setattr(triton_kernels, name, Compiled(getattr(triton_kernels, name)))
-    for name in ("pack_kernel", "unpack_kernel"):
-        setattr(sharded_kernels, name, Compiled(getattr(sharded_kernels, name)))
+    for module in (gram, solve, combine, pack):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            setattr(module, name, Compiled(getattr(module, name)))
     for heads, rules in ((1, RULES[:1]), (4, RULES), (12, RULES[:2]), (64, RULES[:1])):
         layer = nn.Linear(8, 2 * heads, bias=False)
         compile_updates(layer, torch.arange(2 * heads).view(heads, 2), 0, rules)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from repulsive.repulsion.backends import eager, fused
+from repulsive.repulsion.backends import eager, launch_settings
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.inputs import StepInputs
 from tests.repulsion import sharded_cases
@@ -104,7 +104,7 @@ def trained(world, columns, rule, count=3):
 def collect(cases, rank, port, folder, world):
     """Run cases, name -> function, and save what they return."""
     join(rank, world, port)
-    fused.SPLITS = 1  # the interpreter runs programs one by one
+    launch_settings.SPLITS = 1  # the interpreter runs programs one by one
     torch.save({name: guarded(case, world) for name, case in cases.items()}, f"{folder}/{rank}.pt")
     leave()
 

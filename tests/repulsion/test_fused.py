@@ -13,7 +13,8 @@ DEVICE = "cuda" if GPU else "cpu"
 from repulsive import SGLD, SPOS, SVGD, CosineLadder, repel  # noqa: E402
 from repulsive.heads.layout import HeadGroup, HeadSlice  # noqa: E402
 from repulsive.particles import KernelFree  # noqa: E402
-from repulsive.repulsion.backends import fused  # noqa: E402
+from repulsive.repulsion.backends import launch_settings  # noqa: E402
+from repulsive.repulsion.backends.addresses import SliceTable  # noqa: E402
 from repulsive.repulsion.backends.choose import Update  # noqa: E402
 from repulsive.repulsion.backends.inputs import StepInputs  # noqa: E402
 
@@ -21,7 +22,7 @@ from repulsive.repulsion.backends.inputs import StepInputs  # noqa: E402
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
     if not GPU:
-        monkeypatch.setattr(fused, "SPLITS", 2)  # the interpreter runs programs one by one
+        monkeypatch.setattr(launch_settings, "SPLITS", 2)  # the interpreter runs programs one by one
 
 
 class Weights(nn.Module):
@@ -160,7 +161,7 @@ def test_chunks_of_sixteen_columns(heads, monkeypatch):
     torch.manual_seed(0)
     model = Weights(heads, 32, 48, torch.float32)
     groups = model.groups[-3:]
-    table = fused.SliceTable(groups, 0)
+    table = SliceTable(groups, 0)
     assert table.chunked and not table.flat
     rule = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0)
     expected, _ = run(model, groups, rule, monkeypatch, "eager")
@@ -499,17 +500,17 @@ def test_extra_memory_is_small(monkeypatch):
 
 @pytest.mark.slow
 def test_few_long_slices_are_split_further(monkeypatch):
-    monkeypatch.setattr(fused, "SPLITS", 16)
-    assert fused._splits(54, 65_536) == 16  # as many programs as a GPU can use
-    assert fused._splits(1, 150) == 16  # too short to be worth it
-    assert fused._splits(6, 2_097_152) == 128
+    monkeypatch.setattr(launch_settings, "SPLITS", 16)
+    assert launch_settings.splits_per_slice(54, 65_536) == 16  # as many programs as a GPU can use
+    assert launch_settings.splits_per_slice(1, 150) == 16  # too short to be worth it
+    assert launch_settings.splits_per_slice(6, 2_097_152) == 128
     if not GPU:
-        monkeypatch.setattr(fused, "SPLITS", 2)
-    monkeypatch.setattr(fused, "LEAST", 1)
-    monkeypatch.setattr(fused, "BUSY", 24 * fused.SPLITS)
+        monkeypatch.setattr(launch_settings, "SPLITS", 2)
+    monkeypatch.setattr(launch_settings, "LEAST", 1)
+    monkeypatch.setattr(launch_settings, "BUSY", 24 * launch_settings.SPLITS)
     torch.manual_seed(0)
     model = Weights(3, 2, 40, torch.float32)
-    assert fused._splits(len(model.groups), 80) > fused.SPLITS
+    assert launch_settings.splits_per_slice(len(model.groups), 80) > launch_settings.SPLITS
     for rule in (SVGD(alpha=1.0), SVGD(alpha="auto", ratio=0.3)):
         expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
         found, _ = run(model, model.groups, rule, monkeypatch, "triton")
@@ -520,8 +521,9 @@ def test_constants_of_the_kernels_equal_themselves():
     """Triton compares global constants with those it compiled; a NaN differs from itself, and every launch failed."""
     import triton.language as tl
 
-    from repulsive.repulsion.backends import triton_kernels
+    from repulsive.repulsion.backends.triton_kernels import combine, gram, noise, pack, slices, solve
 
-    constants = {name: value for name, value in vars(triton_kernels).items() if isinstance(value, tl.constexpr)}
-    assert constants
+    names = [pair for module in (combine, gram, noise, pack, slices, solve) for pair in vars(module).items()]
+    constants = {name: value for name, value in names if isinstance(value, tl.constexpr)}
+    assert {"SHORTEST2", "_GOLDEN"} <= set(constants)
     assert [name for name, constant in constants.items() if constant.value != constant.value] == []

@@ -288,9 +288,9 @@ def test_modules_on_two_devices_are_refused():
 
 
 def fused_and_eager(parameter, part, rule, monkeypatch):
-    from repulsive.repulsion.backends import fused
+    from repulsive.repulsion.backends import launch_settings
 
-    monkeypatch.setattr(fused, "SPLITS", 2)
+    monkeypatch.setattr(launch_settings, "SPLITS", 2)
     group = HeadGroup("experts", 0, "expert", "-", "", "stacked", (part,))
     results = []
     for choice in ("eager", "triton"):
@@ -319,9 +319,9 @@ def test_fused_stacked_experts_equal_eager_ones(shape, rule, monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs Triton's interpreter on the CPU")
 def test_separate_modules_stay_eager_beside_a_fused_group(monkeypatch):
     pytest.importorskip("triton")
-    from repulsive.repulsion.backends import fused
+    from repulsive.repulsion.backends import launch_settings
 
-    monkeypatch.setattr(fused, "SPLITS", 2)
+    monkeypatch.setattr(launch_settings, "SPLITS", 2)
     results = []
     for choice in ("eager", "triton"):
         monkeypatch.setenv("REPULSIVE_KERNELS", choice)

@@ -8,8 +8,9 @@ pytest.importorskip("triton")
 
 from repulsive import SGLD, SPOS, SVGD, CosineLadder, repel
 from repulsive.particles import KernelFree
-from repulsive.repulsion.backends import fused
+from repulsive.repulsion.backends import launch_settings
 from repulsive.repulsion.backends.choose import Update
+from repulsive.repulsion.backends.graph_cache import GraphCache
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -27,8 +28,8 @@ def kernels(monkeypatch):
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     if GPU:
         return
-    monkeypatch.setattr(fused, "SPLITS", 1)
-    monkeypatch.setattr(fused._GraphCache, "run", lambda self, launch, key: self._graphs.setdefault(key, launch)())
+    monkeypatch.setattr(launch_settings, "SPLITS", 1)
+    monkeypatch.setattr(GraphCache, "run", lambda self, launch, key: self._graphs.setdefault(key, launch)())
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ MOST_HEADS = 64
 _GRADIENT = attrgetter("grad")
 _IS_TRAINED = attrgetter("requires_grad")
 Addresses = tuple[list[int], list[int]]  # addresses of weights, addresses of gradients
-COLUMNS = 9  # columns of the table; see `triton_kernels`
+COLUMNS = 9  # columns of the table; see `triton_kernels.slices`
 MOST_POINTER_SETS = 32  # pointer sets kept on the device: allocators reuse the same few addresses for gradients
 
 

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Measure, Rule
-from repulsive.repulsion.backends.fused import SOLVE, FusedUpdate, PartialSums, Prepared, Variant
+from repulsive.repulsion.backends.fused import FusedUpdate, PartialSums
 from repulsive.repulsion.backends.inputs import StepInputs
+from repulsive.repulsion.backends.launch_settings import SOLVE
+from repulsive.repulsion.backends.variants import Prepared, Variant
 from repulsive.repulsion.sharding.shard_layout import MeshDims
 
-UNUSED, NORMS, PRODUCTS = 0, 1, 2  # what is summed of the gradients; as in `triton_kernels`
+UNUSED, NORMS, PRODUCTS = 0, 1, 2  # what is summed of the gradients; as in `triton_kernels.solve`
 
 
 class LocalUpdate(FusedUpdate):
@@ -71,7 +73,7 @@ class LocalUpdate(FusedUpdate):
         """
         self._norms2 = norms2
         step, scale, measure = inputs.step, inputs.scale, inputs.measure
-        is_noisy = inputs.draw_noise and self._set_noise(rule, inputs.rates, step, scale)
+        is_noisy = inputs.draw_noise and self.noise.set(rule, inputs.rates, step, scale)
         if scale is not None:
             self.scale.copy_(scale)
         key = (measure, is_noisy, scale is not None)
@@ -132,11 +134,11 @@ class LocalUpdate(FusedUpdate):
         self._graphs.run(launch, key)
 
     def _gram_and_pack(self) -> None:
-        from repulsive.repulsion.backends import sharded_kernels
+        from repulsive.repulsion.backends.triton_kernels import pack
 
         gradient = UNUSED if self._norms2 is not None else self._gradient
         self._gram(sources=1 if gradient == UNUSED else 2, norms_only=gradient == NORMS)
-        sharded_kernels.pack_kernel[(len(self.groups),)](
+        pack.pack_kernel[(len(self.groups),)](
             self.products,
             self.to_mean,
             self.mean2,
@@ -151,9 +153,9 @@ class LocalUpdate(FusedUpdate):
         )
 
     def _unpack(self) -> None:
-        from repulsive.repulsion.backends import sharded_kernels
+        from repulsive.repulsion.backends.triton_kernels import pack
 
-        sharded_kernels.unpack_kernel[(len(self.groups),)](
+        pack.unpack_kernel[(len(self.groups),)](
             self._packed,
             self.sums.products,
             self.sums.to_mean,

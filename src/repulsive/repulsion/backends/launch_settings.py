@@ -1,0 +1,45 @@
+"""Launch settings of the fused update: programs per slice, columns per program, warps, precision.
+
+They affect speed and rounding errors only. The tables have one entry per number of heads, padded to a power of two.
+"""
+
+from __future__ import annotations
+
+SPLITS = 16  # smallest number of programs per slice; a power of two
+BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
+LEAST = 1024  # smallest number of elements of a head per program
+PRECISION = "tf32x3"  # precision of matrix products on tensor cores
+
+# Launch settings by number of heads, padded to a power of two: a program reads as many columns as registers hold.
+GRAM: dict[int, dict[str, int]] = {
+    2: {"BLOCK": 1024, "LANES": 1, "num_warps": 2},
+    4: {"BLOCK": 512, "LANES": 1, "num_warps": 2},
+    8: {"BLOCK": 128, "LANES": 1, "num_warps": 2},
+    16: {"BLOCK": 64, "LANES": 1, "num_warps": 1},
+    32: {"BLOCK": 64, "LANES": 1, "num_warps": 2, "num_stages": 3},
+    64: {"BLOCK": 32, "LANES": 1, "num_warps": 4, "num_stages": 3},
+}
+SOLVE: dict[int, dict[str, int]] = {
+    2: {"CHUNK": 16, "num_warps": 1},
+    4: {"CHUNK": 16, "num_warps": 1},
+    8: {"CHUNK": 16, "num_warps": 1},
+    16: {"CHUNK": 1, "num_warps": 2},
+    32: {"CHUNK": 1, "num_warps": 4},
+    64: {"CHUNK": 1, "num_warps": 16},
+}
+COMBINE: dict[int, dict[str, int]] = {
+    2: {"BLOCK": 2048, "num_warps": 4},
+    4: {"BLOCK": 1024, "num_warps": 4},
+    8: {"BLOCK": 256, "num_warps": 8},
+    16: {"BLOCK": 256, "num_warps": 4, "num_stages": 3},
+    32: {"BLOCK": 64, "num_warps": 4, "num_stages": 3},
+    64: {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
+}
+
+
+def splits_per_slice(slices: int, dim: int) -> int:
+    """Choose the number of programs per slice."""
+    splits = SPLITS
+    while slices * splits < BUSY and dim >= 2 * splits * LEAST:
+        splits *= 2
+    return splits

@@ -1,0 +1,132 @@
+"""Triton kernel `combine_kernel`: the new gradients of every slice.
+
+    grad <- A grad + s (B theta + sigma xi)
+
+A and B [M, M] come from `solve_kernel`, theta and grad [M, D] are read in place, xi [M, D] is standard normal noise,
+and s is the loss scale, 1 without one. The mean head mu is subtracted first, because heads may be nearly equal:
+B theta = B (theta - mu) + row_sums mu, with the row sums of B that `solve_kernel` computed in float64.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from repulsive.repulsion.backends.triton_kernels.noise import standard_normal
+from repulsive.repulsion.backends.triton_kernels.slices import (
+    block_offsets,
+    column_range,
+    element_indices,
+    head_offsets,
+    load_address,
+    load_sizes,
+    load_strides,
+)
+
+
+@triton.jit
+def combine_kernel(
+    table,
+    pointers,
+    drive,
+    force,
+    row_sums,
+    scale,
+    sigmas,
+    steps,
+    shards,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    SHARDED: tl.constexpr,
+    SCALED: tl.constexpr,
+    NOISE: tl.constexpr,
+    FORCE: tl.constexpr,
+    SCALAR: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
+
+    With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad.
+
+    Noise depends on the index of an element in its head. With SHARDED, a head is a part of a larger one: runs of
+    adjacent elements, at equal distances. `shards` [slices, 4] has the length of a run, the distance between the starts
+    of two runs, the index of the first element, and the number of elements of the whole head.
+    """
+    piece, split = tl.program_id(0), tl.program_id(1)
+    row = table + piece * COLUMNS
+    head_stride, size = load_sizes(row, ALIGNED)
+    group = tl.load(row + 7)
+    theta, grad = load_address(pointers, piece, 0, KIND, ALIGNED), load_address(pointers, piece, 1, KIND, ALIGNED)
+    heads = tl.arange(0, MP)
+    first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
+    sums = tl.load(row_sums + group * MP + heads)
+    whole_size = tl.load(shards + piece * 4 + 3) if SHARDED else size
+    factor = 1.0
+    if SCALED:
+        factor = tl.load(scale).to(tl.float32)
+    matrix = group * MP * MP + heads[:, None] * MP + heads[None, :]
+    if SCALAR:
+        multiple = tl.load(drive + group * MP * MP)
+    elif MP >= 16:
+        a = tl.load(drive + matrix)
+    if MP >= 16:
+        b = tl.load(force + matrix)
+    strides = load_strides(row)
+    outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
+    for start in range(first, last, BLOCK):
+        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+        offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
+        place = block_offsets(heads, head_stride, offset, CHUNKED)
+        there = column < last
+        inside = (heads[:, None] < M) & there[None, :]
+        if SCALAR or MP >= 16:
+            g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+            if SCALAR:
+                out = multiple * g
+            else:
+                out = tl.dot(a, g, input_precision=PRECISION)
+        else:
+            out = tl.zeros([MP, BLOCK], dtype=tl.float32)
+            for k in tl.static_range(M):
+                g = tl.load(grad + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
+                out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
+        if FORCE:
+            if MP >= 16:
+                t = tl.load(theta + place, mask=inside, other=0.0)
+                t = t.to(tl.float32)
+                mean = tl.sum(t, axis=0) / M
+                t = tl.where(inside, t - mean[None, :], 0.0)
+                push = tl.dot(b, t, input_precision=PRECISION) + sums[:, None] * mean[None, :]
+            else:
+                mean = tl.zeros([BLOCK], dtype=tl.float32)
+                for k in tl.static_range(M):
+                    mean += tl.load(theta + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                        tl.float32
+                    )
+                mean = mean / M
+                push = sums[:, None] * mean[None, :]
+                for k in tl.static_range(M):
+                    t = (
+                        tl.load(theta + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
+                            tl.float32
+                        )
+                        - mean
+                    )
+                    push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
+            out += push * factor
+        if NOISE:
+            element = element_indices(column, strides[0], outer_element, inner_element, FLAT)
+            if SHARDED:
+                length = tl.load(shards + piece * 4)
+                run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
+                element += run * (tl.load(shards + piece * 4 + 1) - length) + tl.load(shards + piece * 4 + 2)
+            element = heads[:, None].to(tl.int64) * whole_size + element[None, :]
+            noise = standard_normal(tl.load(row + 8), tl.load(steps), element)
+            out += noise * tl.load(sigmas + piece) * factor
+        tl.store(grad + place, out.to(KIND), mask=inside)

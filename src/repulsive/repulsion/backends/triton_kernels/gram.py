@@ -1,0 +1,141 @@
+"""Triton kernel `gram_kernel`: inner products of the heads of every slice.
+
+With x_i [D] the heads, mu their mean and c_i = x_i - mu, the launch computes
+
+    products[i, j] = c_i . c_j    to_mean[i] = c_i . mu    mean2 = mu . mu
+
+so that |x_i - x_j|^2 = products[i, i] + products[j, j] - 2 products[i, j], and
+x_i . x_j = products[i, j] + to_mean[i] + to_mean[j] + mean2, as in `particles.gram`. Each program sums over its own
+range of columns, in float32; `solve_kernel` adds these partial sums in float64.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from repulsive.repulsion.backends.triton_kernels.slices import (
+    column_range,
+    load_address,
+    load_block,
+    load_sizes,
+    load_strides,
+)
+
+
+@triton.jit
+def _norms(
+    base,
+    row,
+    head_stride,
+    first,
+    last,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+):
+    """Sum the squares of a range of columns of every head, [MP]."""
+    heads = tl.arange(0, MP)
+    strides = load_strides(row)
+    total = tl.zeros([MP, BLOCK], dtype=tl.float32)
+    for start in range(first, last, BLOCK):
+        x, _ = load_block(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
+        total += x * x
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def _products(
+    base,
+    row,
+    head_stride,
+    first,
+    last,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Multiply centred heads with each other [MP, MP] and with their mean [MP], and the mean with itself."""
+    heads = tl.arange(0, MP)
+    wide: tl.constexpr = MP >= 16
+    if not wide:
+        total = tl.zeros([MP, MP, BLOCK], dtype=tl.float32)
+        with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
+    else:
+        total = tl.zeros([LANES, MP, MP] if LANES > 1 else [MP, MP], dtype=tl.float32)
+        with_mean = tl.zeros([MP], dtype=tl.float32)
+    of_mean = tl.zeros([BLOCK], dtype=tl.float32)
+    strides = load_strides(row)
+    for start in range(first, last, BLOCK):
+        x, inside = load_block(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
+        mean = tl.sum(x, axis=0) / M
+        centred = tl.where(inside, x - mean[None, :], 0.0)
+        if not wide:
+            total += centred[:, None, :] * centred[None, :, :]
+            with_mean += centred * mean[None, :]
+        else:
+            with_mean += tl.sum(centred * mean[None, :], axis=1)
+            if LANES > 1:
+                lanes = tl.permute(tl.reshape(centred, [MP, LANES, BLOCK // LANES]), (1, 0, 2))
+                total += tl.dot(lanes, tl.permute(lanes, (0, 2, 1)), input_precision=PRECISION)
+            else:
+                total += tl.dot(centred, tl.trans(centred), input_precision=PRECISION)
+        of_mean += mean * mean
+    if not wide:
+        total = tl.sum(total, axis=2)
+        with_mean = tl.sum(with_mean, axis=1)
+    elif LANES > 1:
+        total = tl.sum(total, axis=0)
+    return total, with_mean, tl.sum(of_mean, axis=0)
+
+
+@triton.jit
+def gram_kernel(
+    table,
+    pointers,
+    products,
+    to_mean,
+    mean2,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    NORMS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Compute partial Gram matrices of centred heads [sources, slices, SPLITS, MP, MP], with products of the mean head.
+
+    Source 0 is the weights, source 1 the gradients; the third axis of the grid has one or two of them. With NORMS only
+    the squared norms of gradients are written: to the diagonal, not centred, with a mean of zero.
+
+    A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
+    """
+    piece, split, source = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = table + piece * COLUMNS
+    head_stride, size = load_sizes(row, ALIGNED)
+    base = load_address(pointers, piece, source, KIND, ALIGNED)
+    heads = tl.arange(0, MP)
+    first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
+    out = (source * tl.num_programs(0) + piece) * SPLITS + split
+    if NORMS & (source == 1):
+        norms2 = _norms(base, row, head_stride, first, last, M, MP, BLOCK, FLAT, CHUNKED)
+        tl.store(products + out * MP * MP + heads * (MP + 1), norms2)
+        tl.store(mean2 + out, 0.0)
+    else:
+        total, with_mean, of_mean = _products(
+            base, row, head_stride, first, last, M, MP, BLOCK, LANES, FLAT, CHUNKED, PRECISION
+        )
+        tl.store(products + out * MP * MP + heads[:, None] * MP + heads[None, :], total)
+        tl.store(to_mean + out * MP + heads, with_mean)
+        tl.store(mean2 + out, of_mean)

@@ -1,0 +1,99 @@
+"""Read slices of weights and gradients through the table of slices.
+
+A row of the table describes one slice, in elements. Its columns are:
+
+- 0-2: strides over heads, over an outer and over an inner axis
+- 3: length of the inner axis
+- 4: elements per head
+- 5-6: strides of the logical element index over the outer and the inner axis
+- 7: index of the group
+- 8: noise stream
+
+Column c of head i of a slice is at base + i * stride 0 + (c // inner) * stride 1 + (c % inner) * stride 2. Weight and
+gradient have the same strides; only their addresses [slices, 2] change between steps.
+
+Constants of the functions: FLAT if every head is contiguous, ALIGNED if addresses, strides between heads and sizes are
+multiples of 16, CHUNKED if also 16 columns that follow each other are adjacent in memory.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def element_indices(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
+    """Compute indices of elements of a head."""
+    if FLAT:  # a head is contiguous
+        return column.to(tl.int64)
+    outer = column // inner
+    return outer.to(tl.int64) * outer_stride + (column - outer * inner) * inner_stride
+
+
+@triton.jit
+def block_offsets(heads, head_stride, offset, CHUNKED: tl.constexpr):
+    """Compute offsets of the elements of all heads in memory, [MP, BLOCK].
+
+    With CHUNKED, the compiler may load 16 columns at once.
+    """
+    place = heads[:, None] * head_stride + offset[None, :]
+    return tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, 16]) if CHUNKED else place
+
+
+@triton.jit
+def head_offsets(head: tl.constexpr, head_stride, offset, CHUNKED: tl.constexpr):
+    """Compute offsets of the elements of one head in memory, [BLOCK]."""
+    place = head * head_stride + offset
+    return tl.max_contiguous(tl.multiple_of(place, 16), 16) if CHUNKED else place
+
+
+@triton.jit
+def load_strides(row):
+    """Load the length of the inner axis and the strides of both axes; before a loop, which would load them again."""
+    return tl.load(row + 3).to(tl.int32), tl.load(row + 1), tl.load(row + 2)  # 64-bit divisions are slow
+
+
+@triton.jit
+def load_address(pointers, piece, which, kind: tl.constexpr, ALIGNED: tl.constexpr):
+    """Load the address of a slice of the weights (`which` = 0) or of the gradients (1)."""
+    pointer = tl.load(pointers + piece * 2 + which).to(tl.pointer_type(kind))
+    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
+
+
+@triton.jit
+def load_sizes(row, ALIGNED: tl.constexpr):
+    """Load the stride between heads and the number of elements of a head."""
+    stride, size = tl.load(row), tl.load(row + 4).to(tl.int32)
+    if ALIGNED:
+        stride, size = tl.multiple_of(stride, 16), tl.multiple_of(size, 16)
+    return stride, size
+
+
+@triton.jit
+def column_range(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
+    """Compute the range of columns of one program: its first column and its end."""
+    length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
+    first = split * length
+    last = tl.minimum(first + length, size)
+    return first, tl.multiple_of(last, 16) if ALIGNED else last
+
+
+@triton.jit
+def load_block(
+    base,
+    start,
+    last,
+    heads,
+    head_stride,
+    strides,
+    M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    CHUNKED: tl.constexpr,
+):
+    """Load a block of columns of all heads as float32 [MP, BLOCK], zero outside, and the mask of valid elements."""
+    column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
+    offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
+    inside = (heads[:, None] < M) & (column[None, :] < last)
+    place = block_offsets(heads, head_stride, offset, CHUNKED)
+    return tl.load(base + place, mask=inside, other=0.0).to(tl.float32), inside

@@ -1,0 +1,62 @@
+"""Variants of the fused update: what its launches are compiled for, and what is kept between steps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from repulsive.particles.rule import Rule
+
+
+class Variant(NamedTuple):
+    """Everything that the launches of an update are compiled for, apart from the table of slices.
+
+    The numbers of a rule (step size, alpha, ratio, ...) are not part of it: the launches read them from the device.
+    """
+
+    kernel: str
+    bandwidth: str
+    on_sphere: bool
+    smooths: bool
+    holds_ratio: bool
+    has_force: bool
+    measures: bool
+    is_noisy: bool
+    is_scaled: bool
+    scales_noise: bool
+
+    @property
+    def reads_particles(self) -> bool:
+        """Whether the matrices A and B, or a measurement, depend on weights or gradients."""
+        return self.kernel != "none" or self.measures
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether norms of gradients are needed before A and B."""
+        return self.holds_ratio or self.measures
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether the matrix A is a multiple of the identity."""
+        return self.kernel == "none" or not self.smooths
+
+
+class Prepared(NamedTuple):
+    """What `FusedUpdate.run` derives from a rule without a schedule; it is the same in every step.
+
+    Args:
+        rule: the rule.
+        settings: its attributes.
+        key: whether it measures, is noisy, and has a loss scale.
+        variant: what to launch.
+        number: number of the variant in the graph cache.
+    """
+
+    rule: Rule
+    settings: dict[str, Any]
+    key: tuple[bool, bool, bool]
+    variant: Variant
+    number: int
+
+    def is_for(self, rule: Rule, key: tuple[bool, bool, bool]) -> bool:
+        """Check whether a step with this rule launches the same. A frozen rule can still be changed in place."""
+        return rule is self.rule and key == self.key and vars(rule) == self.settings
