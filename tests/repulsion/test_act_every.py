@@ -1,10 +1,12 @@
 """`act_every`: the rule acts in one of several steps, against a double loop; measuring, resuming, clipping, logits."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from repulsive import SPOS, SVGD, CosineLadder, RuleError, repel
 from repulsive.repulsion import Linear, Until
@@ -146,6 +148,39 @@ def test_closures_and_apply_count_every_step_once(make_model, backward):
         handle.apply()
         optimizer.step()
     assert handle.steps == 8
+
+
+def test_steps_without_gradients_of_heads_are_not_counted(make_model, backward):
+    """Neither in steps in which the rule acts nor in the others: the next step that trains heads takes their place."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, rule(), verbose=False)
+    counted = []
+    for step in range(5):
+        backward(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "no selected head had a gradient")
+            optimizer.step()
+        counted.append(handle.steps)
+    assert counted == [1, 2, 3, 4, 5]
+
+
+def test_the_step_of_a_distributed_checkpoint_is_not_counted(make_model, backward):
+    """Loading the state of a new optimizer takes a step with gradients of zeros."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, rule(), verbose=False)
+    for step in range(4):
+        backward(model, step)
+        optimizer.step()
+    resumed = copy.deepcopy(model)
+    new_optimizer = torch.optim.Adam(resumed.parameters(), lr=0.01)
+    new_handle = repel(resumed, new_optimizer, rule(), verbose=False)
+    new_handle.load_state_dict(handle.state_dict())
+    set_optimizer_state_dict(resumed, new_optimizer, get_optimizer_state_dict(model, optimizer))
+    assert new_handle.steps == 4
 
 
 def test_repulsion_after_the_step(make_model, backward):

@@ -227,6 +227,8 @@ class Handle:
 
     def _rest(self) -> None:
         """Leave the gradients of this step as they are."""
+        if not self._updates.has_gradients(self.optimizer):
+            return  # as in a step that acts, a step that trains no head is not counted
         if self._logits is not None:
             self._logits.rest(self.steps)
         self._changes += 1
