@@ -239,6 +239,41 @@ def test_nothing_is_done_after_the_last_step_with_repulsion():
     assert handle.steps == 6 and not handle._logits.held and not handle._logits.sampler.wanted
     assert "forces" not in handle.state_dict()
     assert handle.report()[0].step == 0
+    assert "step 6, alpha is 0 now" in str(handle)
+
+
+def test_no_warning_of_unfrozen_heads_after_the_last_step_with_repulsion(make_model, backward):
+    """Attaching again, as the warning advises, would start the schedule anew."""
+    warned = []
+    for last in (2, 9):
+        model = make_model()
+        frozen = model.stack.layers[0].self_attn.in_proj_weight
+        frozen.requires_grad_(False)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        with pytest.warns(UserWarning, match="left out"):
+            repel(model, optimizer, SVGD("heads", Until(last, 0.5), smoothing=0), measure_every=3, verbose=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(9):
+                frozen.requires_grad_(step >= 3)
+                backward(model, step)
+                optimizer.step()
+        warned.append(any("unfrozen" in str(one.message) for one in caught))
+    assert warned == [False, True]
+
+
+def test_states_without_act_every_load_without_a_warning(make_model):
+    """States that were saved before this setting existed."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, SVGD(), verbose=False)
+    state = handle.state_dict()
+    for text in (repr(SVGD()), repr(SVGD()).replace(", act_every=1", "")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            handle.load_state_dict(state | {"rule": text})
+    with pytest.warns(UserWarning, match="was made with"):
+        handle.load_state_dict(state | {"rule": repr(rule(10))})
 
 
 def test_new_forces_wait_for_a_step_that_acts():

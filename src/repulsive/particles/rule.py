@@ -186,6 +186,14 @@ class Rule(ABC):
         """
         return step % self.act_every == 0
 
+    def is_off(self, step: int) -> bool:
+        """Check whether a schedule has set the repulsive weight to zero in a step.
+
+        Args:
+            step: optimizer steps taken so far.
+        """
+        return False
+
     def acting_always(self) -> Self:
         """Return the same rule with `act_every=1`: the same force on average, in every step."""
         if self.act_every == 1:

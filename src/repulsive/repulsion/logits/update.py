@@ -101,7 +101,7 @@ class LogitRepulsion:
 
     def is_off(self, step: int) -> bool:
         """Check whether a schedule has set the repulsive weight to zero."""
-        return callable(self.rule.alpha) and self.rule.alpha(step) == 0
+        return self.rule.is_off(step)
 
     def update(self, groups: Sequence[HeadGroup], seed: int) -> LogitUpdate:
         """Build the update of the given groups."""
