@@ -217,7 +217,8 @@ def test_logs_no_ratio_of_an_earlier_step_when_a_schedule_has_ended(tmp_path):
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["repulsion_ratio"] > 0 for entry in logged] == [True, True, False, False]
-    assert [entry["repulsion_step"] for entry in logged] == [0, 1, 1, 1]
+    assert [entry["repulsion_step"] for entry in logged] == [0, 1, 2, 3]
+    assert ["head_similarity" in entry for entry in logged] == [True, True, False, False]  # no tokens are sampled
 
 
 @pytest.mark.parametrize("dies", [5, 99])

@@ -1,7 +1,9 @@
 """`act_every`: the rule acts in one of several steps, against a double loop; measuring, resuming, clipping, logits."""
 
 import copy
+import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -240,6 +242,21 @@ def test_nothing_is_done_after_the_last_step_with_repulsion():
     assert "forces" not in handle.state_dict()
     assert handle.report()[0].step == 0
     assert "step 6, alpha is 0 now" in str(handle)
+
+
+def test_only_the_drive_is_measured_after_the_last_step_with_repulsion():
+    model, optimizer, handle = make(SVGD("heads", Until(3, 0.5), space="logits", tokens=60))
+    handle.settings = replace(handle.settings, measure_every=5)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, batch(step)).backward()
+        moved = [[*layer.q_proj.parameters(), *layer.k_proj.parameters()] for layer in model.layers]
+        norms = [float(torch.cat([p.grad.flatten() for p in some]).norm()) for some in moved]
+        optimizer.step()
+    for line in handle.report():
+        assert line.drive == pytest.approx(norms[line.layer], rel=1e-5)
+        assert (line.step, line.ratio, line.alpha) == (5, 0, 0) and math.isnan(line.similarity)
+    assert str(handle).endswith(f"now          5         0 {'-':>11} {'-':>9}")
 
 
 def test_no_warning_of_unfrozen_heads_after_the_last_step_with_repulsion(make_model, backward):

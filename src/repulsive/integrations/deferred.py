@@ -6,7 +6,6 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -17,7 +16,6 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.attach import check_arguments
 from repulsive.repulsion.checks import SELECTION, resolve_rule
-from repulsive.repulsion.measurements import GroupReport
 from repulsive.repulsion.model_collapse import CollapseDetector
 
 
@@ -117,15 +115,14 @@ class Deferred:
     def measurements(self, step: int, loss: float = math.nan) -> dict[str, float]:
         """Return means over all groups from the last measurement, for the log; empty before the first measurement.
 
-        `repulsion_step` is the optimizer step of the measurement. A rule that reads tokens does not measure while its
-        weight is zero: then the ratio is 0, and the other values are those of the last measurement.
+        `repulsion_step` is the optimizer step of the measurement, one of the last `measure_every` + `act_every` steps.
         Warns once if the model has collapsed since this training began.
 
         Args:
             step: current step of the training.
             loss: loss that is logged; nan if unknown.
         """
-        reports = [report for handle in self.handles for report in _report(handle)]
+        reports = [report for handle in self.handles for report in handle.report()]
         columns = {
             "repulsion_ratio": [report.ratio for report in reports],
             "head_distance": [report.distance for report in reports],
@@ -164,9 +161,3 @@ class Deferred:
             warnings.simplefilter("ignore")  # `end` has warned already, or an error is being raised
             for handle in self.handles:
                 handle.remove()
-
-
-def _report(handle: Handle) -> list[GroupReport]:
-    """Return the last measurements, with ratio 0 if a schedule set the repulsive weight of the last step to zero."""
-    is_off = handle.rule is not None and handle.rule.is_off(max(0, handle.steps - 1))
-    return [replace(one, ratio=0.0 * one.ratio) if is_off else one for one in handle.report()]  # NaN stays NaN
