@@ -225,7 +225,8 @@ class Rule(ABC):
     ) -> Tensor:
         """Compute what the optimizer descends, from particles and their loss gradients.
 
-        NaN or infinity in a particle or its gradient gives NaN in its group.
+        NaN or infinity in a particle or its gradient gives NaN in its group. For a rule with `act_every`, this is the
+        result of a step in which it acts: in a loop of your own, call it only if `acts(step)`.
 
         Args:
             theta: particles [..., M, D].
