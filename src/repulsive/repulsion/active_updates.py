@@ -147,7 +147,7 @@ class ActiveUpdates:
             warnings.warn(
                 "no selected head had a gradient in this optimizer step, so no head was repelled. Were layers frozen "
                 "or replaced (by adapters, for example) after repel?",
-                stacklevel=8,
+                stacklevel=9,
             )
 
 

@@ -151,7 +151,7 @@ class LogitRepulsion:
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
                 "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
                 "compile it again after torch.compiler.reset()",
-                stacklevel=8,
+                stacklevel=9,
             )
 
     # -- saving -------------------------------------------------------------------------------------------------
