@@ -255,3 +255,11 @@ def test_a_family_that_cannot_be_portable_writes_nothing(folder, tmp_path, capfd
     assert run(["prune", str(source), "--out", str(out), "--sentence", "w1 w2 w3", "--keep", "67%"]) == 2
     assert "width / heads" in capfd.readouterr().err
     assert not out.exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused(folder, text, tmp_path, capfd):
+    bare = tmp_path / "bare"
+    transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(bare)
+    assert run(["prune", str(bare), "--text", str(text), "--out", str(tmp_path / "small")]) != 0
+    error = capfd.readouterr().err
+    assert "needs a model folder with a tokenizer" in error and "`repulsive inspect` accepts other models" in error

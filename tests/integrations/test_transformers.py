@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from repulsive import SVGD, RuleError, StateError
 from repulsive.integrations.transformers import STATE_KEY, RepulsiveCallback
-from repulsive.repulsion import unwrap_optimizer
+from repulsive.repulsion import Until, unwrap_optimizer
 from tests.integrations.training import RULES, Copies, llama, step_by_hand, weights
 
 STEPS, STOP = 6, 3
@@ -209,6 +209,16 @@ def test_logs_contain_the_step_of_the_measurement(tmp_path):
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["repulsion_step"] for entry in logged] == [0, 0, 0, 3, 3, 3]
     assert callback.handles == [callback.handle] and callback.handle.rule == SVGD(stepsize=0.1, alpha=0.01)
+
+
+def test_logs_no_ratio_of_an_earlier_step_when_a_schedule_has_ended(tmp_path):
+    callback = RepulsiveCallback(SVGD("heads", Until(2, 0.01), space="logits"), measure_every=1, verbose=False)
+    trainer = make_trainer(tmp_path, callback, max_steps=4, save_strategy="no")
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["repulsion_ratio"] > 0 for entry in logged] == [True, True, False, False]
+    assert [entry["repulsion_step"] for entry in logged] == [0, 1, 2, 3]
+    assert ["head_similarity" in entry for entry in logged] == [True, True, False, False]  # no tokens are sampled
 
 
 @pytest.mark.parametrize("dies", [5, 99])

@@ -18,6 +18,7 @@ RULES = {
     "svgd": SVGD(alpha=0.5),
     "spos": SPOS(0.1, 0.5, 100.0),
     "auto": SVGD(alpha="auto", ratio=0.3, space="sphere"),
+    "recommended": SVGD("heads", alpha="auto", ratio=0.3, space="sphere", smoothing=0, act_every=4),
     "released": SPOS(0.1, 0.5, 100.0, noise="released"),
     "callable": SVGD(alpha=0.5, kernel=lambda x, y: torch.exp(-(x - y).square().sum(-1))),
 }
@@ -131,6 +132,8 @@ CASES = {
     "columns, clipped": Case(columns=True, options=(("max_norm", 0.05),)),
     "columns, scaled": Case(columns=True, rule="spos", scaled=True),
     "columns, released noise": Case(columns=True, rule="released"),
+    "rows, recommended and clipped": Case(rule="recommended", options=(("max_norm", 0.05),)),
+    "columns, recommended": Case(columns=True, rule="recommended"),
     "rows, callable kernel": Case(rule="callable", particle="head"),
     "tensor parallel": Case(fsdp=False, tensor=2, particle="head"),
     "tensor parallel, spos": Case(fsdp=False, tensor=2, rule="spos"),

@@ -1,10 +1,14 @@
 """`act_every`: the rule acts in one of several steps, against a double loop; measuring, resuming, clipping, logits."""
 
 import copy
+import math
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from repulsive import SPOS, SVGD, CosineLadder, RuleError, repel
 from repulsive.repulsion import Linear, Until
@@ -148,6 +152,39 @@ def test_closures_and_apply_count_every_step_once(make_model, backward):
     assert handle.steps == 8
 
 
+def test_steps_without_gradients_of_heads_are_not_counted(make_model, backward):
+    """Neither in steps in which the rule acts nor in the others: the next step that trains heads takes their place."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, rule(), verbose=False)
+    counted = []
+    for step in range(5):
+        backward(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "no selected head had a gradient")
+            optimizer.step()
+        counted.append(handle.steps)
+    assert counted == [1, 2, 3, 4, 5]
+
+
+def test_the_step_of_a_distributed_checkpoint_is_not_counted(make_model, backward):
+    """Loading the state of a new optimizer takes a step with gradients of zeros."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, rule(), verbose=False)
+    for step in range(4):
+        backward(model, step)
+        optimizer.step()
+    resumed = copy.deepcopy(model)
+    new_optimizer = torch.optim.Adam(resumed.parameters(), lr=0.01)
+    new_handle = repel(resumed, new_optimizer, rule(), verbose=False)
+    new_handle.load_state_dict(handle.state_dict())
+    set_optimizer_state_dict(resumed, new_optimizer, get_optimizer_state_dict(model, optimizer))
+    assert new_handle.steps == 4
+
+
 def test_repulsion_after_the_step(make_model, backward):
     """With `force_in="step"` the weights move as in plain training in the other steps."""
     model = make_model()
@@ -204,6 +241,56 @@ def test_nothing_is_done_after_the_last_step_with_repulsion():
     assert handle.steps == 6 and not handle._logits.held and not handle._logits.sampler.wanted
     assert "forces" not in handle.state_dict()
     assert handle.report()[0].step == 0
+    assert "step 6, alpha is 0 now" in str(handle)
+
+
+def test_only_the_drive_is_measured_after_the_last_step_with_repulsion():
+    model, optimizer, handle = make(SVGD("heads", Until(3, 0.5), space="logits", tokens=60))
+    handle.settings = replace(handle.settings, measure_every=5)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, batch(step)).backward()
+        moved = [[*layer.q_proj.parameters(), *layer.k_proj.parameters()] for layer in model.layers]
+        norms = [float(torch.cat([p.grad.flatten() for p in some]).norm()) for some in moved]
+        optimizer.step()
+    for line in handle.report():
+        assert line.drive == pytest.approx(norms[line.layer], rel=1e-5)
+        assert (line.step, line.ratio, line.alpha) == (5, 0, 0) and math.isnan(line.similarity)
+    assert str(handle).endswith(f"now          5         0 {'-':>11} {'-':>9}")
+
+
+def test_no_warning_of_unfrozen_heads_after_the_last_step_with_repulsion(make_model, backward):
+    """Attaching again, as the warning advises, would start the schedule anew."""
+    warned = []
+    for last in (2, 9):
+        model = make_model()
+        frozen = model.stack.layers[0].self_attn.in_proj_weight
+        frozen.requires_grad_(False)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        with pytest.warns(UserWarning, match="left out"):
+            repel(model, optimizer, SVGD("heads", Until(last, 0.5), smoothing=0), measure_every=3, verbose=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(9):
+                frozen.requires_grad_(step >= 3)
+                backward(model, step)
+                optimizer.step()
+        warned.append([one.filename for one in caught if "unfrozen" in str(one.message)])
+    assert warned == [[], [__file__]]
+
+
+def test_states_without_act_every_load_without_a_warning(make_model):
+    """States that were saved before this setting existed."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, SVGD(), verbose=False)
+    state = handle.state_dict()
+    for text in (repr(SVGD()), repr(SVGD()).replace(", act_every=1", "")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            handle.load_state_dict(state | {"rule": text})
+    with pytest.warns(UserWarning, match="was made with"):
+        handle.load_state_dict(state | {"rule": repr(rule(10))})
 
 
 def test_new_forces_wait_for_a_step_that_acts():

@@ -35,6 +35,7 @@ def test_invalid_rules_are_refused(rule, make_model):
     [
         ({"alpha": 0.1}, "alpha is a setting of SVGD: rule=SVGD(alpha=0.1)"),
         ({"ratio": 0.03}, "ratio is a setting of SVGD: rule=SVGD(alpha='auto', ratio=0.03)"),
+        ({"act_every": 2}, "act_every is a setting of SVGD: rule=SVGD('heads', smoothing=0, act_every=2)"),
         ({"stepsize": 1.0}, "stepsize is a setting of SVGD and SGLD: rule=SVGD(stepsize=1.0)"),
         ({"beta": 1e5}, "beta is a setting of SPOS: rule=SPOS(beta=100000.0)"),
         ({"rung": "smoothing"}, "rung is a setting of CosineLadder: rule=CosineLadder(rung='smoothing')"),

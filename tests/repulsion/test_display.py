@@ -117,4 +117,4 @@ def test_one_head_prints(capsys):
         handle = repel(model, adam(model), SGLD(), verbose=False)
     model.in_proj_weight.grad = torch.ones_like(model.in_proj_weight)
     handle.optimizer.step()
-    assert "nan" in str(handle)
+    assert str(handle).split()[-2:] == ["-", "-"]  # one head has no cosine

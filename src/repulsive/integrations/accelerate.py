@@ -58,7 +58,9 @@ def repel_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Any, *
         on_each_node = accelerator.project_configuration.save_on_each_node
         is_writer = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
         if handle.attached and is_writer:
-            Path(output_dir, name).write_text(json.dumps(handle.state_dict(), indent=2) + "\n", encoding="utf-8")
+            state = handle.state_dict()
+            state.pop("forces", None)  # tensors, which JSON cannot store; a resumed run computes new forces
+            Path(output_dir, name).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def load(models: list[nn.Module], input_dir: str) -> None:
         if not handle.attached:

@@ -115,7 +115,7 @@ class Deferred:
     def measurements(self, step: int, loss: float = math.nan) -> dict[str, float]:
         """Return means over all groups from the last measurement, for the log; empty before the first measurement.
 
-        `repulsion_step` is the optimizer step of the measurement, which may be up to `measure_every` steps ago.
+        `repulsion_step` is the optimizer step of the measurement, one of the last `measure_every` + `act_every` steps.
         Warns once if the model has collapsed since this training began.
 
         Args:

@@ -21,8 +21,8 @@ FLOOR = 1e-4
 
 
 EQUAL_HEADS = (
-    "all heads of a group are equal, so repulsion is zero there, and smoothing keeps them equal; initialise them with "
-    "different values (LoRA starts at zero), add noise (SPOS), or let each follow its own gradient (smoothing=0)"
+    "all heads of a group are equal, so repulsion is zero until their own gradients separate them (LoRA starts at "
+    "zero); with smoothing they stay equal: initialise them with different values, add noise (SPOS) or set smoothing=0"
 )
 
 

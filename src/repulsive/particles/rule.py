@@ -186,6 +186,14 @@ class Rule(ABC):
         """
         return step % self.act_every == 0
 
+    def is_off(self, step: int) -> bool:
+        """Check whether a schedule has set the repulsive weight to zero in a step.
+
+        Args:
+            step: optimizer steps taken so far.
+        """
+        return False
+
     def acting_always(self) -> Self:
         """Return the same rule with `act_every=1`: the same force on average, in every step."""
         if self.act_every == 1:
@@ -217,7 +225,8 @@ class Rule(ABC):
     ) -> Tensor:
         """Compute what the optimizer descends, from particles and their loss gradients.
 
-        NaN or infinity in a particle or its gradient gives NaN in its group.
+        NaN or infinity in a particle or its gradient gives NaN in its group. For a rule with `act_every`, this is the
+        result of a step in which it acts: in a loop of your own, call it only if `acts(step)`.
 
         Args:
             theta: particles [..., M, D].

@@ -133,8 +133,10 @@ class SVGD(Rule):
         return self.stepsize == "heads" and self.smoothing == 0 and not priors.resolve(self.prior).precision
 
     def acts(self, step: int) -> bool:
-        is_off = callable(self.alpha) and self.only_adds_repulsion and self.alpha(step) == 0
-        return super().acts(step) and not is_off
+        return super().acts(step) and not (self.only_adds_repulsion and self.is_off(step))
+
+    def is_off(self, step: int) -> bool:
+        return callable(self.alpha) and self.alpha(step) == 0
 
     def _check_act_every(self) -> None:
         name, steps = type(self).__name__, self.act_every

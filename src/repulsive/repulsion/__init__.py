@@ -1,4 +1,4 @@
-"""Apply rules to the gradients of heads, exactly once per optimizer step that updates parameters."""
+"""Apply rules to the gradients of heads, at most once per optimizer step that updates parameters."""
 
 from repulsive.particles.schedules import Constant, Cosine, Linear, Until, WarmUp
 from repulsive.repulsion.attach import repel, unwrap_optimizer

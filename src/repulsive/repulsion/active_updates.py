@@ -44,7 +44,7 @@ class ActiveUpdates:
         make: function that builds the update of a list of groups.
 
     Attributes:
-        skipped: number of steps without a gradient, by group name.
+        skipped: number of calls of `choose` without a gradient, by group name.
         current: the update of the last step.
         covers_all: whether `current` covers all groups.
     """
@@ -74,6 +74,12 @@ class ActiveUpdates:
         """Return the gradients of all parameters that contain heads."""
         return self._lookup.current()[1]
 
+    def has_gradients(self, optimizer: Optimizer) -> bool:
+        """Check whether `choose` would return an update, without counting skipped groups; for steps without a rule."""
+        gradients = (part.parameter().grad for part in self._lookup.parts)  # read only if the optimizer is new
+        is_trained = any(not _is_idle(group) for group in self.groups)  # usually the first group has a gradient
+        return is_trained and not only_initialises_state(optimizer, gradients)
+
     def reset(self, seed: int) -> None:
         """Drop all updates and start with another seed."""
         self._seed = seed
@@ -98,8 +104,7 @@ class ActiveUpdates:
         if any(grad is None or not p.requires_grad for p, grad in zip(parameters, gradients, strict=True)):
             active = []
             for group in self.groups:
-                idle = [has_nothing_to_follow(parameter) for parameter in group.parameters()]
-                if all(idle) or (any(idle) and group.modules == 1):  # a module without a gradient takes part as it is
+                if _is_idle(group):
                     self.skipped[group.name] += 1
                 else:
                     active.append(group)
@@ -142,8 +147,14 @@ class ActiveUpdates:
             warnings.warn(
                 "no selected head had a gradient in this optimizer step, so no head was repelled. Were layers frozen "
                 "or replaced (by adapters, for example) after repel?",
-                stacklevel=8,
+                stacklevel=9,
             )
+
+
+def _is_idle(group: HeadGroup) -> bool:
+    """Check whether a group has no gradient to follow."""
+    idle = [has_nothing_to_follow(parameter) for parameter in group.parameters()]
+    return all(idle) or (any(idle) and group.modules == 1)  # a module without a gradient takes part as it is
 
 
 def are_same(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:

@@ -60,7 +60,8 @@ def repel(
     """Make the heads of a model repel each other from the next optimizer step on.
 
     Model, loss and optimizer stay as they are. Between `backward` and `step`, the gradients of the selected heads are
-    replaced by the direction of `rule`. If an error is raised, nothing was changed.
+    replaced by the direction of `rule`, in steps in which the rule acts: one of four with the default rule. If an error
+    is raised, nothing was changed.
 
     Args:
         model: any model with attention; also wrapped (DDP, torch.compile, PEFT) or sharded (FSDP2, tensor parallel).
@@ -91,7 +92,8 @@ def repel(
             step, with `ratio` times the length of the step, and needs a rule with alpha="auto"; "auto" is "step" for
             such rules under Muon, which amplifies repulsion in the gradient, and "gradient" otherwise.
         seed: seed of the noise of SPOS and SGLD.
-        measure_every: steps between two measurements for `report`; each costs another pass over the gradients.
+        measure_every: steps between two measurements for `report`; each costs another pass over the gradients. It
+            is made in the next step in which the rule acts.
         verbose: None prints one line on stderr, True the table of all groups, False nothing.
         unknown: not accepted; the error names the rule that has such a setting.
 

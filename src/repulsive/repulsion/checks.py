@@ -50,7 +50,7 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
         kinds = (SVGD, SPOS, SGLD, CosineLadder)
         owners = [kind.__name__ for kind in kinds if name in vars(kind).get("__annotations__", {})]
         if owners:
-            also = "alpha='auto', " if name == "ratio" else ""
+            also = {"ratio": "alpha='auto', ", "act_every": "'heads', smoothing=0, "}.get(name, "")
             raise UnknownSetting(
                 f"repel has no argument {name!r}: {name} is a setting of {' and '.join(owners)}: "
                 f"rule={owners[0]}({also}{name}={value!r})"

@@ -108,7 +108,7 @@ def as_text(title: str, rows: Mapping[str, Overview]) -> str:
     """Format the title and one line per measurement."""
     lines = [f"{'':6} {'step':>7} {'ratio':>9} {'similarity':>11} {'largest':>9}"]
     lines += [
-        f"{name:6} {row.step:7d} {row.ratio:9.3g} {row.similarity:+11.3f} {row.largest:+9.3f}"
+        f"{name:6} {row.step:7d} {row.ratio:9.3g} {_cosine(row.similarity):>11} {_cosine(row.largest):>9}"
         for name, row in rows.items()
     ]
     return "\n".join([title, *(lines if rows else ["not measured yet"])])
@@ -118,12 +118,17 @@ def as_html(title: str, rows: Mapping[str, Overview]) -> str:
     """Format the title and the measurements as an HTML table, for notebooks."""
     head = "".join(f"<th>{name}</th>" for name in ("", "step", "ratio", "similarity", "largest"))
     body = "".join(
-        f"<tr><th>{name}</th><td>{row.step}</td><td>{row.ratio:.3g}</td><td>{row.similarity:+.3f}</td>"
-        f"<td>{row.largest:+.3f}</td></tr>"
+        f"<tr><th>{name}</th><td>{row.step}</td><td>{row.ratio:.3g}</td><td>{_cosine(row.similarity)}</td>"
+        f"<td>{_cosine(row.largest)}</td></tr>"
         for name, row in rows.items()
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else "<p>not measured yet</p>"
     return f"<div><p>{escape(title)}</p>{table}</div>"
+
+
+def _cosine(value: float) -> str:
+    """Format a cosine; "-" if it was not measured."""
+    return "-" if math.isnan(value) else f"{value:+.3f}"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
 """Warn about optimizers that do not compensate for the smaller gradients of heads.
 
-SVGD multiplies a head's own gradient by about stepsize / M: 0.025 at the defaults with four heads. Adam divides by the
+SVGD multiplies a head's own gradient by about stepsize / M: 0.025 for `SVGD()` with four heads. Adam divides by the
 size of gradients, so this factor cancels. With plain SGD it does not cancel, and constants that are compared with or
 added to the gradient (Adam's eps, coupled weight decay) have a proportionally larger effect.
 """

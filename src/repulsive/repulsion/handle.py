@@ -1,4 +1,4 @@
-"""The handle that `repel` returns: it runs the rule in every step, measures, reports, and saves its state."""
+"""The handle that `repel` returns: it runs the rule in optimizer steps, measures, reports, and saves its state."""
 
 from __future__ import annotations
 
@@ -227,6 +227,8 @@ class Handle:
 
     def _rest(self) -> None:
         """Leave the gradients of this step as they are."""
+        if not self._updates.has_gradients(self.optimizer):
+            return  # as in a step that acts, a step that trains no head is not counted
         if self._logits is not None:
             self._logits.rest(self.steps)
         self._changes += 1
@@ -317,7 +319,8 @@ class Handle:
         return as_html(self._title(), self._overviews())
 
     def _title(self) -> str:
-        state = "" if self.attached else ", not attached"
+        is_off = self.rule is not None and self.rule.is_off(self.steps)
+        state = (", alpha is 0 now" if is_off else "") + ("" if self.attached else ", not attached")
         kind = "heads" if all(group.is_attention for group in self.groups) else "particles"
         return f"{short_rule(self.rule)}, {len(self.groups)} groups of {kind}, step {self.steps}{state}"
 
@@ -358,7 +361,7 @@ class Handle:
         if saved != own:
             difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
             raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
-        if state["rule"] != _rule_text(self.rule):
+        if _clean(state["rule"]) != _rule_text(self.rule):
             warnings.warn(f"resuming with {self.rule}, but the state was made with {state['rule']}", stacklevel=2)
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.reset(self.settings.seed)
@@ -387,5 +390,10 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rule_text(rule: Rule | None) -> str:
-    """Return the repr of a rule without memory addresses of functions, so that it is equal in every run of a script."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(rule))
+    """Return the repr of a rule in a form that is equal in every run of a script."""
+    return _clean(repr(rule))
+
+
+def _clean(text: str) -> str:
+    """Remove memory addresses from the repr of a rule, and `act_every=1`, which older states do not have."""
+    return re.sub(r" at 0x[0-9a-f]+|, act_every=1\b", "", text)

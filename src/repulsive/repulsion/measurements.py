@@ -33,7 +33,7 @@ class GroupReport:
         similarity: mean cosine between two heads: of their weights, or of their logits under `space="logits"`.
         largest: largest cosine between two heads; the mean can hide a pair of duplicate heads.
         step: optimizer step of the measurement, -1 before the first.
-        skipped: steps in which the group had no gradient.
+        skipped: steps in which the rule acted and the group had no gradient.
     """
 
     name: str
@@ -93,7 +93,8 @@ class Measurements:
         self._first = measured | self._first
         if is_capturing():
             return
-        self._warn_of_late_heads()
+        if self._rule is None or not self._rule.is_off(step):
+            self._warn_of_late_heads()
         self._warn_of_strength(measured, step)
         if step == 0:
             self._warn_of_equal_heads(measured)

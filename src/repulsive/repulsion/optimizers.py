@@ -61,7 +61,7 @@ def current_loss_scale(scaler: GradScaler | None, optimizer: Optimizer) -> Tenso
     return None if is_unscaled else torch.tensor(scaler.get_scale())
 
 
-def only_initialises_state(optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> bool:
+def only_initialises_state(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> bool:
     """Check whether a step only creates the optimizer's state: zero gradients, learning rate 0, and no state yet.
 
     Distributed checkpoints take such a step with a new optimizer.

@@ -179,8 +179,9 @@ def test_evaluation_and_inference_are_not_sampled():
 def test_a_step_without_tokens_warns_once():
     model, optimizer, _ = make()
     model.eval()
-    with pytest.warns(UserWarning, match="no tokens were seen"):
+    with pytest.warns(UserWarning, match="no tokens were seen") as caught:
         train(model, optimizer, range(1))
+    assert [one.filename for one in caught] == [__file__]  # the line that calls step
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(model, optimizer, range(1))

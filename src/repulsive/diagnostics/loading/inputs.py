@@ -66,7 +66,10 @@ def tokenize(loaded: LoadedModel, sentences: Sequence[str], max_length: int) -> 
     """
     tokenizer, model = loaded.tokenizer, loaded.model
     if tokenizer is None:
-        raise DataError("text needs a model folder with a tokenizer (tokenizer.json); for other models use --example")
+        raise DataError(
+            "text needs a model folder with a tokenizer (tokenizer.json); `repulsive inspect` "
+            "accepts other models with --example"
+        )
     limits = [max_length, _max_positions(model), tokenizer.model_max_length]
     limit = min(size for size in limits if isinstance(size, int) and size > 0)
     if tokenizer.pad_token is None:

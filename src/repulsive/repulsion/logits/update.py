@@ -101,7 +101,7 @@ class LogitRepulsion:
 
     def is_off(self, step: int) -> bool:
         """Check whether a schedule has set the repulsive weight to zero."""
-        return callable(self.rule.alpha) and self.rule.alpha(step) == 0
+        return self.rule.is_off(step)
 
     def update(self, groups: Sequence[HeadGroup], seed: int) -> LogitUpdate:
         """Build the update of the given groups."""
@@ -151,7 +151,7 @@ class LogitRepulsion:
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
                 "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
                 "compile it again after torch.compiler.reset()",
-                stacklevel=8,
+                stacklevel=9,
             )
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -277,11 +277,17 @@ class LogitUpdate:
         self._renewals = self.source.renewals
 
     def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
+        """Measure all groups with a force; after a schedule has ended repulsion, only their drive is known."""
         drives = self.source.drive_norms(scale)
+        has_ended = self.source.is_off(step) and self.source.renewals > 0
+        ended = _without_force(drives) if has_ended else None
         measures: dict[int, Measure] = {}
         measured: dict[str, Measured] = {}
         for group in self.groups:
-            if (held := self.source.held.get(self._numbers[group.name])) is None:
+            number = self._numbers[group.name]
+            if (held := self.source.held.get(number)) is None:
+                if ended is not None:
+                    measured[group.name] = Measured(step, ended, number)
                 continue
             numbers = held.numbers
             if id(numbers) not in measures:
@@ -290,6 +296,14 @@ class LogitUpdate:
                 measures[id(numbers)] = Measure(drive, norm, bandwidth, distance, alpha, *cosines)
             measured[group.name] = Measured(step, measures[id(numbers)], held.row)
         return measured
+
+
+def _without_force(drives: Tensor) -> Measure:
+    """Build the measurement of layers without a force: no tokens are sampled, so similarities are NaN."""
+    zero, unknown = torch.zeros_like(drives), torch.full_like(drives, torch.nan)
+    return Measure(
+        drives, repulsion=zero, bandwidth=unknown, distance=unknown, alpha=zero, similarity=unknown, largest=unknown
+    )
 
 
 def _written(targets: Sequence[Target], forces: Sequence[Tensor]) -> list[Written]:
