@@ -229,6 +229,14 @@ def test_user_errors_print_one_line(repulsive, words, expected):
     assert expected in one_line(repulsive(*words))
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [(["bench", "--nope"], "repulsive bench"), (["train"], "repulsive train"), (["nope"], "repulsive")],
+)
+def test_a_usage_error_names_the_help_of_its_command(repulsive, words, command):
+    assert repulsive(*words).err.endswith(f"(see: {command} --help)\n")
+
+
 def test_a_misspelled_folder_name_gets_a_suggestion(repulsive, tmp_path):
     (tmp_path / "electra-small").mkdir()
     assert "did you mean 'electra-small'?" in one_line(repulsive("heads", "electra-smal"))

@@ -119,7 +119,8 @@ def run(arguments: list[str]) -> int:
         # Usage errors of Click. Some versions of Typer contain their own copy of Click, so check for the method.
         if not hasattr(error, "format_message"):
             raise
-        return _complain(f"{error.format_message()} (see: repulsive --help)")
+        command = getattr(getattr(error, "ctx", None), "command_path", "repulsive")
+        return _complain(f"{error.format_message()} (see: {command} --help)")
     if code == 130:  # Ctrl-C: some versions of Typer raise an exception, others return 130
         return _complain("stopped", code)
     return code if isinstance(code, int) else 0
