@@ -151,7 +151,7 @@ class Records:
         """Take the record and the answers of a finished run from its folder, which is deleted."""
         record: dict[str, Any] = json.loads((job.folder / RECORD).read_text())
         if (job.folder / ANSWERS).is_file():
-            with np.load(job.folder / ANSWERS) as answers, _answers(self.out, job.dataset) as file:
+            with np.load(job.folder / ANSWERS, allow_pickle=False) as answers, _answers(self.out, job.dataset) as file:
                 for name, array in answers.items():
                     with file.open(f"{job.answers_name}/{name}.npy", "w") as entry:
                         np.lib.format.write_array(entry, array)

@@ -62,7 +62,7 @@ def load_answers(path: Path) -> dict[str, np.ndarray]:
     """Load stored answers; empty without the file."""
     if not path.is_file():
         return {}
-    with np.load(path) as file:
+    with np.load(path, allow_pickle=False) as file:
         return dict(file)
 
 

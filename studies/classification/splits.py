@@ -76,7 +76,7 @@ def write_vectors(vocabulary: Path, words: set[str], path: Path) -> int:
     import srsly
     from spacy.strings import hash_string
 
-    table = np.load(vocabulary / "vectors")  # [rows, size]
+    table = np.load(vocabulary / "vectors", allow_pickle=False)  # [rows, size]
     rows = srsly.msgpack_loads((vocabulary / "key2row").read_bytes())
     count = 0
     with path.open("w", encoding="utf-8") as file:

@@ -103,8 +103,14 @@ def _package(name: str = "SentenceTransformer") -> Any:
 
 
 def _module(name: str) -> Any:
-    for where in ("base", "sentence_transformer", "cross_encoder", "sparse_encoder", "multi_vector_encoder"):
-        package = importlib.import_module(f"sentence_transformers.{where}.modules")
+    packages = (
+        importlib.import_module("sentence_transformers.base.modules"),
+        importlib.import_module("sentence_transformers.sentence_transformer.modules"),
+        importlib.import_module("sentence_transformers.cross_encoder.modules"),
+        importlib.import_module("sentence_transformers.sparse_encoder.modules"),
+        importlib.import_module("sentence_transformers.multi_vector_encoder.modules"),
+    )
+    for package in packages:
         if hasattr(package, name):
             return getattr(package, name)
     raise NotImplementedError(f"sentence-transformers has no module {name}")

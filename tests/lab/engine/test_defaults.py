@@ -11,7 +11,7 @@ from repulsive.lab.engine.recipe import Method
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.priors import Gaussian
 
-OWN = {"rule", "schedule", "penalty"}  # keys without a counterpart in the library
+OWN = {"rule", "schedule", "until", "penalty"}  # keys without a counterpart in the library
 
 
 def library_defaults() -> dict[str, set]:
