@@ -10,6 +10,7 @@ from tests.scripts import EXAMPLES, ROOT, run_example
 NAMES = ("plain", "control:", "published:", "sphere,")  # how the rows of the quickstart's table begin
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path):
     rows = [line.split() for line in run_example("quickstart.py", tmp_path, "--steps", "150").splitlines()]
     columns = {row[0]: [float(word) for word in row[-4:]] for row in rows if row and row[0] in NAMES}

@@ -237,6 +237,7 @@ def test_sentences_without_tokens_are_refused():
         _check_token_ids(model, torch.zeros(1, 0, dtype=torch.long))
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_the_time_left_of_ablation(folder, tmp_path):
     words = ["-m", "repulsive", "inspect", str(folder), "--sentence", "the plot", "--sentence", "a movie", "--ablate"]
     out, shown = at_a_terminal([*words, "--twins", "0", "--json", "--out", str(tmp_path)])

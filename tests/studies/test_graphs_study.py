@@ -61,6 +61,7 @@ def test_the_plan_counts_every_run_once(script, folder, capsys):
     assert not (folder / "none").exists()
 
 
+@pytest.mark.slow
 def test_every_rule_of_the_plan_can_be_attached(script, folder):
     studies = []
     with pytest.MonkeyPatch.context() as patch:

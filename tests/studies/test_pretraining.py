@@ -19,6 +19,8 @@ from tests.lab.systems.glue import glue_files, toy_glue
 from tests.scripts import study
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 pytest.importorskip("matplotlib")

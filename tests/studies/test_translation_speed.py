@@ -13,6 +13,8 @@ from repulsive.lab.systems.translation.task import Model
 from tests.lab.systems.translation import digits
 from tests.scripts import study
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 pytest.importorskip("sacremoses")
 pytest.importorskip("sacrebleu")

@@ -65,6 +65,7 @@ def test_the_plan_counts_every_run_once(script, folder, capsys):
     assert not (folder / "none").exists()
 
 
+@pytest.mark.slow
 def test_every_rule_of_the_plan_takes_a_step(script, folder):
     """All rules of all stages at full scale, on a small model."""
     arguments = ["--dry-run", "--out", str(folder / "none")]
