@@ -12,7 +12,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,6 +103,9 @@ class RadialForm:
         """Return the factor on a head's own gradient, for a form that does not mix gradients: A is that times I."""
         shared = 0.0 if self.kernel == "none" else 1 / heads
         return epsilon(self.stepsize, heads) * (shared + self.own_drive)
+
+
+AnyRule = TypeVar("AnyRule", bound="Rule")
 
 
 class Rule(ABC):
@@ -196,11 +199,7 @@ class Rule(ABC):
 
     def acting_always(self) -> Self:
         """Return the same rule with `act_every=1`: the same force on average, in every step."""
-        if self.act_every == 1:
-            return self
-        result = copy.copy(self)
-        object.__setattr__(result, "act_every", 1)  # rules are frozen dataclasses
-        return result
+        return self if self.act_every == 1 else copy_with(self, act_every=1)
 
     def noise_scale(self, lr: float) -> float:
         """Return sigma, the factor on the standard normal noise that is added to the gradient; zero for no noise."""
@@ -262,6 +261,14 @@ class Rule(ABC):
         coefficients = self.coefficients(gram(theta), grad_gram, step=step)
         result = coefficients.drive.to(grad.dtype) @ grad
         return result if coefficients.force is None else result + apply_matrix(coefficients.force, theta)
+
+
+def copy_with(rule: AnyRule, **settings: object) -> AnyRule:
+    """Copy a rule with other settings. `dataclasses.replace` would check settings that a subclass sets itself."""
+    result = copy.copy(rule)
+    for name, value in settings.items():
+        object.__setattr__(result, name, value)  # rules are frozen dataclasses
+    return result
 
 
 def epsilon(stepsize: StepSize, heads: int) -> float:

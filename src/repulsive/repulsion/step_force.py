@@ -12,7 +12,6 @@ so that the ratio $\rho$ of the rule holds for the change of the weights, whatev
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from repulsive.errors import RuleError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.gram import compute_dtype, full_precision, gram
-from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.rule import Measure, Rule, copy_with
 from repulsive.particles.svgd import RATIO, SVGD
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
@@ -46,9 +45,9 @@ class StepForce:
     """
 
     def __init__(self, groups: Sequence[HeadGroup], rule: SVGD) -> None:
-        self.gradient_rule = _with_alpha(rule, 0.0)
-        self._unit_rule = _with_alpha(rule.acting_always(), 1.0)
-        object.__setattr__(self._unit_rule, "prior", "uniform")  # the prior stays in the gradients
+        self.gradient_rule = copy_with(rule, alpha=0.0, ratio=RATIO)
+        # The prior stays in the gradients.
+        self._unit_rule = copy_with(rule, alpha=1.0, ratio=RATIO, prior="uniform", act_every=1)
         self._ratio = rule.ratio
         self._groups = groups
         self._before: list[Tensor] = []  # heads of each group before the step
@@ -161,14 +160,6 @@ def orthogonalises(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> bool:
     heads = {id(parameter) for group in groups for parameter in group.parameters()}
     entries = [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
     return any(entry.get("use_muon", True) for entry in entries)
-
-
-def _with_alpha(rule: SVGD, alpha: float) -> SVGD:
-    """Copy a rule with a fixed repulsive weight. `replace` would check settings that a subclass sets itself."""
-    result = copy.copy(rule)
-    object.__setattr__(result, "alpha", alpha)
-    object.__setattr__(result, "ratio", RATIO)
-    return result
 
 
 def _add_to_heads(group: HeadGroup, shift: Tensor) -> None:

@@ -82,11 +82,15 @@ class LogitRepulsion:
         self.sampler.want(self.is_due(step))
 
     def rest(self, step: int) -> None:
-        """Prepare for the step after one without repulsion; free forces that a schedule has switched off."""
+        """Prepare for the step after one without repulsion."""
+        self.free_if_off(step)
+        self.expect(step + 1)
+
+    def free_if_off(self, step: int) -> None:
+        """Free forces that a schedule has switched off."""
         if self.held and self.is_off(step):
             self.held.clear()
             self.renewals += 1
-        self.expect(step + 1)
 
     def is_due(self, step: int) -> bool:
         """Check whether a step computes a new force; never while a schedule has set the weight to zero."""
@@ -229,9 +233,8 @@ class LogitUpdate:
         with torch.no_grad():
             if source.is_due(step):
                 source.renew(step, scale)
-            elif source.held and source.is_off(step):
-                source.held.clear()
-                source.renewals += 1
+            else:
+                source.free_if_off(step)
             measured = self._measure(step, scale) if inputs.measure else {}
             if self._renewals != source.renewals:
                 self._load_writers()
