@@ -50,10 +50,7 @@ class SPOS(SVGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.stepsize, str):
-            raise RuleError(
-                f"SPOS(stepsize={self.stepsize!r}): must be a number, which the size of the noise depends on"
-            )
+        check_number(self, "stepsize", above=0)  # not "heads", as the noise depends on it
         check_number(self, "beta", above=0)
         if self.temperature is None or isinstance(self.temperature, Unset):  # Unset in copies with another alpha
             object.__setattr__(self, "temperature", Unset(self.default_temperature))

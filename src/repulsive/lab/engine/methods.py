@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from repulsive import SGLD, SPOS, SVGD, Handle, RuleError, find_heads, repel
+from repulsive import SGLD, SPOS, SVGD, Handle, find_heads, repel
 from repulsive.lab.engine.recipe import Method, Optimizer, Recipe
 from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.priors import Gaussian
-from repulsive.particles.rule import Rule, StepSize
+from repulsive.particles.rule import Rule
 from repulsive.particles.schedules import Cosine, Linear, Until, WarmUp
 
 CYCLES = {"cycle-4": 4, "cycle-5": 5}  # epochs per cycle; the rate falls by a fifth each epoch
@@ -38,7 +38,7 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
     if method.rule == "none":
         return None
     if method.rule == "sgld":
-        return SGLD(_number(method.stepsize), temperature)
+        return SGLD(cast(float, method.stepsize), temperature)
     if method.rule == "cosine":
         return CosineLadder(method.stepsize, **_scheduled(method, total_steps), rung=method.rung)
     settings = {name: getattr(method, name) for name in _SHARED} | _scheduled(method, total_steps)
@@ -49,12 +49,6 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
     if method.rule == "kernel-free":
         return KernelFree(**settings)
     return SPOS(**settings, beta=method.beta, temperature=temperature, noise=method.noise)
-
-
-def _number(stepsize: StepSize) -> float:
-    if isinstance(stepsize, str):
-        raise RuleError(f"stepsize={stepsize!r}: this rule needs a number")
-    return stepsize
 
 
 def _scheduled(method: Method, steps: int) -> dict[str, Any]:
