@@ -162,7 +162,7 @@ def test_a_rank_that_is_stopped_does_not_hold_the_other_for_ever(data, tmp_path)
         os.kill(ranks[1], signal.SIGSTOP)
         wait_for(lambda: not alive(ranks[0]))
         os.kill(ranks[1], signal.SIGCONT)
-        _, told = process.communicate(timeout=tiny.PATIENCE)
-        assert process.returncode != 0 and "did not answer in time" in told
+        _, errors = process.communicate(timeout=tiny.PATIENCE)
+        assert process.returncode != 0 and "did not answer in time" in errors
     finally:
         end(process, ranks)

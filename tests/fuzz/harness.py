@@ -105,12 +105,12 @@ def attempt(subject: Subject, seed: int, samples: Samples, place: Path, by_words
     (place.parent / "outside.txt").write_text("not yours")
     (place / "beside.txt").write_text("not yours either")
     files = sorted(path for path in (place / "in").glob(subject.among) if path.is_file())
-    told = damage(place / "in", files, draw)
+    damages = damage(place / "in", files, draw)
     if subject.sealed is not None:
         with quietly():
             subject.sealed(place / "in")
     before, was = _snapshot(place, "out"), _snapshot(place / "out")
-    where = f"{subject.name}, seed {seed} ({'; '.join(told)}), left in {place}"
+    where = f"{subject.name}, seed {seed} ({'; '.join(damages)}), left in {place}"
     ended = _ended(subject, place, by_words, where, draw)
     assert _snapshot(place, "out") == before, f"{where}: {ended}, and changed {_difference(before, place)}"
     assert (place.parent / "outside.txt").read_text() == "not yours", f"{where}: wrote outside"
@@ -139,14 +139,16 @@ def _ended(subject: Subject, place: Path, by_words: bool, where: str, draw: Draw
             return type(error).__name__
         raise AssertionError(f"{where}: {type(error).__name__} without a message") from None
     except Hangs:
-        told = traceback.format_exc(limit=-4)
+        trace = traceback.format_exc(limit=-4)
         limits = f"{SECONDS:g} s of CPU time, or {PATIENCE * SECONDS:g} s"
-        raise AssertionError(f"{where}: more than {limits}\n{told}") from None
+        raise AssertionError(f"{where}: more than {limits}\n{trace}") from None
     except AssertionError:
         raise
     except Exception as error:
-        told = traceback.format_exc(limit=-6)
-        raise AssertionError(f"{where}: {type(error).__name__}, which is none of ours\n{told}") from None
+        trace = traceback.format_exc(limit=-6)
+        raise AssertionError(
+            f"{where}: {type(error).__name__}, which is not an error of this package\n{trace}"
+        ) from None
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def sums(rank, key):
 
 @ON_CPU
 def test_one_all_reduce_for_all_columns_and_one_for_rows(quick):
-    """Whatever the number of heads. What is needed of the gradients is in the same call."""
+    """Groups with different numbers of heads share the call, which also sums the numbers of the gradients."""
     assert bytes_summed({"a": Weight(1, 1)}, "norms") == 8 * (15 + 5)  # by hand: 10 + 4 + 1, and 4 + 1
     rows = {"uneven rows": WEIGHTS["few and rows"]["uneven rows"]}
     needed = {"spos": ("products", "nothing"), "sphere auto": ("norms", "norms")}
