@@ -147,7 +147,7 @@ def _ended(subject: Subject, place: Path, by_words: bool, where: str, draw: Draw
     except Exception as error:
         trace = traceback.format_exc(limit=-6)
         raise AssertionError(
-            f"{where}: {type(error).__name__}, which is not an error of this package\n{trace}"
+            f"{where}: {type(error).__name__}, not an error of this package\n{trace}"
         ) from None
 
 
