@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from studies.arguments import errors_in_one_line
 from studies.output import save
-from studies.pruning.tables import count_tokens, environment
+from studies.pruning.tables import count_tokens, environment, origin
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
@@ -182,7 +182,6 @@ def summary(row: dict[str, Any]) -> str:
 def markdown(result: dict[str, Any]) -> str:
     """The results as a page."""
     texts, test = result["texts"], result["held_out_text"]
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     tokens = ", ".join(str(text["tokens"]) for text in texts)
     rows = []
     for place, first in enumerate(texts[0]["rows"]):
@@ -211,7 +210,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"Ablating all heads took {', '.join(str(text['ablation_seconds']) for text in texts)} s, the study "
         f"{result['seconds']} s.",
         "",
-        f"`{result['command']}` ({versions}; {result['hardware']}; {result['date']})",
+        origin(result),
         "",
     ]
     return "\n".join(lines)

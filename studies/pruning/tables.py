@@ -63,11 +63,16 @@ def environment() -> dict[str, Any]:
     }
 
 
+def origin(result: dict[str, Any]) -> str:
+    """Format the command, the versions, the hardware and the date of a study."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return f"`{result['command']}` ({versions}; {result['hardware']}; {result['date']})"
+
+
 def markdown(result: dict[str, Any]) -> str:
     """The results as a page."""
     whole, steps = result["whole"], result["recovery_steps"]
     score, test = result["scoring_text"], result["held_out_text"]
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     border = result["border"]
     exact = f"gradient scores, and exact ablation of {border} heads on each side of the cut"
     lines = [
@@ -115,7 +120,7 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"![perplexity by number of heads]({result['model']}.svg)",
         "",
-        f"`{result['command']}` ({versions}; {result['hardware']}; {result['date']})",
+        origin(result),
         "",
     ]
     return "\n".join(lines)

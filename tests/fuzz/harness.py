@@ -146,9 +146,7 @@ def _ended(subject: Subject, place: Path, by_words: bool, where: str, draw: Draw
         raise
     except Exception as error:
         trace = traceback.format_exc(limit=-6)
-        raise AssertionError(
-            f"{where}: {type(error).__name__}, not an error of this package\n{trace}"
-        ) from None
+        raise AssertionError(f"{where}: {type(error).__name__}, not an error of this package\n{trace}") from None
 
 
 @contextmanager
