@@ -1,0 +1,129 @@
+"""Cost of rules in training steps of transformers models, eager and compiled: all models of `repulsive bench --model`.
+
+    python -m studies.speed.models --device cuda --seconds 18 --out results/bench
+
+Every measurement is a process of its own. All processes build, compile and warm up their models side by side, which
+takes as long as the slowest of them, and then measure one after the other, while the others wait. A measurement is that
+of `repulsive bench --model NAME --full --json FILE`, with `--compile` for compiled models; its numbers are written to
+OUT/models-NAME.json and OUT/models-NAME-compiled.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from repulsive.errors import RepulsiveError
+from repulsive.lab.bench.command import bench_model, choose_device
+from repulsive.lab.bench.presets import PRESETS
+
+RULES = ("sphere", "logits", "paper", "spos")
+COMPILED = "-compiled"
+_WARM = "time inside hooks"  # start of the progress line that ends the warm-up
+
+
+class Queue:
+    """Let processes measure one at a time, after all of them are ready or have failed.
+
+    Args:
+        folder: folder that all processes share.
+        count: number of processes.
+        patience: seconds to wait for the slowest process.
+    """
+
+    def __init__(self, folder: Path, count: int, patience: float) -> None:
+        self._folder, self._count, self._patience = folder, count, patience
+        self._lock: TextIO | None = None
+
+    def arrive(self, name: str) -> None:
+        """Note that a process is ready, or has failed."""
+        (self._folder / f"{name}.ready").touch()
+
+    def wait(self, name: str) -> None:
+        """Note that a process is ready, and wait for its turn, which ends with the process."""
+        self.arrive(name)
+        end = time.monotonic() + self._patience
+        while len(list(self._folder.glob("*.ready"))) < self._count and time.monotonic() < end:
+            time.sleep(0.1)
+        self._lock = (self._folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+
+def measure(name: str, arguments: argparse.Namespace, queue: Queue) -> None:
+    """Measure one model, and write OUT/models-NAME.json; print a line instead if it fails."""
+    started, waited = time.monotonic(), False
+
+    def progress(line: str) -> None:
+        nonlocal waited
+        print(f"{name}, {time.monotonic() - started:.0f} s: {line}", flush=True)
+        if line.startswith(_WARM) and not waited:
+            waited = True
+            queue.wait(name)
+
+    try:
+        facts = bench_model(
+            name.removesuffix(COMPILED),
+            arguments.rules,
+            device=arguments.device,
+            seconds=arguments.seconds,
+            layers=arguments.layers,
+            batch=arguments.batch,
+            compiled=name.endswith(COMPILED),
+            json_file=arguments.out / f"models-{name}.json",
+            progress=progress,
+            show=False,
+        )
+    except RepulsiveError as error:
+        print(f"{name}: {error}", flush=True)
+    else:
+        print(format_costs(name, facts["results"]), flush=True)
+    finally:
+        queue.arrive(name)
+
+
+def format_costs(name: str, results: dict[str, dict]) -> str:
+    """Format ratio, interval and bound of each rule, one line each."""
+    lines = [f"{name}: plain step {1e3 * results['plain']['seconds']:.2f} ms"]
+    for rule, row in results.items():
+        if rule != "plain":
+            bound = "" if row["bound"] is None else f", bound {row['bound']:.4f}"
+            lines.append(f"  {rule:12} {row['ratio']:.4f} ({row['low']:.4f} to {row['high']:.4f}){bound}")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = [name + ending for ending in (COMPILED, "") for name in PRESETS]
+    parser.add_argument("--models", nargs="+", default=every, choices=every, help="in this order")
+    parser.add_argument("--rules", nargs="+", default=list(RULES), help="rules to measure")
+    parser.add_argument("--seconds", type=float, default=18, help="time for the rounds of each model")
+    parser.add_argument("--patience", type=float, default=200, help="seconds to wait for the slowest warm-up")
+    parser.add_argument("--device", default="", help="cpu or cuda; by default cuda if available")
+    parser.add_argument("--layers", type=int, help="number of layers, for a quick trial")
+    parser.add_argument("--batch", type=int, help="sequences or images per step, for a quick trial")
+    parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of JSON files")
+    arguments = parser.parse_args(words)
+    arguments.device = choose_device(arguments.device)
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="repulsive-bench-")))
+        queue = Queue(folder, len(arguments.models), arguments.patience)
+        processes = [context.Process(target=measure, args=(name, arguments, queue)) for name in arguments.models]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    written = [path for name in arguments.models if (path := arguments.out / f"models-{name}.json").stat().st_size]
+    print(json.dumps({"written": [path.name for path in written]}))
+
+
+if __name__ == "__main__":
+    main()

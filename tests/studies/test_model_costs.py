@@ -1,0 +1,63 @@
+"""Cost in transformers models: processes measure one at a time, and the table agrees with the files."""
+
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import study
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "results" / "bench").glob("models-*.json"))
+
+
+def test_the_table_is_up_to_date(tmp_path):
+    for path in FILES:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with study("studies.speed.model_tables") as tables:
+        written = tables.write_table(tmp_path).read_text()
+    assert written == (ROOT / "results" / "bench" / "models.md").read_text(), (
+        "run: python -m studies.speed.model_tables"
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_host_and_device_add_up_to_the_bound(path):
+    results = json.loads(path.read_text())["results"]
+    with study("studies.speed.model_tables") as tables:
+        bounds = {name: tables.parts_of(row) for name, row in results.items() if row["bound"] is not None}
+    assert bounds
+    for name, parts in bounds.items():
+        assert 1 + sum(parts) / results["plain"]["seconds"] == pytest.approx(results[name]["bound"], rel=1e-9)
+
+
+def measure(queue, name, late, path):
+    time.sleep(late)
+    queue.wait(name)
+    with path.open("a") as file:
+        file.write(f"{name} begins\n")
+    time.sleep(0.05)
+    with path.open("a") as file:
+        file.write(f"{name} ends\n")
+
+
+def test_processes_measure_one_at_a_time_after_all_are_ready(tmp_path):
+    path = tmp_path / "log"
+    with study("studies.speed.models") as models:
+        queue = models.Queue(tmp_path, count=3, patience=20)
+        queue.arrive("failed")
+        context = multiprocessing.get_context("fork")
+        processes = [
+            context.Process(target=measure, args=(queue, name, late, path)) for name, late in (("a", 0.0), ("b", 0.3))
+        ]
+        started = time.monotonic()
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    assert time.monotonic() - started >= 0.3
+    lines = path.read_text().split("\n")
+    assert sorted(lines[:2] + lines[2:4]) == ["a begins", "a ends", "b begins", "b ends"]
+    assert [line.split()[1] for line in lines[:4]] == ["begins", "ends"] * 2
