@@ -128,6 +128,13 @@ NOTES = """- **sphere (default)** is what `repel` does without further settings:
 - *Language model*: `repulsive train lm/europarl-ma lm/europarl-svgd-sphere lm/europarl-logits --seeds 5` with 4 layers
   of 4 heads, width 128, 32 x 256 bytes, 1,500 steps, learning rate 4e-3; `--set method.ratio=0.03`,
   `method.act_every=1`, `method.until=150` and so on for the other rows.
+- *Language model, 25M parameters*: `repulsive train lm/europarl-ma lm/europarl-logits --seeds 4 --set
+  training.compile=true`, the recipes' own sizes: 8 layers of 8 heads, width 512, 64 x 512 bytes, 1,800 steps, learning
+  rate 1e-3, one rate for both.
+- *ELECTRA-small, 45M tokens*: `repulsive train electra/small-ma electra/small-logits --seeds 3` with
+  `--set data.steps=920 --set training.epochs=3 --set optimizer.lr=2.5e-4 --set optimizer.bias_correction=true --set
+  optimizer.warmup=300 --set training.compile=true`, on the first 13M tokens of a part of Wikipedia. The loss is the NLL
+  of the discriminator. Its AUC is still low (0.61 with and without repulsion): this is the start of a pre-training.
 - *Translation*: `repulsive train multi30k/ma multi30k/svgd-sphere multi30k/logits --seeds 5` with width 256,
   3 + 3 layers, 30 epochs of 4,096 tokens, learning rate 1e-3, dropout 0.3; `--set method.ratio=0.03` for
   that ratio. With a rate that falls to zero
