@@ -146,13 +146,33 @@ def head_lines(runs: Sequence[Run], points: Mapping[str, ByCount]) -> list[str]:
         lines += [format_table(head, body), ""]
         if metric == "accuracy":
             dev = count_errors(runs, metric, "dev")
-            lines += [_shape(labels[arm], each, dev[arm], digits) for arm, each in errors.items()] + [""]
+            lines += [_shape(labels[arm], each, dev[arm], digits) for arm, each in errors.items()]
+            lines += [*_best_lines(labels, errors, dev, digits), ""]
     return lines[:-1]
+
+
+def _best_count(dev: Mapping[int, Mapping[int, float]]) -> int:
+    """Return the number of heads with the lowest mean error on the development set."""
+    return min(dev, key=lambda count: statistics.fmean(dev[count].values()))
+
+
+def _best_lines(labels: Mapping[str, str], errors: ByCount, dev: ByCount, digits: int) -> list[str]:
+    """Compare every method with plain attention, both with their best numbers of heads on the development set."""
+    if BASELINE not in errors:
+        return []
+    best = {arm: _best_count(dev[arm]) for arm in errors}
+    names = {arm: f"{labels[arm]} with {name_count(best[arm])}" for arm in errors}
+    plain = errors[BASELINE][best[BASELINE]]
+    return [
+        f"- {names[arm]} minus {names[BASELINE]}, error: {_gap(each[best[arm]], plain, digits)}"
+        for arm, each in errors.items()
+        if arm != BASELINE
+    ]
 
 
 def _shape(label: str, errors: Mapping[int, Mapping[int, float]], dev: Mapping[int, Any], digits: int) -> str:
     """Compare the errors at both ends of a curve with that at the best number of heads on the development set."""
-    best = min(dev, key=lambda count: statistics.fmean(dev[count].values()))
+    best = _best_count(dev)
     ends = [end for end in (min(errors), max(errors)) if end != best]
     gaps = [f"error with {name_count(end)} minus that: {_gap(errors[end], errors[best], digits)}" for end in ends]
     return "; ".join([f"- {label}: best on the development set with {name_count(best)}", *gaps])

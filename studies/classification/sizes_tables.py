@@ -205,8 +205,10 @@ def as_lines(summary: Mapping[str, Any]) -> list[str]:
             format_table(["method", *head[2:]], [[row["label"], *_intervals(row["against_plain"])] for row in others]),
             "",
         ]
-        over = others[0]["against_plain"]["nll"]["over"] if others else "seeds"
-        lines += [f"Accuracy and NLL are paired by {over}, the other columns by seeds.", ""]
+        by_item = [name for name in BY_ITEM if others and others[0]["against_plain"][name]["over"] != "seeds"]
+        titles = " and ".join(SHOWN[name][0].rstrip(" %") for name in by_item)
+        paired = f"{titles[:1].upper()}{titles[1:]}: paired by seeds and items. Other columns: by seeds."
+        lines += [paired if by_item else "Paired by seeds.", ""]
     lines += ["Settings with the lowest NLL on the development set, mean over the seeds of the stage `refine`:", ""]
     lines += [_setting_line(row) for row in rows.values()]
     return [*lines, *_control_lines(done, summary["controls"])] if summary["controls"] else lines
