@@ -14,7 +14,7 @@ from torch import nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from repulsive import SGLD, SPOS, SVGD
+from repulsive import SGLD, SPOS, SVGD, group_modules
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import KernelFree
 from repulsive.repulsion.backends.fused import FusedUpdate
@@ -70,6 +70,8 @@ def main() -> None:
     for heads, rules in ((1, RULES[:1]), (4, RULES), (12, RULES[:2]), (64, RULES[:1])):
         layer = nn.Linear(8, 2 * heads, bias=False)
         compile_updates(layer, torch.arange(2 * heads).view(heads, 2), 0, rules)
+    for modules in (4, 12):  # heads in separate modules
+        compile_modules(modules)
     for heads in (4, 12):  # heads side by side in rows, as in GPT-2; these launches are printed last
         layer = nn.Linear(32 * heads, 8, bias=False)
         compile_updates(layer, torch.arange(32 * heads).view(heads, 32), 1, RULES[:1])
@@ -92,6 +94,18 @@ def compile_updates(layer: nn.Linear, rows: torch.Tensor, axis: int, rules: list
                 reduction.sum_products()
                 local.finish()
             update.run(rule, rates, step=0, scale=scale, measure=measure)
+
+
+def compile_modules(count: int) -> None:
+    modules = [nn.Linear(16, 4, bias=False) for _ in range(count)]
+    for module in modules:
+        module.weight.grad = torch.zeros_like(module.weight)
+    update = FusedUpdate(group_modules(modules), seed=0)
+    assert update.refresh()
+    rates = {id(module.weight): 0.1 for module in modules}
+    for rule in (RULES[0], RULES[5]):
+        for measure in (False, True):
+            update.run(rule, rates, step=0, measure=measure)
 
 
 if __name__ == "__main__":

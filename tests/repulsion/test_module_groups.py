@@ -316,26 +316,6 @@ def test_fused_stacked_experts_equal_eager_ones(shape, rule, monkeypatch):
     assert float((fused - eager).norm() / eager.norm()) < 3e-6
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="runs Triton's interpreter on the CPU")
-def test_separate_modules_stay_eager_beside_a_fused_group(monkeypatch):
-    pytest.importorskip("triton")
-    from repulsive.repulsion.backends import launch_settings
-
-    monkeypatch.setattr(launch_settings, "SPLITS", 2)
-    results = []
-    for choice in ("eager", "triton"):
-        monkeypatch.setenv("REPULSIVE_KERNELS", choice)
-        torch.manual_seed(0)
-        model = nn.ModuleList(nn.Linear(6, 4) for _ in range(4))
-        own = HeadSlice(model[0], "weight", "0.weight", torch.arange(4).view(2, 2))
-        heads = HeadGroup("heads", 0, "q", "encoder", "", "test", (own,))
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape)
-        Update([heads, *group_modules(model[1:])], seed=7).run(StepInputs(SVGD(alpha=1.0), 0))
-        results.append(torch.stack([module.weight.grad for module in model]))
-    torch.testing.assert_close(*results)
-
-
 def test_zero_particles_do_not_warn_of_nan():
     model = Ensemble()
     with torch.no_grad():

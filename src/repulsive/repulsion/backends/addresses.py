@@ -11,7 +11,7 @@ from operator import attrgetter, or_
 import torch
 from torch import Tensor
 
-from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.layout import HeadGroup, HeadSlice, join, stack_heads
 from repulsive.particles import noise
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.parameter_lookup import ParameterLookup
@@ -30,7 +30,8 @@ class PointerSet:
     """Addresses of all weights and gradients, stored on the device.
 
     Args:
-        pointers: addresses of weight and gradient, int64 [slices, 2].
+        pointers: addresses of weight and gradient, int64 [slices, 2]; if heads are in several modules, the starts of
+            heads follow, [slices, 2, padded heads]; see `triton_kernels.slices`.
         aligned: whether the alignment of the addresses allows wide loads.
     """
 
@@ -52,12 +53,23 @@ class Row:
 
 
 class SliceTable:
-    """Table of the slices of groups that have the same number of heads, dtype and device."""
+    """Table of the slices of groups that have the same number of heads, dtype and device.
 
-    def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
-        parts = [(index, k, part) for index, group in enumerate(groups) for k, part in enumerate(group.slices)]
-        self.parts = [part for _, _, part in parts]
-        self.lookup = ParameterLookup(self.parts)
+    If heads are in several modules, a row of the table is a run of slices, one per module.
+
+    Args:
+        groups: the groups; all in one module each, or all in several.
+        seed: seed of the noise.
+        padded: number of heads, padded to a power of two.
+    """
+
+    def __init__(self, groups: Sequence[HeadGroup], seed: int, padded: int) -> None:
+        runs = [(index, k, run) for index, group in enumerate(groups) for k, run in enumerate(group.runs())]
+        self.runs = [run for _, _, run in runs]
+        self.parts = [run[0] for run in self.runs]
+        self.apart = groups[0].modules > 1
+        self._padded = padded
+        self.lookup = ParameterLookup([part for run in self.runs for part in run])
         self.parameters, _ = self.lookup.current()  # at the last refresh
         self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
         self._device_index = self.parameters[0].get_device()
@@ -66,17 +78,18 @@ class SliceTable:
         rows = [_row(part, self.lookup.index_of(part)) for part in self.parts]
         static = [
             [*row.strides, row.inner, row.size, *row.elements, index, noise.stream(seed, f"{groups[index].name}/{k}")]
-            for row, (index, k, _) in zip(rows, parts, strict=True)
+            for row, (index, k, _) in zip(rows, runs, strict=True)
         ]
         self.rows = torch.tensor(static).to(self.device)  # [slices, COLUMNS]
-        counts = [0, *(len(group.slices) for group in groups)]
+        counts = [0, *(len(group.runs()) for group in groups)]
         self.starts = torch.tensor(counts).cumsum(0, dtype=torch.int32).to(self.device)  # first slice of each group
         self.flat = all(row.flat for row in rows)
         # 16 columns that follow each other, from a multiple of 16 on, are adjacent in memory.
         self.chunked = all(row.strides[2] == 1 and (row.inner | row.strides[1]) % 16 == 0 for row in rows)
         self._divides_by_16 = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
         self.parameter_of = [row.parameter for row in rows]
-        self.group_of = [index for index, _, _ in parts]
+        self.parameters_of = [[self.lookup.index_of(part) for part in run] for run in self.runs]
+        self.group_of = [index for index, _, _ in runs]
         self._slices_of: list[list[int]] = [[] for _ in groups]
         for index, group in enumerate(self.group_of):
             self._slices_of[group].append(index)
@@ -84,7 +97,9 @@ class SliceTable:
         self._addresses: Addresses = ([], [])
         self._sets: dict[tuple[int, ...], PointerSet] = {}  # least recently used first
         self._captured: list[tuple[PointerSet, Tensor]] = []  # read by the user's CUDA graphs, so never freed
-        self._own = torch.zeros(len(rows), 2, dtype=torch.int64, device=self.device)  # read by the update's own graphs
+        self._head_strides = [row.strides[0] for row in rows]
+        numbers = 2 * len(rows) * (1 + padded if self.apart else 1)
+        self._own = torch.zeros(numbers, dtype=torch.int64, device=self.device)  # read by the update's own graphs
         self.current = PointerSet(self._own)
 
     def refresh(self, quickly: bool = False) -> bool:
@@ -129,10 +144,13 @@ class SliceTable:
         """Return the gradient of a group's heads, with its slices concatenated: [M, D]."""
         heads = []
         for index in self._slices_of[group]:
-            grad = self.parameters[self.parameter_of[index]].grad
-            assert grad is not None
-            heads.append(self.parts[index].take(grad))
-        return heads[0] if len(heads) == 1 else torch.cat(heads, dim=-1)
+            of_modules = []
+            for part, parameter in zip(self.runs[index], self.parameters_of[index], strict=True):
+                grad = self.parameters[parameter].grad
+                assert grad is not None
+                of_modules.append(part.take(grad))
+            heads.append(stack_heads(of_modules))
+        return join(heads)
 
     def _fits(self, tensors: Sequence[Tensor]) -> bool:
         """Check whether parameters (or gradients) still have the shapes, strides, dtype and device of the table."""
@@ -151,13 +169,32 @@ class SliceTable:
             pointer_set = self._sets.pop(next(iter(self._sets)))
         # Addresses (bytes), strides over heads and sizes (elements) that all divide by 16 allow wide loads.
         aligned = reduce(or_, weights) % 16 == 0 and reduce(or_, grads) % 16 == 0
-        pointer_set.aligned = self._divides_by_16 and aligned
         pairs = zip(self.parameter_of, self._offsets, strict=True)
         addresses = array("q", [start[index] + offset for index, offset in pairs for start in (weights, grads)])
-        source = send(torch.frombuffer(addresses, dtype=torch.int64).view(-1, 2), pointer_set.pointers)
+        if self.apart:
+            starts = self._head_starts(weights, grads)
+            aligned = aligned and reduce(or_, starts) % 16 == 0
+            addresses.extend(starts)
+        pointer_set.aligned = self._divides_by_16 and aligned
+        source = send(torch.frombuffer(addresses, dtype=torch.int64), pointer_set.pointers)
         if is_captured:  # the user's CUDA graph will read these addresses at every replay
             self._captured.append((pointer_set, source))
         return pointer_set
+
+
+    def _head_starts(self, weights: list[int], grads: list[int]) -> list[int]:
+        """List where heads start relative to the first head of their row, in elements: [slices, 2, padded heads]."""
+        size, starts = self.dtype.itemsize, []
+        for run, parameters, stride in zip(self.runs, self.parameters_of, self._head_strides, strict=True):
+            for addresses in (weights, grads):
+                first = addresses[parameters[0]]
+                own = [
+                    (addresses[parameter] - first) // size + head * stride
+                    for part, parameter in zip(run, parameters, strict=True)
+                    for head in range(part.num_heads)
+                ]
+                starts += own + [0] * (self._padded - len(own))
+        return starts
 
 
 def send(values: Tensor, target: Tensor) -> Tensor:
@@ -182,6 +219,11 @@ def can_be_read_in_place(part: HeadSlice) -> bool:
         and part.dim < 2**31
         and _as_matrices(part) is not None
     )
+
+
+def are_strided_alike(run: Sequence[HeadSlice]) -> bool:
+    """Check whether the slices of several modules have the same strides and offsets, so that one row describes them."""
+    return len({(row.offset, row.strides, row.inner, row.size) for row in (_row(part, 0) for part in run)}) == 1
 
 
 def _as_matrices(part: HeadSlice) -> Tensor | None:

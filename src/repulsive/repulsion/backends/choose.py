@@ -14,7 +14,7 @@ from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
-from repulsive.repulsion.backends.addresses import can_be_read_in_place
+from repulsive.repulsion.backends.addresses import MOST_HEADS, are_strided_alike, can_be_read_in_place
 from repulsive.repulsion.backends.eager import EagerUpdate, Measured
 from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
@@ -34,7 +34,7 @@ class Update:
         self.groups = list(groups)
         self._seed = seed
         self._eager_all: EagerUpdate | None = None  # for all groups
-        self._eager_plain: EagerUpdate | None = None  # for groups of `_fused`, when their gradients do not fit it
+        self._eager_plain: dict[int, EagerUpdate] = {}  # for the groups of a fused update that does not fit this step
         self._eager_sharded: EagerUpdate | None = None  # for groups of `_sharded`, with rules that it does not support
         self._eager_rest: EagerUpdate | None = None  # for groups that the fused updates do not support
         self._fused: list[FusedUpdate] | None = None
@@ -52,9 +52,9 @@ class Update:
         if not self._was_fused or rule is None or not rule.has_matrix_form:
             return None
         assert self._fused is not None
-        if not all(update.refresh(quickly=True) for update in self._fused):
+        if not all(update.refresh(quickly=True) and update.supports_rates(inputs.rates) for update in self._fused):
             return None
-        return self._run_fused(rule, inputs)
+        return self._run_fused(self._fused, rule, inputs)
 
     def run(self, inputs: StepInputs) -> dict[str, Measured]:
         """Replace the gradients of all groups by the direction of a rule, and return measurements by group name."""
@@ -62,20 +62,28 @@ class Update:
         if rule is None or not rule.has_matrix_form or not self._uses_triton():
             self._was_fused = False
             return self._eager().run(inputs)
-        fused = self._current_fused()
-        self._was_fused = fused is not None and self._sharded is None and self._eager_rest is None
-        measured = self._run_fused(rule, inputs) if fused is not None else {}
-        for update in self._other_updates(rule, with_plain=fused is None):
+        if self._fused is None:
+            self._fused = self._make_fused()
+        fitting = [update.refresh() and update.supports_rates(inputs.rates) for update in self._fused]
+        self._was_fused = all(fitting) and self._sharded is None and self._eager_rest is None
+        measured = self._run_fused([u for u, fits in zip(self._fused, fitting, strict=True) if fits], rule, inputs)
+        for update in self._other_updates(rule, [index for index, fits in enumerate(fitting) if not fits]):
             measured |= update.run(inputs)
         return measured
 
-    def _other_updates(self, rule: Rule, *, with_plain: bool) -> list[EagerUpdate | ShardedUpdate]:
-        """Return the updates of the groups that the fused updates do not run, in the same order on all ranks."""
+    def _other_updates(self, rule: Rule, unfitting: Sequence[int]) -> list[EagerUpdate | ShardedUpdate]:
+        """Return the updates of the groups that the fused updates do not run, in the same order on all ranks.
+
+        Args:
+            rule: the rule.
+            unfitting: indices of the fused updates that weights or gradients of this step do not fit.
+        """
         updates: list[EagerUpdate | ShardedUpdate] = []
-        if with_plain:
-            if self._eager_plain is None:
-                self._eager_plain = EagerUpdate([g for u in self._fused or () for g in u.groups], self._seed)
-            updates.append(self._eager_plain)
+        for index in unfitting:
+            if index not in self._eager_plain:
+                assert self._fused is not None
+                self._eager_plain[index] = EagerUpdate(self._fused[index].groups, self._seed)
+            updates.append(self._eager_plain[index])
         if self._sharded is not None and not rule.scales_noise:
             updates.append(self._sharded)
         elif self._sharded is not None:  # the noise depends on a median over whole heads
@@ -86,9 +94,9 @@ class Update:
             updates.append(self._eager_rest)
         return updates
 
-    def _run_fused(self, rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
+    def _run_fused(self, updates: Sequence[FusedUpdate], rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
         measured: dict[str, Measured] = {}
-        for update in self._fused or ():
+        for update in updates:
             values = update.run(
                 rule,
                 inputs.rates,
@@ -117,21 +125,17 @@ class Update:
     def _uses_triton(self) -> bool:
         return use_triton(self.groups[0].slices[0].parameter().device.type)
 
-    def _current_fused(self) -> list[FusedUpdate] | None:
-        """Return fused updates that point at the current weights and gradients; None if the eager update is needed."""
-        if self._fused is None:
-            self._fused = self._make_fused()
-        return self._fused if all(update.refresh() for update in self._fused) else None
-
     def _make_fused(self) -> list[FusedUpdate]:
-        """Build one update per number of heads, dtype and device; other groups go to `_sharded` or `_eager_rest`."""
-        buckets: dict[tuple[int, torch.dtype, torch.device], list[HeadGroup]] = defaultdict(list)
+        """Build one update per number of heads, dtype and device, and for heads in one module or in several.
+
+        Other groups go to `_sharded` or `_eager_rest`.
+        """
+        buckets: dict[tuple[int, torch.dtype, torch.device, bool], list[HeadGroup]] = defaultdict(list)
         sharded, rest = [], []
         for group in self.groups:
-            parameters = group.parameters()
-            is_uniform = len({(p.dtype, p.device) for p in parameters}) == 1
-            if is_uniform and group.modules == 1 and all(can_be_read_in_place(part) for part in group.slices):
-                buckets[group.num_heads, parameters[0].dtype, parameters[0].device].append(group)
+            if _fits_table(group):
+                parameter = group.slices[0].parameter()
+                buckets[group.num_heads, parameter.dtype, parameter.device, group.modules > 1].append(group)
             elif is_supported(group):
                 sharded.append(group)
             else:
@@ -139,3 +143,13 @@ class Update:
         self._sharded = ShardedUpdate(sharded, self._seed) if sharded else None
         self._eager_rest = EagerUpdate(rest, self._seed) if rest else None
         return [FusedUpdate(members, self._seed) for members in buckets.values()]
+
+
+def _fits_table(group: HeadGroup) -> bool:
+    """Check whether the Triton kernels can read all heads of a group in place."""
+    return (
+        group.num_heads <= MOST_HEADS
+        and len({(parameter.dtype, parameter.device) for parameter in group.parameters()}) == 1
+        and all(can_be_read_in_place(part) for part in group.slices)
+        and (group.modules == 1 or all(are_strided_alike(run) for run in group.runs()))
+    )

@@ -60,11 +60,11 @@ class FusedUpdate:
 
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
-        self.table = SliceTable(groups, seed)
         self.heads = groups[0].num_heads
         self._log_heads = math.log(self.heads) if self.heads > 1 else 1.0
         self._log_heads_and_one = math.log(self.heads + 1)
         self.padded = max(2, 1 << (self.heads - 1).bit_length())
+        self.table = SliceTable(groups, seed, self.padded)
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
         self.splits = splits_per_slice(slices, max(group.dim for group in groups))
         # Partial products of the weights and of the gradients.
@@ -86,6 +86,13 @@ class FusedUpdate:
     def refresh(self, quickly: bool = False) -> bool:
         """Point the table at the current weights and gradients; return False if they no longer fit it."""
         return self.table.refresh(quickly)
+
+    def supports_rates(self, rates: Mapping[int, float]) -> bool:
+        """Check whether all heads of a slice have the same learning rate, on which the size of the noise depends."""
+        if not rates or not self.table.apart:
+            return True
+        own = [rates.get(id(parameter), 0.0) for parameter in self.table.parameters]
+        return all(len({own[index] for index in indices}) == 1 for indices in self.table.parameters_of)
 
     def run(
         self,
@@ -184,6 +191,7 @@ class FusedUpdate:
         kind = getattr(tl, DTYPES[self.table.dtype])
         aligned = self.table.current.aligned
         access = {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": aligned}
+        access |= {"APART": self.table.apart}
         return access | {"CHUNKED": aligned and self.table.chunked}
 
     def _gram(self, sources: int, *, norms_only: bool) -> None:

@@ -17,6 +17,7 @@ from repulsive.repulsion.backends.triton_kernels.slices import (
     column_range,
     element_indices,
     head_offsets,
+    head_starts,
     load_address,
     load_sizes,
     load_strides,
@@ -43,6 +44,7 @@ def combine_kernel(
     FLAT: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    APART: tl.constexpr,
     SHARDED: tl.constexpr,
     SCALED: tl.constexpr,
     NOISE: tl.constexpr,
@@ -64,6 +66,11 @@ def combine_kernel(
     group = tl.load(row + 7)
     theta, grad = load_address(pointers, piece, 0, KIND, ALIGNED), load_address(pointers, piece, 1, KIND, ALIGNED)
     heads = tl.arange(0, MP)
+    grad_starts = head_starts(pointers, piece, 1, heads, head_stride, MP, ALIGNED, APART)
+    if APART:
+        theta_starts = head_starts(pointers, piece, 0, heads, head_stride, MP, ALIGNED, APART)
+    else:
+        theta_starts = grad_starts
     first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
     sums = tl.load(row_sums + group * MP + heads)
     whole_size = tl.load(shards + piece * 4 + 3) if SHARDED else size
@@ -82,7 +89,7 @@ def combine_kernel(
     for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
         offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
-        place = block_offsets(heads, head_stride, offset, CHUNKED)
+        place = block_offsets(grad_starts, offset, CHUNKED)
         there = column < last
         inside = (heads[:, None] < M) & there[None, :]
         if SCALAR or MP >= 16:
@@ -94,11 +101,12 @@ def combine_kernel(
         else:
             out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
-                g = tl.load(grad + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
+                begin = head_starts(pointers, piece, 1, k, head_stride, MP, ALIGNED, APART)
+                g = tl.load(grad + head_offsets(begin, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
                 out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
         if FORCE:
             if MP >= 16:
-                t = tl.load(theta + place, mask=inside, other=0.0)
+                t = tl.load(theta + block_offsets(theta_starts, offset, CHUNKED), mask=inside, other=0.0)
                 t = t.to(tl.float32)
                 mean = tl.sum(t, axis=0) / M
                 t = tl.where(inside, t - mean[None, :], 0.0)
@@ -106,18 +114,14 @@ def combine_kernel(
             else:
                 mean = tl.zeros([BLOCK], dtype=tl.float32)
                 for k in tl.static_range(M):
-                    mean += tl.load(theta + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
-                        tl.float32
-                    )
+                    begin = head_starts(pointers, piece, 0, k, head_stride, MP, ALIGNED, APART)
+                    mean += tl.load(theta + head_offsets(begin, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
                 mean = mean / M
                 push = sums[:, None] * mean[None, :]
                 for k in tl.static_range(M):
-                    t = (
-                        tl.load(theta + head_offsets(k, head_stride, offset, CHUNKED), mask=there, other=0.0).to(
-                            tl.float32
-                        )
-                        - mean
-                    )
+                    begin = head_starts(pointers, piece, 0, k, head_stride, MP, ALIGNED, APART)
+                    t = tl.load(theta + head_offsets(begin, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
+                    t = t - mean
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
             out += push * factor
         if NOISE:

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from repulsive.repulsion.backends.triton_kernels.slices import (
     column_range,
+    head_starts,
     load_address,
     load_block,
     load_sizes,
@@ -26,7 +27,7 @@ from repulsive.repulsion.backends.triton_kernels.slices import (
 def _norms(
     base,
     row,
-    head_stride,
+    starts,
     first,
     last,
     M: tl.constexpr,
@@ -40,7 +41,7 @@ def _norms(
     strides = load_strides(row)
     total = tl.zeros([MP, BLOCK], dtype=tl.float32)
     for start in range(first, last, BLOCK):
-        x, _ = load_block(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
+        x, _ = load_block(base, start, last, heads, starts, strides, M, BLOCK, FLAT, CHUNKED)
         total += x * x
     return tl.sum(total, axis=1)
 
@@ -49,7 +50,7 @@ def _norms(
 def _products(
     base,
     row,
-    head_stride,
+    starts,
     first,
     last,
     M: tl.constexpr,
@@ -72,7 +73,7 @@ def _products(
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
     strides = load_strides(row)
     for start in range(first, last, BLOCK):
-        x, inside = load_block(base, start, last, heads, head_stride, strides, M, BLOCK, FLAT, CHUNKED)
+        x, inside = load_block(base, start, last, heads, starts, strides, M, BLOCK, FLAT, CHUNKED)
         mean = tl.sum(x, axis=0) / M
         centred = tl.where(inside, x - mean[None, :], 0.0)
         if not wide:
@@ -111,6 +112,7 @@ def gram_kernel(
     FLAT: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    APART: tl.constexpr,
     NORMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -126,15 +128,16 @@ def gram_kernel(
     head_stride, size = load_sizes(row, ALIGNED)
     base = load_address(pointers, piece, source, KIND, ALIGNED)
     heads = tl.arange(0, MP)
+    starts = head_starts(pointers, piece, source, heads, head_stride, MP, ALIGNED, APART)
     first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
     out = (source * tl.num_programs(0) + piece) * SPLITS + split
     if NORMS & (source == 1):
-        norms2 = _norms(base, row, head_stride, first, last, M, MP, BLOCK, FLAT, CHUNKED)
+        norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, CHUNKED)
         tl.store(products + out * MP * MP + heads * (MP + 1), norms2)
         tl.store(mean2 + out, 0.0)
     else:
         total, with_mean, of_mean = _products(
-            base, row, head_stride, first, last, M, MP, BLOCK, LANES, FLAT, CHUNKED, PRECISION
+            base, row, starts, first, last, M, MP, BLOCK, LANES, FLAT, CHUNKED, PRECISION
         )
         tl.store(products + out * MP * MP + heads[:, None] * MP + heads[None, :], total)
         tl.store(to_mean + out * MP + heads, with_mean)

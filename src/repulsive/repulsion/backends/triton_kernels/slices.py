@@ -12,8 +12,11 @@ A row of the table describes one slice, in elements. Its columns are:
 Column c of head i of a slice is at base + i * stride 0 + (c // inner) * stride 1 + (c % inner) * stride 2. Weight and
 gradient have the same strides; only their addresses [slices, 2] change between steps.
 
-Constants of the functions: FLAT if every head is contiguous, ALIGNED if addresses, strides between heads and sizes are
-multiples of 16, CHUNKED if also 16 columns that follow each other are adjacent in memory.
+With APART, heads are in several tensors, and stride 0 is not used. The addresses are those of head 0, and the starts
+of all heads relative to them follow, in elements: [slices, 2, MP].
+
+Constants of the functions: FLAT if every head is contiguous, ALIGNED if addresses, strides between heads (or their
+starts) and sizes are multiples of 16, CHUNKED if also 16 columns that follow each other are adjacent in memory.
 """
 
 # mypy: ignore-errors
@@ -31,19 +34,36 @@ def element_indices(column, inner, outer_stride, inner_stride, FLAT: tl.constexp
 
 
 @triton.jit
-def block_offsets(heads, head_stride, offset, CHUNKED: tl.constexpr):
+def head_starts(
+    pointers, piece, which, heads, head_stride, MP: tl.constexpr, ALIGNED: tl.constexpr, APART: tl.constexpr
+):
+    """Compute where heads start relative to the address of a slice, in elements, with the shape of `heads`.
+
+    `which` is 0 for the weights and 1 for the gradients.
+    """
+    if APART:
+        starts = tl.load(pointers + tl.num_programs(0) * 2 + (piece * 2 + which) * MP + heads)
+        if ALIGNED:
+            starts = tl.multiple_of(starts, 16)
+    else:
+        starts = heads * head_stride
+    return starts
+
+
+@triton.jit
+def block_offsets(starts, offset, CHUNKED: tl.constexpr):
     """Compute offsets of the elements of all heads in memory, [MP, BLOCK].
 
     With CHUNKED, the compiler may load 16 columns at once.
     """
-    place = heads[:, None] * head_stride + offset[None, :]
+    place = starts[:, None] + offset[None, :]
     return tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, 16]) if CHUNKED else place
 
 
 @triton.jit
-def head_offsets(head: tl.constexpr, head_stride, offset, CHUNKED: tl.constexpr):
+def head_offsets(start, offset, CHUNKED: tl.constexpr):
     """Compute offsets of the elements of one head in memory, [BLOCK]."""
-    place = head * head_stride + offset
+    place = start + offset
     return tl.max_contiguous(tl.multiple_of(place, 16), 16) if CHUNKED else place
 
 
@@ -84,7 +104,7 @@ def load_block(
     start,
     last,
     heads,
-    head_stride,
+    starts,
     strides,
     M: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -95,5 +115,5 @@ def load_block(
     column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
     offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
     inside = (heads[:, None] < M) & (column[None, :] < last)
-    place = block_offsets(heads, head_stride, offset, CHUNKED)
+    place = block_offsets(starts, offset, CHUNKED)
     return tl.load(base + place, mask=inside, other=0.0).to(tl.float32), inside
