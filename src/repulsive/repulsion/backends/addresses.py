@@ -181,7 +181,6 @@ class SliceTable:
             self._captured.append((pointer_set, source))
         return pointer_set
 
-
     def _head_starts(self, weights: list[int], grads: list[int]) -> list[int]:
         """List where heads start relative to the first head of their row, in elements: [slices, 2, padded heads]."""
         size, starts = self.dtype.itemsize, []

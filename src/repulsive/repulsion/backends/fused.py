@@ -28,7 +28,14 @@ from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable
 from repulsive.repulsion.backends.device_noise import DeviceNoise
 from repulsive.repulsion.backends.device_numbers import DeviceNumbers
 from repulsive.repulsion.backends.graph_cache import GraphCache
-from repulsive.repulsion.backends.launch_settings import COMBINE, GRAM, PRECISION, SOLVE, splits_per_slice
+from repulsive.repulsion.backends.launch_settings import (
+    COMBINE,
+    GRAM,
+    NOISY_BLOCK,
+    PRECISION,
+    SOLVE,
+    splits_per_slice,
+)
 from repulsive.repulsion.backends.variants import Prepared, Variant
 
 MEASURES = len(fields(Measure))
@@ -285,7 +292,7 @@ class FusedUpdate:
             FORCE=has_force,
             SCALAR=scales_gradients,
             PRECISION=PRECISION,
-            **COMBINE[self.padded],
+            **COMBINE[self.padded] | ({"BLOCK": NOISY_BLOCK[self.padded]} if is_noisy else {}),
             **self._shape,
             **self._access,
         )

@@ -35,6 +35,8 @@ COMBINE: dict[int, dict[str, int]] = {
     32: {"BLOCK": 64, "num_warps": 4, "num_stages": 3},
     64: {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
 }
+# Columns of a program that also draws noise: the code is unrolled for every element, and must stay short.
+NOISY_BLOCK: dict[int, int] = {2: 512, 4: 512, 8: 256, 16: 64, 32: 32, 64: 32}
 
 
 def splits_per_slice(slices: int, dim: int) -> int:
