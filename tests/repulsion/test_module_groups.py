@@ -23,7 +23,7 @@ from repulsive import (
     group_stacked,
     repel,
 )
-from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.layout import HeadGroup
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.inputs import StepInputs
 from tests.repulsion.test_distributed import free_port
