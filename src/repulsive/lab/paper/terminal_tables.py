@@ -13,7 +13,7 @@ from repulsive.lab.paper.options import Options
 from repulsive.lab.paper.report import Number, Report, Row
 from repulsive.lab.paper.report_files import METRIC_NAMES, compared_rows, count_verdicts
 from repulsive.lab.paper.run_sets import count_finished
-from repulsive.lab.paper.verdicts import KINDS, Finding
+from repulsive.lab.paper.verdicts import OUTCOMES, Finding
 from repulsive.lab.text.folders import MANIFEST
 from repulsive.terminal.table import MarkdownText, Table, signed, three_digits
 
@@ -32,7 +32,7 @@ def report_tables(reports: Sequence[Report], full: bool = False) -> list[Block]:
         blocks += _report(report, full)
     if len(reports) > 1:
         rows = [[report.id, *map(str, count_verdicts(report))] for report in reports]
-        blocks.append(Table(["table or figure", *KINDS], rows, "Claims"))
+        blocks.append(Table(["table or figure", *OUTCOMES.values()], rows, "Claims"))
     if not full:
         blocks.append("--full: confidence intervals, reasons of the verdicts, notes on the paper.")
     return blocks
@@ -79,7 +79,7 @@ def _report(report: Report, full: bool) -> list[Block]:
     blocks: list[Block] = [f"{report.id}: {report.title} ({report.source})"]
     for data in report.data:
         if data.mismatch:
-            blocks.append(f"{data.name}: not the paper's data ({data.mismatch})")
+            blocks.append(f"{data.name}: not the paper's data ({data.mismatch.reason})")
     for name in dict.fromkeys(row.dataset for row in report.rows):
         blocks.append(_numbers([row for row in report.rows if row.dataset == name], name, report.counted, full))
     if report.findings:
@@ -124,8 +124,9 @@ def _claims(findings: Sequence[Finding], full: bool) -> Table:
             text = f"{finding.claim.text}: {text}" + (" †" if finding.claim.contradicted else "")
             if comparison is not None:
                 difference += f" [{signed(comparison.low)}, {signed(comparison.high)}]"
-        rows.append([text, difference, finding.verdict, *([finding.reason] if full else [])])
-    titles = ["claim", "difference", "verdict", *(["reason"] if full else [])]
+        paper = "" if finding.claim.gain is None else signed(finding.claim.gain)
+        rows.append([text, paper, difference, finding.verdict, *([finding.reason] if full else [])])
+    titles = ["claim", "paper", "ours", "verdict", *(["reason"] if full else [])]
     contradicted = full and any(finding.claim.contradicted for finding in findings)
     return Table(titles, rows, "claims († contradicted by the paper's own numbers)" if contradicted else "claims")
 
