@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError, DataError
@@ -12,6 +13,7 @@ from repulsive.lab.paper.datasets import DATASETS
 from repulsive.lab.paper.options import Options
 from repulsive.lab.paper.report import Number, Report, Row
 from repulsive.lab.paper.report_files import METRIC_NAMES, compared_rows, count_verdicts
+from repulsive.lab.paper.result_files import committed
 from repulsive.lab.paper.run_sets import count_finished
 from repulsive.lab.paper.verdicts import OUTCOMES, Finding
 from repulsive.lab.text.folders import MANIFEST
@@ -42,15 +44,16 @@ def list_artefacts(options: Options) -> list[dict[str, Any]]:
     """List all tables and figures of the paper with their data, runs and results.
 
     Returns:
-        For each: id, title, source, datasets (name -> whether it is prepared), runs, runs done, and the written file
-        or None. Datasets and runs are None if no requested dataset or method applies.
+        For each: id, title, source, datasets (name -> whether it is prepared), runs, runs done, the written file or
+        None, and the files of committed results. Datasets and runs are None if no requested dataset or method applies.
     """
     entries = []
     for name, artefact in ARTEFACTS.items():
         path = options.out / f"{name}.md"
         entry = {"id": name, "title": artefact.title, "source": artefact.source}
         written = str(path) if path.is_file() else None
-        entries.append(entry | _requirements(artefact, options) | {"written": written})
+        files = {"written": written, "committed": [str(path) for path in committed(name, options.results)]}
+        entries.append(entry | _requirements(artefact, options) | files)
     return entries
 
 
@@ -59,7 +62,7 @@ def listing(options: Options, full: bool = False) -> list[Block]:
 
     Args:
         options: options of the reproduction.
-        full: also show the datasets.
+        full: also show the datasets, and all files of committed results.
     """
     rows = []
     for entry in list_artefacts(options):
@@ -67,12 +70,16 @@ def listing(options: Options, full: bool = False) -> list[Block]:
         datasets = ", ".join(f"{name}{'' if ready else '*'}" for name, ready in (entry["datasets"] or {}).items())
         state = "written" if entry["written"] else "no results"
         title = f"{entry['title']} ({entry['source']})"
-        rows.append([entry["id"], title, *([datasets] if full else []), runs, state])
-    titles = ["id", "shows", *(["datasets"] if full else []), "runs done", "results"]
-    legend = f"With {options.seeds} seeds; runs in {options.runs}, results in {options.out}."
+        files = entry["committed"] if full else sorted({str(Path(path).parent) for path in entry["committed"]})
+        rows.append([entry["id"], title, *([datasets] if full else []), runs, state, ", ".join(files) or "none"])
+    titles = ["id", "shows", *(["datasets"] if full else []), "runs done", "your results", "committed results"]
+    legend = f"With {options.seeds} seeds; runs in {options.runs}, your results in {options.out}."
     if full:
         legend = f"* not prepared in {options.data}. {legend}"
-    return [Table(titles, rows), legend, "repulsive reproduce ID... --data DIR, or: repulsive reproduce all --quick"]
+    if not options.results.is_dir():
+        legend += f" No folder {options.results}: pass that of a checkout with --from to see committed results."
+    commands = "repulsive reproduce ID... --data DIR, or: repulsive reproduce all --quick"
+    return [Table(titles, rows), legend, commands, "repulsive reproduce claims: all claims and the committed results"]
 
 
 def _report(report: Report, full: bool) -> list[Block]:
