@@ -56,6 +56,14 @@ def test_all_arms_try_the_same_points_inside_their_ranges(script):
     assert at_edges("ma", [f"{rate.key}={rate.value(0.05)}", *middle[1:]]) == [rate.key]
 
 
+def test_the_kernel_free_control_is_searched_as_svgd_is_but_not_by_default(script):
+    from studies.classification.search_space import ARMS, FIXED, OWN, WIDE, trials
+
+    assert set(OWN) - set(ARMS) == {"kernel-free"} and FIXED["kernel-free"] == FIXED["svgd"]
+    assert trials("kernel-free", 12) == trials("svgd", 12)
+    assert trials("kernel-free", 12, WIDE) == trials("svgd", 12, WIDE)
+
+
 def test_later_stages_follow_from_the_records(script, data, tmp_path):
     plan, records = make_study(script, data, tmp_path)
     screen = list(plan.pending())
