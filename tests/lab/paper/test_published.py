@@ -12,6 +12,7 @@ from repulsive.lab.systems.glue.data import TASKS
 
 VALUES = published().tree["values"]
 EXTRA = {"table2": {"big"}, "table3": set(VALUES["table3"]["glue"])}  # rows the paper quotes from others
+OURS = {"sgld-tempered", "spos-tempered"}  # rows of tables that the paper does not have
 # Metrics of claims for which the paper prints no numbers, only a figure or a sentence.
 UNPRINTED = {
     "entity coverage",
@@ -96,7 +97,7 @@ def test_entries_name_existing_artefacts_rows_and_datasets():
         assert set(entry.get("artefacts", [entry.get("artefact")])) <= set(ARTEFACTS)
     for name, table in tables.items():
         assert {data for data, _, _ in numbers(name)} == set(table.paper_datasets)
-        assert {row for _, row, _ in numbers(name)} - EXTRA.get(name, set()) == set(table.methods)
+        assert {row for _, row, _ in numbers(name)} - EXTRA.get(name, set()) == set(table.methods) - OURS
         for claim in published().claims(name):
             assert claim.data in table.paper_datasets and {claim.first, claim.second} <= set(table.methods)
     assert set(published().tree["datasets"]) == {data.name for data in DATASETS.values() if not data.stands_for}

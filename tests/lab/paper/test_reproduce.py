@@ -26,7 +26,7 @@ for needed in ("matplotlib", "sacremoses", "tokenizers", "sacrebleu", "transform
 # Every table and figure, but not every row of each.
 FEW = ("--methods", "svgd,rma,gw,gaussian,cosine-smoothing,v", "--set", "training.epochs=1", "--seeds", "1")
 DATA = ("--datasets", "yelp,snli,iwslt14,wmt14,agenda,cola")
-STEPS = 20_000  # limit for all runs at toy size together, which take 15,348
+STEPS = 20_000  # limit for all runs at toy size together, which take 18,044
 
 
 @pytest.fixture(scope="module", autouse=True)

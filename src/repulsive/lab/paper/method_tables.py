@@ -198,7 +198,7 @@ TABLES: Sequence[MethodTable] = (
         "sgld",
         "repulsion compared with noise alone",
         (*_SENTENCES, "iwslt14"),
-        _unchanged("ma", "sgld", "svgd"),
+        _unchanged("ma", "sgld", "svgd", "sgld-tempered", "spos-tempered"),  # the last two are ours, not the paper's
         _MAIN_METRIC,
     ),
     MethodTable("priors", "uniform and Gaussian prior", _SENTENCES, _unchanged("svgd", "gaussian"), _MAIN_METRIC),
