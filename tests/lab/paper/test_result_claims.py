@@ -56,6 +56,15 @@ def test_welch_interval(tmp_path):
         ResultFiles(tmp_path).row("any.json", "SPOS")
 
 
+def test_pre_trainings_with_one_seed_are_not_two_seeds(tmp_path, rows):
+    assert next(row for row in rows if row.claim.startswith("GLUE")).data.endswith("2 pre-trainings with the same seed")
+    (tmp_path / "pretraining").mkdir()
+    for trained, seeds, text in ((3, 3, "3 pre-trainings"), (3, 2, "3 pre-trainings with 2 seeds")):
+        table = {"against": {"svgd": {"mean": {"pretrainings": trained, "seeds": seeds}}}}
+        (tmp_path / "pretraining" / "glue.json").write_text(json.dumps(table))
+        assert ResultFiles(tmp_path).pretrainings() == text
+
+
 def test_the_figure_has_a_mark_for_every_claim(rows):
     root = ET.fromstring(claims_report.draw(rows))
     classes = [element.get("class") for element in root.iter()]

@@ -243,7 +243,7 @@ def _other_claims(files: ResultFiles) -> list[ResultClaim]:
             "GLUE: the mean rises (points)",
             gain_of("table3", "glue", "mean"),
             files.glue("mean"),
-            "150M of 16B tokens, 2 pre-trainings",
+            f"150M of 16B tokens, {files.pretrainings()}",
             "pre-trainings with one recipe differ by more than 0.3",
             BLEU,
             "GLUE, mean",

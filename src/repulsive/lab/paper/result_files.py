@@ -130,6 +130,14 @@ class ResultFiles:
         """Return the difference in a GLUE score, over pre-trainings."""
         return _gain(self.read("pretraining/glue.json")["against"]["svgd"][task])
 
+    def pretrainings(self) -> str:
+        """Describe the pre-trainings behind the GLUE scores, such as "2 pre-trainings with the same seed"."""
+        counts = self.read("pretraining/glue.json")["against"]["svgd"]["mean"]
+        trained, seeds = counts["pretrainings"], counts["seeds"]
+        if trained == seeds:
+            return f"{trained} pre-trainings"
+        return f"{trained} pre-trainings with {'the same seed' if seeds == 1 else f'{seeds} seeds'}"
+
     def step_time(self) -> Gain:
         """Return the relative step time minus 1, in percent."""
         time = self.read("bench/bench-cuda-4096.json")["steps"]["4096"]["all layers"]
