@@ -110,8 +110,8 @@ def repeated_seeds(by_method: Mapping[str, Values]) -> str:
     if not parts:
         return ""
     return (
-        "Pre-trainings with the same seed are not independent seeds. They differ only by rounding on the GPU, and their\n"
-        f"intervals do not include the variation between seeds. {'; '.join(parts)}.\n"
+        "Pre-trainings with the same seed are not independent seeds. They differ only by rounding on the GPU, and "
+        f"their\nintervals do not include the variation between seeds. {'; '.join(parts)}.\n"
     )
 
 
