@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from repulsive.lab.paper.mismatch import OTHER, SMALLER
-from repulsive.lab.paper.published import published
+from repulsive.lab.paper.published import Better, published
 from repulsive.lab.paper.result_files import Gain, ResultFiles
 from repulsive.lab.paper.verdicts import decide, decide_limit, on_data
 
@@ -53,7 +53,7 @@ class ResultClaim:
         """Whether the claim holds, fails, or cannot be decided."""
         if self.is_limit and self.paper is not None:
             return decide_limit(self.ours.low, self.ours.high, self.paper)
-        better = "lower" if self.lower else "higher"
+        better: Better = "lower" if self.lower else "higher"
         return decide(self.ours.low, self.ours.high, self.paper, better=better, p_value=self.ours.p_value)
 
     @property

@@ -152,5 +152,5 @@ class ResultFiles:
 
 def _gain(compared: dict[str, Any], scale: float = 1.0) -> Gain:
     p_value = compared.get("p_value", compared.get("p"))
-    ends = (scale * compared[key] for key in ("difference", "low", "high"))
-    return Gain(*ends, p_value=math.nan if p_value is None else p_value)
+    mean, low, high = (scale * compared[key] for key in ("difference", "low", "high"))
+    return Gain(mean, low, high, math.nan if p_value is None else p_value)
