@@ -143,8 +143,10 @@ def _glue(table: Any) -> list[Cells]:
     shown = [f"{sum(each.values()) / len(each):.2f}" for each in means]
     first, second = (published().value("table3", "glue", name, "mean") for name in ("svgd", "ma"))
     paper = "" if first is None or second is None else f"{first - second:+.2f}"
-    difference = _difference(compared, 1.0)
-    return [["GLUE, the rule as published", "mean", *shown, difference, str(compared["seeds"]), paper]]
+    difference, seeds = _difference(compared, 1.0), compared["seeds"]
+    trained = compared.get("pretrainings", seeds)  # those with the same seed are not two seeds
+    counted = str(seeds) if trained == seeds else f"{seeds} ({trained} pre-trainings)"
+    return [["GLUE, the rule as published", "mean", *shown, difference, counted, paper]]
 
 
 def _difference(compared: Mapping[str, float], scale: float) -> str:

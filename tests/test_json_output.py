@@ -134,6 +134,12 @@ def test_reproduce_lists(document):
     assert len(document("reproduce")["artefacts"]) == 15
 
 
+def test_reproduce_claims(document):
+    value = document("reproduce", "claims", "--from", PAGE.parents[2] / "results", page="reproduce claims")
+    assert {claim["outcome"] for claim in value["claims"]} == {"holds", "fails", "cannot say"}
+    assert [path.rpartition(".")[2] for path in value["written"]] == ["md", "json", "svg"]
+
+
 def test_judge(document, place):
     made = document("judge", "make", "first.jsonl", "second.jsonl", page="judge make")
     assert made["systems"] == ["first", "second"] and made["shown"] == 4

@@ -279,7 +279,7 @@ def after_scaling(dev: dict[str, Tensor], test: dict[str, Tensor]) -> dict[str, 
     """Fit a temperature on the development set, and score the test set with it (Guo et al., 2017)."""
     temperature = fit_temperature(dev["logits"], dev["labels"])
     scaled = metrics.scores(test["logits"].double() / temperature, test["labels"])
-    values = {"temperature": temperature, "scaled_nll": scaled["nll"], "scaled_ece15": scaled["ece15"]}
+    values = {"temperature": temperature} | {f"scaled_{name}": scaled[name] for name in ("nll", "ece15", "oe15")}
     return {name: round(value, 6) for name, value in values.items()}
 
 

@@ -45,7 +45,7 @@ from studies.classification import lstm_choice
 from studies.classification.controls import Control, list_controls
 from studies.classification.lean_runs import ANSWERS, CONTROL, FINAL, MAPS, RECORD, Job, train
 from studies.classification.lstm_choice import LstmTest
-from studies.classification.search_space import BASELINE, FIXED, OWN, trials
+from studies.classification.search_space import ARMS, BASELINE, FIXED, OWN, trials
 from studies.classification.sizes_tables import write_tables
 
 from repulsive.lab.engine.gpu_sharing import shared_gpu
@@ -512,7 +512,7 @@ def make_parser(about: str | None, out: Path) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", default=["yelp", "age"], choices=list(PLANS), help="in this order")
-    parser.add_argument("--arms", nargs="+", default=list(OWN), choices=list(OWN), help="methods")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(OWN), help="methods")
     parser.add_argument("--data", type=Path, default=Path("prepared"), help="folder of prepared datasets")
     parser.add_argument("--out", type=Path, default=out, help="folder of records and answers")
     parser.add_argument("--results", type=Path, help="folder of tables; by default --out")

@@ -57,9 +57,11 @@ OWN: dict[str, tuple[Range, ...]] = {  # recipe of the arm -> ranges of its own 
     "svgd": (Range("method.ratio", 0.03, 3.0),),
     "spos": (Range("method.ratio", 0.03, 3.0), Range("method.beta", 1e4, 1e7)),
     "cosine-smoothing": (Range("method.alpha", 1e-3, 1.0),),
+    "kernel-free": (Range("method.ratio", 0.03, 3.0),),
 }
+ARMS = tuple(arm for arm in OWN if arm != "kernel-free")  # the paper's methods; the control is tried if it is named
 # With 30 heads this stepsize keeps the size of their gradients: weight decay and clipping act as in plain training.
-REPELLED = ("svgd", "spos", "cosine-smoothing")
+REPELLED = ("svgd", "spos", "cosine-smoothing", "kernel-free")
 FIXED: dict[str, tuple[str, ...]] = dict.fromkeys(REPELLED, ("method.stepsize=30",))
 
 
@@ -95,6 +97,7 @@ WIDE = Space(  # ranges in which some arm chose a value near an end are wider th
         "svgd": (Range("method.ratio", 3e-3, 10.0),),
         "spos": (Range("method.ratio", 3e-3, 10.0), Range("method.beta", 1e3, 1e8)),
         "cosine-smoothing": (Range("method.alpha", 1e-4, 10.0),),
+        "kernel-free": (Range("method.ratio", 3e-3, 10.0),),
     },
     seed=1,
 )

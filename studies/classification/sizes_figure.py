@@ -7,7 +7,8 @@ from typing import Any
 
 from studies.classification.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.search_space import BASELINE
-from studies.forest_plot import Row, dot, draw_forest
+
+from repulsive.lab.paper.forest_plot import Row, dot, draw_forest
 
 EDGES = (-1.0, 3.0)
 METRIC, SCALE = "accuracy", 100.0

@@ -27,6 +27,7 @@ SHOWN = {  # metric of a record -> title, digits and factor
     "scaled_nll": ("NLL, scaled", 4, 1),
     "ece15": ("ECE %", 2, 100),
     "scaled_ece15": ("ECE %, scaled", 2, 100),
+    "oe15": ("OE %", 2, 100),
     "overlap": ("overlap", 3, 1),
     "dist": ("Dist", 3, 1),
     "relative_dist": ("relative Dist", 3, 1),

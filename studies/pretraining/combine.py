@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,29 @@ def differences(mine: Values, theirs: Values) -> dict[str, dict[str, Any]]:
             continue
         each = [values[name] - theirs[column][name] for name in shared]
         low, high = interval(each) or (None, None)
-        facts = {"difference": statistics.fmean(each), "low": low, "high": high, "seeds": len(each), "each": each}
-        by_column[column] = facts
+        counts = {"pretrainings": len(each), "seeds": len({_seed_of(name) for name in shared})}
+        facts = {"difference": statistics.fmean(each), "low": low, "high": high}
+        by_column[column] = facts | counts | {"each": each}
     return by_column
+
+
+def repeated_seeds(by_method: Mapping[str, Values]) -> str:
+    """Say which pre-trainings of a method share a seed; empty if none do."""
+    parts = []
+    for method, values in by_method.items():
+        counts = Counter(_seed_of(name) for name in {name for column in values.values() for name in column})
+        parts += [f"{METHODS[method]}: {count} with {seed}" for seed, count in sorted(counts.items()) if count > 1]
+    if not parts:
+        return ""
+    return (
+        "Pre-trainings with the same seed are not independent seeds. They differ only by rounding on the GPU, and "
+        f"their\nintervals do not include the variation between seeds. {'; '.join(parts)}.\n"
+    )
+
+
+def _seed_of(name: str) -> str:
+    """`one/seed-0` -> `seed 0`."""
+    return name.rpartition("/")[2].replace("-", " ")
 
 
 def format_difference(facts: Mapping[str, Any], digits: int) -> str:
@@ -130,6 +151,7 @@ def write(by_method: Mapping[str, Values], tokens: int, out: Path) -> None:
             lines.append(f"- {name}: {format_difference(facts, 3 if column == AUC else 2)}")
     print("\n".join(lines), flush=True)
     head = ["# GLUE after several pre-trainings", "", f"After {tokens:,} tokens.", "", HEAD]
+    head += [note] if (note := repeated_seeds(by_method)) else []
     save(out / "glue.md", "\n".join([*head, *lines]) + "\n")
     systems = {}
     for (method, values), row in zip(by_method.items(), rows, strict=True):

@@ -34,6 +34,7 @@ STAGES = ("question", "tune", "final", "ablation", "heads", "redundancy")
 DEV_STAGES = ("question", "tune")  # use the development set alone, with the tuning seeds
 KEPT = "kept"  # folder of runs that keep their weights
 Changes = tuple[str, ...]
+_PLAIN = Row(LABELS[BASELINE], BASELINE)
 
 
 class Translation(Study):
@@ -78,8 +79,8 @@ class Translation(Study):
         """Folder -> run, of all runs of a stage that the results so far determine, preceded by those of its grids."""
         if stage not in ("tune", "final") and self.task != MAIN_TASK:
             return {}
-        two = (BASELINE, OURS)
-        tuned = {"question": (BASELINE,), "ablation": two, "heads": two, "redundancy": two}
+        published = dict.fromkeys(("question", "ablation", "heads"), (BASELINE,))  # the rule itself is not tuned
+        tuned = published | {"redundancy": (BASELINE, OURS)}
         grids = [row for method in tuned.get(stage, self.methods) for row in self._grid_to_tune(method)]
         wanted = [(row, "tune") for row in grids] + [(row, stage) for row in self.rows(stage)]
         return {spec.folder: spec for row, of_stage in wanted for spec in self.runs(row, of_stage)}
@@ -189,19 +190,15 @@ class Translation(Study):
         return list(distinct.values())
 
     def _ablation(self) -> list[Row]:
-        ours = self.chosen(OURS)
-        if ours is None:
-            return []
-        rows = [Row(label, OURS, (*ours, *changes)) for label, changes in ABLATION.items()]
-        return [self._on_baseline(Row(LABELS[BASELINE], BASELINE)), *rows[: self.scale.most]]
+        """The paper's claims are about its own rule, so these rows and those of `_heads` use it, not the tuned one."""
+        rows = [Row(label, OURS, (*PUBLISHED.changes, *changes)) for label, changes in ABLATION.items()]
+        return [self._on_baseline(row) for row in (_PLAIN, *rows[: self.scale.most])]
 
     def _heads(self) -> list[Row]:
-        chosen = {method: self.chosen(method) for method in (BASELINE, OURS)}
         return [
-            Row(LABELS[method], method, (*changes, f"model.heads={count}"))
+            self._on_baseline(dataclasses.replace(row, changes=(*row.changes, f"model.heads={count}")))
             for count in self.scale.heads
-            for method, changes in chosen.items()
-            if changes is not None
+            for row in (_PLAIN, PUBLISHED)
         ]
 
     def _redundancy(self) -> list[Row]:

@@ -47,7 +47,7 @@ def test_a_pre_training_counts_once_however_often_it_was_fine_tuned(script, tmp_
     differences = [-3.0, 1.0, 4.0]
     seen = table["against"]["svgd"]["mean"]
     half = 4.302653 * statistics.stdev(differences) / math.sqrt(3)  # Student's t, two degrees of freedom
-    assert seen["each"] == pytest.approx(differences) and seen["seeds"] == 3
+    assert seen["each"] == pytest.approx(differences) and (seen["pretrainings"], seen["seeds"]) == (3, 1)
     assert seen["difference"] == pytest.approx(2 / 3)
     assert seen["low"] == pytest.approx(2 / 3 - half, abs=5e-3) and seen["high"] == pytest.approx(
         2 / 3 + half, abs=5e-3
@@ -59,6 +59,7 @@ def test_a_pre_training_counts_once_however_often_it_was_fine_tuned(script, tmp_
     assert table["against"]["svgd"]["auc"]["difference"] == 0
     text = (tmp_path / "out" / "glue.md").read_text()
     assert "| pre-trainings |" in text and "- mean: +0.67 [" in text and "(-3.00, +1.00, +4.00)" in text
+    assert "variation between seeds. MA: 3 with seed 0; RMA (SVGD): 3 with seed 0.\n" in text
     assert "RMA (SVGD) minus MA:" in capsys.readouterr().out
 
 
@@ -71,6 +72,10 @@ def test_seeds_of_one_folder_are_pre_trainings_too(script, tmp_path):
     (folder / "glue.json").write_text(json.dumps(table))
     found = script.gather([folder])["ma"]["sst"]
     assert found == {"one/seed-0": 60.0, "one/seed-1": 51.0}
+    script.main([str(folder), "--out", str(tmp_path / "out")])
+    facts = json.loads((tmp_path / "out" / "glue.json").read_text())["against"]["svgd"]["sst"]
+    assert facts["pretrainings"] == facts["seeds"] == 2
+    assert "independent" not in (tmp_path / "out" / "glue.md").read_text()
 
 
 def test_a_method_that_only_one_pre_training_has_gets_no_interval(script, tmp_path, capsys):

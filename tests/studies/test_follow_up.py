@@ -16,7 +16,18 @@ from tests.studies.test_paper_sizes import record
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
 ARMS = ["ma", "frobenius", "svgd", "spos", "cosine-smoothing"]
-TEST = ("accuracy", "nll", "scaled_nll", "ece15", "scaled_ece15", "overlap", "dist", "relative_dist", "temperature")
+TEST = (
+    "accuracy",
+    "nll",
+    "scaled_nll",
+    "ece15",
+    "scaled_ece15",
+    "oe15",
+    "overlap",
+    "dist",
+    "relative_dist",
+    "temperature",
+)
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,9 @@ def test_new_studies_are_found_in_their_folders(headline, tmp_path):
         "| agenda | BLEU-4 | 13.00 | 13.50 | +0.50 [-0.25, +1.00] | 3 | +1.37 |",
         "| GLUE, the rule as published | mean | 80.50 | 80.50 | +0.00 [-1.00, +1.00] | 2 | +0.30 |",
     ]
+    seen["svgd"]["mean"] |= {"seeds": 1, "pretrainings": 2}
+    (tmp_path / "pretraining" / "glue.json").write_text(json.dumps({"systems": systems, "against": seen}))
+    assert "| 1 (2 pre-trainings) | +0.30 |" in headline.quality(tmp_path)
 
 
 def test_the_block_is_replaced_and_nothing_else(headline, tmp_path):

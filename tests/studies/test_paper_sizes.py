@@ -56,6 +56,14 @@ def test_all_arms_try_the_same_points_inside_their_ranges(script):
     assert at_edges("ma", [f"{rate.key}={rate.value(0.05)}", *middle[1:]]) == [rate.key]
 
 
+def test_the_kernel_free_control_is_searched_as_svgd_is_but_not_by_default(script):
+    from studies.classification.search_space import ARMS, FIXED, OWN, WIDE, trials
+
+    assert set(OWN) - set(ARMS) == {"kernel-free"} and FIXED["kernel-free"] == FIXED["svgd"]
+    assert trials("kernel-free", 12) == trials("svgd", 12)
+    assert trials("kernel-free", 12, WIDE) == trials("svgd", 12, WIDE)
+
+
 def test_later_stages_follow_from_the_records(script, data, tmp_path):
     plan, records = make_study(script, data, tmp_path)
     screen = list(plan.pending())
@@ -117,9 +125,10 @@ def test_a_final_run_leaves_a_record_and_answers(script, data, tmp_path):
         right = np.mean(answers[f"{own}/predicted"] == answers["labels"])
         assert run["test"]["accuracy"] == pytest.approx(right, abs=1e-6)
         assert run["test"]["nll"] == pytest.approx(answers[f"{own}/nll"].mean(dtype=float), abs=1 / 64)
-        assert run["test"]["scaled_nll"] > 0 and "data.folder" not in " ".join(run["changes"])
+        assert run["test"]["scaled_nll"] > 0 and {"oe15", "scaled_oe15"} <= run["test"].keys()
+        assert "data.folder" not in " ".join(run["changes"])
     text = script.write_tables(list(records.runs.values()), records.versions, tmp_path, tmp_path / "results")
-    assert "| ma | 2 |" in text and "| svgd | 2 |" in text and "seeds and items" in text
+    assert " OE % |" in text and "| ma | 2 |" in text and "| svgd | 2 |" in text and "seeds and items" in text
     stored = json.loads((tmp_path / "results" / "paper_sizes.json").read_text())["yelp"]["arms"]
     by_seed = {run["seed"]: run["test"]["accuracy"] for run in runs if run["arm"] == "svgd"}
     plain = {run["seed"]: run["test"]["accuracy"] for run in runs if run["arm"] == "ma"}
@@ -149,6 +158,23 @@ def test_the_temperature_minimises_the_nll(script):
     grid = torch.linspace(-2, 2, 4001, dtype=torch.float64).exp()
     losses = torch.stack([torch.nn.functional.cross_entropy(3 * logits / t, labels) for t in grid])
     assert fit_temperature(3 * logits, labels) == pytest.approx(float(grid[losses.argmin()]), rel=2e-3)
+
+
+def test_scores_after_scaling(script):
+    """Three times too confident: scaling finds it, and lowers the overconfidence error as well."""
+    from studies.classification.lean_runs import after_scaling
+
+    from repulsive.metrics.classification import oe
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
+    labels = torch.distributions.Categorical(logits=logits).probs.multinomial(1, generator=generator).squeeze(1)
+    answers = {"logits": 3 * logits, "labels": labels}
+    scores = after_scaling(answers, answers)
+    assert set(scores) == {"temperature", "scaled_nll", "scaled_ece15", "scaled_oe15"}
+    by_hand = oe((3 * logits / scores["temperature"]).softmax(-1), labels, 15)
+    assert scores["scaled_oe15"] == pytest.approx(float(by_hand), abs=1e-5)
+    assert scores["scaled_oe15"] < 0.1 * float(oe((3 * logits).softmax(-1), labels, 15))
 
 
 def test_yelp_splits_share_no_text(script, tmp_path):

@@ -12,7 +12,7 @@ from tests.scripts import ROOT
 from tests.studies.test_paper_sizes import data, make_study, record, script  # noqa: F401  fixtures
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
-TEST = ("nll", "scaled_nll", "ece15", "scaled_ece15", "overlap", "dist", "relative_dist", "temperature")
+TEST = ("nll", "scaled_nll", "ece15", "scaled_ece15", "oe15", "overlap", "dist", "relative_dist", "temperature")
 
 
 def finish_tuning(plan, records, losses):

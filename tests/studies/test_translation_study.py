@@ -65,6 +65,27 @@ def test_the_plan_counts_every_run_once(script, folder, capsys):
     assert not (folder / "none").exists()
 
 
+def test_modules_and_numbers_of_heads_use_the_published_rule(script, folder, monkeypatch):
+    """The paper's claims (Appendix C.3, Figure 3b) are about its rule, at the tuned settings of plain attention."""
+    studies = []
+    monkeypatch.setattr(script, "show_plan", lambda found, stages: studies.extend(found))
+    script.main(["--dry-run", "--out", str(folder / "none")])
+    main = studies[0]
+    plain = {row.label: row for row in main.rows("final")}["MA"].changes
+    for stage, count in (("ablation", 9), ("heads", 5)):
+        rows = [row for row in main.rows(stage) if row.method == "svgd"]
+        assert len(rows) == count and all(row.changes[: len(plain)] == plain for row in rows)
+        recipes = [main.runs(row, stage)[0].recipe for row in rows]
+        rule = {(r.method.alpha, r.method.stepsize, r.method.smoothing, r.method.space) for r in recipes}
+        assert rule == {(0.01, 0.1, 1.0, "weights")}
+        tuned = [spec for path, spec in main.required_runs(stage).items() if "seed-100" in path.name]
+        assert {spec.recipe.method.rule for spec in tuned} == {"none"}  # only plain attention is tuned first
+    assert [main.runs(row, "heads")[0].recipe.model.heads for row in rows] == [1, 2, 4, 8, 16]
+    published = next(row for row in main.rows("final") if row.label == "SVGD, as published")
+    whole = main.row_folder(main.rows("ablation")[-1], "ablation")
+    assert whole == main.row_folder(published, "final")  # the same runs as in the table of all methods
+
+
 @pytest.mark.slow
 def test_every_rule_of_the_plan_takes_a_step(script, folder):
     """All rules of all stages at full scale, on a small model."""
@@ -164,11 +185,11 @@ def check_ablation(found):
 
 def check_heads(found):
     curves = json.loads((found / "heads.json").read_text())["nll"]
-    assert list(curves) == ["MA", "SVGD"]
+    assert list(curves) == ["MA", "SVGD, as published"]
     for curve in curves.values():
         assert [point["heads"] for point in curve["points"]] == [1, 2, 4]
         assert curve["fit"]["a"] >= 0 and curve["fit"]["b"] >= 0
-    assert (found / "heads-nll.svg").exists() and "| SVGD | NLL | 4 |" in (found / "heads.md").read_text()
+    assert (found / "heads-nll.svg").exists() and "| SVGD, as published | NLL | 4 |" in (found / "heads.md").read_text()
 
 
 def check_redundancy(folder, found):

@@ -22,7 +22,7 @@ from repulsive.cli.say import (
 def reproduce(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID...", help="Tables and figures to reproduce, for example table1, or all."),
+        typer.Argument(metavar="ID...", help="Tables and figures to reproduce, such as table1; or all; or claims."),
     ] = None,
     data: Annotated[Path, typer.Option(help="Folder with one prepared folder per dataset, named after it.")] = Path(
         "prepared"
@@ -47,6 +47,9 @@ def reproduce(
         list[Path] | None, typer.Option(help="table5 only: answers of the judges and the key, for example *.json.")
     ] = None,
     times: Annotated[bool, typer.Option(help="Measure step times where the paper reports them.")] = True,
+    results: Annotated[
+        Path, typer.Option("--from", help="Folder of committed results, which a checkout has: claims, and the list.")
+    ] = Path("results"),
     quick: Annotated[bool, typer.Option("--quick", help="Smoke test: tiny models on generated data.")] = False,
     full: FullOption = False,
     markdown: MarkdownOption = False,
@@ -55,13 +58,13 @@ def reproduce(
 ) -> None:
     """Print the paper's numbers beside ours, and a verdict on each claim.
 
-    Without an ID, list all tables and figures.
+    Without an ID, list all tables and figures. The ID claims trains nothing: it judges all claims by committed results.
     """
     from repulsive.errors import RunError
     from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.paper import reproduce as paper
     from repulsive.lab.paper import toy
-    from repulsive.lab.paper.catalogue import find
+    from repulsive.lab.paper.catalogue import CLAIMS, find
     from repulsive.lab.paper.options import Options
     from repulsive.lab.paper.report_files import as_data
     from repulsive.lab.paper.terminal_tables import list_artefacts, listing, report_tables
@@ -84,6 +87,7 @@ def reproduce(
         _split(datasets),
         tuple(files),
         times=times,
+        results=results,
     )
     options = paper.quick(options) if quick else options
     names = [word for word in words if not word.endswith(".json")]
@@ -92,6 +96,9 @@ def reproduce(
             say_json({"artefacts": list_artefacts(options)})
         else:
             say_tables(listing(options, full))
+        return
+    if names == [CLAIMS]:
+        _say_claims(options.results, out, full, markdown, as_json)
         return
     with requeueing(requeue), progress_bar() as progress:
         reports, failed = paper.reproduce(find(names), options, say_progress, progress)
@@ -104,6 +111,22 @@ def reproduce(
     say(f"\nwritten to {out}", err=as_json)
     if failed:
         raise RunError(f"{len(failed)} runs failed; rerun the same command to try them again. The first: {failed[0]}")
+
+
+def _say_claims(results: Path, out: Path, full: bool, markdown: bool, as_json: bool) -> None:
+    from repulsive.lab.paper import claims_report
+    from repulsive.lab.paper.result_claims import claims
+    from repulsive.lab.paper.result_files import ResultFiles
+
+    rows = claims(ResultFiles(results))
+    written = claims_report.write(rows, out)
+    if as_json:
+        say_json({"claims": claims_report.as_data(rows), "written": written})
+    elif markdown:
+        say(claims_report.as_markdown(rows))
+    else:
+        say_tables(claims_report.tables(rows, full))
+    say(f"\nwritten: {', '.join(map(str, written))}", err=as_json)
 
 
 def _split(words: list[str] | None) -> tuple[str, ...]:

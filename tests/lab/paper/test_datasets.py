@@ -11,6 +11,7 @@ from repulsive.errors import DataError
 from repulsive.lab.engine.built_in import names
 from repulsive.lab.paper.catalogue import ARTEFACTS
 from repulsive.lab.paper.datasets import DATASETS, check_prepared, choose_datasets, inspect_dataset
+from repulsive.lab.paper.mismatch import OTHER, SMALLER, Mismatch, combine
 from repulsive.lab.paper.options import Options
 
 
@@ -57,27 +58,35 @@ def test_wmt14_is_prepared_and_trained_as_the_paper_has_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "more", "mismatch"),
+    ("name", "rows", "more", "mismatch", "kind"),
     [
-        ("yelp", (500_000, 2000, 2000), {}, ""),
-        ("yelp", (106_768, 2000, 2000), {}, "106,768 items of train instead of 500,000"),
-        ("yelp", (500_000, 2000, 200), {}, "200 items of test instead of 2,000"),
-        ("iwslt14", (160_239, 7283, 6750), {"settings": {"source": "de", "target": "en"}}, ""),
-        ("iwslt14", (160_239, 7283, 6750), {"settings": {"source": "en", "target": "de"}}, "from en into de"),
-        ("multi30k", (29_000, 1014, 1000), {}, "multi30k instead of the paper's iwslt14"),
-        ("pretrain", (1, 1, 1), {"documents": {"train": 8_000_000, "dev": 13_000}}, ""),
-        ("pretrain", (1, 1, 1), {"documents": {"train": 1000}}, "1,000 documents"),
+        ("yelp", (500_000, 2000, 2000), {}, "", ""),
+        ("yelp", (106_768, 2000, 2000), {}, "106,768 items of train instead of 500,000", SMALLER),
+        ("yelp", (600_000, 2000, 2000), {}, "600,000 items of train instead of 500,000", OTHER),
+        ("yelp", (500_000, 2000, 200), {}, "200 items of test instead of 2,000", SMALLER),
+        ("iwslt14", (160_239, 7283, 6750), {"settings": {"source": "de", "target": "en"}}, "", ""),
+        ("iwslt14", (160_239, 7283, 6750), {"settings": {"source": "en", "target": "de"}}, "from en into de", OTHER),
+        ("multi30k", (29_000, 1014, 1000), {}, "multi30k instead of the paper's iwslt14", OTHER),
+        ("pretrain", (1, 1, 1), {"documents": {"train": 8_000_000, "dev": 13_000}}, "", ""),
+        ("pretrain", (1, 1, 1), {"documents": {"train": 1000}}, "1,000 documents", SMALLER),
     ],
 )
-def test_data_are_the_papers_by_size_and_languages(tmp_path, name, rows, more, mismatch):
+def test_data_are_the_papers_by_size_and_languages(tmp_path, name, rows, more, mismatch, kind):
     folder(tmp_path, name, rows, **more)
 
     def result(**options):
         return inspect_dataset(DATASETS[name], Options(tmp_path, **options)).mismatch
 
-    assert result().startswith(mismatch) and bool(result()) == bool(mismatch)
-    assert result(toy=True) == "toy data"
-    assert result(changes=("data.share=0.1",)).startswith(mismatch or "data.share=0.1")
+    assert result() is None if not mismatch else (result().reason.startswith(mismatch) and result().kind == kind)
+    assert result(toy=True) == Mismatch("toy data")
+    share = result(changes=("data.share=0.1",))
+    assert share.reason.startswith(mismatch or "data.share=0.1") and share.kind == (kind or SMALLER)
+
+
+def test_the_worst_of_several_mismatches_counts():
+    smaller, other, toy = Mismatch("a", SMALLER), Mismatch("b", OTHER), Mismatch("c")
+    assert combine([None, smaller]) == smaller and combine([smaller, other, None]) == other
+    assert combine([smaller, toy, other]) == toy and combine([None]) is combine([]) is None
 
 
 def test_choosing_no_fitting_dataset_is_an_error():

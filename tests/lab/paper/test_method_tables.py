@@ -13,7 +13,7 @@ from repulsive.lab.paper.catalogue import find
 from repulsive.lab.paper.datasets import DATASETS
 from repulsive.lab.paper.options import Options
 from repulsive.lab.paper.report_files import as_markdown
-from repulsive.lab.paper.verdicts import CONFIRMED, NOT_CONFIRMED, NOT_TESTED
+from repulsive.lab.paper.verdicts import CONFIRMED, FAILS, HOLDS, NOT_CONFIRMED
 
 SEEDS, ITEMS = 8, 60
 RIGHT = {"ma": 30, "frobenius": 30, "svgd": 45, "spos": 30}  # of 60
@@ -79,8 +79,16 @@ def test_numbers_are_means_in_percent_beside_the_papers(reported):
     assert "sizes as in the paper" in text and "71.7 is Table 1's SPOS" in text
 
 
-def test_claims_are_not_tested_on_other_data(reported):
+def test_claims_on_smaller_data_hold_fail_or_stay_open(reported):
     report = reported((106_768, 2_000, 2_000))
-    assert {finding.verdict for finding in report.findings} == {NOT_TESTED}
+    found = {(f.claim.metric, f.claim.first, f.claim.second): f.outcome for f in report.findings}
+    assert found["accuracy", "svgd", "ma"] == found["dist", "svgd", "ma"] == HOLDS
+    assert found["accuracy", "spos", "ma"] == FAILS  # the same answers; the paper's gain is 2.4 points
+    assert found["accuracy", "spos", "svgd"] == FAILS  # worse
+    assert {finding.verdict.removesuffix(finding.outcome) for finding in report.findings} <= {
+        "same claim, smaller data: ",
+        "",
+    }
+    assert "| +1.9 | " in as_markdown(report)
     assert "106,768 items of train instead of 500,000" in report.findings[0].reason
     assert report.findings[0].observed == "higher"

@@ -73,6 +73,16 @@ def test_a_method_differs_from_the_baseline_in_nothing_else(name):
     assert len(changed) > 1
 
 
+def test_the_kernel_free_control_differs_from_svgd_in_the_rule_alone():
+    """Every system that trains with SVGD has the control, with the same strength and the same heads."""
+    controls = [name for name, recipe in recipes().items() if recipe.method.stem == "kernel-free"]
+    assert {open_recipe(name).task for name in controls} == {"classification", "translation", "electra", "graphs", "lm"}
+    for name in controls:
+        published = name.replace("kernel-free", "rma" if open_recipe(name).task == "graphs" else "svgd")
+        own, paper = (as_tables(open_recipe(each)) for each in (name, published))
+        assert set(differences(own, paper)) == {"label", "method.rule"}, name
+
+
 @pytest.mark.parametrize("task", ["yelp", "age", "snli", "reviews", "movie-reviews"])
 def test_recipes_read_the_folder_that_prepare_writes(task):
     folders = {str(open_recipe(name).data.folder) for name in names() if name.startswith(f"{task}/")}

@@ -10,5 +10,6 @@
 | Figure 3 | `figure3_head_counts` |
 | Appendix E | `graph_texts` |
 
-`catalogue` lists them all, `reproduce` runs them, `published` has the paper's numbers and claims.
+`catalogue` lists them all, `reproduce` runs them, `published` has the paper's numbers and claims, `verdicts` judges.
+`result_claims` judges the claims by the committed results of a checkout, and `claims_report` writes them.
 """

@@ -16,6 +16,7 @@ from repulsive.lab.paper.table3_glue import GlueTable
 from repulsive.lab.paper.table5_judgements import JudgementTable
 
 ALL = "all"
+CLAIMS = "claims"  # not a table of the paper: all claims and the committed results
 
 _TABLES: dict[str, Artefact] = {table.id: table for table in TABLES}
 ARTEFACTS: dict[str, Artefact] = {
@@ -42,11 +43,14 @@ def find(ids: Sequence[str]) -> list[Artefact]:
     """Look up artefacts by id, each once, in the order of `ARTEFACTS`; "all" selects all artefacts.
 
     Raises:
-        ConfigError: an id is unknown; the message suggests similar ids.
+        ConfigError: an id is unknown; the message suggests similar ids. Or "claims" is among other ids.
     """
+    if CLAIMS in ids:
+        raise ConfigError(f"{CLAIMS} is made from committed results and trains nothing; run it alone")
     for name in ids:
         if name not in ARTEFACTS and name != ALL:
-            near = get_close_matches(name, [*ARTEFACTS, ALL], n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(ARTEFACTS)}, {ALL}"
+            near = get_close_matches(name, [*ARTEFACTS, ALL, CLAIMS], n=3, cutoff=0.4)
+            choices = ", ".join([*ARTEFACTS, ALL, CLAIMS])
+            hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {choices}"
             raise ConfigError(f"unknown table or figure {name!r}; {hint}")
     return [artefact for name, artefact in ARTEFACTS.items() if name in ids or ALL in ids]

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from repulsive.errors import DataError
+from repulsive.lab.paper.mismatch import SMALLER, Mismatch, find_mismatch
 from repulsive.lab.paper.options import Options
-from repulsive.lab.paper.published import published
 from repulsive.lab.systems.glue.data import TASKS as GLUE
 from repulsive.lab.text.folders import MANIFEST, read_manifest
 from repulsive.lab.text.prepared import PARTS
-
-TOLERANCE = 0.05  # relative difference of sizes: the paper rounds, and readers skip bad lines
 
 
 @dataclass(frozen=True)
@@ -140,14 +137,14 @@ class PreparedData:
         paper_name: name of the paper's dataset.
         folder: folder of the prepared dataset.
         sizes: number of items of train, dev and test.
-        mismatch: why the data are not the paper's; "" if they are.
+        mismatch: why the data are not the paper's; None if they are.
     """
 
     name: str
     paper_name: str
     folder: Path
     sizes: dict[str, int]
-    mismatch: str
+    mismatch: Mismatch | None
 
 
 def inspect_dataset(dataset: Dataset, options: Options) -> PreparedData:
@@ -157,27 +154,10 @@ def inspect_dataset(dataset: Dataset, options: Options) -> PreparedData:
     rows: dict[str, int] = manifest.get("rows", {})
     sizes = {part: int(rows[part]) for part in PARTS if part in rows}
     shares = [change for change in options.changes if change.startswith("data.share=")]  # trains on a share of the data
-    mismatch = "toy data" if options.toy else _mismatch(dataset, manifest, sizes) or ", ".join(shares)
+    if options.toy:
+        mismatch: Mismatch | None = Mismatch("toy data")
+    else:
+        mismatch = find_mismatch(dataset.name, dataset.paper_name, manifest, sizes)
+    if mismatch is None and shares:
+        mismatch = Mismatch(", ".join(shares), SMALLER)
     return PreparedData(dataset.name, dataset.paper_name, folder, sizes, mismatch)
-
-
-def _mismatch(dataset: Dataset, manifest: dict[str, Any], sizes: dict[str, int]) -> str:
-    paper = published().dataset(dataset.name)
-    if not paper:
-        return f"{dataset.name} instead of the paper's {dataset.paper_name}"
-    if "documents" in paper:
-        count, expected = sum(dict(manifest.get("documents", {})).values()), int(paper["documents"])
-        return "" if _is_close(count, expected) else f"{count:,} documents instead of {expected:,}"
-    settings = manifest.get("settings", {})
-    languages = [settings.get("source"), settings.get("target")]
-    if "languages" in paper and languages != paper["languages"]:
-        return f"from {languages[0]} into {languages[1]} instead of {' into '.join(paper['languages'])}"
-    for part, expected in zip(PARTS, paper["sizes"], strict=True):
-        count = sizes.get(part, 0)
-        if not _is_close(count, expected):
-            return f"{count:,} items of {part} instead of {expected:,}"
-    return ""
-
-
-def _is_close(count: int, expected: int) -> bool:
-    return abs(count - expected) <= TOLERANCE * expected

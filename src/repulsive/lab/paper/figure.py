@@ -11,6 +11,7 @@ from repulsive.errors import RunError
 from repulsive.lab.paper import toy
 from repulsive.lab.paper.datasets import Dataset, PreparedData, choose_datasets, inspect_dataset
 from repulsive.lab.paper.differences import Runs
+from repulsive.lab.paper.mismatch import combine
 from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.published import published
 from repulsive.lab.paper.report import Number, Report, Row, label_of
@@ -96,7 +97,7 @@ class Figure(ABC):
         return Report(self.id, self.title, self.source, prepared, rows, findings, files=files)
 
     def _findings(self, dataset: Dataset, data: FigureData, prepared: Sequence[PreparedData]) -> list[Finding]:
-        mismatch = next((each.mismatch for each in prepared if each.mismatch), "")
+        mismatch = combine(each.mismatch for each in prepared)
         return [
             judge(
                 replace(claim, data=dataset.name),

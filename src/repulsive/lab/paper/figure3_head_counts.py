@@ -11,11 +11,12 @@ from pathlib import Path
 from repulsive.lab.paper import toy
 from repulsive.lab.paper.datasets import Dataset, PreparedData, choose_datasets, inspect_dataset
 from repulsive.lab.paper.differences import Runs, difference, scaled, values
+from repulsive.lab.paper.mismatch import Mismatch
 from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.published import Claim, published
 from repulsive.lab.paper.report import Number, Report, Row, label_of
 from repulsive.lab.paper.run_sets import RunSet, method_runs
-from repulsive.lab.paper.verdicts import NOT_CONFIRMED, NOT_TESTED, Finding, judge
+from repulsive.lab.paper.verdicts import Finding, judge, judge_unseen
 from repulsive.lab.runs.head_counts import head_counts
 from repulsive.lab.systems.registry import open_recipe
 from repulsive.metrics.compare import Comparison
@@ -129,13 +130,13 @@ def least_certain(pairs: list[Comparison | None]) -> Comparison | None:
     return dataclasses.replace(worst, p_value=max(pair.p_value for pair in known))
 
 
-def _judge_shape(claim: Claim, dataset: Dataset, counts: ByCount, best: int, mismatch: str) -> Finding:
+def _judge_shape(claim: Claim, dataset: Dataset, counts: ByCount, best: int, mismatch: Mismatch | None) -> Finding:
     """Judge whether the error at one end of the curve is higher than at the best number of heads."""
     end = min(counts) if claim.first == "fewest" else max(counts)
     claim = replace(claim, first=f"{end} heads", second=f"{best} heads")
     if end == best:
         reason = f"on the development set {end} heads are best, at that end of the curve"
-        return Finding(claim, NOT_TESTED if mismatch else NOT_CONFIRMED, mismatch or reason)
+        return judge_unseen(claim, mismatch, reason)
     return judge(claim, _error_difference(dataset, counts[end], counts[best]), mismatch, "not run")
 
 

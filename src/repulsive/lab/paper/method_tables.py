@@ -9,6 +9,7 @@ from repulsive.errors import ConfigError
 from repulsive.lab.paper import toy
 from repulsive.lab.paper.datasets import DATASETS, Dataset, choose_datasets, inspect_dataset
 from repulsive.lab.paper.differences import Runs, difference, values
+from repulsive.lab.paper.mismatch import Mismatch
 from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.published import Claim, published
 from repulsive.lab.paper.report import Number, Report, Row, label_of
@@ -119,7 +120,7 @@ class MethodTable:
         return {"time": Number(printed, [measured.ratio], (measured.low, measured.high))}
 
 
-def _judge_metric(claim: Claim, finished: Mapping[str, Runs], mismatch: str) -> Finding:
+def _judge_metric(claim: Claim, finished: Mapping[str, Runs], mismatch: Mismatch | None) -> Finding:
     missing = [label_of(name) for name in (claim.first, claim.second) if not finished.get(name)]
     if missing:
         return judge(claim, None, mismatch, f"{' and '.join(missing)} not run")
@@ -131,11 +132,11 @@ def _judge_time(claim: Claim, times: Mapping[str, TimeRatio], variants: Mapping[
     """Judge a claim about step times; the interval of the difference is the widest that the two intervals allow."""
     first, second = (times.get(variants.get(name, "")) for name in (claim.first, claim.second))
     if first is None or second is None:
-        return judge(claim, None, "", "times were not measured")
+        return judge(claim, None, None, "times were not measured")
     comparison = Comparison(
         first.ratio - second.ratio, first.low - second.high, first.high - second.low, float("nan"), "rounds", 2, 0
     )
-    return judge(claim, comparison, "toy size" if is_toy else "")
+    return judge(claim, comparison, Mismatch("toy size") if is_toy else None)
 
 
 _ALL_METRICS: dict[str, tuple[str, ...]] = {
@@ -197,7 +198,7 @@ TABLES: Sequence[MethodTable] = (
         "sgld",
         "repulsion compared with noise alone",
         (*_SENTENCES, "iwslt14"),
-        _unchanged("ma", "sgld", "svgd"),
+        _unchanged("ma", "sgld", "svgd", "sgld-tempered", "spos-tempered"),  # the last two are ours, not the paper's
         _MAIN_METRIC,
     ),
     MethodTable("priors", "uniform and Gaussian prior", _SENTENCES, _unchanged("svgd", "gaussian"), _MAIN_METRIC),

@@ -26,6 +26,7 @@ class Options:
         judgements: files of the judges, and the key.
         toy: use generated data and toy-sized models.
         times: measure step times.
+        results: folder of committed results, which a checkout has.
     """
 
     data: Path = Path("prepared")
@@ -40,3 +41,4 @@ class Options:
     judgements: tuple[Path, ...] = ()
     toy: bool = False
     times: bool = True
+    results: Path = Path("results")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -27,6 +27,7 @@ class Claim:
         better: "higher", "lower", or "same": the difference is at most `within`.
         within: margin of "same", in the metric's units.
         contradicted: the paper's own numbers contradict the claim.
+        gain: the paper's difference, first - second; None if it does not print both numbers.
     """
 
     artefact: str
@@ -39,6 +40,7 @@ class Claim:
     better: Better = "higher"
     within: float = 0.0
     contradicted: bool = False
+    gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,23 @@ class Published:
 
     def claims(self, artefact: str) -> list[Claim]:
         """List the claims about an artefact, one for each dataset, pair of rows and metric."""
-        return [claim for entry in self.tree["claims"] if entry["artefact"] == artefact for claim in _expand(entry)]
+        expanded = [claim for entry in self.tree["claims"] if entry["artefact"] == artefact for claim in _expand(entry)]
+        return [replace(claim, gain=self._gain(claim)) for claim in expanded]
 
     def notes(self, artefact: str) -> list[str]:
         """List the inconsistencies in the paper that concern an artefact."""
         return [entry["text"] for entry in self.tree["notes"] if artefact in entry["artefacts"]]
+
+    def _gain(self, claim: Claim) -> float | None:
+        first, second = (self._number(claim, row) for row in (claim.first, claim.second))
+        return None if first is None or second is None else first - second
+
+    def _number(self, claim: Claim, row: str) -> float | None:
+        if claim.artefact == "table3":  # claims name its columns as datasets
+            return self.value("table3", "glue", row, claim.data)
+        if claim.artefact == "table5":  # claims name its rows as metrics
+            return self.value("table5", claim.data, claim.metric, row)
+        return self.value(claim.artefact, claim.data, row, claim.metric)
 
 
 @cache

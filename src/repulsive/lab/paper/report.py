@@ -19,6 +19,8 @@ _LABELS = {
     "svgd": "SVGD",
     "spos": "SPOS",
     "sgld": "SGLD",
+    "sgld-tempered": "SGLD, tempered",
+    "spos-tempered": "SPOS, tempered",
     "gaussian": "SVGD, Gaussian prior",
     "big": "Transformer-big",
     "q": "RMA (Q)",

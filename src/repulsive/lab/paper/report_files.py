@@ -12,9 +12,10 @@ from typing import Any
 from repulsive.lab.engine.files import write_text
 from repulsive.lab.engine.runs import versions
 from repulsive.lab.paper.datasets import DATASETS, PreparedData
+from repulsive.lab.paper.mismatch import Mismatch
 from repulsive.lab.paper.published import published
 from repulsive.lab.paper.report import Number, Report, Row, label_of
-from repulsive.lab.paper.verdicts import KINDS, Finding
+from repulsive.lab.paper.verdicts import OUTCOMES, Finding
 from repulsive.metrics.compare import Comparison
 from repulsive.safety.markdown import format_table
 
@@ -92,17 +93,17 @@ def as_data(report: Report) -> dict[str, Any]:
 def summary(reports: Sequence[Report]) -> str:
     """Format a table of verdict counts, one row for each report."""
     rows = [[report.id, str(len(report.findings)), *map(str, count_verdicts(report))] for report in reports]
-    return format_table(["table or figure", "claims", *KINDS], rows)
+    return format_table(["table or figure", "claims", *OUTCOMES.values()], rows)
 
 
 def count_verdicts(report: Report) -> list[int]:
-    """Count the claims of a report with each verdict, in the order of `KINDS`."""
-    return [sum(finding.verdict == kind for finding in report.findings) for kind in KINDS]
+    """Count the claims of a report with each outcome, in the order of `OUTCOMES`."""
+    return [sum(finding.outcome == outcome for finding in report.findings) for outcome in OUTCOMES]
 
 
 def _data_line(data: PreparedData) -> str:
     sizes = ", ".join(f"{count:,} {part}" for part, count in data.sizes.items())
-    state = f"**not the paper's data**: {data.mismatch}" if data.mismatch else "sizes as in the paper"
+    state = f"**not the paper's data**: {data.mismatch.reason}" if data.mismatch else "sizes as in the paper"
     return f"- {data.name} ({data.folder}): {sizes}; {state}"
 
 
@@ -140,8 +141,9 @@ def _claim_table(findings: Sequence[Finding]) -> str:
         difference = ""
         if comparison is not None:
             difference = f"{comparison.difference:+.3f} [{comparison.low:+.3f}, {comparison.high:+.3f}]"
-        rows.append([text, claim.data, difference, finding.observed, f"**{finding.verdict}**", finding.reason])
-    table = format_table(["claim", "dataset", "difference [95 % CI]", "observed", "verdict", "reason"], rows)
+        paper = "" if claim.gain is None else f"{claim.gain:+.3g}"
+        rows.append([text, claim.data, paper, difference, finding.observed, f"**{finding.verdict}**", finding.reason])
+    table = format_table(["claim", "dataset", "paper", "ours [95 % CI]", "observed", "verdict", "reason"], rows)
     if any(finding.claim.contradicted for finding in findings):
         table += "\n\n† The paper's own numbers contradict this claim."
     return table
@@ -157,7 +159,8 @@ def compared_rows(finding: Finding) -> str:
 
 def _prepared_as_data(data: PreparedData) -> dict[str, Any]:
     facts = {"name": data.name, "paper": data.paper_name, "folder": str(data.folder)}
-    return facts | {"sizes": data.sizes, "other": data.mismatch}
+    mismatch = data.mismatch or Mismatch("")
+    return facts | {"sizes": data.sizes, "other": mismatch.reason, "kind": mismatch.kind}
 
 
 def _numbers_as_data(row: Row) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def _numbers_as_data(row: Row) -> dict[str, Any]:
 
 
 def _finding_as_data(finding: Finding) -> dict[str, Any]:
-    facts = {"verdict": finding.verdict, "why": finding.reason, "here": finding.observed}
+    facts = {"verdict": finding.verdict, "outcome": finding.outcome, "why": finding.reason, "here": finding.observed}
     return asdict(finding.claim) | facts | {"seen": _comparison_as_data(finding.comparison)}
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from repulsive.lab.paper import toy
 from repulsive.lab.paper.datasets import DATASETS, Dataset, choose_datasets, inspect_dataset
 from repulsive.lab.paper.differences import Runs, difference, over_seeds, values
+from repulsive.lab.paper.mismatch import Mismatch, combine
 from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.published import Claim, published
 from repulsive.lab.paper.report import Number, Report, Row
@@ -139,8 +141,8 @@ def _compare(
     return difference(first_runs, second_runs, metric_of(claim.data))
 
 
-def _mismatch(column: str, mismatches: Mapping[str, str]) -> str:
-    """Return why a column is not on the paper's data: pre-training or a task uses other data; "" if none does."""
+def _mismatch(column: str, mismatches: Mapping[str, Mismatch | None]) -> Mismatch | None:
+    """Return why a column is not on the paper's data: pre-training or a task uses other data; None if none does."""
     tasks: Sequence[str] = [*TASKS] if column in MEANS else ["rte", "mnli"] if column == RTE_AFTER_MNLI else [column]
-    reasons = [f"{name}: {mismatches[name]}" for name in ("pretrain", *tasks) if mismatches.get(name)]
-    return reasons[0] if reasons else ""
+    known = {name: mismatches.get(name) for name in ("pretrain", *tasks)}
+    return combine(replace(found, reason=f"{name}: {found.reason}") for name, found in known.items() if found)

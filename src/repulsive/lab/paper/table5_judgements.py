@@ -19,6 +19,7 @@ from repulsive.lab.judge.tally import Tally, as_markdown, tally
 from repulsive.lab.judge.texts import Text, read_texts
 from repulsive.lab.paper.datasets import DATASETS, Dataset, PreparedData, inspect_dataset
 from repulsive.lab.paper.graph_texts import GRAPH_TABLE, first_runs, load_texts, write_judge_file
+from repulsive.lab.paper.mismatch import Mismatch
 from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.published import Claim, published
 from repulsive.lab.paper.report import Number, Report, Row
@@ -63,10 +64,10 @@ class JudgementTable:
         data = inspect_dataset(dataset, options)
         page, key = self._write_page(dataset, options)
         if not options.toy:
-            findings = [judge(claim, None, "", NO_JUDGES) for claim in published().claims(self.id)]
+            findings = [judge(claim, None, None, NO_JUDGES) for claim in published().claims(self.id)]
             return Report(self.id, self.title, self.source, [data], findings=findings, files=[page, key])
         files = _scripted_answers(key, [key.with_name(f"{name}.jsonl") for name in SYSTEMS])
-        return self._count([key, *files], [data], "toy data, and the judges are a script")
+        return self._count([key, *files], [data], Mismatch("toy data, and the judges are a script"))
 
     def _write_page(self, dataset: Dataset, options: Options) -> tuple[Path, Path]:
         """Write the page for judges and its key."""
@@ -77,7 +78,7 @@ class JudgementTable:
         made = make(first, second, folder / "judge.html", count=min(ITEMS, len(texts[SYSTEMS[0]])))
         return made.page, made.key
 
-    def _count(self, files: Sequence[Path], prepared: Sequence[PreparedData], mismatch: str) -> Report:
+    def _count(self, files: Sequence[Path], prepared: Sequence[PreparedData], mismatch: Mismatch | None) -> Report:
         """Count the answers of the judges."""
         key, answers = split_files(files)
         counts = tally(key, read_all(answers, key))
@@ -109,22 +110,22 @@ def split_files(files: Sequence[Path]) -> tuple[Key, list[Path]]:
     return read_key(keys[0]), [path for path in files if path != keys[0]]
 
 
-def _data_of_judgements(options: Options) -> tuple[list[PreparedData], str]:
-    """Return the prepared data of the judged texts, and why they are not the paper's data ("" if they are).
+def _data_of_judgements(options: Options) -> tuple[list[PreparedData], Mismatch | None]:
+    """Return the prepared data of the judged texts, and why they are not the paper's data (None if they are).
 
     A key does not name its dataset, so a claim is only tested if the paper's data are prepared.
     """
     dataset = DATASETS[GRAPH_TABLE.paper_datasets[0]]
     if not (dataset.folder(options.data) / MANIFEST).is_file():
-        return [], f"the dataset of the texts is unknown: no {dataset.name} in {options.data}"
+        return [], Mismatch(f"the dataset of the texts is unknown: no {dataset.name} in {options.data}")
     data = inspect_dataset(dataset, options)
     return [data], data.mismatch
 
 
-def _judge_preference(claim: Claim, counts: Tally, mismatch: str) -> Finding:
+def _judge_preference(claim: Claim, counts: Tally, mismatch: Mismatch | None) -> Finding:
     verdict = counts.verdicts[claim.metric]
     if verdict is None or verdict.lead.low is None or verdict.lead.high is None:
-        return judge(claim, None, "", "no answers, or only one item")
+        return judge(claim, None, None, "no answers, or only one item")
     lead = [100 * share for share in (verdict.lead.value, verdict.lead.low, verdict.lead.high)]
     judges, items = len(counts.judges), counts.items
     comparison = Comparison(lead[0], lead[1], lead[2], verdict.p_value, "items and judges", judges, items)

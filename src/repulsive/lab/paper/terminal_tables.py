@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from repulsive.errors import ConfigError, DataError
@@ -12,8 +13,9 @@ from repulsive.lab.paper.datasets import DATASETS
 from repulsive.lab.paper.options import Options
 from repulsive.lab.paper.report import Number, Report, Row
 from repulsive.lab.paper.report_files import METRIC_NAMES, compared_rows, count_verdicts
+from repulsive.lab.paper.result_files import committed
 from repulsive.lab.paper.run_sets import count_finished
-from repulsive.lab.paper.verdicts import KINDS, Finding
+from repulsive.lab.paper.verdicts import OUTCOMES, Finding
 from repulsive.lab.text.folders import MANIFEST
 from repulsive.terminal.table import MarkdownText, Table, signed, three_digits
 
@@ -32,7 +34,7 @@ def report_tables(reports: Sequence[Report], full: bool = False) -> list[Block]:
         blocks += _report(report, full)
     if len(reports) > 1:
         rows = [[report.id, *map(str, count_verdicts(report))] for report in reports]
-        blocks.append(Table(["table or figure", *KINDS], rows, "Claims"))
+        blocks.append(Table(["table or figure", *OUTCOMES.values()], rows, "Claims"))
     if not full:
         blocks.append("--full: confidence intervals, reasons of the verdicts, notes on the paper.")
     return blocks
@@ -42,15 +44,16 @@ def list_artefacts(options: Options) -> list[dict[str, Any]]:
     """List all tables and figures of the paper with their data, runs and results.
 
     Returns:
-        For each: id, title, source, datasets (name -> whether it is prepared), runs, runs done, and the written file
-        or None. Datasets and runs are None if no requested dataset or method applies.
+        For each: id, title, source, datasets (name -> whether it is prepared), runs, runs done, the written file or
+        None, and the files of committed results. Datasets and runs are None if no requested dataset or method applies.
     """
     entries = []
     for name, artefact in ARTEFACTS.items():
         path = options.out / f"{name}.md"
         entry = {"id": name, "title": artefact.title, "source": artefact.source}
         written = str(path) if path.is_file() else None
-        entries.append(entry | _requirements(artefact, options) | {"written": written})
+        files = {"written": written, "committed": [str(path) for path in committed(name, options.results)]}
+        entries.append(entry | _requirements(artefact, options) | files)
     return entries
 
 
@@ -59,7 +62,7 @@ def listing(options: Options, full: bool = False) -> list[Block]:
 
     Args:
         options: options of the reproduction.
-        full: also show the datasets.
+        full: also show the datasets, and all files of committed results.
     """
     rows = []
     for entry in list_artefacts(options):
@@ -67,19 +70,23 @@ def listing(options: Options, full: bool = False) -> list[Block]:
         datasets = ", ".join(f"{name}{'' if ready else '*'}" for name, ready in (entry["datasets"] or {}).items())
         state = "written" if entry["written"] else "no results"
         title = f"{entry['title']} ({entry['source']})"
-        rows.append([entry["id"], title, *([datasets] if full else []), runs, state])
-    titles = ["id", "shows", *(["datasets"] if full else []), "runs done", "results"]
-    legend = f"With {options.seeds} seeds; runs in {options.runs}, results in {options.out}."
+        files = entry["committed"] if full else sorted({str(Path(path).parent) for path in entry["committed"]})
+        rows.append([entry["id"], title, *([datasets] if full else []), runs, state, ", ".join(files) or "none"])
+    titles = ["id", "shows", *(["datasets"] if full else []), "runs done", "your results", "committed results"]
+    legend = f"With {options.seeds} seeds; runs in {options.runs}, your results in {options.out}."
     if full:
         legend = f"* not prepared in {options.data}. {legend}"
-    return [Table(titles, rows), legend, "repulsive reproduce ID... --data DIR, or: repulsive reproduce all --quick"]
+    if not options.results.is_dir():
+        legend += f" No folder {options.results}: pass that of a checkout with --from to see committed results."
+    commands = "repulsive reproduce ID... --data DIR, or: repulsive reproduce all --quick"
+    return [Table(titles, rows), legend, commands, "repulsive reproduce claims: all claims and the committed results"]
 
 
 def _report(report: Report, full: bool) -> list[Block]:
     blocks: list[Block] = [f"{report.id}: {report.title} ({report.source})"]
     for data in report.data:
         if data.mismatch:
-            blocks.append(f"{data.name}: not the paper's data ({data.mismatch})")
+            blocks.append(f"{data.name}: not the paper's data ({data.mismatch.reason})")
     for name in dict.fromkeys(row.dataset for row in report.rows):
         blocks.append(_numbers([row for row in report.rows if row.dataset == name], name, report.counted, full))
     if report.findings:
@@ -124,8 +131,9 @@ def _claims(findings: Sequence[Finding], full: bool) -> Table:
             text = f"{finding.claim.text}: {text}" + (" †" if finding.claim.contradicted else "")
             if comparison is not None:
                 difference += f" [{signed(comparison.low)}, {signed(comparison.high)}]"
-        rows.append([text, difference, finding.verdict, *([finding.reason] if full else [])])
-    titles = ["claim", "difference", "verdict", *(["reason"] if full else [])]
+        paper = "" if finding.claim.gain is None else signed(finding.claim.gain)
+        rows.append([text, paper, difference, finding.verdict, *([finding.reason] if full else [])])
+    titles = ["claim", "paper", "ours", "verdict", *(["reason"] if full else [])]
     contradicted = full and any(finding.claim.contradicted for finding in findings)
     return Table(titles, rows, "claims († contradicted by the paper's own numbers)" if contradicted else "claims")
 

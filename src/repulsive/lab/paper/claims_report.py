@@ -1,0 +1,108 @@
+"""The claims that the committed results decide, as a table, as JSON and as a forest plot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from repulsive.lab.engine.files import write_text
+from repulsive.lab.paper.forest_plot import Panel, Row, diamond, dot, draw_panels
+from repulsive.lab.paper.result_claims import ACCURACY, BLEU, DIST, ECE, HEADS, TIME, ResultClaim
+from repulsive.lab.paper.verdicts import FAILS, HOLDS, UNDECIDED
+from repulsive.safety.markdown import format_table
+from repulsive.terminal.table import Table
+
+ID = "claims"
+TITLES = ("claim", "paper", "ours [95 % CI]", "our data", "verdict", "why")
+PANELS = {  # panel -> heading, ends of the axis, distance of ticks
+    ACCURACY: ("Accuracy of classifiers, points", (-1.0, 3.0), 1.0),
+    DIST: ("Diversity of heads, Dist", (-0.5, 1.5), 0.5),
+    ECE: ("Calibration error (ECE), points: lower is better", (-1.0, 3.0), 1.0),
+    BLEU: ("BLEU of translations and texts; GLUE, points", (-5.0, 3.0), 1.0),
+    HEADS: ("Share of heads that can be removed, points: lower is better", (-30.0, 20.0), 10.0),
+    TIME: ("Step time, percent: lower is better", (-5.0, 15.0), 5.0),
+}
+LEGEND = (
+    f'{dot(18, 20)}<text x="28" y="24">ours</text>',
+    f'<g class="control">{dot(82, 20, is_control=True)}</g><text x="92" y="24">ours, against a control</text>',
+    f'{diamond(246, 20)}<text x="258" y="24">the paper, its own data</text>',
+)
+CAPTIONS = ("Differences from plain attention, with 95 % intervals. Arrows: the", "interval is longer than the axis.")
+
+
+def cells(claim: ResultClaim) -> list[str]:
+    """Format the cells of a row, in the order of `TITLES`."""
+    paper = "" if claim.paper is None else f"{claim.paper:+.{claim.digits}f}"
+    return [claim.claim, paper, claim.ours.text(claim.digits), claim.data, claim.verdict, claim.why]
+
+
+def as_markdown(claims: Sequence[ResultClaim]) -> str:
+    """Format the claims as a Markdown table."""
+    return format_table(TITLES, [cells(claim) for claim in claims])
+
+
+def tables(claims: Sequence[ResultClaim], full: bool = False) -> list[Table | str]:
+    """Make a table for a terminal, and the number of claims with each outcome; `full` adds our data and the reasons."""
+    shown = [index for index, title in enumerate(TITLES) if full or title not in ("our data", "why")]
+    rows = [[cells(claim)[i] for i in shown] for claim in claims]
+    counts = Counter(claim.outcome for claim in claims)
+    summary = ", ".join(f"{outcome}: {counts[outcome]}" for outcome in (HOLDS, FAILS, UNDECIDED))
+    return [Table([TITLES[i] for i in shown], rows), f"{len(claims)} claims; {summary}."]
+
+
+def as_data(claims: Sequence[ResultClaim]) -> list[dict[str, Any]]:
+    """Convert the claims to plain values for JSON, with numbers at full precision."""
+    return [
+        {
+            "claim": claim.claim,
+            "paper": claim.paper,
+            "difference": claim.ours.mean,
+            "low": claim.ours.low,
+            "high": claim.ours.high,
+            "p_value": None if math.isnan(claim.ours.p_value) else claim.ours.p_value,  # JSON has no NaN
+            "better": "lower" if claim.lower or claim.is_limit else "higher",
+            "is_control": claim.is_control,
+            "data": claim.data,
+            "kind": claim.other_data,
+            "outcome": claim.outcome,
+            "verdict": claim.verdict,
+            "why": claim.why,
+        }
+        for claim in claims
+    ]
+
+
+def draw(claims: Sequence[ResultClaim]) -> str:
+    """Draw the forest plot of all claims as SVG: our intervals, and the paper's gains as hollow diamonds."""
+    panels = [
+        Panel(heading, [_row(claim) for claim in claims if claim.panel == name], edges, step)
+        for name, (heading, edges, step) in PANELS.items()
+    ]
+    return draw_panels("Gains of repulsive attention: the paper's and ours", panels, CAPTIONS, LEGEND)
+
+
+def write(claims: Sequence[ResultClaim], out: Path) -> list[Path]:
+    """Write `claims.md`, `claims.json` and `claims.svg` into a folder.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {
+        ".md": as_markdown(claims) + "\n",
+        ".json": json.dumps(as_data(claims), indent=1) + "\n",
+        ".svg": draw(claims),
+    }
+    paths = []
+    for suffix, text in texts.items():
+        paths.append(out / f"{ID}{suffix}")
+        write_text(paths[-1], text)
+    return paths
+
+
+def _row(claim: ResultClaim) -> Row:
+    return Row(claim.name, (claim.ours.mean, claim.ours.low, claim.ours.high), claim.paper, claim.is_control)

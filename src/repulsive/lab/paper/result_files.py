@@ -1,0 +1,156 @@
+"""Read differences from plain attention out of the committed results of a checkout, the folder `results`."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repulsive.errors import DataError
+from repulsive.metrics.student import interval, quantile
+
+# Tables and figures of the paper -> files in the folder of results that show the same, if they exist.
+_SENTENCES = tuple(f"classification/{name}.md" for name in ("age", "yelp", "snli"))
+_FOLLOW_UP = "classification/follow_up.md"
+FILES: dict[str, tuple[str, ...]] = {
+    "table1": ("classification/paper_sizes.md", *_SENTENCES),
+    "table2": (*(f"translation/{name}.md" for name in ("multi30k", "tatoeba", "europarl")), "bench/bench-cuda.md"),
+    "table3": ("pretraining/glue.md",),
+    "table4": ("graphs/agenda.md", "graphs/webnlg.md"),
+    "sgld": (*_SENTENCES, "translation/multi30k.md"),
+    "priors": _SENTENCES,
+    "modules": ("translation/ablation.md",),
+    "cosine": ("classification/paper_sizes.md", *_SENTENCES),
+    "attention-maps": ("classification/follow_up/maps.html",),
+    "redundancy": ("translation/redundancy.md",),
+    "heads": ("translation/heads.md", _FOLLOW_UP),
+    "calibration": ("classification/paper_sizes.md", "classification/snli.md"),
+    "entropy": (_FOLLOW_UP,),
+}
+
+
+def committed(artefact: str, folder: Path) -> list[Path]:
+    """List the committed results on a table or figure of the paper; empty if there are none."""
+    return [folder / name for name in FILES.get(artefact, ()) if (folder / name).is_file()]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference from plain attention with its 95 % interval.
+
+    Args:
+        mean: the difference.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        p_value: p-value of the difference; NaN if there is no test.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_value: float = math.nan
+
+    def text(self, digits: int) -> str:
+        return " ".join([f"{self.mean:+.{digits}f}", f"[{self.low:+.{digits}f}, {self.high:+.{digits}f}]"])
+
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """The JSON files of a folder of results.
+
+    Raises:
+        DataError: the folder does not exist.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_dir():
+            raise DataError(f"{self.folder}: no such folder; pass the folder results of a checkout with --from")
+
+    def read(self, name: str) -> Any:
+        """Read a file.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        path = self.folder / name
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file; --from expects the folder results of a checkout") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from None
+
+    def row(self, name: str, label: str) -> dict[str, Any]:
+        """Return the row of a method.
+
+        Raises:
+            DataError: the file has no such row.
+        """
+        table = self.read(name)
+        rows: list[dict[str, Any]] = table.get("rows") or table["test"]["rows"]
+        for row in rows:
+            if row["label"] == label:
+                return row
+        raise DataError(f"{self.folder / name}: expected a row {label!r}, got {', '.join(r['label'] for r in rows)}")
+
+    def paired(self, name: str, label: str, metric: str, scale: float = 1.0) -> Gain:
+        """Return the difference from the first row that the study computed, paired by seed and item."""
+        return _gain(self.row(name, label)["against"][metric], scale)
+
+    def unpaired(self, name: str, label: str, metric: str, against: str = "MA", scale: float = 1.0) -> Gain:
+        """Compute the difference of two means over seeds with Welch's interval, where the study has no paired one."""
+        first, second = self.row(name, label), self.row(name, against)
+        counts = [len(each["seeds"]) for each in (first, second)]
+        means = [each["cells"][metric]["mean"] for each in (first, second)]
+        errors = [each["cells"][metric]["deviation"] ** 2 / n for each, n in zip((first, second), counts, strict=True)]
+        degrees = sum(errors) ** 2 / sum(error**2 / (n - 1) for error, n in zip(errors, counts, strict=True))
+        half = quantile(0.95, max(1, math.floor(degrees))) * math.sqrt(sum(errors))
+        difference = means[0] - means[1]
+        return Gain(*(scale * x for x in (difference, difference - half, difference + half)))
+
+    def removals(self, label: str, counts: Callable[[float], bool]) -> Gain:
+        """Compute the difference from MA in the share of heads whose change in accuracy `counts`, in points."""
+        changes = self.read("translation/redundancy.json")
+        shares = [
+            [100 * statistics.fmean(counts(change) for change in changes[name][seed]) for seed in sorted(changes[name])]
+            for name in ("MA", label)
+        ]
+        differences = [ours - plain for plain, ours in zip(*shares, strict=True)]
+        limits = interval(differences)
+        assert limits is not None
+        return Gain(statistics.fmean(differences), *limits)
+
+    def glue(self, task: str) -> Gain:
+        """Return the difference in a GLUE score, over pre-trainings."""
+        return _gain(self.read("pretraining/glue.json")["against"]["svgd"][task])
+
+    def pretrainings(self) -> str:
+        """Describe the pre-trainings behind the GLUE scores, such as "2 pre-trainings with the same seed"."""
+        counts = self.read("pretraining/glue.json")["against"]["svgd"]["mean"]
+        trained, seeds = counts["pretrainings"], counts["seeds"]
+        if trained == seeds:
+            return f"{trained} pre-trainings"
+        return f"{trained} pre-trainings with {'the same seed' if seeds == 1 else f'{seeds} seeds'}"
+
+    def step_time(self) -> Gain:
+        """Return the relative step time minus 1, in percent."""
+        time = self.read("bench/bench-cuda-4096.json")["steps"]["4096"]["all layers"]
+        return Gain(*(100 * (time[key] - 1) for key in ("ratio", "low", "high")))
+
+    def sizes(self, data: str, arm: str, metric: str, control: str = "") -> Gain:
+        """Return a difference at the paper's sizes, from plain attention or a control; accuracy and ECE in points."""
+        summary = self.read("classification/paper_sizes.json")[data]
+        row = summary["controls"][control]["of"][arm] if control else summary["arms"][arm]["against_plain"]
+        return _gain(row[metric], 100 if metric in ("accuracy", "ece15", "scaled_ece15") else 1)
+
+
+def _gain(compared: dict[str, Any], scale: float = 1.0) -> Gain:
+    p_value = compared.get("p_value", compared.get("p"))
+    mean, low, high = (scale * compared[key] for key in ("difference", "low", "high"))
+    return Gain(mean, low, high, math.nan if p_value is None else p_value)
