@@ -72,7 +72,10 @@ def quality(results: Path) -> str:
             if by_method := _method_rows(read(path)):
                 rows += _compare(study, path.stem, by_method)
         if study.folder == "classification":
-            rows += _paper_sizes(study, read(results / study.folder / "paper_sizes.json") or {})
+            second = read(results / study.folder / "second_round" / "paper_sizes.json") or {}
+            rows += _paper_sizes(study, second)
+            first = read(results / study.folder / "paper_sizes.json") or {}
+            rows += _paper_sizes(study, {data: own for data, own in first.items() if data == "age"}, ", first round")
     rows += _glue(read(results / "pretraining" / "glue.json"))
     head = ["dataset", "metric", "plain attention", "SVGD", "difference [95 % CI]", "seeds", "the paper's difference"]
     return format_table(head, rows) if rows else ""
@@ -103,7 +106,7 @@ def _quality_row(study: Study, data: str, plain: dict[str, Any], ours: dict[str,
     return [data, study.name, *(f"{mean:.2f}" for mean in means), difference, str(compared["seeds"]), paper]
 
 
-def _paper_sizes(study: Study, summaries: Mapping[str, Any]) -> list[Cells]:
+def _paper_sizes(study: Study, summaries: Mapping[str, Any], which: str = "") -> list[Cells]:
     """Rows of SVGD and the cosine kernel at the paper's sizes, against plain attention and at the same settings."""
     rows = []
     for data, summary in sorted(summaries.items()):
@@ -122,7 +125,7 @@ def _paper_sizes(study: Study, summaries: Mapping[str, Any]) -> list[Cells]:
                 means = [study.scale * row["test"][study.metric]["mean"] for row in (plain, arms[arm])]
                 cells = [f"{mean:.2f}" for mean in means] + [_difference(compared, study.scale), str(compared["seeds"])]
                 paper = "" if name else _paper_difference(study, data)
-                rows.append([f"{data}, the paper's sizes{name}{suffix}", study.name, *cells, paper])
+                rows.append([f"{data}, the paper's sizes{which}{name}{suffix}", study.name, *cells, paper])
     return rows
 
 

@@ -59,6 +59,7 @@ def write_follow_up(
         own = [run for run in runs if run["dataset"] == dataset]
         points = {metric: count_errors(own, metric) for metric in ERRORS}
         data[f"heads, {dataset}"] = points
+        data[f"best heads, {dataset}"] = best_counts(points["accuracy"], count_errors(own, "accuracy", "dev"))
         lines += [f"## Number of heads: {dataset}", "", *head_lines(own, points), ""]
         charts += [heads_figure(dataset, own, metric, errors) for metric, errors in points.items()]
     for dataset in dict.fromkeys(run["dataset"] for run in runs if run["stage"] == ENTROPY and "foreign" in run):
@@ -156,17 +157,30 @@ def _best_count(dev: Mapping[int, Mapping[int, float]]) -> int:
     return min(dev, key=lambda count: statistics.fmean(dev[count].values()))
 
 
+def best_counts(errors: ByCount, dev: ByCount) -> dict[str, dict[str, Any]]:
+    """Return arm -> its best number of heads on the development set, and the difference of its error from plain's.
+
+    Plain attention has its own best number of heads.
+
+    Args:
+        errors: errors on the test set.
+        dev: errors on the development set.
+    """
+    best = {arm: _best_count(dev[arm]) for arm in errors}
+    rows: dict[str, dict[str, Any]] = {arm: {"heads": count} for arm, count in best.items()}
+    for arm in (arm for arm in rows if arm != BASELINE and BASELINE in rows):
+        rows[arm] |= _difference(errors[arm][best[arm]], errors[BASELINE][best[BASELINE]])
+    return rows
+
+
 def _best_lines(labels: Mapping[str, str], errors: ByCount, dev: ByCount, digits: int) -> list[str]:
     """Compare every method with plain attention, both with their best numbers of heads on the development set."""
-    if BASELINE not in errors:
-        return []
-    best = {arm: _best_count(dev[arm]) for arm in errors}
-    names = {arm: f"{labels[arm]} with {name_count(best[arm])}" for arm in errors}
-    plain = errors[BASELINE][best[BASELINE]]
+    best = best_counts(errors, dev)
+    names = {arm: f"{labels[arm]} with {name_count(row['heads'])}" for arm, row in best.items()}
     return [
-        f"- {names[arm]} minus {names[BASELINE]}, error: {_gap(each[best[arm]], plain, digits)}"
-        for arm, each in errors.items()
-        if arm != BASELINE
+        f"- {names[arm]} minus {names[BASELINE]}, error: {_interval(row, digits)}"
+        for arm, row in best.items()
+        if "difference" in row
     ]
 
 

@@ -15,20 +15,21 @@ from repulsive.metrics.student import interval, quantile
 
 # Tables and figures of the paper -> files in the folder of results that show the same, if they exist.
 _SENTENCES = tuple(f"classification/{name}.md" for name in ("age", "yelp", "snli"))
-_FOLLOW_UP = "classification/follow_up.md"
+_SIZES = ("classification/second_round/paper_sizes.md", "classification/paper_sizes.md")
+_FOLLOW_UP = "classification/second_round/follow_up.md"
 FILES: dict[str, tuple[str, ...]] = {
-    "table1": ("classification/paper_sizes.md", *_SENTENCES),
+    "table1": (*_SIZES, *_SENTENCES),
     "table2": (*(f"translation/{name}.md" for name in ("multi30k", "tatoeba", "europarl")), "bench/bench-cuda.md"),
     "table3": ("pretraining/glue.md",),
     "table4": ("graphs/agenda.md", "graphs/webnlg.md"),
     "sgld": (*_SENTENCES, "translation/multi30k.md"),
     "priors": _SENTENCES,
     "modules": ("translation/ablation.md",),
-    "cosine": ("classification/paper_sizes.md", *_SENTENCES),
-    "attention-maps": ("classification/follow_up/maps.html",),
+    "cosine": (*_SIZES, *_SENTENCES),
+    "attention-maps": ("classification/second_round/follow_up/maps.html",),
     "redundancy": ("translation/redundancy.md",),
     "heads": ("translation/heads.md", _FOLLOW_UP),
-    "calibration": ("classification/paper_sizes.md", "classification/snli.md"),
+    "calibration": (*_SIZES, "classification/snli.md"),
     "entropy": (_FOLLOW_UP,),
 }
 
@@ -143,11 +144,23 @@ class ResultFiles:
         time = self.read("bench/bench-cuda-4096.json")["steps"]["4096"]["all layers"]
         return Gain(*(100 * (time[key] - 1) for key in ("ratio", "low", "high")))
 
-    def sizes(self, data: str, arm: str, metric: str, control: str = "") -> Gain:
+    def sizes(self, data: str, arm: str, metric: str, control: str = "", *, first_round: bool = False) -> Gain:
         """Return a difference at the paper's sizes, from plain attention or a control; accuracy and ECE in points."""
-        summary = self.read("classification/paper_sizes.json")[data]
+        summary = self.summary(data, first_round=first_round)
         row = summary["controls"][control]["of"][arm] if control else summary["arms"][arm]["against_plain"]
         return _gain(row[metric], 100 if metric in ("accuracy", "ece15", "scaled_ece15") else 1)
+
+    def summary(self, data: str, *, first_round: bool = False) -> dict[str, Any]:
+        """Return the results of a dataset at the paper's sizes; the second round has Yelp from both rounds."""
+        folder = "classification" if first_round else "classification/second_round"
+        summary: dict[str, Any] = self.read(f"{folder}/paper_sizes.json")[data]
+        return summary
+
+    def best_heads(self, data: str, arm: str) -> tuple[Gain, int]:
+        """Return the gain in accuracy, each method with its best number of heads, and plain attention's number."""
+        rows = self.read("classification/second_round/follow_up.json")[f"best heads, {data}"]
+        error = _gain(rows[arm])
+        return Gain(-error.mean, -error.high, -error.low), rows["ma"]["heads"]
 
 
 def _gain(compared: dict[str, Any], scale: float = 1.0) -> Gain:
