@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,14 @@ from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.token_positions import Positions, choose
+
+# Warnings by the length of the longest sequence.
+_NO_PAIRS = (
+    "every token of the first sampled batch is masked, so its heads are not repelled. Check the mask that the model is "
+    "called with: tokens are 1 or True and padding 0 or False, the other way round in `key_padding_mask`",
+    "every sequence of the first sampled batch has only one token, so logits have no effect and its heads are not "
+    "repelled. Exclude the layer with match=..., or choose space='sphere'",
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,7 @@ class Samples:
         self._positions: dict[tuple[object, ...], tuple[Positions, Tensor | None]] = {}
         self._sources: dict[tuple[int, str], _Source] = {}
         self._checked: set[tuple[int, str]] = set()
+        self._warned = False
         self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
 
     def clear(self) -> None:
@@ -146,8 +156,11 @@ class Samples:
         if projection.norm is not None:
             norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
             source.centres = norm.centres
-        if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
-            self._check(number, part, projection, flat, outputs)
+        if (number, part) not in self._checked and not is_capturing():
+            self._checked.add((number, part))
+            self._warn_without_pairs(part, projection, at)
+            if len(inputs) == 1:
+                self._check(projection, flat, outputs)
         sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
         self.latest[number, part] = sample
         if is_capturing():
@@ -181,13 +194,21 @@ class Samples:
         numbers = bias[0].rows.flatten().to(tokens.device)
         return F.linear(tokens, matrix, bias[0].parameter().detach()[numbers].to(tokens.dtype))
 
-    def _check(self, number: int, part: str, projection: Projection, given: Tensor, outputs: Tensor) -> None:
+    def _warn_without_pairs(self, part: str, projection: Projection, at: Positions) -> None:
+        """Warn once if the first sample has no two keys to choose between, so that its logits have no effect."""
+        if part != "k" or self._warned or not len(at.weights):
+            return
+        lengths = at.weights.new_zeros(at.count).index_add_(0, at.sequences, at.weights)  # [S]
+        if (longest := int(lengths.max())) < 2:
+            self._warned = True
+            warnings.warn(f"{projection.group.name}: {_NO_PAIRS[longest]}", stacklevel=2)
+
+    def _check(self, projection: Projection, given: Tensor, outputs: Tensor) -> None:
         """Check on the first sample that the module multiplies its input by the weight that receives the force.
 
         Raises:
             RuleError: the module computes something else.
         """
-        self._checked.add((number, part))
         target = projection.targets[0].slice
         weight = target.parameter().detach()
         if hasattr(weight, "placements") or target.module is not projection.output:
