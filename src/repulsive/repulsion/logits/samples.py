@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from repulsive.errors import RuleError
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
-from repulsive.repulsion.logits.projections import CircuitLayer, Projection
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection, tensor_parallel_error
 from repulsive.repulsion.logits.token_positions import Positions, choose
+from repulsive.repulsion.sharding.shard_layout import is_sharded
 
 # Warnings by the length of the longest sequence.
 _NO_PAIRS = (
@@ -58,6 +59,7 @@ class _Source:
         is_torch: whether it belongs to `nn.MultiheadAttention`.
         sizes: number of heads and width of a head.
         columns: output features of all heads; a slice if they follow each other.
+        features: number of output features of the module, of all heads and all parts.
         adapters: modules of LoRA adapters, whose inputs are recorded.
         centres: whether a norm on its output subtracts the mean; None before the first sample.
     """
@@ -66,6 +68,7 @@ class _Source:
     is_torch: bool
     sizes: tuple[int, int]
     columns: Tensor | slice
+    features: int
     adapters: list[nn.Module]
     centres: bool | None = None
 
@@ -77,7 +80,10 @@ class _Source:
         columns = slice(first, first + count) if is_contiguous else rows
         modules = [target.slice.module for target in projection.targets]
         adapters = modules if modules[0] is not projection.output else []
-        return cls(projection, projection.is_torch, (projection.group.num_heads, projection.width), columns, adapters)
+        first = projection.group.slices[0]
+        features = int(first.parameter().shape[first.axis])
+        sizes = projection.group.num_heads, projection.width
+        return cls(projection, projection.is_torch, sizes, columns, features, adapters)
 
     def take_columns(self, outputs: Tensor) -> Tensor:
         """Select the features of heads from projected tokens, [N, features] -> [N, M, d]."""
@@ -142,6 +148,8 @@ class Samples:
         if source is None:
             source = self._sources[number, part] = _Source.of(self.layers[number].watched[part])
         projection = source.projection
+        if is_sharded(given) or (not source.is_torch and result.shape[-1] != source.features):
+            raise tensor_parallel_error(projection.group.name)
         at = self._choose(shape or grid_of(given, projection), valid, given.device)
         flat = self._sampled_rows(given, projection, at)  # [N, D_in]
         if source.is_torch:
