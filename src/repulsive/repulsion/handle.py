@@ -393,7 +393,9 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 def _rule_text(rule: Rule | None) -> str:
     """Return the repr of a rule in a form that is equal in every run of a script, with settings that it leaves out."""
     text = _clean(repr(rule))
-    for one in fields(rule) if is_dataclass(rule) else ():
+    if not is_dataclass(rule):
+        return text
+    for one in fields(rule):
         if not one.repr and (value := getattr(rule, one.name)) != one.default:
             text = f"{text.removesuffix(')')}, {one.name}={value!r})"
     return text

@@ -80,8 +80,8 @@ class _Source:
         columns = slice(first, first + count) if is_contiguous else rows
         modules = [target.slice.module for target in projection.targets]
         adapters = modules if modules[0] is not projection.output else []
-        first = projection.group.slices[0]
-        features = int(first.parameter().shape[first.axis])
+        weight = projection.group.slices[0]
+        features = int(weight.parameter().shape[weight.axis])
         sizes = projection.group.num_heads, projection.width
         return cls(projection, projection.is_torch, sizes, columns, features, adapters)
 
