@@ -14,7 +14,7 @@ _DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "decoder_padding_m
 _ENCODER = ("encoder_attention_mask", "memory_key_padding_mask", "src_key_padding_mask", "encoder_padding_mask")
 _ANY = ("attention_mask", "key_padding_mask", "padding_mask", "pixel_attention_mask", "mask", "src_key_padding_mask")
 NAMES = frozenset((*_DECODER, *_ENCODER, *_ANY))
-_ATTENTION = frozenset({"mask"})  # in torch's encoder, a mask [T, T] of queries and keys, not of padding
+_TORCH_NAMES = NAMES - {"mask"}  # in torch's encoder it is a mask [T, T] of queries and keys, not of padding
 _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 
 
@@ -24,7 +24,7 @@ def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     A mask is a tensor, or any object with a tensor as its attribute `attention_mask`.
     """
     named = name_arguments(_parameters(module), args, kwargs)
-    names = NAMES - _ATTENTION if isinstance(module, nn.TransformerEncoder) else NAMES
+    names = _TORCH_NAMES if isinstance(module, nn.TransformerEncoder) else NAMES
     given = {name: value for name, value in named.items() if name in names}
     masks = {name: v if isinstance(v, Tensor) else getattr(v, "attention_mask", None) for name, v in given.items()}
     return {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
