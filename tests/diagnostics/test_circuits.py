@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from repulsive.diagnostics.circuits import Similarity, circuit_similarity
 from repulsive.errors import DivergedError, HeadLayoutError
+from repulsive.heads import find_heads
 from tests.heads.zoo import SMALL, build, ids
 
 transformers = pytest.importorskip("transformers")
@@ -305,6 +306,30 @@ class TokensFirst(nn.Module):
         layers = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (layer(x).unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for layer in layers)
         return self.out_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("version", ["V2", "V3"])
+def test_latent_attention_is_compared_without_its_rotary_features(version):
+    sizes = {
+        "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16,
+        "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
+        "v_head_dim": 3, "first_k_dense_replace": 1,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = getattr(transformers, f"Deepseek{version}Config")(**sizes)
+    model = getattr(transformers, f"Deepseek{version}Model")(config).double().eval()
+    result = circuit_similarity(model, [TEXT], groups=find_heads(model, TEXT))
+    assert not result.left_out
+    attention, seen = model.layers[0].self_attn, {}
+    for name in ("q_b_proj", "kv_b_proj"):
+        getattr(attention, name).register_forward_hook(lambda _m, _a, out, name=name: seen.update({name: out}))
+    model(**TEXT)
+    q = seen["q_b_proj"].view(2, 7, 4, 6)[..., :4]
+    k = seen["kv_b_proj"].view(2, 7, 4, 7)[..., :4]
+    keys = torch.cat([sequence[real] - sequence[real].mean(0) for sequence, real in zip(k, MASK.bool(), strict=True)])
+    logits = torch.einsum("xmd,ymd->mxy", q[MASK.bool()], keys).flatten(1)
+    expected = torch.nn.functional.normalize(logits, dim=1)
+    torch.testing.assert_close(result.logits[0].cosine, (expected @ expected.T).detach(), rtol=1e-6, atol=1e-8)
 
 
 def test_tokens_may_come_first():

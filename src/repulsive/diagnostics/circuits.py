@@ -9,7 +9,8 @@ $$\cos(f_i, f_j) = \frac{\langle f_i, f_j \rangle}{|f_i|\,|f_j|}, \qquad
 
 Keys are centred per sequence, since softmax ignores a constant over keys. All pairs of query and key tokens count,
 including those that a causal mask excludes. Positions do not count: with rotary embeddings this is the logit at
-distance 0, and additive position biases are left out.
+distance 0, and additive position biases are left out. In latent attention (DeepSeek) the rotary features of queries and
+keys are left out.
 
 Heads can have orthogonal weights and still compute the same function: q and k (v and o) are determined only up to an
 invertible matrix. These similarities do not depend on that matrix.

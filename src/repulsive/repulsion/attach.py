@@ -64,7 +64,8 @@ def repel(
     is raised, nothing was changed.
 
     Args:
-        model: any model with attention; also wrapped (DDP, torch.compile, PEFT) or sharded (FSDP2, tensor parallel).
+        model: any model with attention; also wrapped (DDP, torch.compile, PEFT) or sharded (FSDP2; tensor parallel, but
+            not with `space="logits"`).
         optimizer: the torch optimizer that trains the heads, or a wrapper that contains it.
         rule: a name, "recommended", "paper", "sphere", "svgd", "spos", "spos-paper", "sgld", "logits" or "kernel-free"
             (see `rule_by_name`); a rule, `SVGD`, `SPOS` or `SGLD`; or None for plain training that is only measured.

@@ -11,6 +11,7 @@ from torch import nn
 
 from repulsive.errors import RuleError, SelectionError, UnknownSetting, did_you_mean
 from repulsive.heads.layout import HeadGroup
+from repulsive.heads.module_paths import module_of
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.named import known_rules, rule_by_name
 from repulsive.particles.rule import Rule
@@ -184,15 +185,35 @@ def logit_groups(
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
     if particle != "projection" or layout != "heads":
         raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
-    if rule.moves_values:
-        if "v" not in parts:
-            raise RuleError(f"parts={parts!r}: circuits='qk+ov' also moves v; leave parts out")
-        return [*groups, *output_groups(model, groups)]
+    if joined := [group.name for group in groups if len(group.part) > 1 and set(group.part) <= set("qkv")]:
+        raise RuleError(
+            f"{joined[0]}: space='logits' makes its own particles, pairs (q, k) of a head; select the groups with "
+            "find_heads(model) and particle='projection', the default"
+        )
     chosen = [group for group in groups if group.part in ("q", "k")]
     if not chosen:
         names = ", ".join(group.name for group in groups[:4])
         raise RuleError(
-            f"space='logits' needs heads with q and k, and found none: {names}. Additive and graph attention have no "
-            "such logits; choose space='sphere'"
+            f"space='logits' needs heads with q and k, and found none: {names}. Select q and k. "
+            "Additive and graph attention have no such logits; choose space='sphere'"
         )
-    return chosen
+    if not rule.moves_values:
+        return chosen
+    if "v" not in parts:
+        raise RuleError(f"parts={parts!r}: circuits='qk+ov' also moves v; leave parts out")
+    return _with_outputs(model, groups)
+
+
+def _with_outputs(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGroup]:
+    """Return the groups of all layers with q and k, and groups of their output projections."""
+    parts: dict[str, set[str]] = {}
+    for group in groups:
+        parts.setdefault(module_of(group), set()).add(group.part)
+    layers = {name: own for name, own in parts.items() if own & {"q", "k"}}
+    if incomplete := [name for name, own in layers.items() if not own >= {"q", "k", "v"}]:
+        raise RuleError(
+            f"{incomplete[0]}: circuits='qk+ov' needs the groups q, k and v of every layer; select them with "
+            "find_heads(model), or choose circuits='qk'"
+        )
+    chosen = [group for group in groups if module_of(group) in layers]
+    return [*chosen, *output_groups(model, chosen)]

@@ -6,7 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -362,7 +362,8 @@ class Handle:
             difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
             raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
         if _clean(state["rule"]) != _rule_text(self.rule):
-            warnings.warn(f"resuming with {self.rule}, but the state was made with {state['rule']}", stacklevel=2)
+            own_rule = _rule_text(self.rule)
+            warnings.warn(f"resuming with {own_rule}, but the state was made with {state['rule']}", stacklevel=2)
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.reset(self.settings.seed)
         self.steps = int(state["steps"])
@@ -390,8 +391,14 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rule_text(rule: Rule | None) -> str:
-    """Return the repr of a rule in a form that is equal in every run of a script."""
-    return _clean(repr(rule))
+    """Return the repr of a rule in a form that is equal in every run of a script, with settings that it leaves out."""
+    text = _clean(repr(rule))
+    if not is_dataclass(rule):
+        return text
+    for one in fields(rule):
+        if not one.repr and (value := getattr(rule, one.name)) != one.default:
+            text = f"{text.removesuffix(')')}, {one.name}={value!r})"
+    return text
 
 
 def _clean(text: str) -> str:

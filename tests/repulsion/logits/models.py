@@ -26,6 +26,7 @@ class Case:
     match: str
     valid_q: Tensor | None = None
     valid_k: Tensor | None = None
+    example_inputs: Any = None  # for classes whose heads `find_heads` has to trace
 
 
 def _ids(vocabulary: int = 50, length: int = LENGTH) -> Tensor:
@@ -164,6 +165,64 @@ def olmo2() -> Case:
     )  # fmt: skip
 
 
+def llama4() -> Case:
+    """Shared key-value heads, and one norm without weights for q and k, after the rotation."""
+    from transformers import Llama4TextConfig, Llama4TextModel
+
+    config = Llama4TextConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+        intermediate_size=16, intermediate_size_mlp=16, num_local_experts=1, moe_layers=[], use_qk_norm=True,
+    )  # fmt: skip
+    model = Llama4TextModel(config).double()
+    inner = model.layers[1].self_attn
+
+    def normed(x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + inner.qk_norm.eps).rsqrt()
+
+    return Case(
+        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        lambda x: normed(inner.q_proj(x).view(*x.shape[:2], 4, 4)),
+        lambda x: normed(inner.k_proj(x).view(*x.shape[:2], 2, 4)),
+        inner.q_proj, inner.k_proj, [0, 0, 1, 1], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
+    )  # fmt: skip
+
+
+def deepseek() -> Case:
+    """Latent attention: logits without the rotated features of q; keys share a weight with values."""
+    from transformers import DeepseekV3Config, DeepseekV3Model
+
+    config = DeepseekV3Config(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        intermediate_size=16, q_lora_rank=8, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=3,
+        first_k_dense_replace=2,
+    )  # fmt: skip
+    model = DeepseekV3Model(config).double()
+    inner = model.layers[1].self_attn
+    return Case(
+        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        lambda x: inner.q_b_proj(x).view(*x.shape[:2], 4, 6)[..., :4],
+        lambda x: inner.kv_b_proj(x).view(BATCH, LENGTH, 4, 7)[..., :4],
+        inner.q_b_proj, inner.kv_b_proj, [0, 1, 2, 3], ["q_b_proj.weight", "kv_b_proj.weight"], "*layers.1*",
+        example_inputs={"input_ids": _ids()},
+    )  # fmt: skip
+
+
+def lora() -> Case:
+    """LoRA on q and k: only the second matrix of each adapter has rows of heads."""
+    from peft import LoraConfig, get_peft_model
+
+    base = llama()
+    config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
+    model = get_peft_model(base.model, config).double()
+    inner = base.attention
+    mask = _padding().flip(1)
+    names = ["q_proj.lora_B.default.weight", "k_proj.lora_B.default.weight"]
+    return Case(
+        model, lambda: model(input_ids=_ids(), attention_mask=mask).last_hidden_state, inner, base.queries, base.keys,
+        inner.q_proj, inner.k_proj, base.reads, names, "*layers.1*", mask.bool(), mask.bool(),
+    )  # fmt: skip
+
+
 def t5_cross() -> Case:
     """Cross-attention: queries from the decoder, padded keys from the encoder."""
     from transformers import T5Config, T5Model
@@ -223,6 +282,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "llama": llama,
     "qwen3": qwen3,
     "olmo2": olmo2,
+    "llama4": llama4,
+    "deepseek": deepseek,
+    "lora": lora,
     "t5-cross": t5_cross,
     "torch": torch_encoder,
     "torch-time-first": lambda: torch_encoder(batch_first=False),

@@ -113,7 +113,7 @@ def _received(case: Case, rule: SVGD) -> list[torch.Tensor]:
     """Gradients after a step with a loss of zero: the force alone."""
     model = case.model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # weights stay; lr=0 would not count as a step
-    handle = repel(model, optimizer, rule, match=case.match, verbose=False)
+    handle = repel(model, optimizer, rule, match=case.match, example_inputs=case.example_inputs, verbose=False)
     (case.call() * 0).sum().backward()
     optimizer.step()
     handle.remove()

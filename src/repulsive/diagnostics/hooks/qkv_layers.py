@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -28,16 +28,19 @@ class Projection:
         group: the heads of the projection.
         module: the module whose result holds the heads; for `nn.MultiheadAttention`, the attention module itself.
         norm: norm that is applied to the result before the dot product; None if there is none.
+        width: number of features of a head that are recorded; None for all. In latent attention (DeepSeek) the other
+            features of a query encode positions.
     """
 
     group: HeadGroup
     module: nn.Module
     norm: nn.Module | None = None
+    width: int | None = None
 
     @property
     def rows(self) -> Tensor:
-        """Indices of each head's output features, int64 [M, d]."""
-        return self.group.slices[0].rows
+        """Indices of each head's output features that are recorded, int64 [M, d]."""
+        return self.group.slices[0].rows[:, : self.width]
 
     @property
     def features(self) -> int:
@@ -99,6 +102,9 @@ def _qkv_layer(modules: Mapping[str, nn.Module], name: str, groups: Mapping[str,
     if isinstance(getattr(attention, "logit_scale", None), Tensor):  # Swin v2
         raise HeadLayoutError(f"{kind} compares queries and keys by cosine, outside any module")
     parts = {part: _projection(modules, attention, group) for part, group in groups.items()}
+    content = getattr(attention, "qk_nope_head_dim", None)  # latent attention
+    if parts["q"].rows.shape[1] > parts["k"].rows.shape[1] == content:
+        parts["q"] = replace(parts["q"], width=content)
     return QKVLayer(name, first.where, parts, groups["q"].serves)
 
 

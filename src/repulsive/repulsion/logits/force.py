@@ -145,7 +145,7 @@ def _force_of_equal_shapes(
     circuits = Circuits(q.detach(), k.detach(), right_of=layers[members[0]].reads)
     moments = circuits.moments()
     products = (moments[0] * moments[1]).sum((-3, -1))  # [L, M, M]
-    gram = function_gram(products)
+    gram = function_gram(_nonzero(products))
     interaction = rule.interact(gram)
     unit = -rule.force_scale(gram.num_particles) * interaction.repulsion  # negative: the optimizer descends it
     push_q, push_k = circuits.pull_back(unit, moments)  # [L, N, M, d], [L, N, M_k, d]
@@ -167,6 +167,18 @@ def _force_of_equal_shapes(
         number: LayerForce((tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts)), numbers, i)
         for i, number in enumerate(members)
     }
+
+
+def _nonzero(products: Tensor) -> Tensor:
+    """Replace the products of layers whose logits are all zero by those of different heads.
+
+    Zero functions would be reported as equal heads. The force on their weights is zero in any case. On a GPU nothing is
+    reported here, so nothing is replaced.
+    """
+    if products.device.type != "cpu":
+        return products
+    is_zero = (products == 0).all(-1).all(-1)[..., None, None]
+    return torch.where(is_zero, torch.eye(products.shape[-1], dtype=products.dtype), products)
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

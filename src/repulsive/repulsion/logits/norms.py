@@ -79,7 +79,10 @@ def _run(norm: nn.Module, x: Tensor, name: str) -> Tensor:
         result: Tensor = norm(x)
     except Exception as error:
         kind, shape = type(norm).__name__, tuple(x.shape)
-        raise RuleError(f"{name}: {kind} failed on tokens of shape {shape}: {error}") from error
+        raise RuleError(
+            f"{name}: {kind} failed on tokens of shape {shape}: {error}. space='logits' needs a norm of one "
+            "argument; exclude the layer with match=..., or choose space='sphere'"
+        ) from error
     return result
 
 

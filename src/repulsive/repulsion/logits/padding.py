@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ _DECODER = ("decoder_attention_mask", "tgt_key_padding_mask", "decoder_padding_m
 _ENCODER = ("encoder_attention_mask", "memory_key_padding_mask", "src_key_padding_mask", "encoder_padding_mask")
 _ANY = ("attention_mask", "key_padding_mask", "padding_mask", "pixel_attention_mask", "mask", "src_key_padding_mask")
 NAMES = frozenset((*_DECODER, *_ENCODER, *_ANY))
+_TORCH_NAMES = NAMES - {"mask"}  # in torch's encoder it is a mask [T, T] of queries and keys, not of padding
 _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 
 
@@ -23,7 +24,8 @@ def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     A mask is a tensor, or any object with a tensor as its attribute `attention_mask`.
     """
     named = name_arguments(_parameters(module), args, kwargs)
-    given = {name: value for name, value in named.items() if name in NAMES}
+    names = _TORCH_NAMES if isinstance(module, nn.TransformerEncoder) else NAMES
+    given = {name: value for name, value in named.items() if name in names}
     masks = {name: v if isinstance(v, Tensor) else getattr(v, "attention_mask", None) for name, v in given.items()}
     return {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
 
@@ -36,7 +38,9 @@ def name_arguments(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[
     return {**{names[index]: args[index] for index in range(min(len(names), len(args)))}, **kwargs}
 
 
-def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:
+def valid_tokens(
+    masks: Mapping[str, Tensor], shape: tuple[int, int], where: str, part: str, of_source: bool = False
+) -> Tensor | None:
     """Find the tokens of a projection's input that are not padding, bool [B, T]; None if no mask covers these tokens.
 
     Args:
@@ -44,12 +48,14 @@ def valid_tokens(masks: Mapping[str, Tensor], shape: tuple[int, int], where: str
         shape: (B, T) of the projection's input.
         where: "encoder", "decoder" or "cross".
         part: "q" or "k"; keys of cross-attention come from the encoder.
+        of_source: whether masks without a decoder in their name refer to the encoder's tokens, as in a call of an
+            encoder-decoder model.
     """
     is_decoder = where == "decoder" or (where == "cross" and part == "q")
     order: tuple[str, ...] = (*_DECODER, *_ANY) if is_decoder else (*_ENCODER, *_ANY)
     if is_decoder and any(name in masks for name in _DECODER):
         order = _DECODER
-    elif where == "cross" and part == "q":
+    elif is_decoder and (of_source or where == "cross"):
         return None  # the other masks refer to the encoder's tokens
     for name in order:
         if name in masks and (valid := _as_valid(masks[name], name, shape)) is not None:
@@ -63,9 +69,25 @@ def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
             return ~mask if mask.dtype == torch.bool else mask == 0
         return mask if mask.dtype == torch.bool else mask > 0
     if mask.ndim in (3, 4) and mask.shape[0] == shape[0] and mask.shape[-1] == shape[1]:
-        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        return visible.flatten(1, -2).any(1)  # tokens that some query may attend to
+        return _visible(mask)
     return None
+
+
+def compact(mask: Tensor) -> Tensor:
+    """Copy a mask; one of queries and keys is reduced to the keys that some query may attend to, bool [B, 1, S]."""
+    return mask.clone() if mask.ndim == 2 else _visible(mask).unsqueeze(1)
+
+
+def know_arguments(modules: Iterable[nn.Module]) -> None:
+    """Look up the arguments of modules, because compiled code cannot write to a cache inside a checkpoint."""
+    for module in modules:
+        _parameters(module)
+
+
+def _visible(mask: Tensor) -> Tensor:
+    """Find the keys that some query may attend to, [B, ..., S] -> bool [B, S]."""
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return visible.flatten(1, -2).any(1)
 
 
 def _parameters(module: nn.Module) -> tuple[str, ...]:

@@ -13,11 +13,16 @@ from torch import nn
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.repulsion.sharding.shard_layout import is_sharded
 
+# Names of norms between a projection and the dot product; "qk" is one module for both.
 _NORMS = {
-    part: re.compile(rf"^({part}|{word})_?(norm|layernorm|layer_norm|ln)$|^(norm|ln)_({part}|{word})$")
+    part: re.compile(rf"^({part}|{word}|qk)_?(norm|layernorm|layer_norm|ln)$|^(norm|ln)_({part}|{word}|qk)$")
     for part, word in (("q", "query"), ("k", "key"))
 }
+
+# Weights of an `nn.MultiheadAttention` with kdim or vdim, in the order of their shares of `in_proj_bias`.
+_SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +215,10 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
             f"{part.parameter_name}: space='logits' needs a weight matrix, got shape {list(part.parameter().shape)}; "
             "choose space='sphere' for this layer"
         )
+    refuse_tensor_parallel(part)
     adapted = _adapted(part, modules)
     if adapted is not None:
+        _refuse_other_adapters(group, adapted)
         factors = [float(adapted.scaling[_adapter(s)]) for s in group.slices]  # type: ignore[index]
         targets = tuple(Target(s, factor) for s, factor in zip(group.slices, factors, strict=True))
         return Projection(group, adapted, targets, width, norm)
@@ -233,7 +240,7 @@ def _bias(part: HeadSlice) -> list[Target]:
         return []
     rows = part.rows
     if isinstance(part.module, nn.MultiheadAttention) and part.attribute != "in_proj_weight":
-        rows = rows + {"q_proj_weight": 0, "k_proj_weight": part.module.embed_dim}[part.attribute]
+        rows = rows + part.module.embed_dim * _SEPARATE.index(part.attribute)
     owner = part.parameter_name.rpartition(".")[0]
     return [Target(HeadSlice(part.module, attribute, f"{owner}.{attribute}".lstrip("."), rows))]
 
@@ -247,6 +254,42 @@ def _adapted(part: HeadSlice, modules: dict[str, nn.Module]) -> nn.Module | None
         if hasattr(module, "lora_B") and clean(name).endswith(owner) and part.module in set(module.lora_B.children()):  # type: ignore[union-attr]
             return module
     raise RuleError(f"{part.parameter_name}: space='logits' found no layer for this adapter; choose space='sphere'")
+
+
+def _refuse_other_adapters(group: HeadGroup, adapted: nn.Module) -> None:
+    """Raise an error for adapters that do more than add the product of two matrices to the output of a projection."""
+    if isinstance(getattr(adapted, "base_layer", None), nn.MultiheadAttention):
+        raise RuleError(
+            f"{group.name}: space='logits' does not support LoRA on nn.MultiheadAttention, which has no projection "
+            "modules; choose space='sphere'"
+        )
+    for part in group.slices:
+        name = _adapter(part)
+        variant = getattr(adapted, "lora_variant", {}).get(name)
+        if variant is not None or getattr(adapted, "use_dora", {}).get(name, False):
+            kind = "DoRA" if getattr(adapted, "use_dora", {}).get(name, False) else type(variant).__name__
+            raise RuleError(
+                f"{group.name}: the adapter {name!r} is a variant of LoRA ({kind}), which space='logits' does not "
+                "support; train plain LoRA, or choose space='sphere'"
+            )
+
+
+def refuse_tensor_parallel(part: HeadSlice) -> None:
+    """Raise an error if a module computes only a share of its output features on each rank.
+
+    Raises:
+        RuleError: the module is tensor parallel.
+    """
+    if is_sharded(part.parameter()) and getattr(part.module, "_distribute_module_applied", False):
+        raise tensor_parallel_error(part.parameter_name)
+
+
+def tensor_parallel_error(name: str) -> RuleError:
+    """Build the error for a projection that is split over ranks."""
+    return RuleError(
+        f"{name}: space='logits' does not support tensor parallelism, because it needs the queries and keys of all "
+        "heads on one rank; shard with FSDP2 (fully_shard), or choose space='sphere'"
+    )
 
 
 def _adapter(part: HeadSlice) -> str:

@@ -7,8 +7,6 @@ the seed and the step.
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -20,14 +18,16 @@ from torch.utils.hooks import RemovableHandle
 from repulsive.errors import RuleError
 from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.padding import masks_in, name_arguments, valid_tokens
+from repulsive.repulsion.logits.operators import PARTS, register
+from repulsive.repulsion.logits.padding import (
+    compact,
+    know_arguments,
+    masks_in,
+    name_arguments,
+    valid_tokens,
+)
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample, Samples, grid_of
-
-PARTS = ("q", "k", "v")
-
-_numbers = itertools.count()
-_samplers: weakref.WeakValueDictionary[int, Sampler] = weakref.WeakValueDictionary()
 
 
 class Sampler:
@@ -45,6 +45,7 @@ class Sampler:
         self.taken = Samples(layers, tokens, seed)
         self.wanted = True
         self._model = model
+        self._has_source = _has_source(model, layers)
         self._masks: dict[str, Tensor] = {}  # masks of the model's last call, by argument name
         self._local: dict[int, dict[str, Tensor]] = {}  # masks of each attention layer's last call
         self._valid: dict[
@@ -53,14 +54,15 @@ class Sampler:
         self._model_hooks: list[RemovableHandle] = []
         self._layer_hooks: list[RemovableHandle] = []
         self.is_compiled = False  # whether a compiled model has called the hooks
-        self.number = next(_numbers)
-        _samplers[self.number] = self
+        self._has_run = False  # whether an uncompiled model has called the hooks in training
+        self.number = register(self)
         device = self.layers[0].sides[0][1][0].slice.parameter().device
-        self.written = torch.zeros((), device=device)  # dummy tensor that the custom operator declares as mutated
+        self.written = torch.zeros((), device=device)  # dummy tensor that the custom operators declare as mutated
         self._projections: dict[nn.Module, list[tuple[int, str, Projection]]] = defaultdict(list)
         for number, layer in enumerate(self.layers):
             for part, projection in layer.watched.items():
                 self._projections[projection.output].append((number, part, projection))
+        self._adapters = self._find_adapters()
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -68,7 +70,9 @@ class Sampler:
         """Register a permanent hook on the model, and hooks on its layers while a sample is wanted."""
         if self._model_hooks:
             return
-        for root in dict.fromkeys((self._model, unwrap(self._model))):
+        roots = dict.fromkeys((self._model, unwrap(self._model)))
+        know_arguments([*roots, *(layer.attention for layer in self.layers)])
+        for root in roots:
             hook = Hook(self, "_on_model", root is self._model)
             self._model_hooks.append(root.register_forward_pre_hook(hook, with_kwargs=True))
         self.want(self.wanted)
@@ -79,16 +83,17 @@ class Sampler:
         for hook in self._model_hooks:
             hook.remove()
         self._model_hooks = []
+        self._has_run = False
         self.clear()
 
     def want(self, wanted: bool) -> None:
         """Set whether the next training pass is sampled.
 
         Hooks cost time in every pass, so they are registered only while needed. A compiled model keeps the hooks that
-        it was compiled with.
+        it was compiled with, so they stay until the first training pass shows whether the model is compiled.
         """
         self.wanted = wanted
-        if wanted and self._model_hooks:
+        if self._model_hooks and (wanted or not self._has_run):
             self._add_layer_hooks()
         elif not self.is_compiled:
             self._remove_layer_hooks()
@@ -100,13 +105,21 @@ class Sampler:
             if layer.attention not in self._projections:
                 hook = Hook(self, "_on_attention", number)
                 self._layer_hooks.append(layer.attention.register_forward_pre_hook(hook, with_kwargs=True))
-        for module, members in self._projections.items():
+        for module in self._projections:
             self._layer_hooks.append(module.register_forward_hook(Hook(self, "_on_projection"), with_kwargs=True))
-            for _, _, projection in members:
-                for target in projection.targets:
-                    if target.slice.module is not module:
-                        hook = Hook(self, "_on_adapter")
-                        self._layer_hooks.append(target.slice.module.register_forward_pre_hook(hook))
+        for number, adapter in enumerate(self._adapters):
+            self._layer_hooks.append(adapter.register_forward_pre_hook(Hook(self, "_on_adapter", number)))
+
+    def _find_adapters(self) -> list[nn.Module]:
+        """List the modules of LoRA adapters, whose inputs are recorded."""
+        modules = [
+            target.slice.module
+            for output, members in self._projections.items()
+            for _, _, projection in members
+            for target in projection.targets
+            if target.slice.module is not output
+        ]
+        return list(dict.fromkeys(modules))
 
     def _remove_layer_hooks(self) -> None:
         for hook in self._layer_hooks:
@@ -133,14 +146,26 @@ class Sampler:
             self._local, self._valid = {}, {}
 
     def _on_attention(self, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_sampled(module):
-            self._local[number] = masks_in(module, args, kwargs)
+        if not self._is_sampled(module):
+            return
+        masks = masks_in(module, args, kwargs)
+        if torch.compiler.is_compiling():
+            for name, mask in masks.items():
+                torch.ops.repulsive.keep_mask(mask, name, self.number, number, self.written)
+        else:
+            self._local[number] = masks
 
-    def _on_adapter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._is_sampled(module) and args:
+    def _on_adapter(self, number: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._is_sampled(module) or not args:
+            return
+        if torch.compiler.is_compiling():
+            torch.ops.repulsive.keep_adapter_input(args[0].detach(), self.number, number, self.written)
+        else:
             self.taken.adapter_inputs[module] = args[0].detach()
 
     def _on_projection(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
+            self._has_run = True
         if not self._is_sampled(module):
             return
         for number, part, projection in self._projections[module]:
@@ -149,32 +174,56 @@ class Sampler:
                 raise RuleError(f"{projection.group.name}: expected a tensor as its input, got {type(given).__name__}")
             is_torch = projection.is_torch
             result = given if is_torch else output
-            masks = masks_in(module, args, kwargs) if is_torch else self._local.get(number, {})
             shape = grid_of(given, projection)
-            valid = self._real_tokens(masks, shape, self.layers[number].where, part)
             if torch.compiler.is_compiling():
+                masks = masks_in(module, args, kwargs) if is_torch else {}  # `take_tokens` reads those of the layer
+                valid = self._real_tokens(masks, shape, number, part)
                 torch.ops.repulsive.take_tokens(
                     given.detach(), result.detach(), valid, self.number, number, PARTS.index(part), self.written
                 )
             else:
+                masks = masks_in(module, args, kwargs) if is_torch else self._local.get(number, {})
+                valid = self._real_tokens(masks, shape, number, part)
                 self.taken.take(number, part, given.detach(), result.detach(), valid, shape)
 
-    def _real_tokens(self, masks: dict[str, Tensor], shape: tuple[int, int], where: str, part: str) -> Tensor | None:
+    # -- calls of operators in compiled models --------------------------------------------------------------------
+
+    def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
+        """Sample the tokens of one call of a projection, if a sample is wanted."""
+        self.is_compiled = True
+        if not (self.wanted or is_capturing()):
+            return
+        if valid is None and (masks := self._local.get(layer)):
+            projection = self.layers[layer].watched[part]
+            valid = valid_tokens(masks, grid_of(given, projection), self.layers[layer].where, _role(part))
+        self.taken.take(layer, part, given, result, valid)
+
+    def keep_mask(self, layer: int, name: str, mask: Tensor) -> None:
+        """Keep a copy of a mask of an attention layer for `take_tokens`."""
+        if self.wanted or is_capturing():
+            self._local.setdefault(layer, {})[name] = compact(mask)
+
+    def keep_adapter_input(self, adapter: int, given: Tensor) -> None:
+        """Keep a copy of the input of a LoRA adapter for `take_tokens`."""
+        if self.wanted or is_capturing():
+            self.taken.adapter_inputs[self._adapters[adapter]] = given.clone()
+
+    def _real_tokens(self, masks: dict[str, Tensor], shape: tuple[int, int], number: int, part: str) -> Tensor | None:
         """Find the tokens that are not padding, from the masks of the model or else of the layer.
 
         Layers that receive the same masks share the result, and so the sampled positions.
         """
-        role = "q" if part == "q" else "k"  # values come from the same tokens as keys
-        for some in (self._masks, masks):
+        where, role = self.layers[number].where, _role(part)
+        for some, of_source in ((self._masks, self._has_source), (masks, False)):
             if not some:
                 continue
             if torch.compiler.is_compiling():
-                valid = valid_tokens(some, shape, where, role)
+                valid = valid_tokens(some, shape, where, role, of_source)
             else:
                 tensors = list(some.values())
-                key = (*map(id, tensors), shape, where, role if where == "cross" else "")
+                key = (*map(id, tensors), shape, where, role if where == "cross" else "", of_source)
                 if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
-                    self._valid[key] = tensors, valid_tokens(some, shape, where, role)
+                    self._valid[key] = tensors, valid_tokens(some, shape, where, role, of_source)
                 valid = self._valid[key][1]
             if valid is not None:
                 return valid
@@ -192,6 +241,16 @@ class Sampler:
         return is_training if torch.compiler.is_compiling() else is_training and (self.wanted or is_capturing())
 
 
+def _has_source(model: nn.Module, layers: Sequence[CircuitLayer]) -> bool:
+    """Check whether a model has an encoder and a decoder, so that `attention_mask` refers to the encoder's tokens."""
+    is_encoder_decoder = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", False)
+    return bool(is_encoder_decoder) or any(layer.where == "cross" for layer in layers)
+
+
+def _role(part: str) -> str:
+    return "q" if part == "q" else "k"  # values come from the same tokens as keys
+
+
 class Hook:
     """Module hook that calls a method of a sampler. In a copied module the hook does nothing."""
 
@@ -207,25 +266,3 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hook, (None, self.method)
-
-
-def _take_tokens(
-    given: Tensor, result: Tensor, valid: Tensor | None, sampler: int, layer: int, part: int, written: Tensor
-) -> None:
-    """Call `Samples.take` as an operator in compiled models, if at run time a sample is wanted."""
-    target = _samplers.get(sampler)
-    if target is not None:
-        target.is_compiled = True
-    if target is not None and (target.wanted or is_capturing()):
-        target.taken.take(layer, PARTS[part], given, result, valid)
-
-
-# Defined with the low-level interface: a call of `torch.library.custom_op` takes a hundred times as long, and a
-# compiled model makes two calls per layer in every step.
-_library = torch.library.Library("repulsive", "FRAGMENT")
-_library.define(
-    "take_tokens(Tensor given, Tensor result, Tensor? valid, int sampler, int layer, int part, Tensor(a!) written)"
-    " -> ()"
-)
-_library.impl("take_tokens", _take_tokens, "CompositeExplicitAutograd")
-torch.library.register_fake("repulsive::take_tokens", lambda *args: None, lib=_library)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,17 @@ from torch.nn import functional as F
 from repulsive.errors import RuleError
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
-from repulsive.repulsion.logits.projections import CircuitLayer, Projection
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection, tensor_parallel_error
 from repulsive.repulsion.logits.token_positions import Positions, choose
+from repulsive.repulsion.sharding.shard_layout import is_sharded
+
+# Warnings by the length of the longest sequence.
+_NO_PAIRS = (
+    "every token of the first sampled batch is masked, so its heads are not repelled. Check the mask that the model is "
+    "called with: tokens are 1 or True and padding 0 or False, the other way round in `key_padding_mask`",
+    "every sequence of the first sampled batch has only one token, so logits have no effect and its heads are not "
+    "repelled. Exclude the layer with match=..., or choose space='sphere'",
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class _Source:
         is_torch: whether it belongs to `nn.MultiheadAttention`.
         sizes: number of heads and width of a head.
         columns: output features of all heads; a slice if they follow each other.
+        features: number of output features of the module, of all heads and all parts.
         adapters: modules of LoRA adapters, whose inputs are recorded.
         centres: whether a norm on its output subtracts the mean; None before the first sample.
     """
@@ -57,6 +68,7 @@ class _Source:
     is_torch: bool
     sizes: tuple[int, int]
     columns: Tensor | slice
+    features: int
     adapters: list[nn.Module]
     centres: bool | None = None
 
@@ -68,7 +80,10 @@ class _Source:
         columns = slice(first, first + count) if is_contiguous else rows
         modules = [target.slice.module for target in projection.targets]
         adapters = modules if modules[0] is not projection.output else []
-        return cls(projection, projection.is_torch, (projection.group.num_heads, projection.width), columns, adapters)
+        weight = projection.group.slices[0]
+        features = int(weight.parameter().shape[weight.axis])
+        sizes = projection.group.num_heads, projection.width
+        return cls(projection, projection.is_torch, sizes, columns, features, adapters)
 
     def take_columns(self, outputs: Tensor) -> Tensor:
         """Select the features of heads from projected tokens, [N, features] -> [N, M, d]."""
@@ -100,6 +115,7 @@ class Samples:
         self._positions: dict[tuple[object, ...], tuple[Positions, Tensor | None]] = {}
         self._sources: dict[tuple[int, str], _Source] = {}
         self._checked: set[tuple[int, str]] = set()
+        self._warned = False
         self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
 
     def clear(self) -> None:
@@ -132,6 +148,8 @@ class Samples:
         if source is None:
             source = self._sources[number, part] = _Source.of(self.layers[number].watched[part])
         projection = source.projection
+        if is_sharded(given) or (not source.is_torch and result.shape[-1] != source.features):
+            raise tensor_parallel_error(projection.group.name)
         at = self._choose(shape or grid_of(given, projection), valid, given.device)
         flat = self._sampled_rows(given, projection, at)  # [N, D_in]
         if source.is_torch:
@@ -146,8 +164,11 @@ class Samples:
         if projection.norm is not None:
             norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
             source.centres = norm.centres
-        if (number, part) not in self._checked and len(inputs) == 1 and not is_capturing():
-            self._check(number, part, projection, flat, outputs)
+        if (number, part) not in self._checked and not is_capturing():
+            self._checked.add((number, part))
+            self._warn_without_pairs(part, projection, at)
+            if len(inputs) == 1:
+                self._check(projection, flat, outputs)
         sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
         self.latest[number, part] = sample
         if is_capturing():
@@ -181,13 +202,21 @@ class Samples:
         numbers = bias[0].rows.flatten().to(tokens.device)
         return F.linear(tokens, matrix, bias[0].parameter().detach()[numbers].to(tokens.dtype))
 
-    def _check(self, number: int, part: str, projection: Projection, given: Tensor, outputs: Tensor) -> None:
+    def _warn_without_pairs(self, part: str, projection: Projection, at: Positions) -> None:
+        """Warn once if the first sample has no two keys to choose between, so that its logits have no effect."""
+        if part != "k" or self._warned or not len(at.weights):
+            return
+        lengths = at.weights.new_zeros(at.count).index_add_(0, at.sequences, at.weights)  # [S]
+        if (longest := int(lengths.max())) < 2:
+            self._warned = True
+            warnings.warn(f"{projection.group.name}: {_NO_PAIRS[longest]}", stacklevel=2)
+
+    def _check(self, projection: Projection, given: Tensor, outputs: Tensor) -> None:
         """Check on the first sample that the module multiplies its input by the weight that receives the force.
 
         Raises:
             RuleError: the module computes something else.
         """
-        self._checked.add((number, part))
         target = projection.targets[0].slice
         weight = target.parameter().detach()
         if hasattr(weight, "placements") or target.module is not projection.output:

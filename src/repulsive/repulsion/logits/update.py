@@ -21,8 +21,11 @@ from repulsive.repulsion.logits.gather import gather_samples, world_size
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
 from repulsive.repulsion.logits.renewal import is_renewed
 from repulsive.repulsion.logits.sampler import Sampler
+from repulsive.repulsion.logits.samples import Sample
 from repulsive.repulsion.logits.value_circuits import ValueLayer, value_force, value_layers
 from repulsive.repulsion.logits.writer import GradientNorms, Writer, Written
+
+MISSES = 5  # computations of the force in a row without tokens of a layer, before a warning
 
 
 @dataclass
@@ -66,6 +69,7 @@ class LogitRepulsion:
         self._layer_shares: Tensor | None = None  # factor of each layer, on the device of the gradients
         self._targets = [[targets for _, targets in layer.sides] for layer in self.layers]
         self._norms = GradientNorms([[target.slice for targets in one for target in targets] for one in self._targets])
+        self._missed = [0] * len(self.layers)  # computations of the force in a row without tokens of a layer
         self._warned = False
 
     def attach(self) -> None:
@@ -114,6 +118,8 @@ class LogitRepulsion:
     def renew(self, step: int, scale: Tensor | None) -> None:
         """Compute the force of every layer with sampled tokens."""
         samples = dict(self.sampler.samples)
+        if samples and not is_capturing():
+            self._warn_of_missed_layers(samples)
         if world_size() > 1:
             samples = gather_samples(self.layers, samples, self.sampler.taken.tokens)
         if not samples:
@@ -155,6 +161,29 @@ class LogitRepulsion:
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
                 "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
                 "compile it again after torch.compiler.reset()",
+                stacklevel=9,
+            )
+
+    def _warn_of_missed_layers(self, samples: Mapping[tuple[int, str], Sample]) -> None:
+        """Warn once about layers that give no tokens while others do.
+
+        Layers that are dropped at random, as LayerDrop does, give tokens in one of the next passes.
+        """
+        if self._warned:
+            return
+        names = []
+        for number, layer in enumerate(self.layers):
+            is_sampled = all((number, part) in samples for part in layer.watched)
+            self._missed[number] = 0 if is_sampled else self._missed[number] + 1
+            is_evaluated = not all(projection.output.training for projection in layer.watched.values())
+            if not is_sampled and (is_evaluated or self._missed[number] == MISSES):
+                names.append(layer.name)
+        if names:
+            self._warned = True
+            warnings.warn(
+                f"space='logits': {len(names)} of {len(self.layers)} layers gave no tokens, so their heads were not "
+                f"repelled: {', '.join(names[:6])}. A layer gives tokens only in training mode (layer.train()), with "
+                "gradients, and if the model calls its projections as modules; exclude others with match=...",
                 stacklevel=9,
             )
 

@@ -21,7 +21,7 @@ from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, function_gram
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, to_targets
-from repulsive.repulsion.logits.projections import Projection, Target, projection_of, reads_of
+from repulsive.repulsion.logits.projections import Projection, Target, projection_of, reads_of, refuse_tensor_parallel
 from repulsive.repulsion.logits.samples import Sample
 
 
@@ -72,7 +72,20 @@ def output_groups(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGro
     """
     modules = {clean(name): module for name, module in unwrap(model).named_modules()}
     queries = {module_of(group): group for group in groups if group.part == "q"}
-    return [_outputs(group, queries[module_of(group)], modules) for group in groups if group.part == "v"]
+    outputs = [_outputs(group, queries[module_of(group)], modules) for group in groups if group.part == "v"]
+    _refuse_adapted(model, outputs)
+    return outputs
+
+
+def _refuse_adapted(model: nn.Module, outputs: Sequence[HeadGroup]) -> None:
+    """Raise an error for output projections with an adapter: what a head writes depends on the adapter, too."""
+    adapted = {module.base_layer for module in unwrap(model).modules() if hasattr(module, "base_layer")}
+    adapted |= {module for module in unwrap(model).modules() if hasattr(module, "lora_B")}
+    if names := [group.slices[0].parameter_name for group in outputs if group.slices[0].module in adapted]:
+        raise RuleError(
+            f"{names[0]}: circuits='qk+ov' does not support an adapter on the output projection; leave that projection "
+            "out of the adapter's target_modules, or choose circuits='qk'"
+        )
 
 
 def value_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[ValueLayer]:
@@ -133,5 +146,6 @@ def _outputs(value: HeadGroup, query: HeadGroup, modules: Mapping[str, nn.Module
     axis = 0 if type(module).__name__ == "Conv1D" else 1
     rows = torch.arange(heads * width).view(heads, width)
     part = HeadSlice(module, "weight", f"{path}.weight", rows, axis)
+    refuse_tensor_parallel(part)
     title = f"{name}.o" if name else "o"
     return HeadGroup(title, value.layer, "o", value.where, value.stack, value.family, (part,), proof=value.proof)

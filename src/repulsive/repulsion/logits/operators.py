@@ -1,0 +1,72 @@
+"""Operators that compiled models call at run time to hand tensors to a sampler.
+
+A compiled model cannot write to Python objects inside activation checkpointing, and its dictionaries are updated only
+after the whole graph has run. An operator runs in its place in the graph. Its inputs may be overwritten afterwards, so
+a receiver copies what it keeps.
+
+The operators are defined with the low-level interface: a call of `torch.library.custom_op` takes a hundred times as
+long, and a compiled model makes two calls per layer in every step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+PARTS = ("q", "k", "v")
+
+
+class Receiver(Protocol):
+    """What the operators call."""
+
+    def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None: ...
+
+    def keep_mask(self, layer: int, name: str, mask: Tensor) -> None: ...
+
+    def keep_adapter_input(self, adapter: int, given: Tensor) -> None: ...
+
+
+_numbers = itertools.count()
+_receivers: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
+
+
+def register(receiver: Receiver) -> int:
+    """Return a number by which operators find a receiver. The receiver is not kept alive."""
+    number = next(_numbers)
+    _receivers[number] = receiver
+    return number
+
+
+def _take_tokens(
+    given: Tensor, result: Tensor, valid: Tensor | None, receiver: int, layer: int, part: int, written: Tensor
+) -> None:
+    if (target := _receivers.get(receiver)) is not None:
+        target.take_tokens(layer, PARTS[part], given, result, valid)
+
+
+def _keep_mask(mask: Tensor, name: str, receiver: int, layer: int, written: Tensor) -> None:
+    if (target := _receivers.get(receiver)) is not None:
+        target.keep_mask(layer, name, mask)
+
+
+def _keep_adapter_input(given: Tensor, receiver: int, adapter: int, written: Tensor) -> None:
+    if (target := _receivers.get(receiver)) is not None:
+        target.keep_adapter_input(adapter, given)
+
+
+# `written` is a dummy tensor that is declared as mutated, so that calls are neither removed nor reordered.
+_library = torch.library.Library("repulsive", "FRAGMENT")
+for _schema, _function in {
+    "take_tokens(Tensor given, Tensor result, Tensor? valid, int receiver, int layer, int part, Tensor(a!) written)"
+    " -> ()": _take_tokens,
+    "keep_mask(Tensor mask, str name, int receiver, int layer, Tensor(a!) written) -> ()": _keep_mask,
+    "keep_adapter_input(Tensor given, int receiver, int adapter, Tensor(a!) written) -> ()": _keep_adapter_input,
+}.items():
+    _name = _schema.partition("(")[0]
+    _library.define(_schema)
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"repulsive::{_name}", lambda *args: None, lib=_library)

@@ -1,0 +1,128 @@
+"""Compiled models: resuming, schedules that start at zero, activation checkpointing, masks of layers, LoRA."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive import SVGD, repel
+from tests.repulsion.logits.test_steps import RULE, Attention, Decoder, batch, loss_of, make, train
+
+EVERY_4 = SVGD(alpha=0.05, space="logits", tokens=64, every=4)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+def test_a_resumed_and_compiled_run_computes_new_forces():
+    expected = train(*make(EVERY_4)[:2], range(9))
+    model, optimizer, handle = make(EVERY_4)
+    train(model, optimizer, range(2))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), handle.state_dict()))
+    again, optimizer, handle = make(EVERY_4)
+    again.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    handle.load_state_dict(saved[2])
+    torch.testing.assert_close(train(again, optimizer, range(2, 9), run=compiled(again)), expected)
+    assert handle._logits.renewals == 3  # loading, and steps 4 and 8
+
+
+def test_a_compiled_run_with_a_schedule_that_starts_at_zero_computes_forces():
+    def alpha(step: int) -> float:
+        return 0.0 if step < 3 else 0.05
+
+    rule = SVGD("heads", alpha, space="logits", tokens=64, every=1)
+    expected = train(*make(rule)[:2])
+    model, optimizer, handle = make(rule)
+    torch.testing.assert_close(train(model, optimizer, run=compiled(model)), expected)
+    assert handle._logits.renewals == 3
+
+
+@pytest.mark.slow
+def test_layers_compiled_one_by_one_keep_their_hooks():
+    def alpha(step: int) -> float:
+        return 0.0 if step < 2 else 0.05
+
+    rule = SVGD("heads", alpha, space="logits", tokens=64, every=1)
+    model, optimizer, handle = make(rule)
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    train(model, optimizer, range(4))
+    assert handle._logits.renewals == 2
+
+
+def test_hooks_that_the_first_uncompiled_pass_does_not_need_are_removed_after_it():
+    model, optimizer, _ = make(SVGD("heads", lambda step: 0.0, space="logits", tokens=64))
+    counts = []
+    for step in range(2):
+        counts.append(sum(len(m._forward_hooks) for m in model.modules()))
+        train(model, optimizer, range(step, step + 1))
+    assert counts == [4, 0]
+
+
+def test_activation_checkpointing_compiles_to_one_graph():
+    expected = train(*make()[:2], range(3))
+    model, optimizer, handle = make(checkpointed=True)
+    torch._dynamo.utils.counters.clear()
+    torch.testing.assert_close(train(model, optimizer, range(3), run=compiled(model)), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert handle._logits.renewals == 2
+
+
+class Masked(nn.Module):
+    """Calls its layer with a mask [B, 1, T, T] that the model itself is not called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer, self.out = nn.Embedding(30, 16), MaskedAttention(16, 4), nn.Linear(16, 30)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        visible = (ids < 20)[:, None, None, :] | torch.eye(ids.shape[1], dtype=torch.bool)[:1]
+        x = self.embed(ids)
+        return self.out(torch.utils.checkpoint.checkpoint(self.layer, x, visible, use_reentrant=False))
+
+
+class MaskedAttention(Attention):
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        projected = [p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = (t.transpose(1, 2) for t in projected)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+def test_compiled_models_leave_out_the_padding_of_a_layers_mask():
+    weights = []
+    for run in (None, compiled):
+        torch.manual_seed(0)
+        model = Masked()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        handle = repel(model, optimizer, RULE, verbose=False, allow_unproved=True)
+        loss_of(model if run is None else run(model), batch(0)).backward()
+        real = float(handle._logits.sampler.samples[0, "k"].weights.sum())
+        assert 30 < real < 60  # of 60 tokens
+        weights.append((real, train(model, optimizer, range(3), run=None if run is None else run(model))))
+    assert weights[0][0] == weights[1][0]
+    torch.testing.assert_close(weights[0][1], weights[1][1])
+
+
+def test_compiled_models_record_the_inputs_of_adapters():
+    peft = pytest.importorskip("peft")
+    rule = SVGD("heads", 0.05, space="logits", tokens=64, every=2)
+    results = []
+    for run in (None, compiled):
+        torch.manual_seed(0)
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(Decoder(), config)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        repel(model, optimizer, rule, verbose=False, allow_unproved=True)
+        results.append(train(model, optimizer, range(3), run=None if run is None else run(model)))
+    torch.testing.assert_close(*results)

@@ -1,0 +1,162 @@
+"""Layers that repulsion between logits does not support are named, and layers without tokens are warned about."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive import SVGD, find_heads, repel
+from repulsive.errors import RuleError
+from tests.repulsion.logits.test_steps import RULE, Decoder, make, train
+
+VALUES = SVGD("heads", 0.05, space="logits", circuits="qk+ov", tokens=64, every=2)
+
+
+def encoder() -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+
+def adapted(model: nn.Module, *modules: str, **settings):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=list(modules), init_lora_weights=False, **settings)
+    model = peft.get_peft_model(model, config)
+    return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+
+
+def test_dora_is_refused():
+    model, optimizer = adapted(Decoder(), "q_proj", "k_proj", use_dora=True)
+    with pytest.raises(RuleError, match="DoRA"):
+        repel(model, optimizer, RULE, allow_unproved=True)
+
+
+def test_lora_on_torch_attention_is_refused():
+    model, optimizer = adapted(encoder(), "self_attn")
+    with pytest.raises(RuleError, match=r"LoRA on nn\.MultiheadAttention"):
+        repel(model, optimizer, RULE)
+
+
+def test_an_adapter_on_the_output_projection_is_refused_with_value_circuits():
+    model, optimizer = adapted(Decoder(), "q_proj", "k_proj", "v_proj", "o_proj")
+    with pytest.raises(RuleError, match=r"layers\.0\.o_proj\.weight: .* adapter on the output projection"):
+        repel(model, optimizer, VALUES, allow_unproved=True)
+    handle = repel(model, optimizer, RULE, allow_unproved=True, verbose=False)
+    assert {group.part for group in handle.groups} == {"q", "k"}
+
+
+def test_an_adapter_on_values_only_is_allowed_with_value_circuits():
+    model, optimizer = adapted(Decoder(), "v_proj")
+    with pytest.warns(UserWarning, match="frozen"):
+        repel(model, optimizer, VALUES, allow_unproved=True, verbose=False)
+    before = model.base_model.model.layers[0].v_proj.lora_B["default"].weight.clone()
+    train(model, optimizer, range(1))
+    assert not torch.equal(model.base_model.model.layers[0].v_proj.lora_B["default"].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("parts", "particle", "rule", "message"),
+    [
+        ("qk", "projection", VALUES, r"layers\.0\.self_attn: circuits='qk\+ov' needs the groups q, k and v"),
+        ("v", "projection", VALUES, "Select q and k"),
+        ("qkv", "head", VALUES, "particle='projection'"),
+        ("qkv", "head", RULE, "particle='projection'"),
+    ],
+)
+def test_groups_without_the_needed_parts_are_refused(parts, particle, rule, message):
+    model = encoder()
+    groups = find_heads(model, parts=parts, particle=particle)
+    with pytest.raises(RuleError, match=message):
+        repel(model, torch.optim.AdamW(model.parameters()), rule, groups=groups)
+
+
+def test_layers_without_queries_are_left_out_of_value_circuits():
+    from repulsive.lab.systems.classification.model import AdditiveAttention
+
+    model = nn.ModuleDict({"additive": AdditiveAttention(8, 6, 3), "encoder": encoder()})
+    handle = repel(model, torch.optim.AdamW(model.parameters()), VALUES, verbose=False)
+    assert {group.name for group in handle.groups} == {f"encoder.layers.0.self_attn.{part}" for part in "qkvo"}
+
+
+def test_attention_with_other_widths_of_keys_and_values_moves_all_biases():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=5, batch_first=True)
+
+        def forward(self, query, key, value):
+            return self.attention(query, key, value)[0]
+
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-30)
+    repel(model, optimizer, VALUES, verbose=False)
+    (model(torch.randn(3, 4, 8), torch.randn(3, 5, 6), torch.randn(3, 5, 5)) * 0).sum().backward()
+    optimizer.step()
+    q, k, v = model.attention.in_proj_bias.grad.chunk(3)
+    assert q.norm() > 1e-6 and v.norm() > 1e-6
+    assert k.norm() < 1e-6  # keys are centred, so that their bias has no effect
+
+
+@pytest.mark.parametrize("rule", [RULE, VALUES])
+def test_tensor_parallel_projections_are_refused(rule):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Decoder()
+        plan = {name: ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")} | {"o_proj": RowwiseParallel()}
+        for layer in model.layers:
+            parallelize_module(layer, dist.init_device_mesh("cpu", (1,)), plan)
+        with pytest.raises(RuleError, match=r"layers\.0\..*: .* does not support tensor parallelism"):
+            repel(model, torch.optim.AdamW(model.parameters()), rule, allow_unproved=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_share_of_the_features_is_refused():
+    """As in tensor parallelism that hides the full width from `repel`."""
+    model, optimizer, _ = make()
+    for layer in model.layers:
+        layer.q_proj.register_forward_hook(lambda module, args, output: output[..., :8], prepend=True)
+        layer.num_heads = 2
+        for name in ("k_proj", "v_proj"):
+            getattr(layer, name).register_forward_hook(lambda module, args, output: output[..., :8], prepend=True)
+        layer.o_proj = nn.Linear(8, 16)
+    with pytest.raises(RuleError, match="tensor parallelism"):
+        train(model, optimizer, range(1))
+
+
+def test_a_layer_in_evaluation_mode_is_named_once():
+    model, optimizer, _ = make()
+    model.layers[0].eval()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, optimizer, range(5))
+    assert [str(one.message).partition(". ")[0] for one in caught] == [
+        "space='logits': 1 of 2 layers gave no tokens, so their heads were not repelled: layers.0"
+    ]
+    assert caught[0].filename.endswith("test_steps.py")  # the line that calls step
+
+
+def test_a_layer_that_the_model_skips_is_named_after_five_steps():
+    model, optimizer, _ = make(SVGD("heads", 0.05, space="logits", tokens=64, every=1))
+    model.layers[0].forward = lambda x: x
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, range(4))
+    with pytest.warns(UserWarning, match=r"gave no tokens.*: layers\.0\. "):
+        train(model, optimizer, range(4, 5))
+
+
+def test_resuming_with_other_hidden_settings_warns():
+    state = make()[2].state_dict()
+    for name, value in (("tokens", 128), ("every", 3), ("circuits", "qk+ov")):
+        settings = {"tokens": 64, "every": 2, name: value}
+        handle = make(SVGD(alpha=0.05, space="logits", **settings))[2]
+        if name == "circuits":  # more groups
+            assert handle.state_dict()["rule"] != state["rule"]
+            continue
+        with pytest.warns(UserWarning, match=f"{name}={value}"):
+            handle.load_state_dict(state)
