@@ -33,7 +33,8 @@ class Deferred:
 
     def __init__(self, rule: Rule | RuleName | None, settings: Mapping[str, Any]) -> None:
         check_arguments(settings)  # a misspelt name fails here, not when training begins
-        self.rule = resolve_rule(rule)
+        resolve_rule(rule)  # and so does an unknown rule
+        self.rule = rule  # `repel` treats some names apart
         self.settings = dict(settings)
         self.handles: list[Handle] = []
         self._steps_before: list[int] = []

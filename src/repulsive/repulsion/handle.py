@@ -30,7 +30,8 @@ from repulsive.repulsion.display import Overview, as_html, as_text, overview, sh
 from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.measurements import GroupReport, Measurements, per_step
-from repulsive.repulsion.optimizer_noise import add_noise, check_noise
+from repulsive.repulsion.noise_place import check_noise
+from repulsive.repulsion.optimizer_noise import add_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import Settings
