@@ -27,6 +27,7 @@ from repulsive.repulsion.deepspeed import refuse_zero
 from repulsive.repulsion.display import attached_line, attached_table
 from repulsive.repulsion.gradient_scale import scale_warnings
 from repulsive.repulsion.handle import Handle
+from repulsive.repulsion.late_heads import LateHeads
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
@@ -169,7 +170,7 @@ def repel(
     logits = None
     if chosen is not None and chosen.reads_tokens:
         logits = LogitRepulsion(model, groups, cast(SVGD, chosen), settings.seed)
-    handle = Handle(trained, inner, chosen, settings, logits, others)
+    handle = Handle(trained, inner, chosen, settings, LateHeads(inner, others, model, selection), logits)
     handle.attach()
     if verbose is not False and _is_first_rank():
         describe = attached_table if verbose else attached_line

@@ -206,7 +206,7 @@ def test_tokens_are_not_saved():
     state = handle.state_dict()
     shapes = {tuple(t.shape) for forces in state["forces"].values() for t in forces}
     assert shapes == {(4, 4, 16), (4, 4), (6,)}  # weight and bias by heads, and the scalars of the force
-    assert set(state) == {"format", "steps", "seed", "rule", "groups", "forces"}
+    assert set(state) == {"format", "steps", "seed", "rule", "groups", "start", "forces"}
 
 
 def test_callbacks_that_write_json_omit_the_forces():
