@@ -11,9 +11,14 @@ ROOT = Path(__file__).resolve().parents[1]
 RIGHT = """
 import torch
 from repulsive import SPOS, SVGD, CollapsedHeads, CosineLadder, HeadReport, HeadSlice, Rule, find_heads, repel
+from repulsive.diagnostics.similarity import mean_cosines
+from repulsive.integrations import lightning, transformers
+from repulsive.integrations.accelerate import repel_prepared
+from repulsive.metrics.classification import overlap
+from repulsive.metrics.compare import compare
 from repulsive.particles import Hinge
 
-def use(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: Rule) -> None:
+def use(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: Rule, x: torch.Tensor) -> None:
     repel(model, optimizer, rule)
     repel(model, optimizer, "sphere", "first", "qk", "encoder", "head", layout="strided", order="repel-clip")
     repel(model, optimizer, rule=None, layers=[0, 1], noise_in="parameter", verbose=True)
@@ -22,6 +27,12 @@ def use(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: Rule) ->
     SVGD(kernel=Hinge(0.7), bandwidth=2.0, alpha=lambda step: 0.1 * step)
     SPOS(noise="released")
     CosineLadder(rung="derivative")
+    lightning.RepulsiveCallback("sphere", layers="first", noise_in="auto", order="repel-clip")
+    transformers.RepulsiveCallback(rule, layers=[0], max_norm=1.0)
+    repel_prepared(None, model, optimizer, rule="spos", noise_in="gradient")
+    overlap(x, "cosine")
+    compare(x, x, "both")
+    mean_cosines(x, space="attention")
 """
 WRONG = {
     'SVGD(space="shpere")': "space",
@@ -41,7 +52,23 @@ WRONG = {
     "repel(model, optimizer, alpha=0.1)": "alpha",
     "from repulsive import rebel": "rebel",
     'find_heads(model, where="encodr")': "where",
+    'lightning.RepulsiveCallback("shpere")': "RepulsiveCallback",
+    'lightning.RepulsiveCallback(layers="frist")': "layers",
+    "lightning.RepulsiveCallback(alpha=0.1)": "alpha",
+    'transformers.RepulsiveCallback(noise_in="air")': "noise_in",
+    'repel_prepared(None, model, optimizer, where="encodr")': "where",
+    'repel_prepared(None, model, optimizer, rule="shpere")': "rule",
+    'overlap(x, "mas")': "overlap",
+    'compare(x, x, "seed")': "compare",
+    'mean_cosines(x, space="weights")': "space",
 }
+# Not followed, as in the settings of the project: they take minutes, and may not be installed.
+CONFIG = """
+[mypy]
+[mypy-accelerate.*,lightning.*,pytorch_lightning.*,transformers.*]
+ignore_missing_imports = True
+follow_imports = skip
+"""
 
 
 @pytest.mark.slow
@@ -50,7 +77,9 @@ def test_mypy_finds_misspelt_words(tmp_path, monkeypatch):
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
     script = tmp_path / "words.py"
     script.write_text(RIGHT + "".join(f"    {line}\n" for line in WRONG))
-    options = ["--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), "--config-file", ""]
+    (tmp_path / "mypy.ini").write_text(CONFIG)
+    options = ["--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")]
+    options += ["--config-file", str(tmp_path / "mypy.ini")]
     out, err, _ = api.run([*options, str(script)])
     found = dict(line.split(": error: ") for line in out.splitlines() if ": error: " in line)
     first = len(RIGHT.splitlines()) + 1

@@ -21,10 +21,10 @@ from studies.output import save
 from studies.sampling.chains import METHODS, Method
 from studies.sampling.gaussians import SHAPES, Target, measure
 
-from repulsive.repulsion.settings import NOISE_PLACES
 from repulsive.safety.markdown import format_table
 
 STEPS = (0.01, 0.05)  # step times curvature
+NOISE_IN = ("gradient", "parameter", "optimizer")
 SMALL = 0.001  # a step whose decorrelation time is as long as the window of Adam's second moment
 NOISE = 3.0  # standard deviation of gradient noise over that of gradients
 GRID = [Target(shape, step, noise) for shape in SHAPES for noise in (0.0, NOISE) for step in STEPS]
@@ -45,7 +45,7 @@ def main() -> None:
     grid: list[dict[str, Any]] = []
     for method in METHODS:
         if method.label in PLAIN:
-            for noise_in in NOISE_PLACES:
+            for noise_in in NOISE_IN:
                 places += [_run(method, noise_in, [target], 4 * options.chains, options.scale) for target in PLACES]
         grid.append(_run(method, "optimizer", GRID, options.chains, options.scale))
         if method.is_normalised and not method.decay:
@@ -91,11 +91,9 @@ def _page(about: dict[str, Any], places: Sequence[dict[str, Any]], grid: Sequenc
         "Target N(0, 1), full gradients. Columns: `noise_in` at a step times curvature.",
         "",
     ]
-    header = ["optimizer", *(f"{place}, {step:g}" for place in NOISE_PLACES for step in STEPS)]
+    header = ["optimizer", *(f"{place}, {step:g}" for place in NOISE_IN for step in STEPS)]
     cells = {(run["optimizer"], run["noise_in"], row["step"]): row["stiff"] for run in places for row in run["rows"]}
-    rows = [
-        [label, *(f"{cells[label, place, step]:.2f}" for place in NOISE_PLACES for step in STEPS)] for label in PLAIN
-    ]
+    rows = [[label, *(f"{cells[label, place, step]:.2f}" for place in NOISE_IN for step in STEPS)] for label in PLAIN]
     lines += [format_table(header, rows), "", '## `noise_in="optimizer"`', ""]
     lines += [
         "Columns: target, step times curvature. Correlated: stiff direction / slow direction, with a quarter of the "

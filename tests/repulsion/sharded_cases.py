@@ -162,7 +162,8 @@ def make(case, dtype=torch.float64):
 
 def attach(case, model, optimizer, **options):
     groups = groups_of(model, case.particle)
-    options = {"groups": groups, "seed": 4, "measure_every": 7, "verbose": False, **dict(case.options), **options}
+    fixed = {"groups": groups, "seed": 4, "measure_every": 7, "noise_in": "gradient", "verbose": False}
+    options = {**fixed, **dict(case.options), **options}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as groups that are left out
         warnings.filterwarnings("ignore", "heads get about")  # SGD on purpose: it shows errors that Adam would hide

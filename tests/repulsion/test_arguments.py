@@ -1,12 +1,16 @@
 """Arguments of `repel`: rules by name, unknown arguments, and settings that would be ignored."""
 
+import typing
+
 import pytest
 import torch
 
-from repulsive import SVGD, RuleError, SelectionError, UnknownSetting, find_heads, repel
+from repulsive import SPOS, SVGD, RuleError, SelectionError, UnknownSetting, find_heads, repel
+from repulsive.integrations.deferred import Deferred
 from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.engine.recipe import Method
 from repulsive.particles import RULES, rule_by_name
+from repulsive.repulsion.arguments import RepelSettings, RuleAndSettings
 
 
 def adam(model):
@@ -88,3 +92,38 @@ def test_recipes_that_carry_a_ratio_without_auto_still_load(kind):
     assert make_rule(Method(rule=kind, alpha=0.5, ratio=0.3), 10, 10).alpha == 0.5
     assert make_rule(Method(rule=kind, alpha="auto", ratio=0.3), 10, 10).ratio == 0.3
     assert make_rule(Method(rule="cosine", alpha="auto", ratio=0.3), 10, 10).ratio == 0.3
+
+
+def test_the_types_of_settings_are_those_of_repel():
+    expected = typing.get_type_hints(repel)
+    for name in ("model", "optimizer", "unknown", "return"):
+        del expected[name]
+    assert typing.get_type_hints(RuleAndSettings) == expected
+    assert typing.get_type_hints(RepelSettings).keys() == expected.keys() - {"rule"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "error", "text"),
+    [
+        (SVGD(), {"layers": "frist"}, SelectionError, "did you mean 'first'"),
+        (SVGD(), {"parts": "qx"}, SelectionError, "letters q, k, v"),
+        (SVGD(), {"where": "encodr"}, SelectionError, "did you mean 'encoder'"),
+        (SVGD(), {"particle": "atom"}, SelectionError, "'projection', 'head'"),
+        (SVGD(), {"layout": "stride"}, SelectionError, "'strided'"),
+        (SVGD(), {"order": "clip"}, RuleError, "clip-repel"),
+        (SVGD(), {"noise_in": "air"}, RuleError, "optimizer"),
+        (SVGD(), {"force_in": "leap"}, RuleError, "step"),
+        (SVGD(), {"measure_every": 0}, RuleError, "at least 1"),
+        (SVGD(), {"max_norm": -1.0}, RuleError, "positive"),
+        (SPOS(noise="released"), {"noise_in": "parameter"}, RuleError, "released"),
+        ("shpere", {}, RuleError, "did you mean 'sphere'"),
+    ],
+)
+def test_callbacks_refuse_misspelt_words_when_they_are_made(rule, settings, error, text):
+    with pytest.raises(error, match=text):
+        Deferred(rule, settings)
+
+
+def test_callbacks_accept_what_depends_on_model_and_trainer():
+    Deferred(SVGD(), {"layers": [0, -1], "order": "repel-clip", "match": "*.q", "verbose": False})
+    Deferred("spos", {"noise_in": "optimizer", "order": "repel-clip", "max_norm": 1.0})

@@ -1,12 +1,14 @@
 """Printed text: one line when attached, the table with `verbose=True`, and the printed form of a handle."""
 
+import json
 import re
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from repulsive import SGLD, SPOS, SVGD, repel
+from repulsive import SGLD, SPOS, SVGD, find_heads, repel
 from repulsive.repulsion.display import short_rule
 
 
@@ -109,6 +111,66 @@ def test_without_repulsion_heads_do_not_separate(make_model, backward):
         handle.optimizer.step()
     start, now = (sum(one.similarity for one in found) / 6 for found in (handle.first_report(), handle.report()))
     assert abs(now - start) < 0.1
+
+
+@pytest.mark.parametrize("rule", ["paper", SVGD("heads", alpha="auto", ratio=0.5, space="sphere", smoothing=0)])
+def test_a_resumed_handle_prints_the_start_of_the_run(rule, make_model, backward):
+    model = make_model()
+    handle = repel(model, adam(model), rule, verbose=False)
+    for index in range(30):
+        backward(model, index)
+        handle.optimizer.step()
+    first = str(handle).splitlines()[2]
+    state = json.loads(json.dumps(handle.state_dict()))
+    later = repel(model, adam(model), rule, verbose=False)
+    later.load_state_dict(state)
+    assert str(later).splitlines()[2:] == [first]
+    for index in range(25):
+        backward(model, index)
+        later.optimizer.step()
+    lines = str(later).splitlines()
+    assert lines[2] == first and first.split()[:2] == ["start", "0"] and len(lines) == 4
+    assert int(lines[3].split()[1]) in (50, 54)  # due at 50; "auto" on the CPU measures in every step
+    assert later.state_dict()["start"] == state["start"]
+
+
+def test_a_state_without_the_start_of_the_run(make_model, backward):
+    """States that were saved before they had it: the last measurement is shown, and never "not measured yet"."""
+    model = make_model()
+    handle = repel(model, adam(model), SVGD("heads", alpha="auto", smoothing=0), verbose=False)
+    handle.load_state_dict(handle.state_dict() | {"steps": 30})
+    for index in range(5):
+        backward(model, index)
+        handle.optimizer.step()
+    assert [line.split()[:2] for line in str(handle).splitlines()[2:]] == [["now", "34"]]
+
+
+def test_distributed_checkpoints_restore_the_start_of_the_run(make_model, backward, tmp_path):
+    """Saved before and after the first measurement, and loaded into handles with and without one."""
+    folders = [tmp_path / "before", tmp_path / "after"]
+    model = make_model()
+    handle = repel(model, adam(model), verbose=False)
+    dcp.save({"repulsive": handle}, checkpoint_id=folders[0], no_dist=True)
+    backward(model)
+    handle.optimizer.step()
+    dcp.save({"repulsive": handle}, checkpoint_id=folders[1], no_dist=True)
+    dcp.load({"repulsive": handle}, checkpoint_id=folders[0], no_dist=True)
+    assert handle.steps == 0
+    twin = make_model()
+    fresh = repel(twin, adam(twin), verbose=False)
+    dcp.load({"repulsive": fresh}, checkpoint_id=folders[1], no_dist=True)
+    assert fresh.steps == 1 and str(fresh).splitlines()[2] == str(handle).splitlines()[2]
+
+
+def test_the_state_of_one_head_is_json():
+    model = nn.MultiheadAttention(8, 1)
+    with pytest.warns(UserWarning, match="one head"):
+        handle = repel(model, adam(model), SVGD(), groups=find_heads(model), verbose=False)
+    model.in_proj_weight.grad = torch.ones_like(model.in_proj_weight)
+    handle.optimizer.step()
+    text = json.dumps(handle.state_dict(), allow_nan=False)  # a cosine of one head is NaN
+    handle.load_state_dict(json.loads(text))
+    assert str(handle).splitlines()[2].split()[-2:] == ["-", "-"]
 
 
 def test_one_head_prints(capsys):

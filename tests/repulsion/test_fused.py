@@ -330,7 +330,8 @@ def test_training_through_the_handle(monkeypatch):
         torch.manual_seed(0)
         model = nn.TransformerEncoderLayer(16, 4, 16, dropout=0.0, batch_first=True).to(DEVICE)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        handle = repel(model, optimizer, SPOS(0.1, 1.0, 1e6), measure_every=2, verbose=False)
+        rule = SPOS(0.1, 1.0, 1e6)
+        handle = repel(model, optimizer, rule, measure_every=2, noise_in="gradient", verbose=False)
         x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
         for _ in range(3):
             optimizer.zero_grad(set_to_none=True)

@@ -65,7 +65,7 @@ def test_the_warning_is_right():
 @pytest.mark.parametrize("rule", [SVGD(), SVGD(stepsize=0.01), SPOS(), SGLD(), None], ids=str)
 def test_usual_settings_give_no_warning(make, rule, recwarn):
     model = attention()
-    repel(model, make(model.parameters()), rule, verbose=False)
+    repel(model, make(model.parameters()), rule, noise_in="gradient", verbose=False)
     assert not recwarn.list
 
 

@@ -152,7 +152,7 @@ def test_each_parameter_group_has_its_own_learning_rate(make_model, backward):
     first = list(model.stack.layers[0].parameters())
     rest = [p for p in model.parameters() if all(p is not q for q in first)]
     optimizer = torch.optim.SGD([{"params": first, "lr": 1e-2}, {"params": rest, "lr": 1e-4}], lr=1e-3)
-    handle = repel(model, optimizer, SGLD(0.1, 1.0), verbose=False)
+    handle = repel(model, optimizer, SGLD(0.1, 1.0), noise_in="gradient", verbose=False)
     backward(model)
     for parameter in model.parameters():
         parameter.grad.zero_()

@@ -46,7 +46,11 @@ def train(rule, change=lambda step, model, optimizer, handle: None, still=True, 
     model = nn.TransformerEncoderLayer(16, 4, 8, dropout=0.0, batch_first=True).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     handle = repel(
-        model, optimizer, rule, verbose=False, **({"measure_every": MEASURE_EVERY, "parts": PARTS} | settings)
+        model,
+        optimizer,
+        rule,
+        verbose=False,
+        **({"measure_every": MEASURE_EVERY, "parts": PARTS, "noise_in": "gradient"} | settings),
     )
     x, held = torch.randn(2, 3, 16).to(DEVICE), []
     for step in range(STEPS):

@@ -90,7 +90,7 @@ def test_the_numbers_in_the_warning_about_plain_sgd_are_right(make_model, backwa
 )
 def test_coupled_weight_decay(kind, rule, warned, make_model):
     model = make_model()
-    _, messages = attach(model, kind(model.parameters(), lr=1e-3, weight_decay=0.01), rule)
+    _, messages = attach(model, kind(model.parameters(), lr=1e-3, weight_decay=0.01), rule, noise_in="gradient")
     text = f"heads get about 0.025 of their gradient, and {kind.__name__} adds weight_decay=0.01 to it: for heads that "
     assert [one.startswith(text + "is like 0.4. Choose AdamW, or stepsize=4") for one in messages] == [True] * warned
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,7 +120,9 @@ def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> D
 
 
 @torch.no_grad()
-def mean_cosines(x: Tensor, real: Tensor | None = None, name: str = "", space: str = "outputs") -> Tensor:
+def mean_cosines(
+    x: Tensor, real: Tensor | None = None, name: str = "", space: Literal["attention", "outputs"] = "outputs"
+) -> Tensor:
     """Compute the mean cosine of each pair of heads over positions, float64 [M, M]; like `of_outputs`, but faster.
 
     Args:

@@ -22,6 +22,16 @@ from repulsive.heads.trace.reports import refuse_wrong
 Layout = Literal["heads", "strided"]
 
 
+def check_layout(layout: object) -> None:
+    """Check the argument `layout` of `find_heads`.
+
+    Raises:
+        SelectionError: the layout is unknown.
+    """
+    if layout not in get_args(Layout):
+        raise SelectionError(f"layout={layout!r} is unknown; use 'heads' or 'strided'")
+
+
 def find_heads(
     model: nn.Module,
     example_inputs: object = None,
@@ -62,8 +72,7 @@ def find_heads(
         >>> [(g.part, g.num_heads, g.dim) for g in groups]
         [('q', 2, 32), ('k', 2, 32), ('v', 2, 32)]
     """
-    if layout not in get_args(Layout):
-        raise SelectionError(f"layout={layout!r} is unknown; use 'heads' or 'strided'")
+    check_layout(layout)
     inner = unwrap(model)
     groups, misses = heads_from_table(inner)
     completed: Completed | None = None

@@ -33,10 +33,7 @@ def select(
     Raises:
         SelectionError: a value is unknown, a layer is out of range, or no group matches.
     """
-    _check_choice("where", where, get_args(Where))
-    _check_choice("particle", particle, get_args(Particle))
-    if not isinstance(parts, str) or not parts or set(parts) - set("qkv"):
-        raise SelectionError(f"parts={parts!r} is unknown; use any of the letters q, k, v, such as 'qk'")
+    check_words(layers, parts, where, particle)
     chosen = _by_place(groups, where)
     chosen = [g for g in chosen if set(g.part) & set(parts)]
     chosen = _by_layer(chosen, layers) if chosen else chosen
@@ -49,6 +46,22 @@ def select(
             + _available(groups, match)
         )
     return join_heads(chosen) if particle == "head" else chosen
+
+
+def check_words(
+    layers: object = "all", parts: object = "qkv", where: object = "all", particle: object = "projection"
+) -> None:
+    """Check the words of a selection; indices of layers depend on the model and are not checked.
+
+    Raises:
+        SelectionError: a word is unknown.
+    """
+    if isinstance(layers, str):
+        _check_choice("layers", layers, get_args(LayersName))
+    _check_choice("where", where, get_args(Where))
+    _check_choice("particle", particle, get_args(Particle))
+    if not isinstance(parts, str) or not parts or set(parts) - set("qkv"):
+        raise SelectionError(f"parts={parts!r} is unknown; use any of the letters q, k, v, such as 'qk'")
 
 
 def join_heads(groups: Sequence[HeadGroup]) -> list[HeadGroup]:
@@ -106,7 +119,6 @@ def _by_layer(groups: list[HeadGroup], layers: LayersName | Sequence[int]) -> li
     for g in groups:
         depth[g.stack, g.where] = max(depth.get((g.stack, g.where), 0), g.layer + 1)
     if isinstance(layers, str):
-        _check_choice("layers", layers, get_args(LayersName))
         if layers == "all":
             return groups
         return [g for g in groups if g.layer == (0 if layers == "first" else depth[g.stack, g.where] - 1)]

@@ -14,12 +14,13 @@ import json
 import warnings
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from repulsive.extras import install_command
 from repulsive.repulsion import Handle, repel
+from repulsive.repulsion.arguments import RuleAndSettings
 
 try:
     from accelerate import Accelerator
@@ -30,7 +31,9 @@ except ImportError as error:
 _handle_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # accelerator -> handles attached
 
 
-def repel_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Any, **settings: Any) -> Handle:
+def repel_prepared(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any, **settings: Unpack[RuleAndSettings]
+) -> Handle:
     """Call `repel`, and save and load its state with `accelerator.save_state` and `accelerator.load_state`.
 
     The state is `repulsive.json` in the folder of the checkpoint, `repulsive_1.json` for a second handle, and so on.

@@ -6,17 +6,21 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
 from repulsive.errors import OptimizerError, StateError
+from repulsive.heads.discover import check_layout
+from repulsive.heads.select import check_words
 from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.attach import check_arguments
-from repulsive.repulsion.checks import SELECTION, resolve_rule
+from repulsive.repulsion.checks import SELECTION, check_settings, resolve_rule
 from repulsive.repulsion.model_collapse import CollapseDetector
+from repulsive.repulsion.settings import Settings
 
 
 class Deferred:
@@ -28,13 +32,14 @@ class Deferred:
 
     Raises:
         UnknownSetting: `repel` has no such argument.
-        RuleError: the rule is unknown.
+        RuleError: the rule is unknown, or a setting is unknown or out of range.
+        SelectionError: a word that selects heads is unknown.
     """
 
-    def __init__(self, rule: Rule | RuleName | None, settings: Mapping[str, Any]) -> None:
-        check_arguments(settings)  # a misspelt name fails here, not when training begins
-        self.rule = resolve_rule(rule)
-        self.settings = dict(settings)
+    def __init__(self, rule: Rule | RuleName | None, settings: Mapping[str, object]) -> None:
+        _check(rule, settings)  # a misspelt word fails here, not when training begins
+        self.rule = rule  # not resolved: `repel` treats some names apart
+        self.settings: dict[str, Any] = dict(settings)
         self.handles: list[Handle] = []
         self._steps_before: list[int] = []
         self._collapse = CollapseDetector()
@@ -161,3 +166,14 @@ class Deferred:
             warnings.simplefilter("ignore")  # `end` has warned already, or an error is being raised
             for handle in self.handles:
                 handle.remove()
+
+
+def _check(rule: object, settings: Mapping[str, object]) -> None:
+    """Check everything about the arguments of `repel` that needs neither model nor optimizer."""
+    check_arguments(settings)
+    check_words(**{name: settings[name] for name in ("layers", "parts", "where", "particle") if name in settings})
+    check_layout(settings.get("layout", SELECTION["layout"]))
+    own: dict[str, Any] = {field.name: settings[field.name] for field in fields(Settings) if field.name in settings}
+    if own.get("max_norm") is None and own.get("order") == "repel-clip":
+        del own["order"]  # whether it needs `max_norm` depends on the trainer
+    check_settings(resolve_rule(rule), Settings(**own))

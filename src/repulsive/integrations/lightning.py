@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,6 +27,7 @@ from repulsive.integrations.deferred_monitor import DeferredMonitor
 from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, unwrap_optimizer
+from repulsive.repulsion.arguments import RepelSettings
 from repulsive.repulsion.checks import SELECTION
 
 try:
@@ -54,10 +55,12 @@ class RepulsiveCallback(Callback):
 
     Raises:
         UnknownSetting: `repel` has no such argument.
-        RuleError: `order="repel-clip"` under manual optimisation without `max_norm`: Lightning does not clip there.
+        SelectionError: a word that selects heads is unknown.
+        RuleError: the rule or another setting is unknown or out of range; or, in `fit`, `order="repel-clip"` under
+            manual optimisation without `max_norm`: Lightning does not clip there.
     """
 
-    def __init__(self, rule: Rule | RuleName | None = RECOMMENDED, **settings: Any) -> None:
+    def __init__(self, rule: Rule | RuleName | None = RECOMMENDED, **settings: Unpack[RepelSettings]) -> None:
         super().__init__()
         self._repulsion = Deferred(rule, settings)
         self._saved: list[dict[str, Any]] | None = None

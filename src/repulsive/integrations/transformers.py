@@ -10,7 +10,7 @@ and let repulsion clip: `TrainingArguments(max_grad_norm=0)` with `RepulsiveCall
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from repulsive import HeadMonitor
 from repulsive.errors import RuleError
@@ -20,6 +20,7 @@ from repulsive.integrations.deferred_monitor import DeferredMonitor
 from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle
+from repulsive.repulsion.arguments import RepelSettings
 
 try:
     from transformers import TrainerCallback
@@ -47,10 +48,12 @@ class RepulsiveCallback(TrainerCallback):
 
     Raises:
         UnknownSetting: `repel` has no such argument.
-        RuleError: `order="repel-clip"` while the Trainer clips, or without any clipping (raised in the Trainer).
+        SelectionError: a word that selects heads is unknown.
+        RuleError: the rule or another setting is unknown or out of range; or, in the Trainer, `order="repel-clip"`
+            while the Trainer clips, or without any clipping.
     """
 
-    def __init__(self, rule: Rule | RuleName | None = RECOMMENDED, **settings: Any) -> None:
+    def __init__(self, rule: Rule | RuleName | None = RECOMMENDED, **settings: Unpack[RepelSettings]) -> None:
         self._repulsion = Deferred(rule, settings)
 
     @property

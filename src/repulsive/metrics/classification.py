@@ -6,6 +6,8 @@ set in batches, average a metric over batches, weighted by batch size. `ece` and
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -107,7 +109,7 @@ def relative_dist(representations: Tensor) -> Tensor:
     return dist(representations) / representations.double().norm(dim=-1).mean()
 
 
-def overlap(attention: Tensor, kind: str = "mass") -> Tensor:
+def overlap(attention: Tensor, kind: Literal["mass", "cosine"] = "mass") -> Tensor:
     r"""Overlap of the attention of two heads: mean over items and pairs $i < j$, [B, M, T] -> scalar.
 
     Args:

@@ -6,13 +6,15 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from repulsive.metrics.student import half_width
 
-OVER = ("items", "seeds", "both")
+Over = Literal["items", "seeds", "both"]
+OVER: tuple[str, ...] = get_args(Over)
 _CHUNK = 4_000_000  # random numbers per draw, to limit memory. Changing it changes the results of a seed
 
 
@@ -46,7 +48,7 @@ class Comparison:
 def compare(
     first: Tensor,
     second: Tensor,
-    over: str = "items",
+    over: Over = "items",
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -102,7 +104,7 @@ def compare_totals(
     first: Tensor,
     second: Tensor,
     score: Callable[[Tensor], Tensor],
-    over: str = "items",
+    over: Over = "items",
     *,
     level: float = 0.95,
     resamples: int = 1_000,
@@ -174,7 +176,7 @@ def _swap_test(
     return (1 + reached) / (1 + resamples)
 
 
-def _interval(runs: Tensor, sampled: Tensor | None, over: str, level: float) -> tuple[float, float]:
+def _interval(runs: Tensor, sampled: Tensor | None, over: Over, level: float) -> tuple[float, float]:
     """Compute the lower and upper end of the confidence interval.
 
     Args:
@@ -235,7 +237,7 @@ def _chunks(resamples: int, width: int) -> list[int]:
     return [min(size, resamples - start) for start in range(0, resamples, size)]
 
 
-def _check_units(d: Tensor, over: str) -> None:
+def _check_units(d: Tensor, over: Over) -> None:
     seeds, items = d.shape
     if items < 2 and over != "seeds":
         raise ValueError(f"{items} test items: at least two are needed to resample items")

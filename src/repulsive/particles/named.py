@@ -17,6 +17,7 @@ from repulsive.plugins import load_plugins
 
 RuleName = Literal["recommended", "paper", "sphere", "svgd", "spos", "spos-paper", "sgld", "logits", "kernel-free"]
 RECOMMENDED: RuleName = "recommended"  # the default of `repel` and of the callbacks
+NOISE_IN_GRADIENT = ("spos-paper",)  # published rules: `repel` adds their noise to the gradient unless told otherwise
 
 
 def _sphere() -> Rule:
@@ -56,7 +57,7 @@ def rule_by_name(name: str, known: Mapping[str, Callable[[], Rule]] | None = Non
     | "recommended", "sphere" | `SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0, act_every=4)` |
     | "paper" | `SVGD(stepsize=0.1, alpha=0.01)`, as published for translation |
     | "svgd", "spos", "sgld" | `SVGD()`, `SPOS()`, `SGLD()` with their default settings |
-    | "spos-paper" | `SPOS(temperature=1.0)`: the published values, with two temperatures |
+    | "spos-paper" | `SPOS(temperature=1.0)`: the published values, with two temperatures and noise in the gradient |
     | "logits" | `SVGD("heads", Until(500, 0.01), space="logits")` |
     | "kernel-free" | `KernelFree()`, a control for "paper": the same without a kernel |
 

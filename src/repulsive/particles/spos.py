@@ -23,8 +23,8 @@ class SPOS(SVGD):
     $$\phi_i = \phi_i^{\mathrm{SVGD}} - \beta^{-1} \nabla U_i + \sqrt{2 T / (\beta\,\epsilon\,\eta)}\;\xi_i$$
 
     where $\eta$ is the learning rate: under plain SGD a parameter takes the step $\epsilon\eta\,\phi$, and with this
-    noise the stationary distribution is exp(-U / T). Other optimizers rescale the noise together with the gradient,
-    unless `repel(noise_in="optimizer")` is used.
+    noise the stationary distribution is exp(-U / T). For other optimizers `repel` scales the noise to their step. With
+    `noise_in="gradient"` they rescale it together with the gradient.
 
     There are two temperatures: `alpha` is that of the interaction, because SVGD with repulsive weight alpha is made for
     exp(-U / alpha), and `temperature` is that of the noise. By default both are equal. The published values differ:

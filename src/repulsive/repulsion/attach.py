@@ -19,7 +19,7 @@ from repulsive.heads.discover import Layout, left_out
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.select import LayersName, Particle, Where
 from repulsive.heads.verify import refuse_unproved
-from repulsive.particles.named import RECOMMENDED, RuleName
+from repulsive.particles.named import NOISE_IN_GRADIENT, RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion import checks
@@ -27,7 +27,9 @@ from repulsive.repulsion.deepspeed import refuse_zero
 from repulsive.repulsion.display import attached_line, attached_table
 from repulsive.repulsion.gradient_scale import scale_warnings
 from repulsive.repulsion.handle import Handle
+from repulsive.repulsion.late_heads import LateHeads
 from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
 from repulsive.repulsion.sharding.shard_layout import explaining_flat_weights
 from repulsive.repulsion.step_force import choose_place
@@ -50,7 +52,7 @@ def repel(
     allow_unproved: bool = False,
     order: Order = "clip-repel",
     max_norm: float | None = None,
-    noise_in: NoisePlace = "gradient",
+    noise_in: NoisePlace = "auto",
     force_in: ForcePlace = "auto",
     seed: int = 0,
     measure_every: int = 50,
@@ -86,9 +88,11 @@ def repel(
         order: whether clipping to `max_norm` comes before or after the rule: "clip-repel" or "repel-clip".
         max_norm: clip the gradients of all parameters of the optimizer to this joint norm; None does not clip.
             Clipping in your own loop comes before the rule, unless you call `apply` of the handle before it.
-        noise_in: "gradient" as published, where the optimizer rescales the noise; "parameter", where it is added
-            after the step; or "optimizer", where it follows the step of SGD, Adam, AdamW or RMSprop, so that samples
-            have the temperature of the rule.
+        noise_in: where the noise of SPOS and SGLD enters. "optimizer": it follows the step of SGD, Adam, AdamW or
+            RMSprop, so that samples have the temperature of the rule; other optimizers are refused. "gradient", as
+            published: the optimizer rescales the noise. "parameter": it is added after the step. The last two sample
+            the distribution of the rule under SGD without momentum only. "auto" is "optimizer", except for rule
+            "spos-paper" and for noise that is not Langevin noise, such as SPOS(noise="released"): there "gradient".
         force_in: "gradient", as published, adds repulsion to the gradient; "step" adds it to the weights after the
             step, with `ratio` times the length of the step, and needs a rule with alpha="auto"; "auto" is "step" for
             such rules under Muon, which amplifies repulsion in the gradient, and "gradient" otherwise.
@@ -106,7 +110,7 @@ def repel(
         SelectionError: the selection is misspelt or empty, has a weight in two groups, has only one head in every
             group, or is combined with `groups`.
         OptimizerError: the optimizer trains none of the heads, has no step hooks, repels them already, has no
-            learning rate for the noise, or takes steps that `noise_in="optimizer"` cannot follow.
+            learning rate for the noise, or takes steps that noise cannot follow (see `noise_in`).
         UnsupportedWeights: weights are quantised or sparse, or distributed over ranks as partial sums.
         RuleError: `rule` is not a rule, or `order`, `max_norm`, `noise_in`, `force_in`, `seed` or `measure_every` is
             out of range, or the rule does not support `force_in="step"`.
@@ -115,9 +119,9 @@ def repel(
 
     Warns:
         UserWarning: some groups are not trained or have one head, the optimizer does not compensate for smaller
-            gradients (plain SGD, coupled weight decay, a large eps), or it amplifies repulsion (Muon, with a rule that
-            holds no ratio). While training: the ratio stays above 1 (three measurements in a row after step 500), or
-            heads that were left out are trained later.
+            gradients (plain SGD, coupled weight decay, a large eps), it amplifies repulsion (Muon, with a rule that
+            holds no ratio), or its second moment averages over too few steps for noise. While training: the ratio stays
+            above 1 (three measurements in a row after step 500), or heads that were left out are trained later.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -126,9 +130,12 @@ def repel(
     """
     check_arguments(unknown)
     chosen = checks.resolve_rule(rule)
+    if noise_in == "auto" and isinstance(rule, str) and rule in NOISE_IN_GRADIENT:
+        noise_in = "gradient"
     settings = checks.check_settings(chosen, Settings(seed, order, max_norm, noise_in, measure_every, force_in))
     refuse_zero(optimizer, model)
-    inner = unwrap_optimizer(optimizer)
+    chain = _wrapped_chain(optimizer)
+    inner = chain[-1]
     selection: dict[str, Any] = {
         "layers": layers,
         "parts": parts,
@@ -150,18 +157,21 @@ def repel(
     trained, others = split_trained(groups, inner)
     if not allow_unproved:
         refuse_unproved(model, trained, example_inputs)
+    noise_place = choose_noise_place(settings.noise_in, chosen, chain)
     if alone := checks.single_heads(chosen, trained, given):
         warnings.warn(alone, stacklevel=2)
+    if short := window_warning(noise_place, chosen, trained, inner):
+        warnings.warn(short, stacklevel=2)
     for warning in scale_warnings(chosen, trained, inner):
         warnings.warn(warning, stacklevel=2)
     place, advice = choose_place(settings.force_in, chosen, trained, inner)
     if advice:
         warnings.warn(advice, stacklevel=2)
-    settings = replace(settings, force_in=place)
+    settings = replace(settings, force_in=place, noise_in=noise_place)
     logits = None
     if chosen is not None and chosen.reads_tokens:
         logits = LogitRepulsion(model, groups, cast(SVGD, chosen), settings.seed)
-    handle = Handle(trained, inner, chosen, settings, logits, others)
+    handle = Handle(trained, inner, chosen, settings, LateHeads(inner, others, model, selection), logits)
     handle.attach()
     if verbose is not False and _is_first_rank():
         describe = attached_table if verbose else attached_line
@@ -189,16 +199,21 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
     Raises:
         OptimizerError: there is no torch optimizer inside, or more than one.
     """
+    innermost: Optimizer = _wrapped_chain(optimizer)[-1]
+    return innermost
+
+
+def _wrapped_chain(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those inside it, from the outermost to the innermost; see `unwrap_optimizer`."""
     chain = [optimizer]
     while (inner := _wrapped_optimizer(chain[-1])) is not None and not any(inner is one for one in chain):
         chain.append(inner)
-    innermost = chain[-1]
-    if not isinstance(innermost, Optimizer) or not hasattr(innermost, "_optimizer_step_pre_hooks"):
+    if not isinstance(chain[-1], Optimizer) or not hasattr(chain[-1], "_optimizer_step_pre_hooks"):
         raise OptimizerError(
             f"{type(optimizer).__name__} is not a torch optimizer with step hooks, nor wraps exactly one; "
             "pass the torch optimizer itself, or call repel for each of several"
         )
-    return innermost
+    return chain
 
 
 def _wrapped_optimizer(outer: Any) -> Optimizer | None:

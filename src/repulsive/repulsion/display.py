@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, astuple, dataclass, fields, is_dataclass
 from html import escape
 from statistics import fmean
 
@@ -92,6 +92,16 @@ class Overview:
     ratio: float
     similarity: float
     largest: float
+
+    def state(self) -> list[float | None]:
+        """Return the values in order, for a checkpoint in JSON, which has no NaN: None takes its place."""
+        return [value if math.isfinite(value) else None for value in astuple(self)]
+
+    @classmethod
+    def from_state(cls, state: Sequence[float | None]) -> Overview:
+        """Return the overview with the values that `state` returned."""
+        step, *values = (math.nan if value is None else value for value in state)
+        return cls(int(step), *values)
 
 
 def overview(reports: Sequence[GroupReport]) -> Overview:

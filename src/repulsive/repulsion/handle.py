@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -27,10 +27,12 @@ from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
+from repulsive.repulsion.late_heads import LateHeads
 from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.measurements import GroupReport, Measurements, per_step
-from repulsive.repulsion.optimizer_noise import add_noise, check_noise
+from repulsive.repulsion.noise_place import check_noise
+from repulsive.repulsion.optimizer_noise import add_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import Settings
@@ -52,8 +54,8 @@ class Handle:
         optimizer: the torch optimizer that trains them.
         rule: the rule; None only measures.
         settings: the arguments of `repel` that do not select heads.
+        late: detects heads that join the training later.
         logits: layers, tokens and forces, for a rule that reads tokens.
-        untrained: selected heads that the optimizer does not train.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class Handle:
         optimizer: Optimizer,
         rule: Rule | None,
         settings: Settings,
+        late: LateHeads,
         logits: LogitRepulsion | None = None,
-        untrained: Sequence[HeadGroup] = (),
     ) -> None:
         self.groups = groups
         self.optimizer = optimizer
@@ -74,7 +76,9 @@ class Handle:
         self._applied = False  # `apply` has changed the gradients of this step
         self._pending = False  # gradients are changed, and the optimizer has not stepped yet
         self._changes = 0  # number of times that gradients were changed
-        self._measurements = Measurements(groups, optimizer, rule, untrained)
+        self._late = late
+        self._measurements = Measurements(groups, rule)
+        self._start: Overview | None = None  # the first measurement, also of a run that was resumed
         self._hooks: list[RemovableHandle] = []
         self._logits = logits
         self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else logits.update)
@@ -289,6 +293,8 @@ class Handle:
                 update.add_noise(rule, self._learning_rates(), step=self.steps)
             elif noise_in == "optimizer":
                 add_noise(rule, self.optimizer, update.standard_noise(step=self.steps))
+        if self._late.may_have_joined() and not (rule is not None and rule.is_off(self.steps)) and not is_capturing():
+            self._late.warn([group for handle in handles_of(optimizer) for group in handle.groups])
         self.steps += 1
         self._applied = self._pending = False
 
@@ -325,9 +331,14 @@ class Handle:
         return f"{short_rule(self.rule)}, {len(self.groups)} groups of {kind}, step {self.steps}{state}"
 
     def _overviews(self) -> dict[str, Overview]:
-        if not self._measurements:
-            return {}
-        return {"start": overview(self.first_report()), "now": overview(self.report())}
+        now = {"now": overview(self.report())} if self._measurements.has_last else {}
+        return now if (start := self._first_overview()) is None else {"start": start} | now
+
+    def _first_overview(self) -> Overview | None:
+        """Return the first measurement of the run; None before it. Only the first call waits for the device."""
+        if self._start is None and self._measurements.has_first:
+            self._start = overview(self.first_report())
+        return self._start
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -337,12 +348,15 @@ class Handle:
         With `space="logits"`, between two computations of the force, the entry "forces" has the tensors in use. It may
         be left out: a run that is resumed without it computes new forces.
         """
+        start = self._first_overview()
         state: dict[str, Any] = {
             "format": FORMAT,
             "steps": self.steps,
             "seed": self.settings.seed,
             "rule": _rule_text(self.rule),
             "groups": [[group.name, group.num_heads, group.dim] for group in self.groups],
+            # Always there, and a list: distributed checkpoints need the same keys when they are loaded.
+            "start": None if start is None else start.state(),
         }
         if self._logits is not None and (forces := self._logits.state(self.steps)):
             state["forces"] = forces
@@ -367,6 +381,8 @@ class Handle:
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.reset(self.settings.seed)
         self.steps = int(state["steps"])
+        if (start := state.get("start")) is not None:  # older states do not have it
+            self._start = Overview.from_state(start)
         if self._logits is not None:
             self._logits.load(state.get("forces", {}), self.steps)
         self._applied = self._pending = False

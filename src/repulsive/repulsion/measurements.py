@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from torch.optim import Optimizer
-
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import CollapsedHeads
@@ -15,7 +13,6 @@ from repulsive.particles.rule import Measure, Rule
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.strength_monitor import IN_A_ROW, StrengthMonitor
-from repulsive.repulsion.trained_groups import newly_trained
 
 
 @dataclass(frozen=True)
@@ -58,25 +55,25 @@ class Measurements:
 
     Args:
         groups: the groups of the handle.
-        optimizer: the optimizer of the handle.
         rule: the rule of the handle.
-        untrained: selected heads that the optimizer did not train when the handle was created.
     """
 
-    def __init__(
-        self, groups: Sequence[HeadGroup], optimizer: Optimizer, rule: Rule | None, untrained: Sequence[HeadGroup]
-    ) -> None:
+    def __init__(self, groups: Sequence[HeadGroup], rule: Rule | None) -> None:
         self._groups = groups
-        self._optimizer = optimizer
         self._rule = rule
-        self._untrained = list(untrained)
         self._strength = StrengthMonitor()
         self._first: dict[str, Measured] = {}
         self._last: dict[str, Measured] = {}
 
-    def __bool__(self) -> bool:
-        """Whether there is a measurement."""
+    @property
+    def has_first(self) -> bool:
+        """Whether there is a measurement that was due."""
         return bool(self._first)
+
+    @property
+    def has_last(self) -> bool:
+        """Whether there is any measurement."""
+        return bool(self._last)
 
     def add(self, measured: dict[str, Measured], step: int, *, due: bool) -> None:
         """Store a measurement, and warn about problems that it shows.
@@ -93,8 +90,6 @@ class Measurements:
         self._first = measured | self._first
         if is_capturing():
             return
-        if self._rule is None or not self._rule.is_off(step):
-            self._warn_of_late_heads()
         self._warn_of_strength(measured, step)
         if step == 0:
             self._warn_of_equal_heads(measured)
@@ -110,15 +105,6 @@ class Measurements:
     def first_report(self, skipped: Mapping[str, int]) -> list[GroupReport]:
         """Return the first measurement of each group; see `report`."""
         return [_report(group, self._first, skipped) for group in self._groups]
-
-    def _warn_of_late_heads(self) -> None:
-        if self._untrained and (joined := newly_trained(self._untrained, self._optimizer)):
-            self._untrained = []
-            warnings.warn(
-                f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "
-                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again",
-                stacklevel=8,
-            )
 
     def _warn_of_strength(self, measured: dict[str, Measured], step: int) -> None:
         batches = {id(one.measure): one.measure for one in measured.values()}

@@ -20,7 +20,6 @@ Therefore T is multiplied by $1 - \beta_2^t$, and weights with v = 0 get no nois
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, RuleError
+from repulsive.errors import OptimizerError
 from repulsive.particles.gram import compute_dtype
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.cuda_graphs import is_capturing
@@ -97,35 +96,13 @@ RESPONSES: dict[type[Optimizer], Callable[[Mapping[str, Any], Mapping[str, Any]]
 }
 
 
-def check_noise(rule: Rule, optimizer: Optimizer) -> None:
-    """Check that noise can follow the steps of an optimizer.
-
-    Raises:
-        OptimizerError: the steps of the optimizer are not known, or have no finite sum.
-        RuleError: the noise of the rule is not Langevin noise.
-    """
-    if _family(optimizer) is None:
-        name = type(optimizer).__name__
-        reason = "its steps are not known here"
-        if isinstance(optimizer, torch.optim.Adagrad):
-            reason = "its steps decay to zero by themselves, so that samples stop moving"
-        elif isinstance(optimizer, tuple(RESPONSES)):
-            reason = f"{name} has a step method of its own"
-        raise OptimizerError(
-            f"noise_in='optimizer' does not support {name}: {reason}. It supports "
-            f"{', '.join(kind.__name__ for kind in RESPONSES)}; use one of them, or noise_in='parameter'"
-        )
-    for entry in optimizer.param_groups:
-        if not (entry.get("momentum", 0.0) < 1 and entry.get("dampening", 0.0) < 1):
-            raise OptimizerError(
-                "noise_in='optimizer' needs momentum and dampening below 1, got "
-                f"momentum={entry.get('momentum', 0.0)!r}, dampening={entry.get('dampening', 0.0)!r}"
-            )
-    if not math.isclose(2 * rule.noise_scale(4.0), rule.noise_scale(1.0), rel_tol=1e-6):
-        raise RuleError(
-            f"noise_in='optimizer' needs noise proportional to 1 / sqrt(lr), as Langevin noise is; the noise_scale of "
-            f"{type(rule).__name__} is not, so use noise_in='gradient'"
-        )
+def response_of(optimizer: Optimizer) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Response] | None:
+    """Return the response of an optimizer whose `step` is that of a supported class; None for others."""
+    own = inspect.unwrap(type(optimizer).step)
+    for kind, respond in RESPONSES.items():
+        if isinstance(optimizer, kind) and own is inspect.unwrap(kind.step):
+            return respond
+    return None
 
 
 def add_noise(rule: Rule, optimizer: Optimizer, noise: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -141,10 +118,11 @@ def add_noise(rule: Rule, optimizer: Optimizer, noise: Iterable[tuple[Tensor, Te
     """
     if is_capturing():
         raise OptimizerError(
-            "noise_in='optimizer' cannot be captured into a CUDA graph: every replay would add the same noise; capture "
-            "the forward and backward pass only, or use noise_in='gradient'"
+            "noise that follows the optimizer's step cannot be captured into a CUDA graph: every replay would add the "
+            "same noise. Capture the forward and backward pass only; or use noise_in='gradient', which samples the "
+            "distribution of the rule under SGD without momentum only"
         )
-    respond = _family(optimizer)
+    respond = response_of(optimizer)
     assert respond is not None
     entries = {id(p): entry for entry in optimizer.param_groups for p in entry["params"]}
     scale = rule.noise_scale(1.0)
@@ -157,15 +135,6 @@ def add_noise(rule: Rule, optimizer: Optimizer, noise: Iterable[tuple[Tensor, Te
         _local(parameter.detach()).sub_(response.step * gradient_noise)
         if response.buffer is not None:
             response.buffer.add_(response.kept * gradient_noise)
-
-
-def _family(optimizer: Optimizer) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Response] | None:
-    """The response of an optimizer whose `step` is that of a supported class; None for others."""
-    own = inspect.unwrap(type(optimizer).step)
-    for kind, respond in RESPONSES.items():
-        if isinstance(optimizer, kind) and own is inspect.unwrap(kind.step):
-            return respond
-    return None
 
 
 def _variance(square: Tensor, divisor: Tensor, averaged: Number, lr: Number) -> Tensor:

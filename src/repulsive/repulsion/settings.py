@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Order = Literal["clip-repel", "repel-clip"]
-NoisePlace = Literal["gradient", "parameter", "optimizer"]
+NoisePlace = Literal["auto", "gradient", "parameter", "optimizer"]
 ForcePlace = Literal["auto", "gradient", "step"]
 ORDERS: tuple[str, ...] = get_args(Order)
 NOISE_PLACES: tuple[str, ...] = get_args(NoisePlace)
@@ -20,6 +20,6 @@ class Settings:
     seed: int = 0
     order: Order = "clip-repel"
     max_norm: float | None = None
-    noise_in: NoisePlace = "gradient"
+    noise_in: NoisePlace = "auto"
     measure_every: int = 50
     force_in: ForcePlace = "auto"

@@ -20,7 +20,7 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
         OptimizerError: the optimizer trains none of the groups.
         UnsupportedWeights: the weights of a group cannot be trained at all.
     """
-    owned = _parameter_ids(optimizer)
+    owned = parameter_ids(optimizer)
     trained: list[HeadGroup] = []
     others: list[HeadGroup] = []
     reasons: list[str] = []
@@ -44,11 +44,12 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
 
 def newly_trained(others: Sequence[HeadGroup], optimizer: Optimizer) -> list[str]:
     """Return the names of groups that were left out before but that the optimizer now trains."""
-    owned = _parameter_ids(optimizer)
+    owned = parameter_ids(optimizer)
     return [group.name for group in others if _why_not_trained(group, owned) is None]
 
 
-def _parameter_ids(optimizer: Optimizer) -> set[int]:
+def parameter_ids(optimizer: Optimizer) -> set[int]:
+    """Return the ids of all parameters of an optimizer."""
     return {id(p) for entry in optimizer.param_groups for p in entry["params"]}
 
 

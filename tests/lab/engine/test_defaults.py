@@ -27,6 +27,7 @@ def library_defaults() -> dict[str, set]:
         found.setdefault(key, set()).update(values)
     found["rung"] = {CosineLadder().rung}
     found["temperature"] = {SGLD().temperature}  # that of SPOS is its alpha; recipes keep the published value
+    found["noise_in"] = {"gradient"}  # also published
     return found
 
 

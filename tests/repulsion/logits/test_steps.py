@@ -206,7 +206,7 @@ def test_tokens_are_not_saved():
     state = handle.state_dict()
     shapes = {tuple(t.shape) for forces in state["forces"].values() for t in forces}
     assert shapes == {(4, 4, 16), (4, 4), (6,)}  # weight and bias by heads, and the scalars of the force
-    assert set(state) == {"format", "steps", "seed", "rule", "groups", "forces"}
+    assert set(state) == {"format", "steps", "seed", "rule", "groups", "start", "forces"}
 
 
 def test_callbacks_that_write_json_omit_the_forces():
@@ -265,15 +265,19 @@ def test_auto_alpha_keeps_the_ratio():
     assert [round(r.ratio, 4) for r in handle.report()] == [0.3] * 4
 
 
-def test_spos_adds_noise_only_to_q_and_k():
-    quiet = make(SPOS(alpha=0.05, space="logits", tokens=64, beta=1e3, temperature=0.0))
-    noisy = make(SPOS(alpha=0.05, space="logits", tokens=64, beta=1e3))
-    for model, _, handle in (quiet, noisy):
+@pytest.mark.parametrize("noise_in", ["gradient", "optimizer"])
+def test_spos_adds_noise_only_to_q_and_k(noise_in):
+    models = []
+    for temperature in (0.0, 0.05):
+        model, optimizer, _ = make(None)
+        rule = SPOS(alpha=0.05, space="logits", tokens=64, beta=1e3, temperature=temperature)
+        repel(model, optimizer, rule, noise_in=noise_in, verbose=False, allow_unproved=True)
         loss_of(model, batch(0)).backward()
-        handle.apply()
+        optimizer.step()
+        models.append(model)
     same = {
-        n: torch.equal(p.grad, q.grad)
-        for (n, p), (_, q) in zip(quiet[0].named_parameters(), noisy[0].named_parameters(), strict=True)
+        n: torch.equal(p.grad, q.grad) if noise_in == "gradient" else torch.equal(p, q)
+        for (n, p), (_, q) in zip(*(model.named_parameters() for model in models), strict=True)
     }
     assert {n for n, equal in same.items() if not equal} == {
         f"layers.{layer}.{part}_proj.weight" for layer in (0, 1) for part in "qk"

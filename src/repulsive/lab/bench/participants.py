@@ -91,6 +91,7 @@ class Participant:
             case.rule,
             measure_every=self.start or self.act_every * len(self.periods),  # in the first step of a turn
             max_norm=case.max_norm,
+            noise_in=case.noise_in,
             verbose=False,
         )
         _detach(self.handle)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from repulsive import RuleError
-from repulsive.particles.named import RULES, known_rules, rule_by_name
+from repulsive.particles.named import NOISE_IN_GRADIENT, RULES, known_rules, rule_by_name
 from repulsive.particles.rule import Rule
 from repulsive.particles.schedules import Linear
 from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.settings import NoisePlace
 
 SAME = ("svgd", "recommended")  # equal to "paper" and to "sphere": measured only if requested by name
 MAX_NORM = 1.0
@@ -22,10 +23,12 @@ class Case:
     Args:
         rule: the rule.
         max_norm: limit of the gradient norm, for `repel` and for the plain turns to compare with; None does not clip.
+        noise_in: as in `repel`.
     """
 
     rule: Rule
     max_norm: float | None = None
+    noise_in: NoisePlace = "auto"
 
 
 # Rows beside the rules that `repel` knows by name.
@@ -50,7 +53,7 @@ def build_cases(names: Sequence[str]) -> dict[str, Case]:
         0.1
     """
     known = {**known_rules(), **RULES, **dict.fromkeys(MORE, SVGD)}  # for the message about an unknown name
-    return {name: MORE[name]() if name in MORE else Case(rule_by_name(name, known)) for name in names}
+    return {name: MORE[name]() if name in MORE else _case(name, rule_by_name(name, known)) for name in names}
 
 
 def available_cases() -> tuple[dict[str, Case], dict[str, str]]:
@@ -63,7 +66,12 @@ def available_cases() -> tuple[dict[str, Case], dict[str, str]]:
     reasons: dict[str, str] = {}
     for name in [name for name in (*RULES, *MORE) if name not in SAME]:
         try:
-            cases[name] = MORE[name]() if name in MORE else Case(RULES[name]())
+            cases[name] = MORE[name]() if name in MORE else _case(name, RULES[name]())
         except RuleError as error:
             reasons[name] = str(error)
     return cases, reasons
+
+
+def _case(name: str, rule: Rule) -> Case:
+    """Measure a rule as `repel` runs it by that name."""
+    return Case(rule, noise_in="gradient" if name in NOISE_IN_GRADIENT else "auto")

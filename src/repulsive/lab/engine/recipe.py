@@ -122,7 +122,7 @@ class Training:
 class Method:
     """How heads are trained: with a rule for their gradients, a penalty on the loss, or neither.
 
-    Defaults are those of `repel` and of the rules.
+    Defaults are those of `repel` and of the rules, except those of noise, which are the published ones.
 
     Args:
         rule: "none" is plain training (MA); "cosine" is the cosine ladder of the paper's appendix, see `rung`;
@@ -137,7 +137,7 @@ class Method:
         beta: beta of SPOS, the inverse weight of its Langevin term.
         temperature: noise temperature of SPOS and SGLD; "data" is 1 / number of training items, right for a mean loss.
         noise: see `SPOS`.
-        noise_in: see `repel`.
+        noise_in: see `repel`; "gradient" by default, as published.
         kernel: see `SVGD`.
         bandwidth: see `SVGD`.
         prior: "uniform", or "gaussian" with standard deviation `prior_std`.

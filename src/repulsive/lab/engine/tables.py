@@ -16,7 +16,7 @@ from repulsive.lab.engine.run_reader import RECIPE
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.scores import COMPARED, TOTALLED, same_items
 from repulsive.lab.engine.task import Evaluation
-from repulsive.metrics.compare import Comparison, compare, compare_totals
+from repulsive.metrics.compare import Comparison, Over, compare, compare_totals
 from repulsive.safety.markdown import escaped, format_table
 from repulsive.terminal.document import finite
 
@@ -166,7 +166,7 @@ def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: 
     shared = sorted(seed for seed in both_have if same_items(answers[seed].items, baseline[seed].items))
     against = {}
     if answers is not baseline and shared:
-        over = "both" if len(shared) > 1 else "items"
+        over: Over = "both" if len(shared) > 1 else "items"
         both = [each[seed] for each in (answers, baseline) for seed in shared]
         for metric, (array, score) in TOTALLED.items():
             if all(metric in each.metrics and array in each.items for each in both):

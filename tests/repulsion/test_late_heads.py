@@ -1,0 +1,103 @@
+"""Heads that are added to the model or unfrozen after `repel`: one warning, as soon as they train."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive import SVGD, find_heads, repel
+from repulsive.particles.schedules import Until
+from tests.threads import one_thread  # noqa: F401  an autouse fixture
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*groups of heads are left out:UserWarning")
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True) for _ in range(layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def grow(model, optimizer):
+    """Append a layer, and train it."""
+    model.layers.append(copy.deepcopy(model.layers[0]))
+    optimizer.add_param_group({"params": list(model.layers[-1].parameters())})
+
+
+def step(model, optimizer, steps=1):
+    """Take steps; return messages about late heads, and check that they point to this file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3, 8)).square().mean().backward()
+            optimizer.step()
+    late = [one for one in caught if "after repel" in str(one.message)]
+    assert all(one.filename == __file__ for one in late)
+    return [str(one.message) for one in late]
+
+
+def make(rule="recommended", **options):
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return model, optimizer, repel(model, optimizer, rule, verbose=False, **options)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_layer_that_is_added_later_is_named_once(given):
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    options = {"groups": find_heads(model)} if given else {}
+    repel(model, optimizer, verbose=False, **options)
+    assert step(model, optimizer, 3) == []
+    grow(model, optimizer)
+    [message] = step(model, optimizer)
+    assert "3 groups of heads" in message and "layers.2.self_attn.q" in message and "repel again" in message
+    grow(model, optimizer)
+    assert step(model, optimizer, 5) == []
+
+
+def test_other_parameters_and_unselected_layers_are_not_reported():
+    model, optimizer, _ = make(layers="first")
+    step(model, optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    grow(model, optimizer)
+    assert step(model, optimizer, 2) == []
+
+
+def test_heads_of_another_handle_are_not_reported():
+    model, optimizer, _ = make()
+    step(model, optimizer)
+    grow(model, optimizer)
+    repel(model, optimizer, layers=[2], verbose=False)
+    assert step(model, optimizer, 2) == []
+
+
+def test_no_report_after_the_last_step_with_repulsion():
+    model, optimizer, _ = make(SVGD("heads", Until(2, 0.5), smoothing=0))
+    step(model, optimizer, 2)
+    grow(model, optimizer)
+    assert step(model, optimizer, 3) == []
+
+
+def test_unfrozen_heads_are_reported_in_their_first_step():
+    """Also between two measurements, which a short run may not have."""
+    model = Model()
+    model.layers[0].requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    repel(model, optimizer, verbose=False)
+    assert step(model, optimizer, 2) == []
+    model.layers[0].requires_grad_(True)
+    [message] = step(model, optimizer)
+    assert "3 groups of heads were unfrozen" in message and "layers.0.self_attn.q" in message
+    assert step(model, optimizer, 3) == []
