@@ -162,7 +162,7 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
 
 # -- over training ----------------------------------------------------------------------------------------------------
 
-Curves = dict[str, list[list[float]]]  # metric -> (step, value) at the end of each epoch
+Curves = dict[str, list[tuple[float, float]]]  # metric -> (step, value) at the end of each epoch
 
 
 def _curves_of(records: Records, row: str) -> dict[int, Curves]:
@@ -205,7 +205,7 @@ def _charts(curves: Mapping[str, Mapping[int, Curves]]) -> list[Chart]:
     """Draw curves over training, and first the difference of the NLL from the first row, seed by seed."""
     charts = []
     if (baseline := next(iter(ROWS))) in curves:
-        plain = {seed: {step: nll for step, nll in run["nll"]} for seed, run in curves[baseline].items()}
+        plain = {seed: dict(run["nll"]) for seed, run in curves[baseline].items()}
         differences = {
             ROWS[row].label: [
                 [(x, y - plain[seed][x]) for x, y in run["nll"] if x in plain[seed]]

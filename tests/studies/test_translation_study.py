@@ -188,7 +188,48 @@ def check_redundancy(folder, found):
     text = (found / "redundancy.md").read_text()
     small = sum(abs(x) < 0.5 for change in changes["MA"].values() for x in change) / (2 * heads)
     assert f"| MA | 2 | {2 * heads} |" in text and f"| {100 * small:.0f} % |" in text
+    curves = json.loads((found / "pruning.json").read_text())
+    assert list(curves) == list(changes) and "## pruning" in text and (found / "pruning.svg").is_file()
+    for runs in curves.values():
+        for curve in runs.values():
+            assert curve["removed"][0] == 0 and curve["removed"][-1] == len(curve["order"]) == heads
+            assert len(curve["metric"]) == len(curve["removed"]) and all(0 <= y <= 1 for y in curve["metric"])
     assert (found / "redundancy-1.svg").is_file() and not list((folder / "runs").glob("*/kept/*/*/best"))
+
+
+def test_pruning_curves_are_compared_over_seeds(script):
+    from studies.translation.redundancy import pruning_lines
+
+    from repulsive.diagnostics.redundancy import Curve
+
+    order = tuple((0, head) for head in range(4))
+    curves = {
+        "MA": {seed: Curve((0, 2, 4), (0.5, 0.45 + 0.01 * seed, 0.1), order) for seed in (0, 1)},
+        "SVGD": {seed: Curve((0, 2, 4), (0.4, 0.37 + 0.01 * seed, 0.1), order) for seed in (0, 1)},
+    }
+    table, _, differences = pruning_lines(curves)
+    assert table.splitlines()[2:] == ["| MA | 2 | -4.50 | -40.00 |", "| SVGD | 2 | -2.50 | -30.00 |"]
+    assert differences.splitlines()[2] == ("| SVGD minus MA | 2 | +2.00 [+2.00, +2.00] | +10.00 [+10.00, +10.00] |")
+
+
+def test_stored_settings_are_used_where_nothing_is_tuned(script, tmp_path):
+    from studies.translation.study import stored_choices
+
+    chosen = {"ma": ["model.dropout=0.4"], "svgd": ["model.dropout=0.4", "method.alpha=0.1"], "spos": None}
+    write_json(tmp_path / "tuned.json", {"multi30k": {method: {"chosen": x} for method, x in chosen.items()}})
+    for stages in (["redundancy"], ["heads", "tables"]):
+        found = stored_choices(tmp_path / "tuned.json", "multi30k", stages)
+        assert found == {method: tuple(x) for method, x in chosen.items() if x}
+    for stages in (["tables"], ["redundancy", "tune"], ["final"]):
+        assert stored_choices(tmp_path / "tuned.json", "multi30k", stages) == {}
+    words = ["--dry-run", "--stage", "redundancy", "--tasks", "multi30k", "--methods", "ma", "--seeds", "10"]
+    plans = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "show_plan", lambda studies, stages: plans.extend(studies))
+        script.main([*words, "--results", str(tmp_path), "--out", str(tmp_path / "none")])
+    specs = plans[0].required_runs("redundancy").values()
+    assert [spec.recipe.method.rule for spec in specs] == ["none"] * 10 + ["svgd"] * 10
+    assert all(spec.recipe.model.dropout == 0.4 and spec.recipe.method.alpha == 0.01 for spec in specs)
 
 
 def check_added_texts(script, folder):
