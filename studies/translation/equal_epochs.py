@@ -76,6 +76,8 @@ class Job:
 class GatedTranslationTask(MeasuringTranslationTask):
     """Task whose training waits at a gate after every epoch, and leaves its answers if it is stopped there.
 
+    A stopped run translates the test set only, because time is short.
+
     Args:
         recipe: recipe of the run, which evaluates once per epoch.
         job: the run and its gate.
@@ -94,7 +96,7 @@ class GatedTranslationTask(MeasuringTranslationTask):
         done = self._epoch + 1
         write_json(self._job.folder / PROGRESS, {"epochs": done, "at": time.time()})
         if done < self.recipe.training.epochs and not self._job.gate.wait(done):
-            save_answers(self._job.folder, done, {part: self.evaluate(model, part) for part in self.scored_parts})
+            save_answers(self._job.folder, done, {"dev": evaluation, "test": self.evaluate(model, "test")})
             os.kill(os.getpid(), signal.SIGTERM)  # the loop saves a checkpoint and stops
         return evaluation
 

@@ -54,8 +54,8 @@ class Records:
 
     def evaluation(self, key: Key, part: str) -> Evaluation:
         """Return scores and answers of a run."""
-        items = {name: torch.from_numpy(self._answers[f"{key[0]}/{key[1]}/{part}/{name}"]) for name in ITEMS}
-        items["labels"] = torch.from_numpy(self._answers[f"labels/{part}"])
+        names = {name: f"{key[0]}/{key[1]}/{part}/{name}" for name in ITEMS} | {"labels": f"labels/{part}"}
+        items = {name: torch.from_numpy(self._answers[x]) for name, x in names.items() if x in self._answers}
         return Evaluation(self.runs[key]["parts"][part], items)
 
     def collect(self, folders: Mapping[Key, Path]) -> None:
@@ -79,8 +79,9 @@ class Records:
                 continue
             self.runs[key] = {"row": key[0], "seed": key[1], **run}
             for part, items in parts.items():
-                self._answers |= {f"{key[0]}/{key[1]}/{part}/{name}": _small(items[name]) for name in ITEMS}
-                self._answers[f"labels/{part}"] = _small(items["labels"])
+                stored = {f"{key[0]}/{key[1]}/{part}/{name}": items[name] for name in ITEMS if name in items}
+                stored[f"labels/{part}"] = items["labels"]
+                self._answers |= {name: _small(tensor) for name, tensor in stored.items()}
             changed = True
         if changed:
             self._write()

@@ -45,7 +45,7 @@ COMMON = (  # the recipes of IWSLT14 have the paper's sizes, learning rate and w
     "training.compile=true",
     "training.save_seconds=150",
     "training.keep=1",
-    "search.at_once=16384",
+    "search.at_once=32768",
 )
 TINY = (
     "model.width=16",

@@ -9,9 +9,9 @@ Europarl cut to 160,000 pairs, 6+6 layers, width 512, 4 heads, learning rate 5e-
 1,244 updates with 4,096 tokens. The rows plain, published and kernel-free are trained first, seed by seed, then all
 others.
 
-The rows of a seed train side by side. When the time of `--limit` (seconds) ends they stop after the same epoch, and
-dev and test are translated with the weights of that epoch, so that the comparison is fair; the learning rate does not
-depend on the length of the training. A finished training is evaluated with the mean of its last ten epochs.
+The rows of a seed train side by side. When the time of `--limit` (seconds) ends they stop after the same epoch, and the
+test set is translated with the weights of that epoch, so that the comparison is fair; the learning rate does not depend
+on the length of the training. A finished training is evaluated with the mean of its last ten epochs.
 Rerun the same command to resume from the checkpoints in OUT, each 0.7 GB for a run. `--limit` includes `--reserve`
 seconds at the end for translations and checkpoints.
 
@@ -142,7 +142,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="numbered from 0")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds of this call")
-    parser.add_argument("--reserve", type=float, default=60.0, help="seconds of them for translations and checkpoints")
+    parser.add_argument("--reserve", type=float, default=75.0, help="seconds of them for translations and checkpoints")
     parser.add_argument("--device", help="cpu or cuda; by default cuda if available")
     parser.add_argument("--set", action="append", default=[], help="key=value for every run; repeatable")
     parser.add_argument("--tiny", action="store_true", help="a model of a few thousand parameters, to try the script")

@@ -123,15 +123,16 @@ def _entry(records: Records, row: str, seeds: Sequence[int], part: str) -> tuple
 
 def _table(rows: Sequence[tables.Row], *, compares: bool) -> str:
     body = []
+    shown = {name: digits for name, digits in SHOWN.items() if all(name in row.cells for row in rows)}
     for row in rows:
         cells = [row.label, str(len(row.seeds))]
-        for name, digits in SHOWN.items():
+        for name, digits in shown.items():
             cell = row.cells[name]
             spread = f" ± {cell.deviation:.{digits}f}" if cell.deviation == cell.deviation else ""
             cells.append(f"{cell.mean:.{digits}f}{spread}")
             cells.append(_difference(row.against[name], name) if compares and name in row.against else "")
         body.append(cells)
-    return format_table(["row", "seeds", *(title for name in SHOWN for title in (name, "difference"))], body)
+    return format_table(["row", "seeds", *(title for name in shown for title in (name, "difference"))], body)
 
 
 def _difference(comparison: Comparison, metric: str) -> str:
