@@ -52,6 +52,16 @@ def test_a_force_acts_in_the_recipes(name, data, tmp_path):
     assert ratios and min(ratios) > 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_a_force_acts_on_a_gpu(data, tmp_path, compiled):
+    changes = ["model.heads=2", "model.width=32", f"training.compile={compiled}"]
+    recipe = open_recipe("iwslt14/logits", [*TINY, *changes, "training.precision=bf16", f"data.folder={data}"])
+    lines = running.train(recipe, tmp_path, device="cuda").folder.lines()
+    ratios = [line["ratio"] for line in lines if line["kind"] == "heads"]
+    assert ratios and min(ratios) > 0
+
+
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (2, 5, 4)])
 def test_the_force_in_packed_sentences_is_that_in_padded_ones(lengths):
     """With all tokens sampled. Padded target sentences have no mask, so decoders are compared without padding."""
