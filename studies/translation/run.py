@@ -4,6 +4,13 @@
     python -m studies.translation.run --stage question tune --data prepared --jobs 12 --limit 540
     python -m studies.translation.run --stage tables --results results/translation
 
+Redundancy (Figure 2) with the settings in results/translation/tuned.json, ten seeds of plain attention and of the
+published rule with eight heads; about eight minutes of one H200, of which half is the removal of heads:
+
+    repulsive prepare translation --data multi30k --most 8000 --out prepared/multi30k
+    python -m studies.translation.run --stage redundancy tables --tasks multi30k --methods ma --seeds 10 --jobs 10
+        --set model.width=256 --set 'model.depth=[3, 3]' --set model.heads=8 --out runs/redundancy --limit 540
+
 Needs prepared/multi30k, prepared/tatoeba and prepared/europarl (`repulsive prepare translation`); a GPU, or `--scale
 tiny` for a trial. Writes tables and figures to results/translation.
 
@@ -13,16 +20,19 @@ Stages:
 - `final` trains the chosen settings with new seeds;
 - `ablation` is the paper's table of attention modules;
 - `heads` varies the number of heads;
-- `redundancy` trains plain attention, our rule and the published rule, and removes one head at a time;
+- `redundancy` trains plain attention, our rule and the published rule, removes one head at a time, then more and more;
 - `tables` writes the results so far.
 
 Settings are chosen by the NLL per token of the development set, mean over the tuning seeds. A stage also trains the
-grids that it depends on. Stages share runs with equal settings. Finished runs are not repeated: rerun the same command
-to resume after `--limit`.
+grids that it depends on; if only ablation, heads or redundancy are asked for, it uses the settings in
+RESULTS/tuned.json instead. Stages share runs with equal settings. Finished runs are not repeated: rerun the same
+command to resume after `--limit`.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,6 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     arguments = parser.parse_args(words)
     stages = [stage for stage in STAGES if stage in arguments.stage]
+    end = time.monotonic() + (math.inf if arguments.limit is None else arguments.limit)
     with errors_in_one_line(parser):
         main_study = Translation(MAIN_TASK, arguments)
         studies = [
@@ -75,7 +86,7 @@ def main(words: Sequence[str] | None = None) -> None:
             return
         train_stages(studies, stages, arguments, make_task, lambda spec: spec.folder.parents[1].name == KEPT)
         if "redundancy" in stages:
-            measure_all(main_study, drop=arguments.drop_weights)
+            measure_all(main_study, drop=arguments.drop_weights, jobs=arguments.jobs, end=end)
         if "tables" in arguments.stage:
             write_tables(studies, arguments.results)
 

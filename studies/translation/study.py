@@ -32,6 +32,8 @@ from repulsive.lab.systems.registry import open_recipe
 
 STAGES = ("question", "tune", "final", "ablation", "heads", "redundancy")
 DEV_STAGES = ("question", "tune")  # use the development set alone, with the tuning seeds
+TUNED_STAGES = ("ablation", "heads", "redundancy")  # train tuned settings, and tune nothing themselves
+TUNED = "tuned.json"  # in the folder of results
 KEPT = "kept"  # folder of runs that keep their weights
 Changes = tuple[str, ...]
 _PLAIN = Row(LABELS[BASELINE], BASELINE)
@@ -39,6 +41,8 @@ _PLAIN = Row(LABELS[BASELINE], BASELINE)
 
 class Translation(Study):
     """All runs on one dataset. Choices are computed from the results that exist.
+
+    If only stages of `TUNED_STAGES` are asked for, choices that are in the stored table are used as they are.
 
     Args:
         task: name of the dataset, which is also a folder of recipes.
@@ -60,7 +64,8 @@ class Translation(Study):
         final = range(arguments.seeds)
         self.seeds = dict(zip(STAGES, (tuning, tuning, final, more, more, final), strict=True))
         self.is_plan = arguments.dry_run  # assume that the first point of an unfinished grid is chosen
-        self._chosen: dict[str, Changes] = {}
+        self.stored = stored_choices(arguments.results / TUNED, task, arguments.stage)
+        self._chosen: dict[str, Changes] = dict(self.stored)
         self._normalised: dict[tuple[str, Changes], Changes] = {}
         self._specs: dict[tuple[Path, range], list[Spec]] = {}
 
@@ -166,7 +171,9 @@ class Translation(Study):
         return min(scores, key=lambda each: each[0])[1] if scores else None
 
     def _grid_to_tune(self, method: str) -> list[Row]:
-        """A grid; empty if it has only one point."""
+        """A grid; empty if it has only one point, or if the choice is stored."""
+        if method in self.stored:
+            return []
         grid = self.grid(method)
         return grid if len(grid) > 1 else []
 
@@ -202,13 +209,22 @@ class Translation(Study):
         ]
 
     def _redundancy(self) -> list[Row]:
-        chosen = {method: self.chosen(method) for method in (BASELINE, OURS)}
+        chosen = {method: self.chosen(method) for method in (BASELINE, OURS) if method in self.methods}
         rows = [Row(LABELS[method], method, changes) for method, changes in chosen.items() if changes is not None]
         return [*rows, self._on_baseline(PUBLISHED)]
 
     def _on_baseline(self, row: Row) -> Row:
         """A row with the tuned settings of the baseline."""
         return dataclasses.replace(row, changes=(*(self.chosen(BASELINE) or ()), *row.changes))
+
+
+def stored_choices(path: Path, task: str, stages: Sequence[str]) -> dict[str, Changes]:
+    """Read method -> chosen settings from an earlier table; empty if other stages than `TUNED_STAGES` are asked for."""
+    wanted = {stage for stage in stages if stage != "tables"}
+    if not wanted or not wanted <= set(TUNED_STAGES) or not path.is_file():
+        return {}
+    table = json.loads(path.read_text()).get(task, {})
+    return {method: tuple(entry["chosen"]) for method, entry in table.items() if entry["chosen"] is not None}
 
 
 def _with_decay(rows: Sequence[Row | None]) -> list[Row]:

@@ -15,6 +15,7 @@ from studies.translation.finished_rows import FinishedRow, finished_rows
 from studies.translation.question import write_question
 from studies.translation.redundancy import write_redundancy
 from studies.translation.rows import BASELINE
+from studies.translation.study import TUNED
 
 from repulsive.diagnostics.head_count import HeadCount, HeadFit, fit_heads
 from repulsive.lab.engine import tables
@@ -41,7 +42,8 @@ def write_tables(studies: Sequence[Translation], results: Path) -> None:
     """Write the tables of all stages that have results."""
     tuned = {study.task: {method: _tuned(study, method) for method in study.methods} for study in studies}
     chosen_by = "NLL per token of the development set, mean over seeds"
-    update_json(results / "tuned.json", {"chosen by": chosen_by, **tuned})
+    if not any(study.stored for study in studies):
+        update_json(results / TUNED, {"chosen by": chosen_by, **tuned})
     writers = {
         "question": write_question,
         "final": write_final,

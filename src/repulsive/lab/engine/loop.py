@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from repulsive.errors import CheckpointError, RepulsiveError
+from repulsive.errors import CheckpointError, RepulsiveError, RunError
 from repulsive.lab.engine import methods
 from repulsive.lab.engine.checkpoint import check_moments, check_weights
 from repulsive.lab.engine.checkpoint_writers import make_writer
@@ -32,6 +33,7 @@ from repulsive.lab.engine.stop_signals import Request, Stopped, listening
 from repulsive.lab.engine.task import Evaluation, Inputs, Task, as_task
 from repulsive.lab.engine.weight_average import Average
 from repulsive.repulsion.attach import unwrap_optimizer
+from repulsive.repulsion.logits.update import NoTokensWarning
 
 _RESUME = "rerun the same command to resume"
 
@@ -91,7 +93,8 @@ class Loop:
             self._build()
             self._resume()
             self.watcher.started(self.step, self.total, self._per_epoch)
-            self._train()
+            with _tokens_required(self.folder):
+                self._train()
             if self._saved_step != self.step:
                 self._save(spare=1)  # the final evaluation may take long, and may be interrupted
             self._writer.wait()
@@ -345,6 +348,21 @@ def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
         own = batch.share(index, processes) if hasattr(batch, "share") else dataclasses.replace(batch, indices=mine)
         return own, len(mine)
     return dataclasses.replace(batch, indices=batch.indices[:1]), 0
+
+
+@contextmanager
+def _tokens_required(folder: RunFolder) -> Iterator[None]:
+    """Raise if repulsion between logits sees no tokens: the run would be plain training under another name.
+
+    Raises:
+        RunError: it saw none.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoTokensWarning)
+        try:
+            yield
+        except NoTokensWarning as warning:
+            raise RunError(f"{folder.path}: {warning}") from None
 
 
 def _describe(device: torch.device) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.triton_setting import use_triton
@@ -99,6 +99,28 @@ def attend_to(q: Tensor, kv: Tensor, queries: Packed, keys: Packed) -> Tensor:
     return _by_padding(q, k, v, queries, keys, False)
 
 
+def padding_mask(side: Packed) -> Tensor:
+    """Return False where packed sentences would be padded, bool [B, longest]."""
+    return torch.arange(max(1, side.longest), device=side.starts.device) < side.starts.diff().unsqueeze(1)
+
+
+def call_padded(module: nn.Module, x: Tensor, side: Packed) -> Tensor:
+    """Call a module on packed sentences as if they were padded.
+
+    Args:
+        module: function of one token at a time.
+        x: packed sentences, [N, D].
+        side: positions of the sentences.
+
+    Returns:
+        [N, D']; zeros for unused tokens.
+    """
+    count = len(side.starts) - 1
+    table = x.new_zeros(count + 1, max(1, side.longest), x.shape[-1]).index_put((side.sentences, side.places), x)
+    output = F.pad(module(table[:count]), (0, 0, 0, 0, 0, 1))  # [B + 1, T, D'], the last row for unused tokens
+    return output[side.sentences, side.places]
+
+
 def _supported(q: Tensor) -> bool:
     dim = q.shape[-1]
     # Triton's interpreter, on CPUs, has no bfloat16.
@@ -109,8 +131,7 @@ def _supported(q: Tensor) -> bool:
 def _by_padding(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> Tensor:
     count = len(queries.starts) - 1
     q, k, v = (_padded(x, side, count) for x, side in ((q, queries), (k, keys), (v, keys)))  # [B + 1, M, T, d]
-    real = torch.arange(k.shape[2], device=k.device) < keys.starts.diff().unsqueeze(1)  # [B, S]
-    mask = F.pad(real, (0, 0, 0, 1))[:, None, None, :]  # [B + 1, 1, 1, S]
+    mask = F.pad(padding_mask(keys), (0, 0, 0, 1))[:, None, None, :]  # [B + 1, 1, 1, S]
     if causal:
         mask = mask & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=k.device).tril()
     heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [B + 1, M, T, d]

@@ -8,7 +8,7 @@ import torch
 
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
 from repulsive.diagnostics.layer_names import short_names
-from repulsive.diagnostics.redundancy import head_ablation
+from repulsive.diagnostics.redundancy import head_ablation, pruning_curve
 from repulsive.diagnostics.similarity import of_weights
 from repulsive.heads import find_heads
 from repulsive.lab.engine.processes import chosen_device
@@ -19,7 +19,7 @@ from repulsive.lab.paper.differences import Runs, over_seeds
 from repulsive.lab.paper.figure import Figure, FigureData
 from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.report import label_of
-from repulsive.lab.runs.panels import redundancy, redundant
+from repulsive.lab.runs.panels import pruning, redundancy, redundant
 from repulsive.lab.runs.score import load_run
 from repulsive.lab.systems.translation.measure import accuracy_of
 from repulsive.lab.systems.translation.task import TranslationTask
@@ -56,17 +56,19 @@ class Redundancy(Figure):
             (metric, "svgd", "ma"): over_seeds(numbers["svgd"][metric], numbers["ma"][metric])
             for metric in (REDUNDANT, HARMFUL)
         }
-        return FigureData(Content("", panels=[redundancy(measured, "test set")]), numbers, comparisons)
+        panels = [redundancy(measured, "test set"), pruning(measured)]
+        return FigureData(Content("", panels=panels), numbers, comparisons)
 
 
 @torch.inference_mode()
 def ablate_each_head(run: RunFolder, device: torch.device) -> Measured:
-    """Measure a run's token accuracy on the test set without each head in turn."""
+    """Measure a run's token accuracy on the test set without each head in turn, and as more and more are removed."""
     task, model = load_run(run, device)
     assert isinstance(task, TranslationTask)
-    part, groups = task.parts["test"], find_heads(model)
+    part, groups, layers = task.parts["test"], find_heads(model), find_attention_layers(model)
     count = min(MAX_SENTENCES, len(part))
-    ablation = head_ablation(model, accuracy_of(part, count), layers=find_attention_layers(model))
+    evaluate = accuracy_of(part, count)
+    ablation = head_ablation(model, evaluate, layers=layers)
     return Measured(
         of_weights(groups),
         change=ablation.change[~ablation.change.isnan()],
@@ -74,4 +76,5 @@ def ablate_each_head(run: RunFolder, device: torch.device) -> Measured:
         names=short_names(groups),
         by_layer=ablation.change,
         layers=ablation.layers,
+        pruned=pruning_curve(model, evaluate, -ablation.change, layers=layers),
     )

@@ -28,6 +28,10 @@ from repulsive.repulsion.logits.writer import GradientNorms, Writer, Written
 MISSES = 5  # computations of the force in a row without tokens of a layer, before a warning
 
 
+class NoTokensWarning(UserWarning):
+    """Repulsion between logits is due, but the model was not called in training, or its hooks did not run."""
+
+
 @dataclass
 class Held:
     """The force on one layer, added to gradients until it is recomputed.
@@ -161,6 +165,7 @@ class LogitRepulsion:
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
                 "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
                 "compile it again after torch.compiler.reset()",
+                NoTokensWarning,
                 stacklevel=9,
             )
 

@@ -83,8 +83,9 @@ def test_two_processes_train_as_one(data, tmp_path):
         (*ON_CHIP, "model.pre_norm=true"),
         ("method.penalty=0.5",),
         (*ON_CHIP, "method.penalty=0.5"),
+        (*ON_CHIP, "method.penalty=0.5", "training.compile=true"),
     ],
-    ids=["padded", "packed", "kernels", "compiled", "pre-norm", "penalty", "packed penalty"],
+    ids=["padded", "packed", "kernels", "compiled", "pre-norm", "penalty", "packed penalty", "compiled penalty"],
 )
 def test_captured_training_is_the_same_training(more, data, tmp_path):
     """No dropout: the loss of every step, with graphs and without any."""

@@ -113,6 +113,17 @@ def test_training_pairs_are_cleaned_and_the_others_are_not(raw):
     assert told["rows"] == {"train": 200, "dev": 20, "test": 22} and told["skipped"]["train"] == 2
 
 
+def test_the_first_training_pairs_can_be_used_alone(raw):
+    few = made(raw, pairs=50)
+    assert few.manifest["rows"]["train"] == 50 and few.manifest["settings"]["pairs"] == 50
+    assert few.manifest["rows"]["dev"] == 20 and few.manifest["skipped"]["train"] == 0
+    with pytest.raises(DataError, match="was prepared with pairs 50, not None"):
+        made(raw)
+    whole = made(raw, force=True)
+    words = [Pieces.of(each).words(each.parts["train"].sentences[1][49].tolist()) for each in (few, whole)]
+    assert words[0] == words[1] and "pairs" not in whole.manifest["settings"]
+
+
 def test_what_subword_nmt_has_cut_is_joined():
     assert tokenizer("none")("zwei@@ und@@ zwanzig @-@ mal neu@@") == ["zweiundzwanzig", "@-@", "mal", "neu"]
 
@@ -216,6 +227,7 @@ def test_mistakes_name_file_and_line(raw):
         ({"tokenizer": "spacy"}, "takes moses, normalized, none"),
         ({"vectors": "glove.txt"}, "leave out --vectors"),
         ({"ratio": 0.5}, "ratio=0.5: expected at least 1"),
+        ({"pairs": 0}, "pairs=0: expected at least 1"),
         ({"target": "de"}, "give two different endings"),
         ({"target": "fr"}, "no train files in de and fr"),
         ({"dev": 3}, "has no option 'dev'; it has source, target, ratio"),

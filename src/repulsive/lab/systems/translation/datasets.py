@@ -33,6 +33,7 @@ TRANSLATION = Dataset(
         Option("source", str, "Language to translate from, as file names end.", "de"),
         Option("target", str, "Language to translate to, as file names end.", "en"),
         Option("ratio", float, "Drop training pairs of which one side is more than this many times longer.", RATIO),
+        Option("pairs", int, "Use only the first so many training pairs, counted before cleaning; all if not given."),
         Option(
             "also",
             list[str],

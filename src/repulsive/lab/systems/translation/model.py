@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from repulsive.lab.layers import residual
 from repulsive.lab.layers.cache import Cache
-from repulsive.lab.layers.packed import Packed, attend, attend_to
+from repulsive.lab.layers.packed import Packed, attend, attend_to, call_padded, padding_mask
 
 COLLECT = ("outputs", "values", "weights")
 LONGEST = 1024  # maximum number of tokens in a sentence
@@ -78,7 +78,8 @@ class Mask(NamedTuple):
     """Keys that each query may attend to.
 
     Args:
-        attention_mask: for padded sentences, False at padding, bool [B, 1, 1, S]; None: no padding.
+        attention_mask: False at padding, bool [B, 1, 1, S]; None: no padding. Of packed sentences, for hooks: the mask
+            of the keys if they were padded to `Packed.longest`.
         causal: a query attends to keys up to its own position.
         packed: for packed sentences, the positions of the query sentences and of the key sentences.
         seeds: random seeds of a layer's dropout, int64 [blocks], if Triton kernels draw the dropout masks.
@@ -121,17 +122,24 @@ class Attention(nn.Module):
         assert mask.packed is not None
         queries, keys = mask.packed
         if x is memory:
-            qkv = self._joint(x, self.q_proj, self.k_proj, self.v_proj)  # [N, 3, M, d]
+            qkv = self._joint(x, queries, self.q_proj, self.k_proj, self.v_proj)  # [N, 3, M, d]
             v, heads = qkv[:, 2], attend(qkv, queries, mask.causal)  # [N, M, d]
         else:
-            q, kv = self._joint(x, self.q_proj)[:, 0], self._joint(memory, self.k_proj, self.v_proj)
+            q, kv = self._joint(x, queries, self.q_proj)[:, 0], self._joint(memory, keys, self.k_proj, self.v_proj)
             v, heads = kv[:, 1], attend_to(q, kv, queries, keys)
         if seen is not None:
             seen.append((v if what == "values" else heads).transpose(0, 1).unsqueeze(0))
         return self.out_proj(heads.flatten(1))
 
-    def _joint(self, x: Tensor, *projections: nn.Linear) -> Tensor:
-        """Apply several projections as one matrix product, [N, width] -> [N, projections, M, d]."""
+    def _joint(self, x: Tensor, side: Packed, *projections: nn.Linear) -> Tensor:
+        """Apply several projections as one matrix product, [N, width] -> [N, projections, M, d].
+
+        Projections with hooks are called as modules, so that the hooks run: q on all rows, k and v on padded sentences,
+        because a hook may treat the keys of each sentence apart.
+        """
+        if any(projection._forward_hooks for projection in projections):
+            rows = [p(x) if p is self.q_proj else call_padded(p, x, side) for p in projections]
+            return torch.stack(rows, dim=1).unflatten(-1, (self.num_heads, -1))
         weight = torch.cat([projection.weight for projection in projections])
         bias = torch.cat([projection.bias for projection in projections])
         return F.linear(x, weight, bias).unflatten(-1, (len(projections), self.num_heads, -1))
@@ -296,10 +304,11 @@ class Transformer(nn.Module):
             among_source, x, y = to_source, self.embed(source), self.embed(target)
         else:
             a, b = packed
+            of_source, of_target = (padding_mask(side)[:, None, None] for side in packed)  # for hooks
             among_source, among_target, to_source = (
-                Mask(packed=(a, a)),
-                Mask(None, True, (b, b)),
-                Mask(packed=(b, a)),
+                Mask(of_source, packed=(a, a)),
+                Mask(of_target, True, (b, b)),
+                Mask(of_source, packed=(b, a)),
             )
             x, y = (
                 self._with_places(tokens, self.positions[side.places]) for tokens, side in ((source, a), (target, b))

@@ -42,6 +42,7 @@ def plan_translation(
     source: str = "de",
     target: str = "en",
     ratio: float = RATIO,
+    pairs: int | None = None,
     also: Mapping[str, str | Path] | None = None,
     **settings: Any,
 ) -> Plan[Prepared]:
@@ -53,6 +54,7 @@ def plan_translation(
         source: language to translate from, as file names end.
         target: language to translate to.
         ratio: training pairs are dropped if one side has more than this many times the words of the other.
+        pairs: number of training pairs to use, from the first on, counted before cleaning; None: all.
         also: further test sets, name -> path without the language's ending.
         settings: fields of `Settings`. `minimum` and `most` apply to pieces; training pairs longer than `longest` are
             dropped.
@@ -73,6 +75,8 @@ def plan_translation(
     )
     if not ratio >= 1:
         raise DataError(f"ratio={ratio:g}: expected at least 1")
+    if pairs is not None and pairs < 1:
+        raise DataError(f"pairs={pairs}: expected at least 1")
     files = find_pairs(data, source, target, also)
     sums = checksums([path for part in PARTS for path in files[part]], data)
     for name in also or {}:
@@ -81,7 +85,9 @@ def plan_translation(
     options: dict[str, Any] = {"source": source, "target": target, "ratio": ratio}
     if also:  # stored only if given, and without folders, so that moved files count as the same
         options["also"] = {name: Path(base).name for name, base in also.items()}
-    write = partial(_write, shared, files, (source, target), ratio)
+    if pairs is not None:
+        options["pairs"] = pairs
+    write = partial(_write, shared, files, (source, target), ratio, pairs)
     return Plan("translation", out, shared.stored(options), sums, write, Prepared.load, summarize)
 
 
@@ -90,6 +96,7 @@ def _write(
     files: Files,
     languages: tuple[str, str],
     ratio: float,
+    pairs: int | None,
     plan: Plan[Prepared],
     jobs: int | None,
     progress: Progress,
@@ -98,6 +105,7 @@ def _write(
     tokenizer(tokenizer_name(name, "en"))  # fails here, before a long read, if the tokenizer is not installed
     progress("reading", 0, 0)
     texts = {part: read_pair(*paths) for part, paths in files.items()}
+    texts["train"] = texts["train"][0][:pairs], texts["train"][1][:pairs]
     words: dict[str, list[list[list[str]]]] = {part: [] for part in texts}
     for side, language in enumerate(languages):
         whole = [text for sides in texts.values() for text in sides[side]]

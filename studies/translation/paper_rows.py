@@ -1,0 +1,61 @@
+"""Rows and settings of `paper_settings`, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of the table.
+
+    Args:
+        name: on the command line, and folder of its runs.
+        label: in tables.
+        method: recipe of IWSLT14.
+        changes: `key=value` changes of the recipe.
+        against: further rows that it is compared with, besides the first row.
+    """
+
+    name: str
+    label: str
+    method: str
+    changes: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+
+
+GROUPS = (  # rows that train side by side; the first row is the baseline
+    (
+        PaperRow("plain", "plain", "ma"),
+        PaperRow("published", "published", "svgd", against=("kernel-free",)),
+        PaperRow("kernel-free", "kernel-free", "kernel-free"),
+    ),
+    (
+        PaperRow("recommended", "recommended (sphere)", "svgd-sphere"),
+        PaperRow("disagreement", "disagreement (+ R)", "disagreement"),
+    ),
+    tuple(
+        PaperRow(f"published-{part}", f"published, {part} only", "svgd", (f"method.parts={part}",), ("published",))
+        for part in "qkv"
+    ),
+)
+ROWS = {row.name: row for group in GROUPS for row in group}
+EPOCHS = 37  # 46,028 updates
+COMMON = (  # the recipes of IWSLT14 have the paper's sizes, learning rate and warm-up
+    "training.compile=true",
+    "training.save_seconds=150",
+    "training.keep=1",
+    "search.at_once=32768",
+)
+TINY = (
+    "model.width=16",
+    "model.depth=[1, 1]",
+    "model.feed_forward=16",
+    "optimizer.warmup=10",
+    "training.batch=300",
+    "training.precision=fp32",
+    "training.log_every=5",
+    "training.average=2",
+    "search.beam=2",
+    "search.longest=10",
+)
