@@ -140,8 +140,8 @@ NOTES = """- **sphere (default)** is what `repel` does without further settings:
   that ratio. With a rate that falls to zero
   (`--set optimizer.schedule=cosine`) runs with the same seed differ less, so that fewer seeds decide. Of 16 seeds,
   nine finished without and eight with a ratio of 0.01 in the time at hand. The default was run with nine seeds later.
-  The recipe of Multi30k pads its batches. In packed batches (`packed=true`) the rule "logits" got no tokens at that time, and did
-  not act; it does now.
+  The recipe of Multi30k pads its batches. In packed batches (`packed=true`) the rule "logits" got no tokens at that
+  time, and did not act; it does now.
 - *BERT fine-tuning*: all-MiniLM-L6-v2, one epoch of 16,000 items, AdamW, learning rate 1e-4, ten seeds, 8,000
   held-out items: `python -m studies.default_rule.finetune train --seeds 10`.
 - An empty cell was not measured. In a small language model, norms of heads under the sphere rule with a ratio of 0.03
