@@ -288,17 +288,24 @@ class SVGD(Rule):
         drive_norm = None if grad is None else grad.norm_of(drive)
         are_equal = theta.squared_distances.amax((-2, -1)) == 0  # the norm of no force contains rounding errors
         unit_norm = torch.where(are_equal, 0, theta.norm_of(unit))
-        alpha = self.weight_of(step, drive_norm, unit_norm)
+        rounding = torch.where(are_equal, 0, theta.rounding_of(unit)) if self.holds_ratio else 0.0
+        alpha = self.weight_of(step, drive_norm, unit_norm, rounding)
         force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
         return Coefficients(drive, force, self._measure(theta, interaction, drive_norm, alpha, unit_norm))
 
-    def weight_of(self, step: int, drive_norm: Tensor | None, unit_norm: Tensor) -> Tensor:
+    def weight_of(
+        self, step: int, drive_norm: Tensor | None, unit_norm: Tensor, rounding: Tensor | float = 0.0
+    ) -> Tensor:
         """Compute the repulsive weight of each group, [...], in a step in which the rule acts.
+
+        With alpha="auto" it is ratio * drive_norm / max(unit_norm, rounding), so that a force between duplicate heads
+        that consists of rounding errors is not scaled up to the target ratio.
 
         Args:
             step: optimizer steps taken so far, for schedules.
             drive_norm: |A grad| of each group; needed with alpha="auto".
             unit_norm: norm of the repulsive part at alpha = 1.
+            rounding: rounding error of `unit_norm`, see `Gram.rounding_of`.
         """
         if not isinstance(self.alpha, str):
             alpha = self.alpha(step) if callable(self.alpha) else self.alpha
@@ -306,8 +313,9 @@ class SVGD(Rule):
         if drive_norm is None:
             raise RuleError("alpha='auto' needs the Gram matrix of the gradients; pass grad to coefficients")
         ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
-        no_force = unit_norm == 0  # equal heads, or a single one
-        weight = self.act_every * ratio * drive_norm / torch.where(no_force, 1.0, unit_norm)
+        norm = torch.maximum(unit_norm, torch.as_tensor(rounding).to(unit_norm))
+        no_force = norm == 0  # equal heads, or a single one
+        weight = self.act_every * ratio * drive_norm / torch.where(no_force, 1.0, norm)
         return torch.where(no_force, torch.zeros_like(unit_norm), weight)
 
     def _measure(
