@@ -16,10 +16,11 @@ from repulsive.particles import Hinge
 def use(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: Rule) -> None:
     repel(model, optimizer, rule)
     repel(model, optimizer, "sphere", "first", "qk", "encoder", "head", layout="strided", order="repel-clip")
-    repel(model, optimizer, rule=None, layers=[0, 1], noise_in="parameter", verbose=True)
+    repel(model, optimizer, SPOS(), layers=[0, 1], noise_in="parameter", verbose=True)
     find_heads(model, layers="last", where="cross")
-    SVGD(kernel="hinge", space="sphere", bandwidth="released-lower", prior="gaussian", alpha="auto", ratio=0.03)
-    SVGD(kernel=Hinge(0.7), bandwidth=2.0, alpha=lambda step: 0.1 * step)
+    SVGD(kernel="imq", space="sphere", bandwidth="released-lower", prior="gaussian", alpha="auto", ratio=0.03)
+    SVGD(kernel=Hinge(0.7), space="sphere", alpha=lambda step: 0.1 * step)
+    SVGD(bandwidth=2.0)
     SPOS(noise="released")
     CosineLadder(rung="derivative")
 """

@@ -88,3 +88,11 @@ def test_recipes_that_carry_a_ratio_without_auto_still_load(kind):
     assert make_rule(Method(rule=kind, alpha=0.5, ratio=0.3), 10, 10).alpha == 0.5
     assert make_rule(Method(rule=kind, alpha="auto", ratio=0.3), 10, 10).ratio == 0.3
     assert make_rule(Method(rule="cosine", alpha="auto", ratio=0.3), 10, 10).ratio == 0.3
+
+
+@pytest.mark.parametrize("rule", ["recommended", "paper", None])
+@pytest.mark.parametrize("place", ["optimizer", "parameter"])
+def test_a_place_for_the_noise_of_a_rule_without_noise_is_refused(rule, place, make_model):
+    model = make_model()
+    with pytest.raises(RuleError, match=f"noise_in='{place}': (SVGD|rule=None) has no noise; leave noise_in out"):
+        repel(model, adam(model), rule, noise_in=place, verbose=False)

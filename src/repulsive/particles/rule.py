@@ -190,7 +190,7 @@ class Rule(ABC):
         return step % self.act_every == 0
 
     def is_off(self, step: int) -> bool:
-        """Check whether a schedule has set the repulsive weight to zero in a step.
+        """Check whether a schedule has set the repulsive weight, or the target ratio, to zero in a step.
 
         Args:
             step: optimizer steps taken so far.

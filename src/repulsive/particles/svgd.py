@@ -62,7 +62,7 @@ class SVGD(Rule):
         kernel: "rbf", "imq", "cosine", "hinge" (only heads with a cosine above 0.5 repel each other), a `Kernel`, or
             a differentiable callable k(x, y).
         bandwidth: "paper", "released", "released-lower", a number h, or a callable from the squared distances of one
-            group, [M, M], to h.
+            group, [M, M], to h. "cosine", "hinge" and callable kernels have none: it is an error to set it there.
         prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
         smoothing: s: 1 as published; 0 lets every head follow its own gradient only (divided by M). None means 0 for
             `space="logits"` and `kernel="hinge"`, which allow nothing else, and 1 otherwise.
@@ -124,6 +124,11 @@ class SVGD(Rule):
                 f"has no effect without it; write {name}(alpha='auto', ratio={ratio!r})"
             )
         object.__setattr__(self, "bandwidth", bandwidths.check(self.bandwidth))
+        if self.bandwidth != "paper" and isinstance(kernels.resolve(self.kernel), Cosine | Hinge | Differentiable):
+            raise RuleError(
+                f"{type(self).__name__}(kernel={self.kernel!r}, bandwidth={self.bandwidth!r}): this kernel has no "
+                "bandwidth; leave bandwidth out, or choose kernel='rbf' or 'imq'"
+            )
         priors.resolve(self.prior)
         self._check_act_every()
 
@@ -136,7 +141,25 @@ class SVGD(Rule):
         return super().acts(step) and not (self.only_adds_repulsion and self.is_off(step))
 
     def is_off(self, step: int) -> bool:
-        return callable(self.alpha) and self.alpha(step) == 0
+        name: Literal["alpha", "ratio"] = "ratio" if self.holds_ratio else "alpha"
+        return callable(getattr(self, name)) and self.value_at(name, step) == 0
+
+    def value_at(self, name: Literal["alpha", "ratio"], step: int) -> float:
+        """Return alpha (a number or a schedule) or the target ratio in a step.
+
+        Raises:
+            RuleError: a schedule gives a negative number, which would attract heads to each other, or NaN.
+        """
+        setting = self.alpha if name == "alpha" else self.ratio
+        if not callable(setting):
+            return float(setting)
+        value = float(setting(step))
+        if not value >= 0:
+            raise RuleError(
+                f"{type(self).__name__}({name}={setting!r}): the schedule gives {value:g} at step {step}; it must give "
+                "numbers >= 0, because negative ones would attract heads to each other"
+            )
+        return value
 
     def _check_act_every(self) -> None:
         name, steps = type(self).__name__, self.act_every
@@ -259,22 +282,21 @@ class SVGD(Rule):
 
     def _form(self, owner: type[SVGD], kernel: FormKernel, step: int, threshold: float = 0.0) -> RadialForm | None:
         """Build the form of this rule; None if a subclass of `owner`, the class of the formula, has another formula."""
-        bandwidth, alpha, ratio, kind = self.bandwidth, self.alpha, self.ratio, type(self)
+        bandwidth, kind = self.bandwidth, type(self)
         if self.reads_tokens or callable(bandwidth):
             return None
         if kind is not owner and any(getattr(kind, name) is not getattr(owner, name) for name in _FORMULA):
             return None
-        holds_ratio = isinstance(alpha, str)
         return RadialForm(
             kernel=kernel,
             bandwidth=bandwidth,
             on_sphere=self.space == "sphere",
             stepsize=self.stepsize,
-            alpha=0.0 if isinstance(alpha, str) else self.act_every * float(alpha(step) if callable(alpha) else alpha),
+            alpha=0.0 if self.holds_ratio else self.act_every * self.value_at("alpha", step),
             own_drive=self.own_drive,
             smoothing=self.smoothing,
             precision=priors.resolve(self.prior).precision,
-            ratio=self.act_every * float(ratio(step) if callable(ratio) else ratio) if holds_ratio else None,
+            ratio=self.act_every * self.value_at("ratio", step) if self.holds_ratio else None,
             threshold=threshold,
         )
 
@@ -307,12 +329,11 @@ class SVGD(Rule):
             unit_norm: norm of the repulsive part at alpha = 1.
             rounding: rounding error of `unit_norm`, see `Gram.rounding_of`.
         """
-        if not isinstance(self.alpha, str):
-            alpha = self.alpha(step) if callable(self.alpha) else self.alpha
-            return torch.full_like(unit_norm, self.act_every * alpha)
+        if not self.holds_ratio:
+            return torch.full_like(unit_norm, self.act_every * self.value_at("alpha", step))
         if drive_norm is None:
             raise RuleError("alpha='auto' needs the Gram matrix of the gradients; pass grad to coefficients")
-        ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
+        ratio = self.value_at("ratio", step)
         norm = torch.maximum(unit_norm, torch.as_tensor(rounding).to(unit_norm))
         no_force = norm == 0  # equal heads, or a single one
         weight = self.act_every * ratio * drive_norm / torch.where(no_force, 1.0, norm)

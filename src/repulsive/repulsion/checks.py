@@ -88,6 +88,9 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
         raise RuleError(f"noise_in={noise_in!r}: {did_you_mean(noise_in, NOISE_PLACES)}choose one of {NOISE_PLACES}")
     if (force_in := settings.force_in) not in FORCE_PLACES:
         raise RuleError(f"force_in={force_in!r}: {did_you_mean(force_in, FORCE_PLACES)}choose one of {FORCE_PLACES}")
+    if noise_in in ("optimizer", "parameter") and (rule is None or type(rule).noise_scale is Rule.noise_scale):
+        kind = "rule=None" if rule is None else type(rule).__name__
+        raise RuleError(f"noise_in={noise_in!r}: {kind} has no noise; leave noise_in out, or choose SPOS() or SGLD()")
     if noise_in != "gradient" and rule is not None and rule.scales_noise:
         raise RuleError(
             f"noise_in={noise_in!r} does not work with noise that is scaled by gradients, such as noise='released'; "

@@ -320,7 +320,8 @@ class Handle:
 
     def _title(self) -> str:
         is_off = self.rule is not None and self.rule.is_off(self.steps)
-        state = (", alpha is 0 now" if is_off else "") + ("" if self.attached else ", not attached")
+        weight = "ratio" if self.rule is not None and self.rule.holds_ratio else "alpha"
+        state = (f", {weight} is 0 now" if is_off else "") + ("" if self.attached else ", not attached")
         kind = "heads" if all(group.is_attention for group in self.groups) else "particles"
         return f"{short_rule(self.rule)}, {len(self.groups)} groups of {kind}, step {self.steps}{state}"
 

@@ -8,8 +8,8 @@ squared distances d2 and bandwidth h,
 
 Without a kernel, A = stepsize own_drive I and R = 0. Otherwise R theta is the repulsion between heads. For the RBF
 kernel on weights, R[i, j] = -2 K[i, j] / h for i != j, and the rows of R add up to zero. If a rule holds a ratio,
-alpha = ratio |A grad| / |stepsize / M R theta|, where the last norm is at least its own rounding error. `particles` has the formulas of all kernels, and `RadialForm` the
-numbers of a rule.
+alpha = ratio |A grad| / |stepsize / M R theta|, where the last norm is at least its own rounding error. `particles` has
+the formulas of all kernels, and `RadialForm` the numbers of a rule.
 """
 
 # mypy: ignore-errors
