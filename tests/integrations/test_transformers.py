@@ -245,7 +245,7 @@ def test_warns_when_the_model_has_collapsed(dies, tmp_path):
 def test_a_misspelt_argument_fails_at_once():
     with pytest.raises(TypeError, match="layer"):
         RepulsiveCallback(layer="all")
-    with pytest.raises(RuleError, match=r"alpha is a setting of SVGD: rule=SVGD\(alpha=0.1\)"):
+    with pytest.raises(RuleError, match=r"alpha is a setting of SVGD: rule=SVGD"):
         RepulsiveCallback(alpha=0.1)
     with pytest.raises(RuleError, match="did you mean 'sphere'"):
         RepulsiveCallback("shpere")

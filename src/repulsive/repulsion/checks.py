@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 from repulsive.errors import RuleError, SelectionError, UnknownSetting, did_you_mean
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.ladder import CosineLadder
-from repulsive.particles.named import known_rules, rule_by_name
+from repulsive.particles.named import RECOMMENDED, known_rules, rule_by_name
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
@@ -20,6 +21,8 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.value_circuits import output_groups
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import FORCE_PLACES, NOISE_PLACES, ORDERS, Settings
+
+_RECOMMENDED = ("stepsize", "alpha", "ratio", "space", "smoothing", "act_every")  # settings of the recommended rule
 
 # The arguments that select heads, with the defaults of `repel`. With `groups` they would have no effect.
 SELECTION: dict[str, Any] = {
@@ -48,14 +51,34 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
         if name in known:
             continue
         kinds = (SVGD, SPOS, SGLD, CosineLadder)
-        owners = [kind.__name__ for kind in kinds if name in vars(kind).get("__annotations__", {})]
+        owners = [kind for kind in kinds if name in vars(kind).get("__annotations__", {})]
         if owners:
-            also = {"ratio": "alpha='auto', ", "act_every": "'heads', smoothing=0, "}.get(name, "")
-            raise UnknownSetting(
-                f"repel has no argument {name!r}: {name} is a setting of {' and '.join(owners)}: "
-                f"rule={owners[0]}({also}{name}={value!r})"
-            )
+            names = " and ".join(kind.__name__ for kind in owners)
+            advice = _with_setting(owners[0], name, value)
+            raise UnknownSetting(f"repel has no argument {name!r}: {name} is a setting of {names}: {advice}")
         raise UnknownSetting(f"repel has no argument {name!r}; {did_you_mean(name, known)}it has {', '.join(known)}")
+
+
+def _with_setting(kind: type[Rule], name: str, value: object) -> str:
+    """Write the recommended rule with another setting, or say why the setting is invalid."""
+    settings: dict[str, object] = {}
+    if kind is SVGD:
+        recommended = rule_by_name(RECOMMENDED)
+        assert isinstance(recommended, SVGD)
+        settings = {key: getattr(recommended, key) for key in _RECOMMENDED}
+        if name in ("tokens", "every", "circuits") or value == "logits":
+            settings = {"stepsize": recommended.stepsize, "space": "logits"}
+        elif name == "alpha" and value != "auto":
+            del settings["ratio"]
+        if name in ("stepsize", "smoothing", "prior"):
+            del settings["act_every"]  # it allows no other values
+    settings[name] = value
+    try:
+        kind(**settings)
+    except RuleError as error:
+        return str(error)
+    shown = {key: "..." if isinstance(one, FunctionType) else repr(one) for key, one in settings.items()}
+    return f"rule={kind.__name__}({', '.join(f'{key}={one}' for key, one in shown.items())})"
 
 
 def resolve_rule(rule: object) -> Rule | None:
