@@ -115,8 +115,8 @@ def repel(
     Warns:
         UserWarning: some groups are not trained or have one head, the optimizer does not compensate for smaller
             gradients (plain SGD, coupled weight decay, a large eps), or it amplifies repulsion (Muon, with a rule that
-            holds no ratio). While training: the ratio stays above 1 (three measurements in a row after step 500), or
-            heads that were left out are trained later.
+            holds no ratio). While training: the ratio stays above 1 (median of five measurements after step 100, and of
+            fewer at the end of a short training), or heads that were left out are trained later.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)

@@ -126,15 +126,23 @@ class Handle:
         return any(hook.id in registered for hook in self._hooks)
 
     def remove(self) -> None:
-        """Detach from the optimizer: training continues without the rule. Warns if no step was taken with it."""
+        """Detach from the optimizer: training continues without the rule.
+
+        Warns if no step was taken with it, or if repulsion was stronger than the loss; see `warn_of_strength`.
+        """
         if self._hooks and self.steps == 0:
             warnings.warn("repulsion was attached, but the optimizer never took a step with it", stacklevel=2)
+        self.warn_of_strength()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         if self._logits is not None:
             self._logits.remove()
         _attached.get(self.optimizer, weakref.WeakSet()).discard(self)
+
+    def warn_of_strength(self) -> None:
+        """Warn, once, if repulsion was stronger than the loss at the end of a training, which may be a short one."""
+        self._measurements.finish(self.steps)
 
     def __enter__(self) -> Handle:
         return self
