@@ -12,6 +12,7 @@ from torch import Tensor
 from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
+from repulsive.particles.collapse import warn_if_equal
 from repulsive.particles.gram import Gram
 from repulsive.particles.kernels import AnyKernel, Cosine, Differentiable, Hinge, Interaction, Space
 from repulsive.particles.logits import cosines, mean_and_largest
@@ -347,6 +348,13 @@ class SVGD(Rule):
         distance = mean_distance(theta.squared_distances)
         similarity = mean_and_largest(cosines(theta.inner, kernels.SHORTEST))
         return Measure(drive_norm, alpha * unit_norm, interaction.bandwidth, distance, alpha, *similarity)
+
+    def gradient(
+        self, theta: Tensor, grad: Tensor, generator: torch.Generator | None = None, *, lr: float = 1.0, step: int = 0
+    ) -> Tensor:
+        result = super().gradient(theta, grad, generator, lr=lr, step=step)
+        warn_if_equal(theta)
+        return result
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
         kernel = kernels.resolve(self.kernel)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
-from repulsive.particles import bandwidths
-from repulsive.particles.bandwidths import CollapsedHeads
+from repulsive.particles.collapse import EQUAL_COSINE, EQUAL_HEADS, EQUAL_PAIR, CollapsedHeads
 from repulsive.particles.rule import Measure, Rule
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
@@ -144,13 +143,18 @@ class Measurements:
         )
 
     def _warn_of_equal_heads(self, measured: dict[str, Measured]) -> None:
-        """Warn about equal heads on a GPU, once, as it needs a synchronisation. On the CPU the rule itself warns."""
+        """Warn about equal heads, once, as this waits for a GPU."""
         if self._rule is None or not self._rule.has_interaction or self._rule.has_noise:
             return
-        on_gpu = {name: one for name, one in measured.items() if one.measure.distance.device.type != "cpu"}
-        equal = [name for name, one in on_gpu.items() if float(one.measure.distance[one.row]) == 0]
-        if equal:
-            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL_HEADS}", CollapsedHeads, stacklevel=8)
+        all_equal, some_equal = [], []
+        for name, one in measured.items():
+            if float(one.measure.distance[one.row]) == 0:
+                all_equal.append(name)
+            elif float(one.measure.largest[one.row]) >= EQUAL_COSINE:
+                some_equal.append(name)
+        for names, text in ((all_equal, EQUAL_HEADS), (some_equal, EQUAL_PAIR)):
+            if names:
+                warnings.warn(f"{', '.join(names[:6])}: {text}", CollapsedHeads, stacklevel=8)
 
 
 def per_step(measured: Mapping[str, Measured], steps: int) -> dict[str, Measured]:
