@@ -27,10 +27,10 @@ def pair_of_four(apart: float, seed: int, dtype: torch.dtype) -> tuple[torch.Ten
 def test_one_pair_of_equal_heads_is_not_pushed(dtype):
     """The hinge kernel has no other force here. Dividing by its norm of 4e-17 gave a push of 1e6 gradients."""
     for seed in range(10):
-        assert relative_push(*pair_of_four(0.0, seed, dtype), "hinge") < 0.02 * RATIO
+        assert relative_push(*pair_of_four(0.0, seed, dtype), "hinge") == 0
 
 
-@pytest.mark.parametrize(("kernel", "apart"), [("hinge", 1e-5), ("hinge", 1e-4), ("cosine", 0.0), ("rbf", 0.0)])
+@pytest.mark.parametrize(("kernel", "apart"), [("hinge", 1e-6), ("hinge", 1e-4), ("cosine", 0.0), ("rbf", 0.0)])
 def test_the_ratio_is_held_where_a_force_acts(kernel, apart):
     """With other kernels the other heads repel a pair of equal ones; with the hinge kernel, small distances suffice."""
     for seed in range(5):
@@ -43,7 +43,7 @@ def test_two_parallel_heads_are_not_pushed(kernel, dtype):
     for seed in range(10):
         torch.manual_seed(seed)
         head, grad = torch.randn(64, dtype=dtype), torch.randn(2, 64, dtype=dtype)
-        assert relative_push(torch.stack([head, 1.7 * head]), grad, kernel) < 0.1 * RATIO
+        assert relative_push(torch.stack([head, 1.7 * head]), grad, kernel) == 0
 
 
 def test_nearly_equal_heads_hold_the_ratio():

@@ -33,7 +33,7 @@ _SINGLE = torch.finfo(torch.float32).eps
 # Relative size below which the norm of a sum of heads is rounding error. The square of the norm is a difference of
 # products: with products in float32 (single), the norm has a relative error of the square root of theirs. With
 # products in float64 (double), what remains is the error of the heads and of the update, which have float32 numbers.
-SINGLE_ERROR, DOUBLE_ERROR = _SINGLE**0.5, 8 * _SINGLE  # 3.5e-4, 1e-6
+SINGLE_ERROR, DOUBLE_ERROR = _SINGLE**0.5, 2 * _SINGLE  # 3.5e-4, 2.4e-7
 
 
 @contextmanager

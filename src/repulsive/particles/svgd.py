@@ -311,7 +311,7 @@ class SVGD(Rule):
         drive_norm = None if grad is None else grad.norm_of(drive)
         are_equal = theta.squared_distances.amax((-2, -1)) == 0  # the norm of no force contains rounding errors
         unit_norm = torch.where(are_equal, 0, theta.norm_of(unit))
-        rounding = torch.where(are_equal, 0, theta.rounding_of(unit)) if self.holds_ratio else 0.0
+        rounding = theta.rounding_of(unit) if self.holds_ratio else 0.0
         alpha = self.weight_of(step, drive_norm, unit_norm, rounding)
         force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
         return Coefficients(drive, force, self._measure(theta, interaction, drive_norm, alpha, unit_norm))
@@ -321,8 +321,8 @@ class SVGD(Rule):
     ) -> Tensor:
         """Compute the repulsive weight of each group, [...], in a step in which the rule acts.
 
-        With alpha="auto" it is ratio * drive_norm / max(unit_norm, rounding), so that a force between duplicate heads
-        that consists of rounding errors is not scaled up to the target ratio.
+        With alpha="auto" it is ratio * drive_norm / unit_norm, or zero if `unit_norm` is a rounding error, as between
+        duplicate heads: it must not be scaled up to the target ratio.
 
         Args:
             step: optimizer steps taken so far, for schedules.
@@ -335,9 +335,8 @@ class SVGD(Rule):
         if drive_norm is None:
             raise RuleError("alpha='auto' needs the Gram matrix of the gradients; pass grad to coefficients")
         ratio = self.value_at("ratio", step)
-        norm = torch.maximum(unit_norm, torch.as_tensor(rounding).to(unit_norm))
-        no_force = norm == 0  # equal heads, or a single one
-        weight = self.act_every * ratio * drive_norm / torch.where(no_force, 1.0, norm)
+        no_force = unit_norm <= rounding  # equal or parallel heads, or a single one
+        weight = self.act_every * ratio * drive_norm / torch.where(no_force, 1.0, unit_norm)
         return torch.where(no_force, torch.zeros_like(unit_norm), weight)
 
     def _measure(

@@ -254,6 +254,7 @@ def solve_kernel(
             drive_norm = drive_norm / tl.load(scale).to(tl.float64)
         push_norm = tl.where(apart2 == 0, 0.0, _norm(push, gram, cross, square, M, MP))
         if HOLDS_RATIO:
+            # With float32 sums this is larger than in `SVGD.weight_of`: a smaller force is limited, not omitted.
             rounding = _rounding(push, gram, square, MP)
             is_still = (apart2 == 0) | (rounding == 0)  # equal heads, or a single one
             norm = tl.where(push_norm < rounding, rounding, push_norm)  # NaN stays NaN
