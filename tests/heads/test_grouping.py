@@ -76,7 +76,7 @@ def test_stacked_particles():
 
 def test_the_table_lists_every_parameter():
     table = describe(group_modules([nn.Linear(3, 2), nn.Linear(3, 2)], part="adapter"))
-    assert "adapter.0.weight + adapter.1.weight" in table and "1 groups, 2 particles, 12 weights" in table
+    assert "adapter.0.weight + adapter.1.weight" in table and "1 group, 2 particles, 12 weights" in table
 
 
 def tied() -> list[nn.Module]:

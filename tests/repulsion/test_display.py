@@ -19,7 +19,7 @@ def test_one_line_on_stderr(make_model, capsys):
     repel(model, adam(model), "sphere")
     out, err = capsys.readouterr()
     assert out == "" and err == (
-        "repulsive: Encoder, 12 attention layers x 4 heads, 36 groups, "
+        "repulsive: Encoder, 12 attention layers x 4 heads, 36 groups (0 proved, 36 from the table), "
         "SVGD(stepsize='heads', alpha='auto', smoothing=0, space='sphere', ratio=0.01, act_every=4)\n"
     )
 
@@ -37,7 +37,10 @@ def test_a_wrapped_model_with_fewer_key_heads(capsys):
     model = torch.compile(transformers.LlamaModel(config))
     repel(model, adam(model), None)
     expected = "repulsive: LlamaModel, 1 attention layer x 4/2 heads, 3 groups"
-    assert re.match(expected + r"( \(\d proved\))?, no rule \(plain training, measured\)\n$", capsys.readouterr().err)
+    assert re.match(
+        expected + r" \(\d proved(, \d from the table)?\), no rule \(plain training, measured\)\n$",
+        capsys.readouterr().err,
+    )
 
 
 def test_the_number_of_proved_groups_is_shown(make_model, capsys):
@@ -48,7 +51,14 @@ def test_the_number_of_proved_groups_is_shown(make_model, capsys):
     for number, group in enumerate(groups):
         object.__setattr__(group, "proof", "proved" if number < 4 else "table")
     repel(model, adam(model), groups=groups)
-    assert "6 groups (4 proved), SVGD" in capsys.readouterr().err
+    assert "6 groups (4 proved, 2 from the table), SVGD" in capsys.readouterr().err
+
+
+def test_one_head_and_one_group(make_model, backward, capsys):
+    model = make_model(heads=1, layers=1)
+    handle = repel(model, adam(model), SGLD(), parts="q", allow_unproved=True)
+    assert "1 attention layer x 1 head, 1 group (0 proved, 1 from the table), SGLD" in capsys.readouterr().err
+    assert "1 group of heads, step 0" in str(handle)
 
 
 def test_the_table_and_silence(make_model, capsys):

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import OptimizerError, StateError
+from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
@@ -331,7 +332,7 @@ class Handle:
         weight = "ratio" if self.rule is not None and self.rule.holds_ratio else "alpha"
         state = (f", {weight} is 0 now" if is_off else "") + ("" if self.attached else ", not attached")
         kind = "heads" if all(group.is_attention for group in self.groups) else "particles"
-        return f"{short_rule(self.rule)}, {len(self.groups)} groups of {kind}, step {self.steps}{state}"
+        return f"{short_rule(self.rule)}, {count_of(len(self.groups), 'group')} of {kind}, step {self.steps}{state}"
 
     def _overviews(self) -> dict[str, Overview]:
         if not self._measurements:

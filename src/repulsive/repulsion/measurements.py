@@ -113,9 +113,11 @@ class Measurements:
     def _warn_of_late_heads(self) -> None:
         if self._untrained and (joined := newly_trained(self._untrained, self._optimizer)):
             self._untrained = []
+            groups = "1 group of heads was" if len(joined) == 1 else f"{len(joined)} groups of heads were"
+            train = "trains" if len(joined) == 1 else "train"
             warnings.warn(
-                f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "
-                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again",
+                f"{groups} unfrozen or added to the optimizer after repel, and {train} without repulsion: "
+                f"{', '.join(joined[:6])}. Call handle.remove(), then repel again",
                 stacklevel=8,
             )
 
