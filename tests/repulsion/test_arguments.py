@@ -133,3 +133,23 @@ def test_a_place_for_the_noise_of_a_rule_without_noise_is_refused(rule, place, m
     model = make_model()
     with pytest.raises(RuleError, match=f"noise_in='{place}': (SVGD|rule=None) has no noise; leave noise_in out"):
         repel(model, adam(model), rule, noise_in=place, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda groups, model: groups[0], r"got a single group; write groups=\[group\]"),
+        (lambda groups, model: 3, "got int"),
+        (
+            lambda groups, model: list(model.stack.layers),
+            r"got a list with a \w+; make .* with group_modules\(modules\)",
+        ),
+        (lambda groups, model: ["q"], "got a list with a str"),
+    ],
+    ids=["group", "number", "modules", "names"],
+)
+def test_groups_of_another_kind_are_refused(make, message, make_model):
+    model = make_model()
+    with pytest.raises(SelectionError, match=f"groups: expected a list of groups from find_heads, .*{message}"):
+        repel(model, adam(model), groups=make(find_heads(model), model), verbose=False)
+    assert repel(model, adam(model), groups=iter(find_heads(model)), verbose=False).attached

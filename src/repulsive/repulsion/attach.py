@@ -103,7 +103,7 @@ def repel(
     Raises:
         NoHeadsFound: the model has no heads that are known or could be inferred.
         SelectionError: the selection is misspelt or empty, has a weight in two groups, has only one head in every
-            group, or is combined with `groups`.
+            group, or is combined with `groups`, or `groups` is not a list of groups.
         OptimizerError: the optimizer trains none of the heads, has no step hooks, repels them already, has no
             learning rate for the noise, or takes steps that `noise_in="optimizer"` cannot follow.
         UnsupportedWeights: weights are quantised or sparse, or distributed over ranks as partial sums.
@@ -143,6 +143,7 @@ def repel(
             groups = find_heads(model, **selection)
     else:
         checks.check_given(selection)
+        groups = checks.check_groups(groups)
     if chosen is not None and chosen.reads_tokens:
         groups = checks.logit_groups(model, groups, chosen, parts, particle, layout)
     checks.check_apart(groups)

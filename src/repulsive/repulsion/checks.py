@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -150,6 +150,25 @@ def check_given(selection: Mapping[str, object]) -> None:
                 f"{shown} would be ignored, because groups are given; "
                 f"select them with find_heads(model, {name}=...) and leave {name} out here"
             )
+
+
+def check_groups(groups: object) -> list[HeadGroup]:
+    """Check the argument `groups`, and return it as a list.
+
+    Raises:
+        SelectionError: it is not a sequence of groups.
+    """
+    expected = "groups: expected a list of groups from find_heads, heads_by_hand, group_modules or group_stacked"
+    if isinstance(groups, HeadGroup):
+        raise SelectionError(f"{expected}, got a single group; write groups=[group]")
+    if not isinstance(groups, Iterable):
+        raise SelectionError(f"{expected}, got {type(groups).__name__}")
+    members = list(groups)
+    if wrong := [one for one in members if not isinstance(one, HeadGroup)]:
+        is_module = isinstance(wrong[0], nn.Module)
+        advice = "; make groups of modules with group_modules(modules)" if is_module else ""
+        raise SelectionError(f"{expected}, got a {type(groups).__name__} with a {type(wrong[0]).__name__}{advice}")
+    return members
 
 
 def check_apart(groups: Sequence[HeadGroup]) -> None:
