@@ -128,3 +128,23 @@ def test_one_head_prints(capsys):
     model.in_proj_weight.grad = torch.ones_like(model.in_proj_weight)
     handle.optimizer.step()
     assert str(handle).split()[-2:] == ["-", "-"]  # one head has no cosine
+
+
+def test_callable_kernels_are_measured_like_named_ones(make_model, backward):
+    def rbf(x, y):
+        return torch.exp(-(x - y).square().sum(-1) / 2.0)
+
+    reports = []
+    for kernel in ({"kernel": rbf}, {"bandwidth": 2.0}):
+        model = make_model()
+        rule = SVGD("heads", alpha="auto", ratio=0.3, smoothing=0, act_every=2, **kernel)
+        handle = repel(model, adam(model), rule, measure_every=2, verbose=False)
+        for index in range(3):
+            backward(model, index)
+            handle.optimizer.step()
+        reports.append(handle.report())
+        assert "not measured yet" not in str(handle)
+    for one, other in zip(*reports, strict=True):
+        for name in ("step", "drive", "repulsion", "ratio", "distance", "alpha", "similarity", "largest"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6), name
+    assert reports[0][0].ratio == pytest.approx(0.3)

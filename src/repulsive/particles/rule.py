@@ -262,6 +262,10 @@ class Rule(ABC):
         result = coefficients.drive.to(grad.dtype) @ grad
         return result if coefficients.force is None else result + apply_matrix(coefficients.force, theta)
 
+    def measured_direction(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Measure | None]:
+        """Compute `direction` and measure it, for a rule without a matrix form; None if the rule cannot measure."""
+        return self.direction(theta, grad, step), None
+
 
 def copy_with(rule: AnyRule, **settings: object) -> AnyRule:
     """Copy a rule with other settings. `dataclasses.replace` would check settings that a subclass sets itself."""

@@ -13,7 +13,7 @@ from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.collapse import warn_if_equal
-from repulsive.particles.gram import Gram
+from repulsive.particles.gram import Gram, gram
 from repulsive.particles.kernels import AnyKernel, Cosine, Differentiable, Hinge, Interaction, Space
 from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
@@ -314,7 +314,7 @@ class SVGD(Rule):
         rounding = theta.rounding_of(unit) if self.holds_ratio else 0.0
         alpha = self.weight_of(step, drive_norm, unit_norm, rounding)
         force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
-        return Coefficients(drive, force, self._measure(theta, interaction, drive_norm, alpha, unit_norm))
+        return Coefficients(drive, force, self._measure(theta, interaction.bandwidth, drive_norm, alpha, unit_norm))
 
     def weight_of(
         self, step: int, drive_norm: Tensor | None, unit_norm: Tensor, rounding: Tensor | float = 0.0
@@ -340,13 +340,13 @@ class SVGD(Rule):
         return torch.where(no_force, torch.zeros_like(unit_norm), weight)
 
     def _measure(
-        self, theta: Gram, interaction: Interaction, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
+        self, theta: Gram, bandwidth: Tensor, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
     ) -> Measure | None:
         if drive_norm is None:
             return None
         distance = mean_distance(theta.squared_distances)
         similarity = mean_and_largest(cosines(theta.inner, kernels.SHORTEST))
-        return Measure(drive_norm, alpha * unit_norm, interaction.bandwidth, distance, alpha, *similarity)
+        return Measure(drive_norm, alpha * unit_norm, bandwidth, distance, alpha, *similarity)
 
     def gradient(
         self, theta: Tensor, grad: Tensor, generator: torch.Generator | None = None, *, lr: float = 1.0, step: int = 0
@@ -356,13 +356,26 @@ class SVGD(Rule):
         return result
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
-        kernel = kernels.resolve(self.kernel)
-        if not isinstance(kernel, Differentiable):
+        if self.has_matrix_form:
             return super().direction(theta, grad, step)
+        return self._by_autograd(theta, grad, step)[0]
+
+    def measured_direction(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Measure | None]:
+        if self.has_matrix_form:
+            return super().measured_direction(theta, grad, step)
+        result, drive_norm, alpha, unit_norm = self._by_autograd(theta, grad, step)
+        no_bandwidth = torch.full_like(alpha, torch.nan)
+        return result, self._measure(gram(theta), no_bandwidth, drive_norm, alpha, unit_norm)
+
+    def _by_autograd(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the direction with a callable kernel, |drive|, alpha, and the repulsive norm at alpha = 1."""
+        kernel = kernels.resolve(self.kernel)
+        assert isinstance(kernel, Differentiable)
         values, force = kernel.pairs(theta, self.space)  # [..., M, M], [..., M, D]
         matrix = self.drive(values)
         drive = matrix @ grad
         unit = self.force_scale(theta.shape[-2]) * force
-        alpha = self.weight_of(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
+        drive_norm, unit_norm = drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1)
+        alpha = self.weight_of(step, drive_norm, unit_norm)
         prior = priors.resolve(self.prior).precision * (matrix @ theta)  # excluded from the ratio
-        return drive + prior - alpha[..., None, None] * unit
+        return drive + prior - alpha[..., None, None] * unit, drive_norm, alpha, unit_norm
