@@ -105,7 +105,7 @@ class Gram:
         sizes = matrix.abs()
         sums = torch.maximum(matrix.sum(-1).abs(), 64 * eps / tau * sizes.sum(-1))  # [..., M]
         terms = (sizes @ lengths[..., :-1, None]).squeeze(-1) + sums * lengths[..., -1:]
-        return tau * terms.norm(dim=-1)
+        return tau * torch.linalg.vector_norm(terms, dim=-1)
 
 
 def centre(theta: Tensor) -> tuple[Tensor, Tensor]:
