@@ -91,7 +91,8 @@ def train(repulsive: bool, steps: int) -> str:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     example = sums(2, data)[:, :-1]
     if repulsive:
-        repel(model, optimizer, SVGD(alpha="auto", ratio=0.1, space="sphere", smoothing=0.0), example_inputs=example)
+        # Three times the default ratio of 0.01: heads then spread within the few steps of an example.
+        repel(model, optimizer, SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0.0), example_inputs=example)
     before = mean_cosine(model, example)
     for _ in range(steps):
         ids = sums(BATCH, data)

@@ -34,7 +34,8 @@ from repulsive.integrations.transformers import RepulsiveCallback
 COLOURS = [("red", "crimson"), ("blue", "azure"), ("green", "emerald"), ("black", "dark"), ("white", "pale")]
 ANIMALS = [("dog", "hound"), ("cat", "kitten"), ("horse", "pony"), ("bird", "sparrow"), ("fish", "trout")]
 PLACES = [("house", "home"), ("wood", "forest"), ("sea", "ocean"), ("field", "meadow")]
-RULES = {"plain": None, "repulsive": SVGD(alpha="auto", ratio=0.1, space="sphere", smoothing=0.0)}
+# Three times the default ratio of 0.01: heads then spread within the few steps of an example.
+RULES = {"plain": None, "repulsive": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0.0)}
 
 
 def pairs(count: int, seed: int) -> Dataset:

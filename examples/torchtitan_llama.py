@@ -130,7 +130,8 @@ def main() -> None:
     groups = find_heads(model, batch(0)[:2, :-1])
     model = parallelised(model, options.compile)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    rule = SVGD(alpha="auto", ratio=0.1, space="sphere", smoothing=0.0)
+    # Three times the default ratio of 0.01: heads then spread within the few steps of an example.
+    rule = SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0.0)
     handle = repel(model, optimizer, rule, groups=groups)
     before, first = mean_cosine(model), None
     for step in range(options.steps):

@@ -28,7 +28,7 @@ from repulsive import SVGD
 from repulsive.integrations.transformers import RepulsiveCallback
 
 LETTERS = "abcdefgh"
-# Three times the default ratio: in a short run the default hardly shows.
+# Three times the default ratio of 0.01: heads then spread within the few steps of an example.
 RULES = {"plain": None, "repulsive": SVGD(alpha="auto", ratio=0.03, space="sphere", smoothing=0.0)}
 
 

@@ -76,7 +76,7 @@ def test_stacked_particles():
 
 def test_the_table_lists_every_parameter():
     table = describe(group_modules([nn.Linear(3, 2), nn.Linear(3, 2)], part="adapter"))
-    assert "adapter.0.weight + adapter.1.weight" in table and "1 groups, 2 particles, 12 weights" in table
+    assert "adapter.0.weight + adapter.1.weight" in table and "1 group, 2 particles, 12 weights" in table
 
 
 def tied() -> list[nn.Module]:
@@ -135,3 +135,23 @@ def test_tied_parameters_may_be_left_out():
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)
     second.bias = first.bias
     assert [g.name for g in group_modules([first, second])] == ["expert.weight"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}), r"an nn\.ModuleDict; pass its values\(\)"),
+        (nn.Linear(2, 2), "one Linear"),
+        ({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}, "with a str in it"),
+    ],
+    ids=["ModuleDict", "module", "dict"],
+)
+def test_anything_but_a_sequence_of_modules_is_refused(modules, message):
+    with pytest.raises(SelectionError, match=f"group_modules: expected a sequence of modules, got .*{message}"):
+        group_modules(modules)
+
+
+def test_the_values_of_a_module_dict_and_a_generator_are_accepted():
+    modules = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    for given in (modules.values(), (one for one in modules.values())):
+        assert [group.num_heads for group in group_modules(given)] == [2]

@@ -37,6 +37,7 @@ def test_svgd_and_spos_match_the_double_loop(shape, seed, kernel, bandwidth, spa
     if space == "sphere" and d == 1:
         d = 2  # the sphere of one dimension is two points
     theta, grad = particles(m, d, batch, seed)
+    bandwidth = "paper" if kernel == "cosine" else bandwidth  # the cosine kernel has none
     options = {"kernel": kernel, "bandwidth": bandwidth, "space": space, "smoothing": smoothing}
     prior = Gaussian(std=(1 / precision) ** 0.5) if precision else "uniform"
     if beta is None:
@@ -280,6 +281,10 @@ def test_schedules_reach_alpha():
         (lambda: SVGD(kernel="rfb"), "kernel"),
         (lambda: SVGD(bandwidth="median"), "bandwidth"),
         (lambda: SVGD(bandwidth=-1.0), "bandwidth"),
+        (lambda: SVGD(kernel="cosine", bandwidth=5.0), "no bandwidth"),
+        (lambda: SVGD(kernel="hinge", space="sphere", bandwidth="released"), "no bandwidth"),
+        (lambda: SVGD(kernel=lambda x, y: (x * y).sum(-1), bandwidth=5.0), "no bandwidth"),
+        (lambda: SPOS(kernel="cosine", bandwidth=5.0), "no bandwidth"),
         (lambda: SVGD(prior="flat"), "prior"),
         (lambda: Gaussian(std=0), "std"),
         (lambda: SPOS(beta=0), "beta"),
@@ -297,3 +302,18 @@ def test_schedules_reach_alpha():
 def test_bad_settings_are_named(make, word):
     with pytest.raises(RuleError, match=word):
         make()
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan])
+@pytest.mark.parametrize("name", ["alpha", "ratio"])
+def test_a_schedule_that_gives_a_negative_number_is_refused(name, value):
+    """It would attract heads to each other."""
+    schedule = lambda step: 0.1 if step < 5 else value  # noqa: E731
+    rule = SVGD(alpha=schedule) if name == "alpha" else SVGD(alpha="auto", ratio=schedule)
+    theta, grad = torch.randn(4, 6), torch.randn(4, 6)
+    assert rule.gradient(theta, grad, step=4).isfinite().all()
+    for use in (lambda: rule.gradient(theta, grad, step=5), lambda: rule.radial_form(5), lambda: rule.is_off(5)):
+        with pytest.raises(
+            RuleError, match=rf"{name}=.*the schedule gives {value:g} at step 5; it must give numbers >= 0"
+        ):
+            use()

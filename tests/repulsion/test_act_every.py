@@ -244,6 +244,23 @@ def test_nothing_is_done_after_the_last_step_with_repulsion():
     assert "step 6, alpha is 0 now" in str(handle)
 
 
+def test_a_schedule_of_the_ratio_that_has_ended_switches_repulsion_off(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    ended = SVGD("heads", alpha="auto", ratio=Until(2, 0.3), space="sphere", smoothing=0)
+    handle = repel(model, optimizer, ended, verbose=False)
+    changed = []
+    for step in range(4):
+        backward(model, step)
+        weight = model.stack.layers[0].self_attn.in_proj_weight
+        raw = weight.grad.clone()
+        optimizer.step()
+        changed.append(not torch.equal(weight.grad, raw))
+    assert changed == [True, True, False, False]
+    assert [ended.acts(step) for step in range(4)] == changed and ended.is_off(2)
+    assert "step 4, ratio is 0 now" in str(handle)
+
+
 def test_only_the_drive_is_measured_after_the_last_step_with_repulsion():
     model, optimizer, handle = make(SVGD("heads", Until(3, 0.5), space="logits", tokens=60))
     handle.settings = replace(handle.settings, measure_every=5)

@@ -5,7 +5,7 @@ import typing
 import pytest
 import torch
 
-from repulsive import SPOS, SVGD, RuleError, SelectionError, UnknownSetting, find_heads, repel
+from repulsive import SPOS, SVGD, CosineLadder, RuleError, SelectionError, UnknownSetting, find_heads, repel
 from repulsive.integrations.deferred import Deferred
 from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.engine.recipe import Method
@@ -37,10 +37,13 @@ def test_invalid_rules_are_refused(rule, make_model):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"alpha": 0.1}, "alpha is a setting of SVGD: rule=SVGD(alpha=0.1)"),
-        ({"ratio": 0.03}, "ratio is a setting of SVGD: rule=SVGD(alpha='auto', ratio=0.03)"),
-        ({"act_every": 2}, "act_every is a setting of SVGD: rule=SVGD('heads', smoothing=0, act_every=2)"),
-        ({"stepsize": 1.0}, "stepsize is a setting of SVGD and SGLD: rule=SVGD(stepsize=1.0)"),
+        ({"alpha": 0.1}, "SVGD: rule=SVGD(stepsize='heads', alpha=0.1, space='sphere', smoothing=0, act_every=4)"),
+        ({"ratio": 0.03}, "stepsize='heads', alpha='auto', ratio=0.03, space='sphere', smoothing=0, act_every=4)"),
+        ({"act_every": 2}, "stepsize='heads', alpha='auto', ratio=0.01, space='sphere', smoothing=0, act_every=2)"),
+        ({"stepsize": 1.0}, "stepsize is a setting of SVGD and SGLD: rule=SVGD(stepsize=1.0, alpha='auto', "),
+        ({"tokens": 64}, "tokens is a setting of SVGD: rule=SVGD(stepsize='heads', space='logits', tokens=64)"),
+        ({"alpha": lambda step: 0.1}, "rule=SVGD(stepsize='heads', alpha=..., space="),
+        ({"kernel": "rfb"}, "kernel is a setting of SVGD: kernel='rfb' is unknown; did you mean 'rbf'?"),
         ({"beta": 1e5}, "beta is a setting of SPOS: rule=SPOS(beta=100000.0)"),
         ({"rung": "smoothing"}, "rung is a setting of CosineLadder: rule=CosineLadder(rung='smoothing')"),
         ({"lyers": "all"}, "repel has no argument 'lyers'; did you mean 'layers'?"),
@@ -54,6 +57,40 @@ def test_unknown_arguments_say_where_they_belong(options, text, make_model):
     assert text in str(caught.value)
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, RuleError)
     assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stepsize", 0.5),
+        ("alpha", 0.1),
+        ("alpha", "auto"),
+        ("kernel", "hinge"),
+        ("kernel", "cosine"),
+        ("bandwidth", "released"),
+        ("prior", "gaussian"),
+        ("smoothing", 1.0),
+        ("space", "weights"),
+        ("space", "logits"),
+        ("ratio", 0.03),
+        ("circuits", "qk+ov"),
+        ("tokens", 3),
+        ("every", 8),
+        ("act_every", 2),
+        ("beta", 1e5),
+        ("temperature", 0.1),
+        ("noise", "released"),
+        ("rung", "smoothing"),
+    ],
+)
+def test_the_suggested_rule_can_be_built(name, value, make_model):
+    model = make_model()
+    with pytest.raises(UnknownSetting) as caught:
+        repel(model, adam(model), verbose=False, **{name: value})
+    rule = eval(str(caught.value).split("rule=")[1], {"SVGD": SVGD, "SPOS": SPOS, "CosineLadder": CosineLadder})
+    assert getattr(rule, name) == value
+    if type(rule) is SVGD and name not in ("space", "smoothing"):
+        assert rule.space != "weights" and rule.smoothing == 0  # repulsion between weights lets norms grow
 
 
 @pytest.mark.parametrize(
@@ -127,3 +164,31 @@ def test_callbacks_refuse_misspelt_words_when_they_are_made(rule, settings, erro
 def test_callbacks_accept_what_depends_on_model_and_trainer():
     Deferred(SVGD(), {"layers": [0, -1], "order": "repel-clip", "match": "*.q", "verbose": False})
     Deferred("spos", {"noise_in": "optimizer", "order": "repel-clip", "max_norm": 1.0})
+
+
+@pytest.mark.parametrize("rule", ["recommended", "paper", None])
+@pytest.mark.parametrize("place", ["optimizer", "parameter"])
+def test_a_place_for_the_noise_of_a_rule_without_noise_is_refused(rule, place, make_model):
+    model = make_model()
+    with pytest.raises(RuleError, match=f"noise_in='{place}': (SVGD|rule=None) has no noise; leave noise_in out"):
+        repel(model, adam(model), rule, noise_in=place, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda groups, model: groups[0], r"got a single group; write groups=\[group\]"),
+        (lambda groups, model: 3, "got int"),
+        (
+            lambda groups, model: list(model.stack.layers),
+            r"got a list with a \w+; make .* with group_modules\(modules\)",
+        ),
+        (lambda groups, model: ["q"], "got a list with a str"),
+    ],
+    ids=["group", "number", "modules", "names"],
+)
+def test_groups_of_another_kind_are_refused(make, message, make_model):
+    model = make_model()
+    with pytest.raises(SelectionError, match=f"groups: expected a list of groups from find_heads, .*{message}"):
+        repel(model, adam(model), groups=make(find_heads(model), model), verbose=False)
+    assert repel(model, adam(model), groups=iter(find_heads(model)), verbose=False).attached

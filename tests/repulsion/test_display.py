@@ -21,7 +21,7 @@ def test_one_line_on_stderr(make_model, capsys):
     repel(model, adam(model), "sphere")
     out, err = capsys.readouterr()
     assert out == "" and err == (
-        "repulsive: Encoder, 12 attention layers x 4 heads, 36 groups, "
+        "repulsive: Encoder, 12 attention layers x 4 heads, 36 groups (0 proved, 36 from the table), "
         "SVGD(stepsize='heads', alpha='auto', smoothing=0, space='sphere', ratio=0.01, act_every=4)\n"
     )
 
@@ -39,7 +39,10 @@ def test_a_wrapped_model_with_fewer_key_heads(capsys):
     model = torch.compile(transformers.LlamaModel(config))
     repel(model, adam(model), None)
     expected = "repulsive: LlamaModel, 1 attention layer x 4/2 heads, 3 groups"
-    assert re.match(expected + r"( \(\d proved\))?, no rule \(plain training, measured\)\n$", capsys.readouterr().err)
+    assert re.match(
+        expected + r" \(\d proved(, \d from the table)?\), no rule \(plain training, measured\)\n$",
+        capsys.readouterr().err,
+    )
 
 
 def test_the_number_of_proved_groups_is_shown(make_model, capsys):
@@ -50,7 +53,14 @@ def test_the_number_of_proved_groups_is_shown(make_model, capsys):
     for number, group in enumerate(groups):
         object.__setattr__(group, "proof", "proved" if number < 4 else "table")
     repel(model, adam(model), groups=groups)
-    assert "6 groups (4 proved), SVGD" in capsys.readouterr().err
+    assert "6 groups (4 proved, 2 from the table), SVGD" in capsys.readouterr().err
+
+
+def test_one_head_and_one_group(make_model, backward, capsys):
+    model = make_model(heads=1, layers=1)
+    handle = repel(model, adam(model), SGLD(), parts="q", allow_unproved=True)
+    assert "1 attention layer x 1 head, 1 group (0 proved, 1 from the table), SGLD" in capsys.readouterr().err
+    assert "1 group of heads, step 0" in str(handle)
 
 
 def test_the_table_and_silence(make_model, capsys):
@@ -180,3 +190,23 @@ def test_one_head_prints(capsys):
     model.in_proj_weight.grad = torch.ones_like(model.in_proj_weight)
     handle.optimizer.step()
     assert str(handle).split()[-2:] == ["-", "-"]  # one head has no cosine
+
+
+def test_callable_kernels_are_measured_like_named_ones(make_model, backward):
+    def rbf(x, y):
+        return torch.exp(-(x - y).square().sum(-1) / 2.0)
+
+    reports = []
+    for kernel in ({"kernel": rbf}, {"bandwidth": 2.0}):
+        model = make_model()
+        rule = SVGD("heads", alpha="auto", ratio=0.3, smoothing=0, act_every=2, **kernel)
+        handle = repel(model, adam(model), rule, measure_every=2, verbose=False)
+        for index in range(3):
+            backward(model, index)
+            handle.optimizer.step()
+        reports.append(handle.report())
+        assert "not measured yet" not in str(handle)
+    for one, other in zip(*reports, strict=True):
+        for name in ("step", "drive", "repulsion", "ratio", "distance", "alpha", "similarity", "largest"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6), name
+    assert reports[0][0].ratio == pytest.approx(0.3)

@@ -108,7 +108,7 @@ def test_adam_that_decouples_its_decay_is_fine(make_model):
 @pytest.mark.parametrize(
     ("rule", "remedy"),
     [
-        (SVGD(alpha=1e6, space="sphere", smoothing=0), "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.01"),
+        (SVGD(alpha=1e6, space="sphere", smoothing=0), "a smaller alpha, or rule='recommended', which holds the ratio"),
         (SVGD(alpha="auto", ratio=5.0, space="sphere", smoothing=0), "a smaller ratio"),
     ],
     ids=["fixed", "auto"],
@@ -116,11 +116,26 @@ def test_adam_that_decouples_its_decay_is_fine(make_model):
 def test_a_ratio_above_one_is_warned_about_once_with_the_remedy(rule, remedy, make_model, backward):
     model = make_model()
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=10)
-    handle.steps = 480
-    messages = train(handle, model, backward, 41)  # measures at 480, 490, 500, 510 and 520
-    assert len(messages) == 1 and messages[0].startswith("step 520: repulsion is stronger than the loss")
-    assert messages[0].endswith(f"Choose {remedy}")
-    assert train(handle, model, backward, 30) == []
+    handle.steps = 80
+    messages = train(handle, model, backward, 61)  # five measurements from 100 to 140
+    assert len(messages) == 1 and messages[0].startswith("step 140: repulsion is stronger than the loss")
+    assert f"Choose {remedy}" in messages[0]
+    assert train(handle, model, backward, 30) == [] and texts_of(handle.remove) == []
+
+
+def texts_of(function) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return texts(caught)
+
+
+def test_one_small_ratio_among_large_ones_does_not_prevent_the_warning(make_model, backward):
+    model = make_model()
+    rule = SVGD(alpha=lambda step: 1e-6 if step == 120 else 1e6, space="sphere", smoothing=0)
+    handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=10)
+    handle.steps = 100
+    assert [one[:9] for one in train(handle, model, backward, 41)] == ["step 140:"]
 
 
 @pytest.mark.parametrize("rule", [SVGD(alpha=0.01), SVGD(alpha="auto", ratio=1.0)], ids=["small", "as asked"])
@@ -128,16 +143,31 @@ def test_a_ratio_up_to_one_gives_no_warning(rule, make_model, backward):
     model = make_model()
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=5)
     handle.steps = 500
-    assert train(handle, model, backward, 21) == []
+    assert train(handle, model, backward, 31) == [] and texts_of(handle.remove) == []
 
 
-def test_a_large_ratio_before_step_500_gives_no_warning(make_model, backward):
+def test_a_large_ratio_before_step_100_gives_no_warning(make_model, backward):
     model = make_model()
-    rule = SVGD(alpha=lambda step: 0.0 if step >= 509 else 1e6, space="sphere", smoothing=0)
+    rule = SVGD(alpha=lambda step: 0.0 if step >= 100 else 1e6, space="sphere", smoothing=0)
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=1)
-    handle.steps = 450
-    messages = train(handle, model, backward, 50)
+    handle.steps = 70
+    messages = train(handle, model, backward, 30)
     assert messages == [] and all(one.ratio > 1 for one in handle.report())
+    assert train(handle, model, backward, 5) == [] and texts_of(handle.remove) == []
+
+
+def test_a_short_training_is_warned_about_at_its_end(make_model, backward):
+    model = make_model()
+    rule = SVGD(alpha=1e6, space="sphere", smoothing=0)
+    handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=5)
+    handle.steps = 90
+    assert train(handle, model, backward, 21) == []  # measured at 100, 105 and 110
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        handle.remove()
+    assert len(caught) == 1 and str(caught[0].message).startswith("step 111: repulsion is stronger than the loss")
+    assert caught[0].filename == __file__
+    assert texts_of(handle.remove) == []
 
 
 # -- heads that are trained later -------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ def bench(
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --model: paper, sphere, spos, sgld, logits, kernel-free, auto, schedule or max-norm; "
-            "repeatable. Default: all."
+            help="With --model: paper, sphere, spos, spos-paper, sgld, logits, kernel-free, auto, schedule or "
+            "max-norm; repeatable. Default: all."
         ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="With --model: sequences or images per step.")] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from repulsive.heads.describe import parameter_names
+from repulsive.heads.describe import count_of, parameter_names
 from repulsive.heads.layout import HeadGroup
 from repulsive.terminal.table import Table
 
@@ -26,7 +26,8 @@ def head_tables(groups: Sequence[HeadGroup], full: bool = False) -> list[Table |
     titles = ["layer", "part", "heads", "d_head", "parameter"]
     weights = sum(group.num_heads * group.dim for group in groups)
     proofs = ", ".join(dict.fromkeys(group.proof for group in groups))
-    totals = f"{len(groups)} groups, {sum(group.num_heads for group in groups)} particles, {weights:,} weights"
+    particles = sum(group.num_heads for group in groups)
+    totals = f"{count_of(len(groups), 'group')}, {particles} particles, {weights:,} weights"
     return [
         Table([*titles, *(["weights", "family", "proof"] if full else [])], rows),
         f"{totals}; layout known by: {proofs}.",

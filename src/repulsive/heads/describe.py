@@ -14,6 +14,16 @@ def parameter_names(group: HeadGroup) -> str:
     return " + ".join(dict.fromkeys(s.parameter_name for s in group.slices))
 
 
+def count_of(number: int, noun: str) -> str:
+    """Format a number with its noun.
+
+    Example:
+        >>> count_of(1, "group"), count_of(6, "group")
+        ('1 group', '6 groups')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def describe(groups: Sequence[HeadGroup]) -> str:
     """Format groups as a plain-text table, one line per group.
 
@@ -39,4 +49,5 @@ def describe(groups: Sequence[HeadGroup]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(_TITLES))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     weights = sum(g.num_heads * g.dim for g in groups)
-    return "\n".join([*table, f"{len(groups)} groups, {sum(g.num_heads for g in groups)} particles, {weights} weights"])
+    particles = sum(g.num_heads for g in groups)
+    return "\n".join([*table, f"{count_of(len(groups), 'group')}, {particles} particles, {weights} weights"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
@@ -41,8 +41,8 @@ def group_modules(
         One group per parameter, or a single one.
 
     Raises:
-        SelectionError: there are fewer than two modules, one is given twice, they share weights, their parameters
-            differ in name, shape or type, or `parameters` or `particle` is unknown.
+        SelectionError: `modules` is not a sequence of at least two modules, one is given twice, they share weights,
+            their parameters differ in name, shape or type, or `parameters` or `particle` is unknown.
         UnsupportedWeights: a parameter is a scalar or is not initialised yet.
 
     Example:
@@ -50,7 +50,7 @@ def group_modules(
         >>> [(g.name, g.num_heads, g.dim) for g in group_modules(experts, part="expert")]
         [('expert.weight', 8, 12)]
     """
-    members = [unwrap(module) for module in modules]
+    members = [unwrap(module) for module in _checked_modules(modules)]
     if len(members) < 2:
         raise SelectionError(f"group_modules: expected at least two modules, got {len(members)}")
     _check_distinct(members, part)
@@ -116,6 +116,17 @@ def group_stacked(
         listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
         raise SelectionError(f"particle='module' needs parameters with the same number of particles, got {listed}")
     return _groups(slices, part, name, particle, "stacked", 1)
+
+
+def _checked_modules(modules: object) -> list[nn.Module]:
+    if isinstance(modules, nn.ModuleDict):
+        raise SelectionError("group_modules: expected a sequence of modules, got an nn.ModuleDict; pass its values()")
+    if not isinstance(modules, Iterable):
+        raise SelectionError(f"group_modules: expected a sequence of modules, got one {type(modules).__name__}")
+    members = list(modules)
+    if wrong := [type(one).__name__ for one in members if not isinstance(one, nn.Module)]:
+        raise SelectionError(f"group_modules: expected a sequence of modules, got one with a {wrong[0]} in it")
+    return members
 
 
 def _groups(

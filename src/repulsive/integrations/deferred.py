@@ -143,7 +143,7 @@ class Deferred:
         return means
 
     def end(self) -> None:
-        """Detach all handles; warn if repulsion never acted or stopped acting during training."""
+        """Detach all handles; warn if repulsion never acted, stopped acting during training, or was too strong."""
         if not self.handles:
             warnings.warn("repulsion never began: training ended before its first step", stacklevel=3)
         for handle, before in zip(self.handles, self._steps_before, strict=True):
@@ -158,6 +158,7 @@ class Deferred:
                 warnings.warn(
                     f"repulsion never fired: the optimizer of {first} took no step in this training", stacklevel=3
                 )
+            handle.warn_of_strength()
         self.detach()
 
     def detach(self) -> None:

@@ -1,6 +1,6 @@
 """Rules: turn particles [..., M, D] and their loss gradients into the gradients that the optimizer descends."""
 
-from repulsive.particles.bandwidths import CollapsedHeads
+from repulsive.particles.collapse import CollapsedHeads
 from repulsive.particles.function_space import function_repulsion
 from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.kernels import IMQ, RBF, Cosine, Hinge, Kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -18,16 +17,6 @@ Bandwidth = BandwidthName | float | Callable[[Tensor], Tensor]
 # A median bandwidth never falls below (FLOOR x root mean square norm of the particles)^2: repulsion grows as
 # 1 / distance, and heads closer than this differ by little more than rounding.
 FLOOR = 1e-4
-
-
-EQUAL_HEADS = (
-    "all heads of a group are equal, so repulsion is zero until their own gradients separate them (LoRA starts at "
-    "zero); with smoothing they stay equal: initialise them with different values, add noise (SPOS) or set smoothing=0"
-)
-
-
-class CollapsedHeads(UserWarning):
-    """Warning: all heads of a group are equal, so repulsion has no direction in which to separate them."""
 
 
 def paper(d2: Tensor) -> Tensor:
@@ -122,7 +111,6 @@ def resolve(bandwidth: Bandwidth, d2: Tensor, scale2: Tensor) -> Tensor:
     if callable(bandwidth):
         return _call_per_group(bandwidth, d2)
     h = NAMED[bandwidth](d2)
-    _warn_if_equal(d2)
     return torch.maximum(h, FLOOR**2 * scale2)
 
 
@@ -142,11 +130,3 @@ def _middle(values: Tensor) -> Tensor:
     ordered = values.sort(dim=-1).values
     count = ordered.shape[-1]
     return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
-
-
-def _warn_if_equal(d2: Tensor) -> None:
-    # On a GPU this would need a synchronisation; there the handle warns, once.
-    if d2.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    if bool((d2.flatten(-2).amax(-1) == 0).any()):
-        warnings.warn(EQUAL_HEADS, CollapsedHeads, stacklevel=2)

@@ -29,6 +29,13 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+_SINGLE = torch.finfo(torch.float32).eps
+# Relative size below which the norm of a sum of heads is rounding error. The square of the norm is a difference of
+# products: with products in float32 (single), the norm has a relative error of the square root of theirs. With
+# products in float64 (double), what remains is the error of the heads and of the update, which have float32 numbers.
+SINGLE_ERROR, DOUBLE_ERROR = _SINGLE**0.5, 2 * _SINGLE  # 3.5e-4, 2.4e-7
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Turn autocast and TF32 off: either would round distances to three digits."""
@@ -85,6 +92,20 @@ class Gram:
         """Frobenius norm of matrix @ theta, without reading theta: [..., M, M] -> [...]."""
         rows = torch.cat([matrix, matrix.sum(-1, keepdim=True)], dim=-1)  # [..., M, M + 1], multiplies [c, mu]
         return ((rows @ self.products) * rows).sum((-2, -1)).clamp(min=0).sqrt()
+
+    def rounding_of(self, matrix: Tensor) -> Tensor:
+        r"""Estimate the norm of matrix @ theta below which `norm_of` is rounding error: [..., M, M] -> [...].
+
+        It is $\tau$ times the norm of $S$, the same sum without cancellation: $S_i = \sum_j |m_{ij}|\,|c_j| +
+        |\sum_j m_{ij}|\,|\mu|$. The second factor is never smaller than the rounding error of that sum.
+        """
+        is_single = self.products.dtype == torch.float32
+        eps, tau = torch.finfo(self.products.dtype).eps, SINGLE_ERROR if is_single else DOUBLE_ERROR
+        lengths = self.products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()  # |c_1|, ..., |c_M|, |mu|
+        sizes = matrix.abs()
+        sums = torch.maximum(matrix.sum(-1).abs(), 64 * eps / tau * sizes.sum(-1))  # [..., M]
+        terms = (sizes @ lengths[..., :-1, None]).squeeze(-1) + sums * lengths[..., -1:]
+        return tau * torch.linalg.vector_norm(terms, dim=-1)
 
 
 def centre(theta: Tensor) -> tuple[Tensor, Tensor]:

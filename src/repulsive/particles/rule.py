@@ -190,7 +190,7 @@ class Rule(ABC):
         return step % self.act_every == 0
 
     def is_off(self, step: int) -> bool:
-        """Check whether a schedule has set the repulsive weight to zero in a step.
+        """Check whether a schedule has set the repulsive weight, or the target ratio, to zero in a step.
 
         Args:
             step: optimizer steps taken so far.
@@ -261,6 +261,10 @@ class Rule(ABC):
         coefficients = self.coefficients(gram(theta), grad_gram, step=step)
         result = coefficients.drive.to(grad.dtype) @ grad
         return result if coefficients.force is None else result + apply_matrix(coefficients.force, theta)
+
+    def measured_direction(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Measure | None]:
+        """Compute `direction` and measure it, for a rule without a matrix form; None if the rule cannot measure."""
+        return self.direction(theta, grad, step), None
 
 
 def copy_with(rule: AnyRule, **settings: object) -> AnyRule:

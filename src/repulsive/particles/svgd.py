@@ -12,7 +12,8 @@ from torch import Tensor
 from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
-from repulsive.particles.gram import Gram
+from repulsive.particles.collapse import warn_if_equal
+from repulsive.particles.gram import Gram, gram
 from repulsive.particles.kernels import AnyKernel, Cosine, Differentiable, Hinge, Interaction, Space
 from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
@@ -62,7 +63,7 @@ class SVGD(Rule):
         kernel: "rbf", "imq", "cosine", "hinge" (only heads with a cosine above 0.5 repel each other), a `Kernel`, or
             a differentiable callable k(x, y).
         bandwidth: "paper", "released", "released-lower", a number h, or a callable from the squared distances of one
-            group, [M, M], to h.
+            group, [M, M], to h. "cosine", "hinge" and callable kernels have none: it is an error to set it there.
         prior: "uniform", "gaussian", or `Gaussian(std, num_data)`.
         smoothing: s: 1 as published; 0 lets every head follow its own gradient only (divided by M). None means 0 for
             `space="logits"` and `kernel="hinge"`, which allow nothing else, and 1 otherwise.
@@ -124,6 +125,11 @@ class SVGD(Rule):
                 f"has no effect without it; write {name}(alpha='auto', ratio={ratio!r})"
             )
         object.__setattr__(self, "bandwidth", bandwidths.check(self.bandwidth))
+        if self.bandwidth != "paper" and isinstance(kernels.resolve(self.kernel), Cosine | Hinge | Differentiable):
+            raise RuleError(
+                f"{type(self).__name__}(kernel={self.kernel!r}, bandwidth={self.bandwidth!r}): this kernel has no "
+                "bandwidth; leave bandwidth out, or choose kernel='rbf' or 'imq'"
+            )
         priors.resolve(self.prior)
         self._check_act_every()
 
@@ -136,7 +142,25 @@ class SVGD(Rule):
         return super().acts(step) and not (self.only_adds_repulsion and self.is_off(step))
 
     def is_off(self, step: int) -> bool:
-        return callable(self.alpha) and self.alpha(step) == 0
+        name: Literal["alpha", "ratio"] = "ratio" if self.holds_ratio else "alpha"
+        return callable(getattr(self, name)) and self.value_at(name, step) == 0
+
+    def value_at(self, name: Literal["alpha", "ratio"], step: int) -> float:
+        """Return alpha (a number or a schedule) or the target ratio in a step.
+
+        Raises:
+            RuleError: a schedule gives a negative number, which would attract heads to each other, or NaN.
+        """
+        setting = self.alpha if name == "alpha" else self.ratio
+        if not callable(setting):
+            return float(setting)
+        value = float(setting(step))
+        if not value >= 0:
+            raise RuleError(
+                f"{type(self).__name__}({name}={setting!r}): the schedule gives {value:g} at step {step}; it must give "
+                "numbers >= 0, because negative ones would attract heads to each other"
+            )
+        return value
 
     def _check_act_every(self) -> None:
         name, steps = type(self).__name__, self.act_every
@@ -259,22 +283,21 @@ class SVGD(Rule):
 
     def _form(self, owner: type[SVGD], kernel: FormKernel, step: int, threshold: float = 0.0) -> RadialForm | None:
         """Build the form of this rule; None if a subclass of `owner`, the class of the formula, has another formula."""
-        bandwidth, alpha, ratio, kind = self.bandwidth, self.alpha, self.ratio, type(self)
+        bandwidth, kind = self.bandwidth, type(self)
         if self.reads_tokens or callable(bandwidth):
             return None
         if kind is not owner and any(getattr(kind, name) is not getattr(owner, name) for name in _FORMULA):
             return None
-        holds_ratio = isinstance(alpha, str)
         return RadialForm(
             kernel=kernel,
             bandwidth=bandwidth,
             on_sphere=self.space == "sphere",
             stepsize=self.stepsize,
-            alpha=0.0 if isinstance(alpha, str) else self.act_every * float(alpha(step) if callable(alpha) else alpha),
+            alpha=0.0 if self.holds_ratio else self.act_every * self.value_at("alpha", step),
             own_drive=self.own_drive,
             smoothing=self.smoothing,
             precision=priors.resolve(self.prior).precision,
-            ratio=self.act_every * float(ratio(step) if callable(ratio) else ratio) if holds_ratio else None,
+            ratio=self.act_every * self.value_at("ratio", step) if self.holds_ratio else None,
             threshold=threshold,
         )
 
@@ -288,45 +311,71 @@ class SVGD(Rule):
         drive_norm = None if grad is None else grad.norm_of(drive)
         are_equal = theta.squared_distances.amax((-2, -1)) == 0  # the norm of no force contains rounding errors
         unit_norm = torch.where(are_equal, 0, theta.norm_of(unit))
-        alpha = self.weight_of(step, drive_norm, unit_norm)
+        rounding = theta.rounding_of(unit) if self.holds_ratio else 0.0
+        alpha = self.weight_of(step, drive_norm, unit_norm, rounding)
         force = priors.resolve(self.prior).precision * drive - alpha[..., None, None] * unit
-        return Coefficients(drive, force, self._measure(theta, interaction, drive_norm, alpha, unit_norm))
+        return Coefficients(drive, force, self._measure(theta, interaction.bandwidth, drive_norm, alpha, unit_norm))
 
-    def weight_of(self, step: int, drive_norm: Tensor | None, unit_norm: Tensor) -> Tensor:
+    def weight_of(
+        self, step: int, drive_norm: Tensor | None, unit_norm: Tensor, rounding: Tensor | float = 0.0
+    ) -> Tensor:
         """Compute the repulsive weight of each group, [...], in a step in which the rule acts.
+
+        With alpha="auto" it is ratio * drive_norm / unit_norm, or zero if `unit_norm` is a rounding error, as between
+        duplicate heads: it must not be scaled up to the target ratio.
 
         Args:
             step: optimizer steps taken so far, for schedules.
             drive_norm: |A grad| of each group; needed with alpha="auto".
             unit_norm: norm of the repulsive part at alpha = 1.
+            rounding: rounding error of `unit_norm`, see `Gram.rounding_of`.
         """
-        if not isinstance(self.alpha, str):
-            alpha = self.alpha(step) if callable(self.alpha) else self.alpha
-            return torch.full_like(unit_norm, self.act_every * alpha)
+        if not self.holds_ratio:
+            return torch.full_like(unit_norm, self.act_every * self.value_at("alpha", step))
         if drive_norm is None:
             raise RuleError("alpha='auto' needs the Gram matrix of the gradients; pass grad to coefficients")
-        ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
-        no_force = unit_norm == 0  # equal heads, or a single one
+        ratio = self.value_at("ratio", step)
+        no_force = unit_norm <= rounding  # equal or parallel heads, or a single one
         weight = self.act_every * ratio * drive_norm / torch.where(no_force, 1.0, unit_norm)
         return torch.where(no_force, torch.zeros_like(unit_norm), weight)
 
     def _measure(
-        self, theta: Gram, interaction: Interaction, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
+        self, theta: Gram, bandwidth: Tensor, drive_norm: Tensor | None, alpha: Tensor, unit_norm: Tensor
     ) -> Measure | None:
         if drive_norm is None:
             return None
         distance = mean_distance(theta.squared_distances)
         similarity = mean_and_largest(cosines(theta.inner, kernels.SHORTEST))
-        return Measure(drive_norm, alpha * unit_norm, interaction.bandwidth, distance, alpha, *similarity)
+        return Measure(drive_norm, alpha * unit_norm, bandwidth, distance, alpha, *similarity)
+
+    def gradient(
+        self, theta: Tensor, grad: Tensor, generator: torch.Generator | None = None, *, lr: float = 1.0, step: int = 0
+    ) -> Tensor:
+        result = super().gradient(theta, grad, generator, lr=lr, step=step)
+        warn_if_equal(theta)
+        return result
 
     def direction(self, theta: Tensor, grad: Tensor, step: int) -> Tensor:
-        kernel = kernels.resolve(self.kernel)
-        if not isinstance(kernel, Differentiable):
+        if self.has_matrix_form:
             return super().direction(theta, grad, step)
+        return self._by_autograd(theta, grad, step)[0]
+
+    def measured_direction(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Measure | None]:
+        if self.has_matrix_form:
+            return super().measured_direction(theta, grad, step)
+        result, drive_norm, alpha, unit_norm = self._by_autograd(theta, grad, step)
+        no_bandwidth = torch.full_like(alpha, torch.nan)
+        return result, self._measure(gram(theta), no_bandwidth, drive_norm, alpha, unit_norm)
+
+    def _by_autograd(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the direction with a callable kernel, |drive|, alpha, and the repulsive norm at alpha = 1."""
+        kernel = kernels.resolve(self.kernel)
+        assert isinstance(kernel, Differentiable)
         values, force = kernel.pairs(theta, self.space)  # [..., M, M], [..., M, D]
         matrix = self.drive(values)
         drive = matrix @ grad
         unit = self.force_scale(theta.shape[-2]) * force
-        alpha = self.weight_of(step, drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1))
+        drive_norm, unit_norm = drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1)
+        alpha = self.weight_of(step, drive_norm, unit_norm)
         prior = priors.resolve(self.prior).precision * (matrix @ theta)  # excluded from the ratio
-        return drive + prior - alpha[..., None, None] * unit
+        return drive + prior - alpha[..., None, None] * unit, drive_norm, alpha, unit_norm

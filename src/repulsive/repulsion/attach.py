@@ -108,7 +108,7 @@ def repel(
     Raises:
         NoHeadsFound: the model has no heads that are known or could be inferred.
         SelectionError: the selection is misspelt or empty, has a weight in two groups, has only one head in every
-            group, or is combined with `groups`.
+            group, or is combined with `groups`, or `groups` is not a list of groups.
         OptimizerError: the optimizer trains none of the heads, has no step hooks, repels them already, has no
             learning rate for the noise, or takes steps that noise cannot follow (see `noise_in`).
         UnsupportedWeights: weights are quantised or sparse, or distributed over ranks as partial sums.
@@ -121,7 +121,8 @@ def repel(
         UserWarning: some groups are not trained or have one head, the optimizer does not compensate for smaller
             gradients (plain SGD, coupled weight decay, a large eps), it amplifies repulsion (Muon, with a rule that
             holds no ratio), or its second moment averages over too few steps for noise. While training: the ratio stays
-            above 1 (three measurements in a row after step 500), or heads that were left out are trained later.
+            above 1 (median of five measurements after step 100, and of fewer at the end of a short training), or heads
+            that were left out are trained later.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
@@ -151,6 +152,7 @@ def repel(
             groups = find_heads(model, **selection)
     else:
         checks.check_given(selection)
+        groups = checks.check_groups(groups)
     if chosen is not None and chosen.reads_tokens:
         groups = checks.logit_groups(model, groups, chosen, parts, particle, layout)
     checks.check_apart(groups)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from repulsive.errors import RuleError, SelectionError, UnknownSetting, did_you_
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import module_of
 from repulsive.particles.ladder import CosineLadder
-from repulsive.particles.named import known_rules, rule_by_name
+from repulsive.particles.named import RECOMMENDED, known_rules, rule_by_name
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
@@ -21,6 +22,8 @@ from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.value_circuits import output_groups
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import FORCE_PLACES, NOISE_PLACES, ORDERS, Settings
+
+_RECOMMENDED = ("stepsize", "alpha", "ratio", "space", "smoothing", "act_every")  # settings of the recommended rule
 
 # The arguments that select heads, with the defaults of `repel`. With `groups` they would have no effect.
 SELECTION: dict[str, Any] = {
@@ -49,14 +52,34 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
         if name in known:
             continue
         kinds = (SVGD, SPOS, SGLD, CosineLadder)
-        owners = [kind.__name__ for kind in kinds if name in vars(kind).get("__annotations__", {})]
+        owners = [kind for kind in kinds if name in vars(kind).get("__annotations__", {})]
         if owners:
-            also = {"ratio": "alpha='auto', ", "act_every": "'heads', smoothing=0, "}.get(name, "")
-            raise UnknownSetting(
-                f"repel has no argument {name!r}: {name} is a setting of {' and '.join(owners)}: "
-                f"rule={owners[0]}({also}{name}={value!r})"
-            )
+            names = " and ".join(kind.__name__ for kind in owners)
+            advice = _with_setting(owners[0], name, value)
+            raise UnknownSetting(f"repel has no argument {name!r}: {name} is a setting of {names}: {advice}")
         raise UnknownSetting(f"repel has no argument {name!r}; {did_you_mean(name, known)}it has {', '.join(known)}")
+
+
+def _with_setting(kind: type[Rule], name: str, value: object) -> str:
+    """Write the recommended rule with another setting, or say why the setting is invalid."""
+    settings: dict[str, object] = {}
+    if kind is SVGD:
+        recommended = rule_by_name(RECOMMENDED)
+        assert isinstance(recommended, SVGD)
+        settings = {key: getattr(recommended, key) for key in _RECOMMENDED}
+        if name in ("tokens", "every", "circuits") or value == "logits":
+            settings = {"stepsize": recommended.stepsize, "space": "logits"}
+        elif name == "alpha" and value != "auto":
+            del settings["ratio"]
+        if name in ("stepsize", "smoothing", "prior"):
+            del settings["act_every"]  # it allows no other values
+    settings[name] = value
+    try:
+        kind(**settings)
+    except RuleError as error:
+        return str(error)
+    shown = {key: "..." if isinstance(one, FunctionType) else repr(one) for key, one in settings.items()}
+    return f"rule={kind.__name__}({', '.join(f'{key}={one}' for key, one in shown.items())})"
 
 
 def resolve_rule(rule: object) -> Rule | None:
@@ -89,6 +112,9 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
         raise RuleError(f"noise_in={noise_in!r}: {did_you_mean(noise_in, NOISE_PLACES)}choose one of {NOISE_PLACES}")
     if (force_in := settings.force_in) not in FORCE_PLACES:
         raise RuleError(f"force_in={force_in!r}: {did_you_mean(force_in, FORCE_PLACES)}choose one of {FORCE_PLACES}")
+    if noise_in in ("optimizer", "parameter") and (rule is None or type(rule).noise_scale is Rule.noise_scale):
+        kind = "rule=None" if rule is None else type(rule).__name__
+        raise RuleError(f"noise_in={noise_in!r}: {kind} has no noise; leave noise_in out, or choose SPOS() or SGLD()")
     if noise_in not in ("auto", "gradient") and rule is not None and rule.scales_noise:
         raise RuleError(
             f"noise_in={noise_in!r} does not work with noise that is scaled by gradients, such as noise='released'; "
@@ -125,6 +151,25 @@ def check_given(selection: Mapping[str, object]) -> None:
                 f"{shown} would be ignored, because groups are given; "
                 f"select them with find_heads(model, {name}=...) and leave {name} out here"
             )
+
+
+def check_groups(groups: object) -> list[HeadGroup]:
+    """Check the argument `groups`, and return it as a list.
+
+    Raises:
+        SelectionError: it is not a sequence of groups.
+    """
+    expected = "groups: expected a list of groups from find_heads, heads_by_hand, group_modules or group_stacked"
+    if isinstance(groups, HeadGroup):
+        raise SelectionError(f"{expected}, got a single group; write groups=[group]")
+    if not isinstance(groups, Iterable):
+        raise SelectionError(f"{expected}, got {type(groups).__name__}")
+    members = list(groups)
+    if wrong := [one for one in members if not isinstance(one, HeadGroup)]:
+        is_module = isinstance(wrong[0], nn.Module)
+        advice = "; make groups of modules with group_modules(modules)" if is_module else ""
+        raise SelectionError(f"{expected}, got a {type(groups).__name__} with a {type(wrong[0]).__name__}{advice}")
+    return members
 
 
 def check_apart(groups: Sequence[HeadGroup]) -> None:

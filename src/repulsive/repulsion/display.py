@@ -11,7 +11,7 @@ from statistics import fmean
 
 from torch import nn
 
-from repulsive.heads.describe import describe
+from repulsive.heads.describe import count_of, describe
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import unwrap
 from repulsive.particles.rule import Rule
@@ -39,8 +39,19 @@ def short_rule(rule: Rule | None) -> str:
     return f"{type(rule).__name__}({', '.join(settings)})"
 
 
+_ORIGINS = {"table": "from the table", "given": "given", "guess": "guessed"}
+
+
+def _proofs(groups: Sequence[HeadGroup]) -> str:
+    """Say how many groups of attention heads are proved, and how the others are known; empty without attention."""
+    counts = Counter(group.proof for group in groups if group.is_attention)
+    proved = f"{counts['proved']} proved"
+    others = [f"{counts[proof]} {text}" for proof, text in _ORIGINS.items() if counts[proof]]
+    return f" ({', '.join((proved, *others))})" if counts else ""
+
+
 def attached_line(model: nn.Module, rule: Rule | None, groups: Sequence[HeadGroup], left_out: Mapping[str, str]) -> str:
-    """Format one line: class of the model, layers x heads, groups, rule, and attention modules that were left out.
+    """Format one line: class of the model, layers x heads, groups and their proofs, rule, attention left out.
 
     Args:
         model: the model, wrapped or not.
@@ -50,15 +61,14 @@ def attached_line(model: nn.Module, rule: Rule | None, groups: Sequence[HeadGrou
     """
     attention = [group for group in groups if group.is_attention]
     layers = len({(group.stack, group.where, group.layer) for group in attention})
-    heads = "/".join(str(count) for count in sorted({group.num_heads for group in attention}, reverse=True))
+    sizes = sorted({group.num_heads for group in attention}, reverse=True)
+    heads = f"{'/'.join(map(str, sizes))} head{'s' * (sizes != [1])}"
     kinds = Counter((group.num_heads, group.part) for group in groups if not group.is_attention)
-    members = [f"{layers} attention layer{'s' * (layers != 1)} x {heads} heads"] if attention else []
+    members = [f"{count_of(layers, 'attention layer')} x {heads}"] if attention else []
     members += [f"{count} x {size} particles ({part})" for (size, part), count in kinds.items()]
-    traced = sum(getattr(group, "proof", None) == "proved" for group in groups)
-    proved = f" ({traced} proved)" if traced else ""
     line = (
         f"repulsive: {type(unwrap(model)).__name__}, {', '.join(members)}, "
-        f"{len(groups)} groups{proved}, {short_rule(rule)}"
+        f"{count_of(len(groups), 'group')}{_proofs(groups)}, {short_rule(rule)}"
     )
     return f"{line}; {_unknown_attention(left_out)}" if left_out else line
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import OptimizerError, StateError
+from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
@@ -130,15 +131,23 @@ class Handle:
         return any(hook.id in registered for hook in self._hooks)
 
     def remove(self) -> None:
-        """Detach from the optimizer: training continues without the rule. Warns if no step was taken with it."""
+        """Detach from the optimizer: training continues without the rule.
+
+        Warns if no step was taken with it, or if repulsion was stronger than the loss; see `warn_of_strength`.
+        """
         if self._hooks and self.steps == 0:
             warnings.warn("repulsion was attached, but the optimizer never took a step with it", stacklevel=2)
+        self.warn_of_strength()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         if self._logits is not None:
             self._logits.remove()
         _attached.get(self.optimizer, weakref.WeakSet()).discard(self)
+
+    def warn_of_strength(self) -> None:
+        """Warn, once, if repulsion was stronger than the loss at the end of a training, which may be a short one."""
+        self._measurements.finish(self.steps)
 
     def __enter__(self) -> Handle:
         return self
@@ -326,9 +335,10 @@ class Handle:
 
     def _title(self) -> str:
         is_off = self.rule is not None and self.rule.is_off(self.steps)
-        state = (", alpha is 0 now" if is_off else "") + ("" if self.attached else ", not attached")
+        weight = "ratio" if self.rule is not None and self.rule.holds_ratio else "alpha"
+        state = (f", {weight} is 0 now" if is_off else "") + ("" if self.attached else ", not attached")
         kind = "heads" if all(group.is_attention for group in self.groups) else "particles"
-        return f"{short_rule(self.rule)}, {len(self.groups)} groups of {kind}, step {self.steps}{state}"
+        return f"{short_rule(self.rule)}, {count_of(len(self.groups), 'group')} of {kind}, step {self.steps}{state}"
 
     def _overviews(self) -> dict[str, Overview]:
         now = {"now": overview(self.report())} if self._measurements.has_last else {}

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from repulsive.heads.layout import HeadGroup
-from repulsive.particles import bandwidths
-from repulsive.particles.bandwidths import CollapsedHeads
+from repulsive.particles.collapse import EQUAL_COSINE, EQUAL_HEADS, EQUAL_PAIR, CollapsedHeads
 from repulsive.particles.rule import Measure, Rule
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.strength_monitor import IN_A_ROW, StrengthMonitor
+from repulsive.repulsion.strength_monitor import StrengthMonitor
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Measurements:
         self._first = measured | self._first
         if is_capturing():
             return
-        self._warn_of_strength(measured, step)
+        self._check_strength(measured, step)
         if step == 0:
             self._warn_of_equal_heads(measured)
 
@@ -106,27 +105,42 @@ class Measurements:
         """Return the first measurement of each group; see `report`."""
         return [_report(group, self._first, skipped) for group in self._groups]
 
-    def _warn_of_strength(self, measured: dict[str, Measured], step: int) -> None:
+    def finish(self, steps: int) -> None:
+        """Warn at the end of a training, also of a short one, if repulsion was stronger than the loss.
+
+        Args:
+            steps: number of optimizer steps of the training.
+        """
+        if (ratio := self._strength.finish()) is not None:
+            self._warn_of_strength(ratio, steps, stacklevel=5)
+
+    def _check_strength(self, measured: dict[str, Measured], step: int) -> None:
         batches = {id(one.measure): one.measure for one in measured.values()}
         if (ratio := self._strength.observe(step, batches.values())) is not None:
-            holds_ratio = self._rule is not None and self._rule.holds_ratio
-            remedy = (
-                "a smaller ratio" if holds_ratio else "a smaller alpha, or hold the ratio: alpha='auto', ratio=0.01"
-            )
-            warnings.warn(
-                f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive| was above 1 in most groups "
-                f"in {IN_A_ROW} measurements in a row (median now {ratio:.3g}). Choose {remedy}",
-                stacklevel=8,
-            )
+            self._warn_of_strength(ratio, step, stacklevel=9)
+
+    def _warn_of_strength(self, ratio: float, step: int, *, stacklevel: int) -> None:
+        holds_ratio = self._rule is not None and self._rule.holds_ratio
+        other = "a smaller alpha, or rule='recommended', which holds the ratio at 0.01"
+        warnings.warn(
+            f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive|, the median over groups and the "
+            f"last measurements, is {ratio:.3g}. Choose {'a smaller ratio' if holds_ratio else other}",
+            stacklevel=stacklevel,
+        )
 
     def _warn_of_equal_heads(self, measured: dict[str, Measured]) -> None:
-        """Warn about equal heads on a GPU, once, as it needs a synchronisation. On the CPU the rule itself warns."""
+        """Warn about equal heads, once, as this waits for a GPU."""
         if self._rule is None or not self._rule.has_interaction or self._rule.has_noise:
             return
-        on_gpu = {name: one for name, one in measured.items() if one.measure.distance.device.type != "cpu"}
-        equal = [name for name, one in on_gpu.items() if float(one.measure.distance[one.row]) == 0]
-        if equal:
-            warnings.warn(f"{', '.join(equal[:6])}: {bandwidths.EQUAL_HEADS}", CollapsedHeads, stacklevel=8)
+        all_equal, some_equal = [], []
+        for name, one in measured.items():
+            if float(one.measure.distance[one.row]) == 0:
+                all_equal.append(name)
+            elif float(one.measure.largest[one.row]) >= EQUAL_COSINE:
+                some_equal.append(name)
+        for names, text in ((all_equal, EQUAL_HEADS), (some_equal, EQUAL_PAIR)):
+            if names:
+                warnings.warn(f"{', '.join(names[:6])}: {text}", CollapsedHeads, stacklevel=8)
 
 
 def per_step(measured: Mapping[str, Measured], steps: int) -> dict[str, Measured]:

@@ -48,7 +48,7 @@ class StepForce:
         self.gradient_rule = copy_with(rule, alpha=0.0, ratio=RATIO)
         # The prior stays in the gradients.
         self._unit_rule = copy_with(rule, alpha=1.0, ratio=RATIO, prior="uniform", act_every=1)
-        self._ratio = rule.ratio
+        self._rule = rule
         self._groups = groups
         self._before: list[Tensor] = []  # heads of each group before the step
 
@@ -69,7 +69,7 @@ class StepForce:
         Args:
             step: optimizer steps taken before this one, for schedules.
         """
-        ratio = self._ratio_at(step) * (1 if is_capturing() else self.gradient_rule.act_every)
+        ratio = self._rule.value_at("ratio", step) * (1 if is_capturing() else self.gradient_rule.act_every)
         for group, before in zip(self._groups, self._before, strict=True):
             theta = before.to(compute_dtype(before))
             taken = (group.read().to(theta.dtype) - theta).norm()
@@ -84,7 +84,7 @@ class StepForce:
 
         The ratio |repulsion| / |drive| is that of the weights' change. `alpha` has no meaning here, and is NaN.
         """
-        ratio = self._ratio_at(step)
+        ratio = self._rule.value_at("ratio", step)
         measures: dict[int, Measure] = {}
         for one in measured.values():
             drive, distance = one.measure.drive, one.measure.distance
@@ -92,9 +92,6 @@ class StepForce:
             alpha = torch.full_like(drive, torch.nan)
             measures[id(one.measure)] = replace(one.measure, repulsion=repulsion, alpha=alpha)
         return {name: one._replace(measure=measures[id(one.measure)]) for name, one in measured.items()}
-
-    def _ratio_at(self, step: int) -> float:
-        return float(self._ratio(step) if callable(self._ratio) else self._ratio)
 
     def _force(self, theta: Tensor, step: int) -> Tensor:
         """Compute the repulsive force at alpha = 1, [M, D]: zero for equal heads."""

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from repulsive.particles.rule import Measure
 
-FIRST_STEP = 500  # earlier, q and k may have tiny gradients, which makes the ratio huge
-IN_A_ROW = 3  # number of consecutive measurements that trigger a warning
+FIRST_STEP = 100  # earlier, q and k may have tiny gradients, which makes the ratio huge
+LAST = 5  # number of measurements of which the median counts: a single step says little
+_FEWEST = 2  # number of measurements that are enough at the end of a short training
 _TOO_STRONG = 1.01  # a target ratio of 1 is measured as 1 up to rounding
 
 
 class StrengthMonitor:
-    """Watch the ratio |repulsion| / |drive| of all groups from step 500 on, without synchronising with the device.
+    """Watch the ratio |repulsion| / |drive| of all groups, without synchronising with the device.
 
-    Repulsion is too strong if more than half of the groups have a ratio above 1 in three measurements in a row.
-    On a GPU a measurement is read when the next one is made.
+    Repulsion is too strong if the median over groups is above 1 in the median of the last five measurements, from step
+    100 on. On a GPU a measurement is read when the next one is made.
 
     Example:
         >>> monitor = StrengthMonitor()
         >>> def measure(ratio: float) -> Measure:
         ...     return Measure(torch.ones(2), torch.full((2,), ratio), *(torch.zeros(2) for _ in range(5)))
-        >>> [monitor.observe(step, [measure(4.0)]) for step in (450, 500, 550, 600, 650)]
-        [None, None, None, 4.0, None]
+        >>> steps = {50: 9.0, 100: 4.0, 150: 0.5, 200: 3.0, 250: 4.0, 300: 5.0, 350: 6.0}
+        >>> [monitor.observe(step, [measure(ratio)]) for step, ratio in steps.items()]
+        [None, None, None, None, None, 4.0, None]
     """
 
     def __init__(self) -> None:
         self._pending: list[tuple[Tensor, torch.cuda.Event | None]] = []
-        self._count = 0  # measurements in a row that were too strong
+        self._medians: deque[float] = deque(maxlen=LAST)  # medians over groups
         self._is_done = False
 
     def observe(self, step: int, measures: Iterable[Measure]) -> float | None:
@@ -45,23 +49,36 @@ class StrengthMonitor:
         """
         if self._is_done or step < FIRST_STEP:
             return None
-        ratio = self._read_pending()
-        if ratio is None:
-            self._pending = [_start_copy_to_host(values) for values in _ratios(measures)]
-            ratio = self._read_pending()
-        self._is_done = ratio is not None
-        return ratio
+        self._read_pending()
+        self._pending = [_start_copy_to_host(values) for values in _ratios(measures)]
+        self._read_pending()
+        return self._judge(fewest=LAST)
 
-    def _read_pending(self) -> float | None:
-        """Count the pending measurement if its numbers have arrived on the host."""
-        if not self._pending or not all(event is None or event.query() for _, event in self._pending):
+    def finish(self) -> float | None:
+        """Judge a training that has ended, by fewer measurements if it was short; returns the same as `observe`."""
+        if self._is_done:
             return None
+        for _, event in self._pending:
+            if event is not None:
+                event.synchronize()
+        self._read_pending()
+        return self._judge(fewest=_FEWEST)
+
+    def _judge(self, *, fewest: int) -> float | None:
+        if len(self._medians) < fewest or not median(self._medians) > _TOO_STRONG:
+            return None
+        self._is_done = True
+        return median(self._medians)
+
+    def _read_pending(self) -> None:
+        """Store the median of the pending measurement if its numbers have arrived on the host."""
+        if not self._pending or not all(event is None or event.query() for _, event in self._pending):
+            return
         ratios = torch.cat([values for values, _ in self._pending])
         self._pending = []
         ratios = ratios[~ratios.isnan()]
-        is_too_strong = 2 * int((ratios > _TOO_STRONG).sum()) > ratios.numel()
-        self._count = self._count + 1 if is_too_strong else 0
-        return float(ratios.median()) if self._count >= IN_A_ROW else None
+        if ratios.numel():
+            self._medians.append(median(ratios.tolist()))
 
 
 def _ratios(measures: Iterable[Measure]) -> list[Tensor]:

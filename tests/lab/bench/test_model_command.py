@@ -1,18 +1,23 @@
 """The command `repulsive bench --model`: its table, its JSON and its errors."""
 
 import json
+import re
 import subprocess
 import sys
 from io import StringIO
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 from rich.console import Console
 
 from repulsive.cli.app import run
+from repulsive.cli.bench import bench
 from repulsive.lab.bench.model_cost import CostOptions, measure_model
 from repulsive.lab.bench.model_table import print_costs
 from repulsive.lab.bench.presets import Preset
+from repulsive.lab.bench.rules import SAME, available_cases
 from tests.lab.bench.tiny_models import TINY
 
 pytest.importorskip("transformers")
@@ -110,3 +115,12 @@ def test_help_loads_no_optional_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().splitlines()[-1] == "[]" and "--model" in done.stdout
+
+
+def test_help_and_docs_name_every_case():
+    (option,) = get_type_hints(bench, include_extras=True)["rule"].__metadata__
+    page = (Path(__file__).resolve().parents[3] / "docs" / "choosing.md").read_text()
+    named = set(re.split(r"[ ,;:.]+", option.help))
+    assert {name for name in available_cases()[0] if name not in named} == set()
+    listed = page[page.index("- `--rule` takes the names of rules") :]
+    assert {name for name in (*available_cases()[0], *SAME) if f"`{name}`" not in listed} == set()

@@ -198,8 +198,9 @@ class EagerUpdate:
         return sigmas[piece.noise_name] * piece.draw(like, step=step, seed=self.seed)
 
     def _run_directly(self, rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
-        """Run a rule without a matrix form on whole particles, one group at a time. Nothing is measured."""
+        """Run a rule without a matrix form on whole particles, one group at a time."""
         step, scale = inputs.step, inputs.scale
+        measured: dict[str, Measured] = {}
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
             weights = dict.fromkeys(weight for piece in members for weight in piece.weights)
@@ -210,12 +211,18 @@ class EagerUpdate:
                 theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
                 sigmas = self._sigmas(members, rule, inputs.rates, scale) if inputs.draw_noise else {}
                 with full_precision(theta.device):
-                    result = rule.direction(theta, grad, step)
+                    if inputs.measure:
+                        results, measure = rule.measured_direction(theta.unsqueeze(0), grad.unsqueeze(0), step)
+                        result = results[0]
+                        if measure is not None:
+                            measured[self.groups[index].name] = Measured(step, measure, 0)
+                    else:
+                        result = rule.direction(theta, grad, step)
                     sizes = [piece.dim for piece in members]
                     for piece, heads in zip(members, result.split(sizes, -1), strict=True):
                         total = heads + self._noise(piece, heads, sigmas, step) if sigmas else heads
                         piece.put_grad(total if scale is None else total * scale)
-        return {}
+        return measured
 
 
 def _needs_whole(rule: Rule | None) -> bool:

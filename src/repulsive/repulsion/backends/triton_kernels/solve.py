@@ -8,14 +8,15 @@ squared distances d2 and bandwidth h,
 
 Without a kernel, A = stepsize own_drive I and R = 0. Otherwise R theta is the repulsion between heads. For the RBF
 kernel on weights, R[i, j] = -2 K[i, j] / h for i != j, and the rows of R add up to zero. If a rule holds a ratio,
-alpha = ratio |A grad| / |stepsize / M R theta|. `particles` has the formulas of all kernels, and `RadialForm` the
-numbers of a rule.
+alpha = ratio |A grad| / |stepsize / M R theta|, where the last norm is at least its own rounding error. `particles` has
+the formulas of all kernels, and `RadialForm` the numbers of a rule.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
+from repulsive.particles.gram import SINGLE_ERROR
 from repulsive.particles.kernels import SHORTEST
 
 # Values of the constants below; inside the Triton kernels they are written as numbers.
@@ -26,6 +27,7 @@ UNUSED, NORMS, PRODUCTS = 0, 1, 2  # GRADIENT: what `solve_kernel` reads of the 
 MEASURES = 7  # numbers that `solve_kernel` measures per group, in the order of the fields of `Measure`
 _MEASURES = tl.constexpr(MEASURES)
 SHORTEST2 = tl.constexpr(SHORTEST**2)
+_ERROR = tl.constexpr(SINGLE_ERROR)  # partial products are float32 numbers
 
 
 @triton.jit
@@ -60,6 +62,17 @@ def _norm(matrix, gram, cross, square, M: tl.constexpr, MP: tl.constexpr):
     norms2 = tl.sum(product * matrix, axis=1) + 2 * sums * with_mean + sums * sums * square
     norm2 = tl.sum(norms2, axis=0)
     return tl.sqrt(tl.where(norm2 < 0, 0.0, norm2))  # NaN stays NaN
+
+
+@triton.jit
+def _rounding(matrix, gram, square, MP: tl.constexpr):
+    """Estimate the rounding error of `_norm`, as `Gram.rounding_of`."""
+    i, j = tl.arange(0, MP)[:, None], tl.arange(0, MP)[None, :]
+    own = tl.sum(tl.where(i == j, gram, 0.0), axis=0)
+    lengths = tl.sqrt(tl.where(own < 0, 0.0, own))
+    sums = tl.abs(tl.sum(matrix, axis=1))
+    terms = tl.sum(tl.abs(matrix) * lengths[None, :], axis=1) + sums * tl.sqrt(square)
+    return _ERROR * tl.sqrt(tl.sum(terms * terms, axis=0))
 
 
 @triton.jit
@@ -241,8 +254,11 @@ def solve_kernel(
             drive_norm = drive_norm / tl.load(scale).to(tl.float64)
         push_norm = tl.where(apart2 == 0, 0.0, _norm(push, gram, cross, square, M, MP))
         if HOLDS_RATIO:
-            is_still = push_norm == 0  # equal heads, or a single one
-            alpha = tl.where(is_still, 0.0, alpha * drive_norm / tl.where(is_still, 1.0, push_norm))
+            # With float32 sums this is larger than in `SVGD.weight_of`: a smaller force is limited, not omitted.
+            rounding = _rounding(push, gram, square, MP)
+            is_still = (apart2 == 0) | (rounding == 0)  # equal heads, or a single one
+            norm = tl.where(push_norm < rounding, rounding, push_norm)  # NaN stays NaN
+            alpha = tl.where(is_still, 0.0, alpha * drive_norm / tl.where(is_still, 1.0, norm))
         if MEASURE:
             out = measures + group * _MEASURES
             tl.store(out, drive_norm)

@@ -1,0 +1,64 @@
+"""Duplicate heads under alpha="auto": a force that is made of rounding errors is not scaled up to the target ratio."""
+
+import pytest
+import torch
+
+from repulsive.particles import SVGD
+from repulsive.particles.gram import DOUBLE_ERROR, gram
+
+RATIO = 0.01
+
+
+def relative_push(theta: torch.Tensor, grad: torch.Tensor, kernel: str) -> float:
+    """|repulsion| / |gradient| of an update, from the result itself."""
+    rule = SVGD("heads", kernel=kernel, space="sphere", smoothing=0, alpha="auto", ratio=RATIO)
+    return float((rule.gradient(theta, grad) - grad).norm() / grad.norm())
+
+
+def pair_of_four(apart: float, seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four random heads, of which two differ by a given relative distance."""
+    torch.manual_seed(seed)
+    theta, grad = torch.randn(4, 64, dtype=dtype), torch.randn(4, 64, dtype=dtype)
+    theta[1] = theta[0] + apart * torch.randn(64, dtype=dtype)
+    return theta, grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_pair_of_equal_heads_is_not_pushed(dtype):
+    """The hinge kernel has no other force here. Dividing by its norm of 4e-17 gave a push of 1e6 gradients."""
+    for seed in range(10):
+        assert relative_push(*pair_of_four(0.0, seed, dtype), "hinge") == 0
+
+
+@pytest.mark.parametrize(("kernel", "apart"), [("hinge", 1e-6), ("hinge", 1e-4), ("cosine", 0.0), ("rbf", 0.0)])
+def test_the_ratio_is_held_where_a_force_acts(kernel, apart):
+    """With other kernels the other heads repel a pair of equal ones; with the hinge kernel, small distances suffice."""
+    for seed in range(5):
+        assert relative_push(*pair_of_four(apart, seed, torch.float32), kernel) == pytest.approx(RATIO, rel=0.02)
+
+
+@pytest.mark.parametrize("kernel", ["hinge", "cosine", "rbf", "imq"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_parallel_heads_are_not_pushed(kernel, dtype):
+    for seed in range(10):
+        torch.manual_seed(seed)
+        head, grad = torch.randn(64, dtype=dtype), torch.randn(2, 64, dtype=dtype)
+        assert relative_push(torch.stack([head, 1.7 * head]), grad, kernel) == 0
+
+
+def test_nearly_equal_heads_hold_the_ratio():
+    """All heads differ by 1e-6 of their length; distances are accurate, because the mean is subtracted first."""
+    torch.manual_seed(0)
+    theta, grad = torch.randn(1, 64) + 1e-6 * torch.randn(4, 64), torch.randn(4, 64)
+    assert relative_push(theta, grad, "rbf") == pytest.approx(RATIO, rel=0.05)
+
+
+def test_the_rounding_error_of_a_norm_matches_the_plain_loop():
+    torch.manual_seed(0)
+    theta, matrix = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    mean = theta.mean(0)
+    squares = 0.0
+    for row in matrix:
+        size = sum(float(abs(m) * (head - mean).norm()) for m, head in zip(row, theta, strict=True))
+        squares += (size + float(abs(row.sum()) * mean.norm())) ** 2
+    assert float(gram(theta).rounding_of(matrix)) == pytest.approx(DOUBLE_ERROR * squares**0.5)
