@@ -11,6 +11,7 @@ digit of the distances (65,536 numbers per head, heads 0.1 % apart: relative err
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ _SINGLE = torch.finfo(torch.float32).eps
 # Relative size below which the norm of a sum of heads is rounding error. The square of the norm is a difference of
 # products: with products in float32 (single), the norm has a relative error of the square root of theirs. With
 # products in float64 (double), what remains is the error of the heads and of the update, which have float32 numbers.
-SINGLE_ERROR, DOUBLE_ERROR = _SINGLE**0.5, 2 * _SINGLE  # 3.5e-4, 2.4e-7
+SINGLE_ERROR, DOUBLE_ERROR = math.sqrt(_SINGLE), 2 * _SINGLE  # 3.5e-4, 2.4e-7
 
 
 @contextmanager
@@ -97,7 +98,7 @@ class Gram:
         r"""Estimate the norm of matrix @ theta below which `norm_of` is rounding error: [..., M, M] -> [...].
 
         It is $\tau$ times the norm of $S$, the same sum without cancellation: $S_i = \sum_j |m_{ij}|\,|c_j| +
-        |\sum_j m_{ij}|\,|\mu|$. The second factor is never smaller than the rounding error of that sum.
+        |\sum_j m_{ij}|\,|\mu|$. The sum in the last term counts as at least its own rounding error.
         """
         is_single = self.products.dtype == torch.float32
         eps, tau = torch.finfo(self.products.dtype).eps, SINGLE_ERROR if is_single else DOUBLE_ERROR
@@ -105,7 +106,7 @@ class Gram:
         sizes = matrix.abs()
         sums = torch.maximum(matrix.sum(-1).abs(), 64 * eps / tau * sizes.sum(-1))  # [..., M]
         terms = (sizes @ lengths[..., :-1, None]).squeeze(-1) + sums * lengths[..., -1:]
-        return tau * torch.linalg.vector_norm(terms, dim=-1)
+        return tau * terms.square().sum(-1).sqrt()
 
 
 def centre(theta: Tensor) -> tuple[Tensor, Tensor]:
