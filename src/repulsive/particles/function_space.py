@@ -13,6 +13,7 @@ from torch import Tensor
 from repulsive.errors import RuleError
 from repulsive.particles import bandwidths, kernels
 from repulsive.particles.bandwidths import Bandwidth
+from repulsive.particles.collapse import warn_if_equal
 from repulsive.particles.gram import apply_matrix, compute_dtype, full_precision, gram
 from repulsive.particles.kernels import KernelName, Radial
 
@@ -52,6 +53,7 @@ def function_repulsion(outputs: Tensor, kernel: KernelName | Radial = "rbf", ban
         raise RuleError(f"expected outputs [M, ...] of M members on a batch, got shape {list(outputs.shape)}")
     theta = outputs.detach().flatten(1)
     theta = theta.to(compute_dtype(theta))  # [M, F]
+    warn_if_equal(theta)
     with torch.no_grad(), full_precision(theta.device):
         interaction = chosen.interact(gram(theta), bandwidths.check(bandwidth), "weights")
         force = interaction.repulsion / interaction.values.sum(-1, keepdim=True)  # [M, M]
