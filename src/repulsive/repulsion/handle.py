@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from repulsive.errors import OptimizerError, StateError
+from repulsive.errors import OptimizerError
 from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
@@ -36,10 +35,9 @@ from repulsive.repulsion.noise_place import check_noise
 from repulsive.repulsion.optimizer_noise import add_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
+from repulsive.repulsion.saved_state import FORMAT, check_state, differing_rule, group_facts, rule_text
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.step_force import StepForce, check_step_force
-
-FORMAT = 1  # format version of `state_dict`
 
 # Weak keys and values: a handle refers to its optimizer, and lives as long as the optimizer's hooks.
 _attached: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Handle]] = weakref.WeakKeyDictionary()
@@ -363,8 +361,8 @@ class Handle:
             "format": FORMAT,
             "steps": self.steps,
             "seed": self.settings.seed,
-            "rule": _rule_text(self.rule),
-            "groups": [[group.name, group.num_heads, group.dim] for group in self.groups],
+            "rule": rule_text(self.rule),
+            "groups": group_facts(self.groups),
             # Always there, and a list: distributed checkpoints need the same keys when they are loaded.
             "start": None if start is None else start.state(),
         }
@@ -378,16 +376,9 @@ class Handle:
         Raises:
             StateError: the state has another format, or belongs to other groups.
         """
-        if state.get("format") != FORMAT:
-            raise StateError(f"state has format {state.get('format')!r}; this version reads format {FORMAT}")
-        saved = [tuple(entry) for entry in state["groups"]]
-        own = [(group.name, group.num_heads, group.dim) for group in self.groups]
-        if saved != own:
-            difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
-            raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
-        if _clean(state["rule"]) != _rule_text(self.rule):
-            own_rule = _rule_text(self.rule)
-            warnings.warn(f"resuming with {own_rule}, but the state was made with {state['rule']}", stacklevel=2)
+        check_state(state, self.groups)
+        if (saved := differing_rule(state, self.rule)) is not None:
+            warnings.warn(f"resuming with {rule_text(self.rule)}, but the state was made with {saved}", stacklevel=2)
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.reset(self.settings.seed)
         self.steps = int(state["steps"])
@@ -414,19 +405,3 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
         return hook(optimizer, args, kwargs)  # `disabled` would cost time in every step
 
     return call
-
-
-def _rule_text(rule: Rule | None) -> str:
-    """Return the repr of a rule in a form that is equal in every run of a script, with settings that it leaves out."""
-    text = _clean(repr(rule))
-    if not is_dataclass(rule):
-        return text
-    for one in fields(rule):
-        if not one.repr and (value := getattr(rule, one.name)) != one.default:
-            text = f"{text.removesuffix(')')}, {one.name}={value!r})"
-    return text
-
-
-def _clean(text: str) -> str:
-    """Remove memory addresses from the repr of a rule, and `act_every=1`, which older states do not have."""
-    return re.sub(r" at 0x[0-9a-f]+|, act_every=1\b", "", text)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from repulsive.errors import RepulsiveError
 from repulsive.heads import find_heads
+from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.repulsion.parameter_lookup import ParameterLookup
 from repulsive.repulsion.trained_groups import newly_trained, parameter_ids
@@ -52,9 +53,10 @@ class LateHeads:
         self._state = self._current_state()
         if joined := [*newly_trained(self._untrained, self._optimizer), *self._new_heads(repelled)]:
             self._has_warned = True
+            were, train = ("was", "trains") if len(joined) == 1 else ("were", "train")
             warnings.warn(
-                f"{len(joined)} groups of heads were unfrozen or added to the optimizer after repel, and train without "
-                f"repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again",
+                f"{count_of(len(joined), 'group')} of heads {were} unfrozen or added to the optimizer after repel, and "
+                f"{train} without repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again",
                 stacklevel=5,
             )
 

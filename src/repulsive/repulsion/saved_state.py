@@ -1,0 +1,55 @@
+"""Facts in the state of a handle that identify rule and heads, and their check when a run resumes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from repulsive.errors import StateError
+from repulsive.heads.layout import HeadGroup
+from repulsive.particles.rule import Rule
+
+FORMAT = 1  # format version of `Handle.state_dict`
+
+
+def group_facts(groups: Sequence[HeadGroup]) -> list[list[Any]]:
+    """Return name, number of heads and size of a head of each group."""
+    return [[group.name, group.num_heads, group.dim] for group in groups]
+
+
+def check_state(state: Mapping[str, Any], groups: Sequence[HeadGroup]) -> None:
+    """Check that a state can be loaded.
+
+    Raises:
+        StateError: the state has another format, or belongs to other groups.
+    """
+    if state.get("format") != FORMAT:
+        raise StateError(f"state has format {state.get('format')!r}; this version reads format {FORMAT}")
+    saved, own = ([tuple(entry) for entry in facts] for facts in (state["groups"], group_facts(groups)))
+    if saved != own:
+        difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
+        raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
+
+
+def differing_rule(state: Mapping[str, Any], rule: Rule | None) -> str | None:
+    """Return the rule of a state, as text, if it is not the given one."""
+    saved: str = state["rule"]
+    return None if _clean(saved) == rule_text(rule) else saved
+
+
+def rule_text(rule: Rule | None) -> str:
+    """Return the repr of a rule in a form that is equal in every run of a script, with settings that it leaves out."""
+    text = _clean(repr(rule))
+    if not is_dataclass(rule):
+        return text
+    for one in fields(rule):
+        if not one.repr and (value := getattr(rule, one.name)) != one.default:
+            text = f"{text.removesuffix(')')}, {one.name}={value!r})"
+    return text
+
+
+def _clean(text: str) -> str:
+    """Remove memory addresses from the repr of a rule, and `act_every=1`, which older states do not have."""
+    return re.sub(r" at 0x[0-9a-f]+|, act_every=1\b", "", text)
