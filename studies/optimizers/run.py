@@ -4,6 +4,7 @@
 
 One small language model on generated text. All runs of a seed start with the same weights and see the same batches.
 The schedule-free optimizer needs the package schedulefree. Takes half an hour on one busy core; `--jobs` uses several.
+`--missing` keeps the finished runs and trains the others.
 """
 
 from __future__ import annotations
@@ -42,10 +43,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "optimizers", help="folder to write")
     parser.add_argument("--page", type=Path, default=PAGE, help="page whose table is written")
+    parser.add_argument("--missing", action="store_true", help="train only runs that runs.json does not have")
     parser.add_argument("--tables", action="store_true", help="train nothing; write the tables of finished runs again")
     options = parser.parse_args(words)
     if not options.tables:
-        save(options.out / "runs.json", run_all(options.optimizers, options.seeds, options.steps, options.jobs))
+        kinds = [kind for kind in KINDS if kind.label in options.optimizers]
+        plan = [
+            (kind.label, arm.label, seed) for kind in kinds for arm in arms_of(kind) for seed in range(options.seeds)
+        ]
+        finished = json.loads((options.out / "runs.json").read_text()) if options.missing else None
+        done = {_key(run) for run in finished["runs"]} if finished else set()
+        new = run_all([task for task in plan if task not in done], options.seeds, options.steps, options.jobs)
+        save(options.out / "runs.json", merge(finished, new) if finished else new)
     data = json.loads((options.out / "runs.json").read_text())
     save(options.out / "tables.md", describe(data))
     page = replaced(options.page.read_text(encoding="utf-8"), table(data["runs"]))
@@ -53,11 +62,9 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_all(optimizers: Sequence[str], seeds: int, steps: int, jobs: int) -> dict[str, Any]:
-    """Train all rules under the named optimizers; return the runs with their command, version and time."""
+def run_all(plan: Sequence[tuple[str, str, int]], seeds: int, steps: int, jobs: int) -> dict[str, Any]:
+    """Train the planned optimizers, rules and seeds; return the runs with their command, version and time."""
     began = time.monotonic()
-    kinds = [kind for kind in KINDS if kind.label in optimizers]
-    plan = [(kind.label, arm.label, seed) for kind in kinds for arm in arms_of(kind) for seed in range(seeds)]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         runs = list(pool.imap(_run, [(*one, steps) for one in plan]))
     return {
@@ -68,6 +75,32 @@ def run_all(optimizers: Sequence[str], seeds: int, steps: int, jobs: int) -> dic
         "steps": steps,
         "runs": runs,
     }
+
+
+def merge(finished: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Add new runs to the finished ones, in the order of the table, with a note on their origin.
+
+    Raises:
+        ValueError: the runs have different numbers of steps.
+    """
+    if finished["steps"] != new["steps"]:
+        raise ValueError(f"expected runs of {finished['steps']} steps, as in runs.json, got {new['steps']}")
+    if not new["runs"]:
+        return finished
+    order = [(kind.label, arm.label) for kind in KINDS for arm in arms_of(kind)]
+    runs = sorted(finished["runs"] + new["runs"], key=lambda run: (order.index(_key(run)[:2]), run["seed"]))
+    origin = {
+        "command": f"{new['command']} --missing",
+        "torch": new["torch"],
+        "date": new["date"],
+        "seconds": new["seconds"],
+        "rules": sorted({run["rule"] for run in new["runs"]}),
+    }
+    return finished | {"added": [*finished.get("added", []), origin], "runs": runs}
+
+
+def _key(run: dict[str, Any]) -> tuple[str, str, int]:
+    return run["optimizer"], run["rule"], run["seed"]
 
 
 def _run(task: tuple[str, str, int, int]) -> dict[str, Any]:
@@ -98,6 +131,10 @@ def describe(data: dict[str, Any]) -> str:
     """Write the page of results."""
     seeds = len({run["seed"] for run in data["runs"]})
     about = f"`{data['command']}` (CPU, torch {data['torch']}, {data['date']}, {data['seconds']} s)."
+    for later in data.get("added", []):
+        names = ", ".join(f'"{name}"' for name in later["rules"])
+        about += f"\n\nRows {names} were trained later: `{later['command']}` "
+        about += f"(CPU, torch {later['torch']}, {later['date']}, {later['seconds']} s)."
     model = (
         f"A byte-level language model of generated text: 2 layers, width {WIDTH}, {HEADS} heads, {BATCH} sequences of "
         f"{LENGTH} bytes per step, {data['steps']} steps, {seeds} seeds. Learning rates rise for 20 steps "
@@ -107,7 +144,14 @@ def describe(data: dict[str, Any]) -> str:
     return "\n\n".join(["# Repulsion under several optimizers", about, model, COLUMNS, table(data["runs"])]) + "\n"
 
 
-COLUMNS = """Columns, means over seeds:
+COLUMNS = """Rules:
+
+- *default*: `repel(model, optimizer)`, that is `SVGD("heads", alpha="auto", ratio=0.01, space="sphere", smoothing=0,
+  act_every=4)`, after the step under Muon.
+- *sphere*: the same in every step, with the ratio that is stated.
+- *published*: `SVGD(stepsize=0.1, alpha=0.01)`.
+
+Columns, means over seeds, and for the default rule over steps in which it acts and steps in which it does not:
 
 - *ratio in the gradient*: |repulsion| / |drive| over all heads, from `handle.report()`; with `force_in="step"` the
   ratio that was set.

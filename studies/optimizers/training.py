@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from repulsive import SVGD, Handle, find_heads, repel
 from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
 from repulsive.lab.systems.lm.toy import lines
+from repulsive.particles.named import rule_by_name
 
 WIDTH, HEADS, LENGTH, BATCH = 32, 4, 32, 16
 PROBE_EVERY = 50
@@ -68,30 +69,47 @@ class Arm:
     rule: SVGD | None
     place: Any = "gradient"
 
+    @property
+    def period(self) -> int:
+        """The rule acts in one of this many steps."""
+        return 1 if self.rule is None else self.rule.act_every
+
     def scaled(self, stepsize: float) -> SVGD | None:
-        return None if self.rule is None else dataclasses.replace(self.rule, stepsize=stepsize)
+        """The rule with this stepsize, unless it has `stepsize="heads"`, which keeps the size of gradients."""
+        if self.rule is None or self.rule.stepsize == "heads":
+            return self.rule
+        return dataclasses.replace(self.rule, stepsize=stepsize)
 
     def without_force(self, stepsize: float) -> SVGD | None:
         """The same rule without its repulsive part."""
-        if self.rule is None:
-            return None
-        return SVGD(stepsize, 0.0, space=self.rule.space, smoothing=self.rule.smoothing)
+        rule = self.scaled(stepsize)
+        return None if rule is None else SVGD(rule.stepsize, 0.0, space=rule.space, smoothing=rule.smoothing)
 
 
 def sphere(ratio: float) -> SVGD:
+    """The default rule in every step, with another ratio."""
     return SVGD(alpha="auto", ratio=ratio, space="sphere", smoothing=0)
 
 
+def _default() -> SVGD:
+    rule = rule_by_name("recommended")
+    assert isinstance(rule, SVGD)
+    return rule
+
+
 PLAIN = Arm("plain", None)
-ARMS = (PLAIN, Arm("recommended", sphere(0.03)), Arm("published", SVGD(stepsize=0.1, alpha=0.01)))
-AFTER = Arm("recommended, force_in='step'", sphere(0.03), "step")
+DEFAULT = Arm("default", _default(), "auto")  # repel(model, optimizer)
+PUBLISHED = Arm("published", SVGD(stepsize=0.1, alpha=0.01))
+ARMS = (PLAIN, DEFAULT, Arm("sphere, ratio 0.03", sphere(0.03)), PUBLISHED)
+AFTER = Arm("sphere, ratio 0.03, force_in='step'", sphere(0.03), "step")
 MUON = (
     PLAIN,
-    Arm("recommended (force_in='step')", sphere(0.03), "step"),
-    Arm("the same, ratio 0.15", sphere(0.15), "step"),
-    Arm("the same, force_in='gradient'", sphere(0.03)),
-    Arm("the same, force_in='gradient', ratio 0.01", sphere(0.01)),
-    Arm("published", SVGD(stepsize=0.1, alpha=0.01)),
+    DEFAULT,
+    AFTER,
+    Arm("sphere, ratio 0.15, force_in='step'", sphere(0.15), "step"),
+    Arm("sphere, ratio 0.03, force_in='gradient'", sphere(0.03)),
+    Arm("sphere, ratio 0.01, force_in='gradient'", sphere(0.01)),
+    PUBLISHED,
 )
 
 
@@ -108,8 +126,8 @@ def train(kind: Kind, arm: Arm, seed: int, steps: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = Decoder(DecoderConfig(256, layers=2, width=WIDTH, heads=HEADS, length=LENGTH))
     twin = copy.deepcopy(model)
-    optimizers, handle = attach(model, kind, arm.scaled(kind.stepsize), arm.place)
-    twin_optimizers, _ = attach(twin, kind, arm.without_force(kind.stepsize), "gradient")
+    optimizers, handle = attach(model, kind, arm.scaled(kind.stepsize), arm.place, PROBE_EVERY - arm.period)
+    twin_optimizers, _ = attach(twin, kind, arm.without_force(kind.stepsize), "gradient", PROBE_EVERY)
     rates = [[entry["lr"] for entry in optimizer.param_groups] for optimizer in optimizers]
     start = mean_norm(model)
     draw = torch.Generator().manual_seed(seed)
@@ -122,10 +140,11 @@ def train(kind: Kind, arm: Arm, seed: int, steps: int) -> dict[str, Any]:
         window = text[starts + torch.arange(LENGTH + 1)]  # [B, T + 1]
         model.zero_grad()
         cross_entropy(model, window).backward()
-        is_due = arm.rule is not None and step % PROBE_EVERY == PROBE_EVERY - 1
+        # All steps of a period are measured, so that means over them include the steps in which the rule does not act.
+        is_due = arm.rule is not None and step % PROBE_EVERY >= PROBE_EVERY - arm.period
         if arm.rule is not None:
             follow(twin, model, twin_optimizers, optimizers)
-        once = one_step_ratio(model, optimizers, kind, arm) if is_due else 0.0
+        once = one_step_ratio(model, optimizers, kind, arm) if is_due and step % arm.period == 0 else 0.0
         before = all_heads(model) if is_due else None
         for optimizer in (*optimizers, *(twin_optimizers if arm.rule is not None else ())):
             optimizer.step()
@@ -153,7 +172,9 @@ def train(kind: Kind, arm: Arm, seed: int, steps: int) -> dict[str, Any]:
 RATIOS = ("gradient", "once", "lasting")
 
 
-def attach(model: nn.Module, kind: Kind, rule: SVGD | None, place: Any) -> tuple[list[Optimizer], Handle]:
+def attach(
+    model: nn.Module, kind: Kind, rule: SVGD | None, place: Any, measure_every: int
+) -> tuple[list[Optimizer], Handle]:
     """Make the optimizers of a model; the first trains the heads, which repel each other."""
     optimizers: list[Optimizer]
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers.")]
@@ -168,7 +189,7 @@ def attach(model: nn.Module, kind: Kind, rule: SVGD | None, place: Any) -> tuple
             optimizer.train()  # schedule-free optimizers need it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        handle = repel(model, optimizers[0], rule, force_in=place, measure_every=PROBE_EVERY - 1, verbose=False)
+        handle = repel(model, optimizers[0], rule, force_in=place, measure_every=measure_every, verbose=False)
     return optimizers, handle
 
 
@@ -199,7 +220,10 @@ def follow(twin: nn.Module, model: nn.Module, theirs: list[Optimizer], ours: lis
 
 
 def one_step_ratio(model: nn.Module, optimizers: list[Optimizer], kind: Kind, arm: Arm) -> float:
-    """|step with repulsion - step without| / |step without|, from the same weights and optimizer state."""
+    """|step with repulsion - step without| / |step without|, from the same weights and optimizer state.
+
+    A rule that acts in one of several steps acts in this one.
+    """
     before = all_heads(model)
     moved = []
     for rule, place in ((arm.scaled(kind.stepsize), arm.place), (arm.without_force(kind.stepsize), "gradient")):
