@@ -76,13 +76,19 @@ def as_data(claims: Sequence[ResultClaim]) -> list[dict[str, Any]]:
     ]
 
 
-def draw(claims: Sequence[ResultClaim]) -> str:
-    """Draw the forest plot of all claims as SVG: our intervals, and the paper's gains as hollow diamonds."""
-    panels = [
+def draw(claims: Sequence[ResultClaim], panels: Sequence[str] = ()) -> str:
+    """Draw the forest plot of claims as SVG: our intervals, and the paper's gains as hollow diamonds.
+
+    Args:
+        claims: the claims.
+        panels: names of panels to draw; empty: all.
+    """
+    drawn = [
         Panel(heading, [_row(claim) for claim in claims if claim.panel == name], edges, step)
         for name, (heading, edges, step) in PANELS.items()
+        if not panels or name in panels
     ]
-    return draw_panels("Gains of repulsive attention: the paper's and ours", panels, CAPTIONS, LEGEND)
+    return draw_panels("Gains of repulsive attention: the paper's and ours", drawn, CAPTIONS, LEGEND)
 
 
 def write(claims: Sequence[ResultClaim], out: Path) -> list[Path]:
