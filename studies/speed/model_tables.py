@@ -36,6 +36,9 @@ Times of whole steps are noisy here, because other programs use the same host. T
 precise: *host* and *device* are those of an average step of 10,000. If the host is the bottleneck of a model, the
 host's time is the cost of the rule, and otherwise the device's time is. *Larger part* is the larger of the two, over
 the plain step; *bound* is their sum over the plain step, which is the most that a rule can cost.
+
+Rows `spos` have noise in the gradient (`noise_in="gradient"`). The default of `repel` draws the noise after the step
+(`noise_in="auto"`), in about 50 torch operations per group; it has not been timed on a GPU.
 """
 
 
