@@ -38,7 +38,7 @@ host's time is the cost of the rule, and otherwise the device's time is. *Larger
 the plain step; *bound* is their sum over the plain step, which is the most that a rule can cost.
 
 Rows `spos` have noise in the gradient (`noise_in="gradient"`). The default of `repel` draws the noise after the step
-(`noise_in="auto"`), in about 50 torch operations per group; it has not been timed on a GPU.
+(`noise_in="auto"`), in a launch of its own; it has not been timed on a GPU.
 """
 
 

@@ -20,7 +20,7 @@ from repulsive.particles import KernelFree
 from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
-from repulsive.repulsion.backends.triton_kernels import combine, gram, pack, solve
+from repulsive.repulsion.backends.triton_kernels import combine, gram, pack, solve, step_noise
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
@@ -64,12 +64,14 @@ class Compiled:
 
 def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") != "1"
-    for module in (gram, solve, combine, pack):
+    for module in (gram, solve, combine, pack, step_noise):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name)))
     for heads, rules in ((1, RULES[:1]), (4, RULES), (12, RULES[:2]), (64, RULES[:1])):
         layer = nn.Linear(8, 2 * heads, bias=False)
         compile_updates(layer, torch.arange(2 * heads).view(heads, 2), 0, rules)
+    for heads in (4, 12):
+        compile_step_noise(heads)
     for modules in (4, 12):  # heads in separate modules
         compile_modules(modules)
     for heads in (4, 12):  # heads side by side in rows, as in GPT-2; these launches are printed last
@@ -94,6 +96,22 @@ def compile_updates(layer: nn.Linear, rows: torch.Tensor, axis: int, rules: list
                 reduction.sum_products()
                 local.finish()
             update.run(rule, rates, step=0, scale=scale, measure=measure)
+
+
+def compile_step_noise(heads: int) -> None:
+    for kind, options in (
+        (torch.optim.AdamW, {}),
+        (torch.optim.RMSprop, {"momentum": 0.5}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {}),
+    ):
+        layer = nn.Linear(16, 4 * heads, bias=False)
+        optimizer = kind(layer.parameters(), lr=0.1, **options)
+        layer.weight.grad = torch.ones_like(layer.weight)
+        optimizer.step()
+        part = HeadSlice(layer, "weight", "weight", torch.arange(4 * heads).view(heads, 4))
+        update = FusedUpdate([HeadGroup("heads", 0, "q", "encoder", "", "test", (part,))], seed=0)
+        assert update.refresh() and update.add_step_noise(SGLD(), optimizer, step=0)
 
 
 def compile_modules(count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -29,7 +29,7 @@ class AnyUpdate(Protocol):
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None: ...
 
-    def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def add_step_noise(self, rule: Rule, optimizer: Optimizer, *, step: int) -> None: ...
 
 
 _MOST_UPDATES = 16  # largest number of cached updates

@@ -32,7 +32,6 @@ from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.measurements import GroupReport, Measurements, per_step
 from repulsive.repulsion.noise_place import check_noise
-from repulsive.repulsion.optimizer_noise import add_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.saved_state import FORMAT, check_state, differing_rule, group_facts, rule_text
@@ -299,7 +298,7 @@ class Handle:
             if noise_in == "parameter":
                 update.add_noise(rule, self._learning_rates(), step=self.steps)
             elif noise_in == "optimizer":
-                add_noise(rule, self.optimizer, update.standard_noise(step=self.steps))
+                update.add_step_noise(rule, self.optimizer, step=self.steps)
         if self._late.may_have_joined() and not (rule is not None and rule.is_off(self.steps)) and not is_capturing():
             self._late.warn([group for handle in handles_of(optimizer) for group in handle.groups])
         self.steps += 1

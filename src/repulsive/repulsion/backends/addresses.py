@@ -93,7 +93,7 @@ class SliceTable:
         self._slices_of: list[list[int]] = [[] for _ in groups]
         for index, group in enumerate(self.group_of):
             self._slices_of[group].append(index)
-        self._offsets = [row.offset for row in rows]
+        self.offsets = [row.offset for row in rows]
         self._addresses: Addresses = ([], [])
         self._sets: dict[tuple[int, ...], PointerSet] = {}  # least recently used first
         self._captured: list[tuple[PointerSet, Tensor]] = []  # read by the user's CUDA graphs, so never freed
@@ -169,7 +169,7 @@ class SliceTable:
             pointer_set = self._sets.pop(next(iter(self._sets)))
         # Addresses (bytes), strides over heads and sizes (elements) that all divide by 16 allow wide loads.
         aligned = reduce(or_, weights) % 16 == 0 and reduce(or_, grads) % 16 == 0
-        pairs = zip(self.parameter_of, self._offsets, strict=True)
+        pairs = zip(self.parameter_of, self.offsets, strict=True)
         addresses = array("q", [start[index] + offset for index, offset in pairs for start in (weights, grads)])
         if self.apart:
             starts = self._head_starts(weights, grads)

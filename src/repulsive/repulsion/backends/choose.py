@@ -7,10 +7,10 @@ fused backend may differ between ranks; for sharded weights the choice depends o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
@@ -19,6 +19,8 @@ from repulsive.repulsion.backends.eager import EagerUpdate, Measured
 from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.sharded import ShardedUpdate, is_supported
+from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.optimizer_noise import add_noise
 from repulsive.triton_setting import use_triton
 
 
@@ -113,9 +115,20 @@ class Update:
         """Add a rule's noise directly to the parameters."""
         self._eager().add_noise(rule, rates, step=step)
 
-    def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each parameter with standard normal numbers for the elements that this rank stores."""
-        return self._eager().standard_noise(step=step)
+    def add_step_noise(self, rule: Rule, optimizer: Optimizer, *, step: int) -> None:
+        """Add a rule's noise to parameters and momentum buffers, after a step of the optimizer.
+
+        Raises:
+            OptimizerError: the step is captured into a CUDA graph.
+        """
+        fused = self._fused if self._was_fused and not is_capturing() else None
+        rest = [update for update in fused or () if not update.add_step_noise(rule, optimizer, step=step)]
+        if fused is None or rest:
+            groups = self.groups if fused is None else [group for update in rest for group in update.groups]
+            add_noise(rule, optimizer, self._eager_for(groups).standard_noise(step=step))
+
+    def _eager_for(self, groups: Sequence[HeadGroup]) -> EagerUpdate:
+        return self._eager() if len(groups) == len(self.groups) else EagerUpdate(groups, self._seed)
 
     def _eager(self) -> EagerUpdate:
         if self._eager_all is None:

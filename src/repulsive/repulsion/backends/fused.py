@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
@@ -36,6 +37,7 @@ from repulsive.repulsion.backends.launch_settings import (
     SOLVE,
     splits_per_slice,
 )
+from repulsive.repulsion.backends.step_noise import FusedStepNoise
 from repulsive.repulsion.backends.variants import Prepared, Variant
 
 MEASURES = len(fields(Measure))
@@ -89,6 +91,16 @@ class FusedUpdate:
         self._graphs = GraphCache(device)
         self._variants: dict[Variant, int] = {}  # numbers of variants
         self._prepared: Prepared | None = None
+        self._step_noise: FusedStepNoise | None = None
+
+    def add_step_noise(self, rule: Rule, optimizer: Optimizer, *, step: int) -> bool:
+        """Add noise after a step of the optimizer; return False, with nothing done, if it needs the eager backend."""
+        if self.table.apart:
+            return False
+        if self._step_noise is None:
+            largest = max(group.dim for group in self.groups)
+            self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, largest)
+        return self._step_noise.add(rule, optimizer, step=step)
 
     def refresh(self, quickly: bool = False) -> bool:
         """Point the table at the current weights and gradients; return False if they no longer fit it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles.rule import Measure, Rule
@@ -24,6 +25,7 @@ from repulsive.repulsion.logits.sampler import Sampler
 from repulsive.repulsion.logits.samples import Sample
 from repulsive.repulsion.logits.value_circuits import ValueLayer, value_force, value_layers
 from repulsive.repulsion.logits.writer import GradientNorms, Writer, Written
+from repulsive.repulsion.optimizer_noise import add_noise
 
 MISSES = 5  # computations of the force in a row without tokens of a layer, before a warning
 
@@ -287,9 +289,9 @@ class LogitUpdate:
         """Add the noise of a rule to the parameters."""
         self._noise.add_noise(rule, rates, step=step)
 
-    def standard_noise(self, *, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each parameter with standard normal numbers for the elements that this rank stores."""
-        return self._noise.standard_noise(step=step)
+    def add_step_noise(self, rule: Rule, optimizer: Optimizer, *, step: int) -> None:
+        """Add the noise of a rule to parameters and momentum buffers, after a step of the optimizer."""
+        add_noise(rule, optimizer, self._noise.standard_noise(step=step))
 
     def _make_writers(self) -> list[tuple[Writer, list[tuple[int, int, int]]]]:
         """Build one writer for each factor on gradients, which depends on the number of heads.

@@ -1,0 +1,101 @@
+"""Triton kernel `step_noise_kernel`: Langevin noise that follows the optimizer's step, for every slice in one launch.
+
+The formulas are those of `repulsion.optimizer_noise`. With xi standard normal, v the second moment and eta the distance
+that one unit of gradient moves a weight,
+
+    n = scale sqrt(1 / eta) xi    weight <- weight - step n    buffer <- buffer + kept n
+
+The numbers of a slice, float64 [slices, 8], are by MODE:
+
+- ADAM: scale, lr, eps, log beta1, log beta2, 1 - beta1, count
+- RMSPROP: scale, lr, eps, 0, log alpha, 1 - momentum, count
+- SGD: scale sqrt(1 / eta), step, kept
+
+A negative count of optimizer steps is read from the device instead. The addresses, [slices, 4], are those of the
+weight, of v, of the buffer and of the count.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from repulsive.repulsion.backends.triton_kernels.noise import standard_normal
+from repulsive.repulsion.backends.triton_kernels.slices import (
+    block_offsets,
+    column_range,
+    element_indices,
+    load_sizes,
+    load_strides,
+)
+
+ADAM, RMSPROP, SGD = 0, 1, 2  # MODE
+
+
+@triton.jit
+def _share(count, log_decay):
+    """Compute 1 - decay ** count in float64, where it does not cancel."""
+    return (1.0 - tl.exp(count * log_decay)).to(tl.float32)
+
+
+@triton.jit
+def step_noise_kernel(
+    table,
+    pointers,
+    numbers,
+    steps,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    STATE: tl.constexpr,
+    FLAT: tl.constexpr,
+    MODE: tl.constexpr,
+    BUFFERED: tl.constexpr,
+):
+    """Add noise to the weights of every slice, and with BUFFERED to its momentum buffer."""
+    piece, split = tl.program_id(0), tl.program_id(1)
+    row, own = table + piece * COLUMNS, numbers + piece * 8
+    head_stride, size = load_sizes(row, False)
+    theta = tl.load(pointers + piece * 4).to(tl.pointer_type(KIND))
+    square = tl.load(pointers + piece * 4 + 1).to(tl.pointer_type(STATE))
+    buffer = tl.load(pointers + piece * 4 + 2).to(tl.pointer_type(STATE))
+    scale = tl.load(own).to(tl.float32)
+    second, third = tl.load(own + 1).to(tl.float32), tl.load(own + 2).to(tl.float32)
+    averaged, started, rest = 1.0, 1.0, tl.load(own + 5).to(tl.float32)
+    if MODE != 2:
+        count = tl.load(own + 6)
+        if count < 0:
+            count = tl.load(tl.load(pointers + piece * 4 + 3).to(tl.pointer_type(tl.float32))).to(tl.float64)
+        averaged = _share(count, tl.load(own + 4))
+        started = _share(count, tl.load(own + 3))
+    heads = tl.arange(0, MP)
+    first, last = column_range(size, split, SPLITS, BLOCK, False)
+    strides = load_strides(row)
+    outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
+    stream, step = tl.load(row + 8), tl.load(steps)
+    for start in range(first, last, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
+        place = block_offsets(heads * head_stride, offset, False)
+        inside = (heads[:, None] < M) & (column[None, :] < last)
+        element = element_indices(column, strides[0], outer_element, inner_element, FLAT)
+        noise = standard_normal(stream, step, heads[:, None].to(tl.int64) * size + element[None, :]) * scale
+        if MODE == 2:
+            moved, kept = second * noise, third * noise
+        else:
+            v = tl.load(square + place, mask=inside, other=0.0).to(tl.float32)
+            if MODE == 0:
+                divisor = tl.sqrt(v / averaged) + third
+                noise *= tl.sqrt(tl.where(v > 0, divisor * averaged / second, 0.0))
+                moved, kept = second * rest / started / divisor * noise, rest * noise
+            else:
+                divisor = tl.sqrt(v) + third
+                noise *= tl.sqrt(tl.where(v > 0, divisor * averaged / second, 0.0) * rest)
+                moved, kept = second / divisor * noise, noise / divisor
+        weight = tl.load(theta + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(theta + place, (weight - moved).to(KIND), mask=inside)
+        if BUFFERED:
+            old = tl.load(buffer + place, mask=inside, other=0.0).to(tl.float32)
+            tl.store(buffer + place, (old + kept).to(STATE), mask=inside)

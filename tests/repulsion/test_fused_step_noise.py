@@ -1,0 +1,97 @@
+"""Noise after the optimizer's step in one Triton launch: weights and momentum buffers are those of the eager noise."""
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+
+from repulsive import SGLD, SPOS, repel
+from repulsive.repulsion import optimizer_noise
+from repulsive.repulsion.backends import choose, launch_settings
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SGD, ADAM, ADAMW, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
+RULE = SGLD(1.0, 0.01)
+OPTIMIZERS = {
+    "sgd": (SGD, {}),
+    "momentum": (SGD, {"momentum": 0.9, "dampening": 0.2}),
+    "nesterov": (SGD, {"momentum": 0.9, "nesterov": True}),
+    "adam": (ADAM, {"betas": (0.8, 0.99)}),
+    "adam without momentum": (ADAM, {"betas": (0.0, 0.999)}),
+    "amsgrad": (ADAMW, {"amsgrad": True, "weight_decay": 0.1}),
+    "rmsprop": (RMSPROP, {"alpha": 0.995}),
+    "rmsprop with momentum": (RMSPROP, {"alpha": 0.995, "momentum": 0.5}),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    monkeypatch.setattr(launch_settings, "SPLITS", 2)  # the interpreter is slow
+
+
+@pytest.fixture
+def eager_calls(monkeypatch):
+    """Count the calls of the eager noise."""
+    calls = []
+    original = optimizer_noise.add_noise
+    monkeypatch.setattr(choose, "add_noise", lambda *args: calls.append(1) or original(*args))
+    return calls
+
+
+def train(monkeypatch, kernels, kind, options, rule=RULE, heads=4, steps=3, dtype=torch.float32, **more):
+    monkeypatch.setenv("REPULSIVE_KERNELS", kernels)
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8 * heads, heads, batch_first=True, device=DEVICE, dtype=dtype)
+    optimizer = kind([{"params": [p], **more} for p in layer.parameters()], lr=0.01, **options)
+    handle = repel(layer, optimizer, rule, parts="qk", noise_in="optimizer", verbose=False)
+    x = torch.randn(2, 3, 8 * heads, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        layer(x, x, x)[0].square().mean().backward()
+        optimizer.step()
+    handle.remove()
+    states = [value for state in optimizer.state.values() for value in state.values() if value is not None]
+    return [t.detach().clone().float() for t in (*layer.parameters(), *states) if t.ndim > 1]
+
+
+def same(found, expected, limit=1e-5):
+    assert len(found) == len(expected) > 0
+    return max(float((a - b).norm() / b.norm().clamp(min=1e-20)) for a, b in zip(found, expected, strict=True)) < limit
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_and_buffers_are_those_of_the_eager_noise(name, monkeypatch, eager_calls):
+    kind, options = OPTIMIZERS[name]
+    expected = train(monkeypatch, "eager", kind, options)
+    assert len(eager_calls) == 3
+    found = train(monkeypatch, "triton", kind, options)
+    assert len(eager_calls) == 3 and same(found, expected)
+    plain = train(monkeypatch, "triton", kind, options, rule=SGLD(1.0, 0.0))
+    assert not same(plain, expected, 1e-3)  # the noise is not negligible
+
+
+def test_spos_with_twelve_heads(monkeypatch, eager_calls):
+    rule = SPOS(1.0, 0.01, 10.0)
+    expected = train(monkeypatch, "eager", ADAMW, {}, rule, heads=12, steps=2)
+    found = train(monkeypatch, "triton", ADAMW, {}, rule, heads=12, steps=2)
+    assert len(eager_calls) == 2 and same(found, expected, 1e-4)
+
+
+def test_a_learning_rate_of_zero_gives_no_noise(monkeypatch):
+    expected = train(monkeypatch, "eager", ADAM, {}, lr=0.0)
+    assert same(train(monkeypatch, "triton", ADAM, {}, lr=0.0), expected)
+
+
+def test_half_precision(monkeypatch, eager_calls):
+    expected = train(monkeypatch, "eager", ADAM, {}, dtype=torch.bfloat16, steps=2)
+    found = train(monkeypatch, "triton", ADAM, {}, dtype=torch.bfloat16, steps=2)
+    assert len(eager_calls) == 2 and same(found, expected, 2e-2)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(RMSPROP, {"centered": True}), (ADAM, {"capturable": DEVICE == "cuda"})])
+def test_what_does_not_fit_is_eager(kind, options, monkeypatch, eager_calls):
+    more = {} if "centered" in options else {"lr": torch.tensor(0.01)}
+    expected = train(monkeypatch, "eager", kind, options, **more)
+    found = train(monkeypatch, "triton", kind, options, **more)
+    assert len(eager_calls) == 6 and same(found, expected)
