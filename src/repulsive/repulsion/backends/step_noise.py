@@ -106,9 +106,8 @@ class FusedStepNoise:
 
         from repulsive.repulsion.backends.triton_kernels import step_noise as code
 
-        modes = {adam_response: code.ADAM, rmsprop_response: code.RMSPROP, sgd_response: code.SGD}
         respond = response_of(optimizer)
-        assert respond is not None
+        mode = code.ADAM if respond is adam_response else code.RMSPROP if respond is rmsprop_response else code.SGD
         table, first = self._table, plans[0]
         state = first.square if first.square is not None else first.buffer
         code.step_noise_kernel[(len(table.parts), self._splits)](
@@ -124,7 +123,7 @@ class FusedStepNoise:
             KIND=getattr(tl, DTYPES[table.dtype]),
             STATE=getattr(tl, DTYPES[table.dtype if state is None else state.dtype]),
             FLAT=table.flat,
-            MODE=modes[respond],
+            MODE=mode,
             BUFFERED=first.buffer is not None,
             num_warps=COMBINE[self._padded]["num_warps"],
         )
