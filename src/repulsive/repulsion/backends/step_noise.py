@@ -28,13 +28,13 @@ class Plan(NamedTuple):
         numbers: numbers of the optimizer, in the order in which the launch reads them.
         square: second moment; None for SGD.
         buffer: momentum buffer; None without one.
-        count: number of steps, if it is on the device.
+        steps: number of steps, if it is on the device.
     """
 
     numbers: tuple[float, ...]
     square: Tensor | None
     buffer: Tensor | None
-    count: Tensor | None = None
+    steps: Tensor | None = None
 
 
 class FusedStepNoise:
@@ -93,7 +93,7 @@ class FusedStepNoise:
             addresses.append(parameter.data_ptr() + offset)
             for state in (plan.square, plan.buffer):
                 addresses.append(0 if state is None else state.data_ptr() + elements * state.element_size())
-            addresses.append(0 if plan.count is None else plan.count.data_ptr())
+            addresses.append(0 if plan.steps is None else plan.steps.data_ptr())
             numbers += [*plan.numbers, *[0.0] * (NUMBERS - len(plan.numbers))]
         if addresses != self._sent[0]:
             send(torch.tensor(addresses).view(-1, 4), self._pointers)
