@@ -56,7 +56,8 @@ def chart_figure(chart: Chart, methods: Sequence[str]) -> Any:
 def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
     """Add a legend for several methods; for one method a title, unless the name of the chart is on its y axis."""
     count = len({series.method for series in chart.series})
-    if count > _MAX_INSIDE:
+    has_dots = any(series.mark == "dots" for series in chart.series)  # Matplotlib places a legend over dots
+    if count > _MAX_INSIDE or (count > 1 and has_dots):
         figure.legend(frameon=False, fontsize=7, loc="outside right upper")
         figure.set_figwidth(figure.get_figwidth() + _LEGEND_WIDTH)
     elif count > 1:
