@@ -20,7 +20,8 @@ def test_kernels_compile_for_a_gpu(tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
     lines = [line.split() for line in result.stdout.splitlines()]
     compiled = [name for name, *_ in lines]
-    assert set(compiled) == {"gram_kernel", "solve_kernel", "combine_kernel", "pack_kernel", "unpack_kernel"}
+    kernels = {"gram_kernel", "solve_kernel", "combine_kernel", "pack_kernel", "unpack_kernel", "step_noise_kernel"}
+    assert set(compiled) == kernels
     assert compiled.count("solve_kernel") >= 20
     of_rows = [int(wide) for name, _, wide in lines[-12:] if name != "solve_kernel"]
     assert of_rows and all(of_rows), lines[-12:]  # 16 bytes at once from heads side by side in rows
