@@ -88,7 +88,8 @@ def rmsprop_response(entry: Mapping[str, Any], state: Mapping[str, Any]) -> Resp
     return Response((1 - momentum) * variance, lr / divisor, 1 / divisor, _local(state["momentum_buffer"]))
 
 
-RESPONSES: dict[type[Optimizer], Callable[[Mapping[str, Any], Mapping[str, Any]], Response]] = {
+Respond = Callable[[Mapping[str, Any], Mapping[str, Any]], Response]
+RESPONSES: dict[type[Optimizer], Respond] = {
     torch.optim.SGD: sgd_response,
     torch.optim.Adam: adam_response,
     torch.optim.AdamW: adam_response,
@@ -96,7 +97,7 @@ RESPONSES: dict[type[Optimizer], Callable[[Mapping[str, Any], Mapping[str, Any]]
 }
 
 
-def response_of(optimizer: Optimizer) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Response] | None:
+def response_of(optimizer: Optimizer) -> Respond | None:
     """Return the response of an optimizer whose `step` is that of a supported class; None for others."""
     own = inspect.unwrap(type(optimizer).step)
     for kind, respond in RESPONSES.items():

@@ -81,11 +81,7 @@ class Update:
             unfitting: indices of the fused updates that weights or gradients of this step do not fit.
         """
         updates: list[EagerUpdate | ShardedUpdate] = []
-        for index in unfitting:
-            if index not in self._eager_plain:
-                assert self._fused is not None
-                self._eager_plain[index] = EagerUpdate(self._fused[index].groups, self._seed)
-            updates.append(self._eager_plain[index])
+        updates += map(self._eager_instead_of, unfitting)
         if self._sharded is not None and not rule.scales_noise:
             updates.append(self._sharded)
         elif self._sharded is not None:  # the noise depends on a median over whole heads
@@ -121,14 +117,19 @@ class Update:
         Raises:
             OptimizerError: the step is captured into a CUDA graph.
         """
-        fused = self._fused if self._was_fused and not is_capturing() else None
-        rest = [update for update in fused or () if not update.add_step_noise(rule, optimizer, step=step)]
-        if fused is None or rest:
-            groups = self.groups if fused is None else [group for update in rest for group in update.groups]
-            add_noise(rule, optimizer, self._eager_for(groups).standard_noise(step=step))
+        if not self._was_fused or is_capturing():
+            add_noise(rule, optimizer, self._eager().standard_noise(step=step))
+            return
+        for index, update in enumerate(self._fused or ()):
+            if not update.add_step_noise(rule, optimizer, step=step):
+                add_noise(rule, optimizer, self._eager_instead_of(index).standard_noise(step=step))
 
-    def _eager_for(self, groups: Sequence[HeadGroup]) -> EagerUpdate:
-        return self._eager() if len(groups) == len(self.groups) else EagerUpdate(groups, self._seed)
+    def _eager_instead_of(self, index: int) -> EagerUpdate:
+        """Return the eager update of the groups of a fused one."""
+        if index not in self._eager_plain:
+            assert self._fused is not None
+            self._eager_plain[index] = EagerUpdate(self._fused[index].groups, self._seed)
+        return self._eager_plain[index]
 
     def _eager(self) -> EagerUpdate:
         if self._eager_all is None:

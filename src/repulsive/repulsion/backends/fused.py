@@ -98,8 +98,7 @@ class FusedUpdate:
         if self.table.apart:
             return False
         if self._step_noise is None:
-            largest = max(group.dim for group in self.groups)
-            self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, largest)
+            self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, self.splits)
         return self._step_noise.add(rule, optimizer, step=step)
 
     def refresh(self, quickly: bool = False) -> bool:

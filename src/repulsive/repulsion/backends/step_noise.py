@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable, send
-from repulsive.repulsion.backends.launch_settings import COMBINE, NOISY_BLOCK, splits_per_slice
-from repulsive.repulsion.optimizer_noise import adam_response, response_of, rmsprop_response, sgd_response
+from repulsive.repulsion.backends.launch_settings import COMBINE, NOISY_BLOCK
+from repulsive.repulsion.optimizer_noise import Respond, adam_response, response_of, rmsprop_response, sgd_response
 
 NUMBERS = 8  # per slice; see `triton_kernels.step_noise`
 
@@ -44,13 +44,12 @@ class FusedStepNoise:
         table: the table of slices; not of heads in several modules.
         heads: number of heads of a group.
         padded: the same, padded to a power of two.
-        dim: largest number of elements of a head.
+        splits: number of programs per slice.
     """
 
-    def __init__(self, table: SliceTable, heads: int, padded: int, dim: int) -> None:
-        self._table, self._heads, self._padded = table, heads, padded
+    def __init__(self, table: SliceTable, heads: int, padded: int, splits: int) -> None:
+        self._table, self._heads, self._padded, self._splits = table, heads, padded, splits
         slices, device = len(table.parts), table.device
-        self._splits = splits_per_slice(slices, dim)
         self._pointers = torch.zeros(slices, 4, dtype=torch.int64, device=device)
         self._numbers = torch.zeros(slices, NUMBERS, dtype=torch.float64, device=device)
         self._steps = torch.zeros(1, dtype=torch.int64, device=device)
@@ -62,20 +61,21 @@ class FusedStepNoise:
         Returns:
             False, with nothing done, if the state of the optimizer does not fit the launch.
         """
-        plans = self._plans(rule, optimizer)
+        respond = response_of(optimizer)
+        plans = self._plans(rule.noise_scale(1.0), optimizer, respond)
         if plans is None:
             return False
         self._send(plans)
         self._steps.fill_(step)
-        self._launch(optimizer, plans)
+        self._launch(respond, plans)
         return True
 
-    def _plans(self, rule: Rule, optimizer: Optimizer) -> list[Plan] | None:
+    def _plans(self, scale: float, optimizer: Optimizer, respond: Respond | None) -> list[Plan] | None:
         """Return the plan of each parameter; None if one does not fit."""
         entries = {id(parameter): entry for entry in optimizer.param_groups for parameter in entry["params"]}
         plans = []
         for parameter in self._table.parameters:
-            plan = _plan(rule.noise_scale(1.0), optimizer, entries[id(parameter)], optimizer.state[parameter])
+            plan = _plan(scale, respond, entries[id(parameter)], optimizer.state[parameter])
             if plan is None or not all(_fits(one, parameter) for one in (plan.square, plan.buffer) if one is not None):
                 return None
             plans.append(plan)
@@ -101,12 +101,11 @@ class FusedStepNoise:
             send(torch.tensor(numbers, dtype=torch.float64).view(-1, NUMBERS), self._numbers)
         self._sent = (addresses, numbers)
 
-    def _launch(self, optimizer: Optimizer, plans: list[Plan]) -> None:
+    def _launch(self, respond: Respond | None, plans: list[Plan]) -> None:
         import triton.language as tl
 
         from repulsive.repulsion.backends.triton_kernels import step_noise as code
 
-        respond = response_of(optimizer)
         mode = code.ADAM if respond is adam_response else code.RMSPROP if respond is rmsprop_response else code.SGD
         table, first = self._table, plans[0]
         state = first.square if first.square is not None else first.buffer
@@ -129,9 +128,9 @@ class FusedStepNoise:
         )
 
 
-def _plan(scale: float, optimizer: Optimizer, entry: Mapping[str, Any], state: Mapping[str, Any]) -> Plan | None:
+def _plan(scale: float, respond: Respond | None, entry: Mapping[str, Any], state: Mapping[str, Any]) -> Plan | None:
     """Make the plan of one parameter; None if the optimizer, or one of its settings, needs the eager noise."""
-    respond, lr = response_of(optimizer), entry["lr"]
+    lr = entry["lr"]
     numbers: tuple[float, ...]
     if isinstance(lr, Tensor):
         return None
