@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from studies.classification.altered_forces import ATTRACTION, WRONG_PARTNER
+from studies.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.search_space import BASELINE
 
 LONGER = 1.5  # epochs of the control "ma, longer", as a factor

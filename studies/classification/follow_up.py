@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from studies.classification.altered_forces import ATTRACTION, WRONG_PARTNER
+from studies.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.controls import SHORT
 from studies.classification.follow_up_tables import name_count, write_follow_up
 from studies.classification.lean_runs import ENTROPY, HEADS, WIDE_FINAL, Job

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 import torch
-from studies.classification.altered_forces import alter_force
+from studies.unsaved_loop import SilentFolder, UnsavedLoop
 from torch import Tensor, nn
 
 from repulsive.diagnostics.uncertainty import detect_foreign
@@ -24,7 +23,6 @@ from repulsive.errors import DivergedError
 from repulsive.lab.engine import assets
 from repulsive.lab.engine.loop import Loop
 from repulsive.lab.engine.progress import Watcher
-from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Evaluation
 from repulsive.lab.layers import lstm
 from repulsive.lab.systems.classification.foreign import unknown_share
@@ -132,36 +130,6 @@ class TrialTask(ClassificationTask):
         logits, labels = logits.cpu(), part.labels.cpu()
         scores = metrics.scores(logits, labels)
         return Evaluation(scores | {"likelihood": -scores["nll"]}, {"logits": logits, "labels": labels})
-
-
-class SilentFolder(RunFolder):
-    """Run folder without a log of the training."""
-
-    def rewind(self, step: int) -> None:
-        pass
-
-    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-
-class UnsavedLoop(Loop):
-    """Training loop that writes no checkpoints, weights or answers; it keeps the evaluations instead."""
-
-    evaluations: dict[str, Evaluation]
-    force = ""  # altered force of the rule
-
-    def _build(self) -> None:
-        super()._build()
-        if self.force:
-            self.handle.rule = alter_force(self.handle.rule, self.force)
-
-    def _save(self, spare: int = 0) -> None:
-        self._check_all()
-        self._saved_at, self._saved_step = time.monotonic(), self.step
-
-    def _finish(self, result: dict[str, Any], best: dict[str, Any], parts: dict[str, Evaluation]) -> dict[str, Any]:
-        self.evaluations = parts
-        return result
 
 
 def train(job: Job, file: TextIO) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from studies.classification.altered_forces import ATTRACTION, WRONG_PARTNER
+from studies.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.search_space import BASELINE
 
 from repulsive.lab.paper.forest_plot import Row, dot, draw_forest

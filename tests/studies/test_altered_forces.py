@@ -21,7 +21,7 @@ RULES = {
 
 @pytest.fixture(scope="module")
 def altered():
-    with study("studies.classification.altered_forces") as module:
+    with study("studies.altered_forces") as module:
         yield module
 
 

@@ -73,7 +73,7 @@ def test_every_rule_of_the_plan_can_be_attached(script, folder):
     for recipe in seen.values():
         model = GraphWriter(GraphWriterConfig(20, 9, 5, recipe.model.config(20, 9, 5).graph, titles=False))
         optimizer = methods.make_optimizer(recipe.optimizer, model)
-        groups = methods.attach(model, optimizer, recipe, 100, 10).report()
+        groups = methods.attach(model, optimizer, recipe, methods.make_rule(recipe.method, 100, 10)).report()
         assert recipe.method.rule == "none" or len(groups) == 18  # q, k, v of six layers
 
 

@@ -106,7 +106,7 @@ def test_every_rule_of_the_plan_takes_a_step(script, folder):
     for recipe in seen.values():
         model = Transformer(TransformerConfig(20, 16, recipe.model.heads, (1, 1), 16))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        handle = methods.attach(model, optimizer, recipe, 100, 10)
+        handle = methods.attach(model, optimizer, recipe, methods.make_rule(recipe.method, 100, 10))
         tokens = torch.randint(4, 20, (2, 5), generator=torch.Generator().manual_seed(0))
         model(tokens, tokens).logsumexp(-1).sum().backward()
         optimizer.step()

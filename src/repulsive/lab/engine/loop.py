@@ -32,6 +32,7 @@ from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.stop_signals import Request, Stopped, listening
 from repulsive.lab.engine.task import Evaluation, Inputs, Task, as_task
 from repulsive.lab.engine.weight_average import Average
+from repulsive.particles.rule import Rule
 from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.repulsion.logits.update import NoTokensWarning
 
@@ -113,7 +114,7 @@ class Loop:
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare: nn.Module = self.accelerator.unwrap_model(self.model)
         repelled = self.task.repelled(self.bare)
-        self.handle = methods.attach(repelled, self.optimizer, self.recipe, self.task.num_data, self.total)
+        self.handle = methods.attach(repelled, self.optimizer, self.recipe, self._rule())
         self._heads = HeadLog(self.handle)
         seed_everything(self.recipe.seed * 1_000_003 + self.processes.index)  # dropout differs by rank
         self.meter = Meter(self.device)
@@ -124,6 +125,10 @@ class Loop:
         captures = self.recipe.training.capture and not reads_tokens
         if captures and self.device.type == "cuda" and self.processes.alone:
             self._gradients = CapturedGradients(self._compute, self.bare.parameters(), self.device)
+
+    def _rule(self) -> Rule | None:
+        """Make the rule of the recipe."""
+        return methods.make_rule(self.recipe.method, self.task.num_data, self.total)
 
     def _train(self) -> None:
         training = self.recipe.training

@@ -67,8 +67,15 @@ def _scheduled(method: Method, steps: int) -> dict[str, Any]:
     return settings | {name: schedules[method.schedule]()}
 
 
-def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, total_steps: int) -> Handle:
-    """Call `repel` with the settings of a recipe; for plain training the handle only clips and measures."""
+def attach(model: nn.Module, optimizer: Any, recipe: Recipe, rule: Rule | None) -> Handle:
+    """Call `repel` with the settings of a recipe; for plain training the handle only clips and measures.
+
+    Args:
+        model: the model whose heads repel.
+        optimizer: its optimizer.
+        recipe: the recipe.
+        rule: the result of `make_rule`.
+    """
     method = recipe.method
     names = ("layers", "parts", "where", "particle", "layout")
     selection: dict[str, Any] = {name: getattr(method, name) for name in names}
@@ -78,7 +85,7 @@ def attach(model: nn.Module, optimizer: Any, recipe: Recipe, num_data: int, tota
     return repel(
         model,
         optimizer,
-        make_rule(method, num_data, total_steps),
+        rule,
         **selection,
         order=method.order if recipe.optimizer.clip else "clip-repel",
         max_norm=recipe.optimizer.clip or None,

@@ -261,7 +261,7 @@ def test_heads_repel_on_any_layer(changes, groups, data, tmp_path):
     model = task.model()
     assert len(find_heads(model)) == 6
     optimizer = methods.make_optimizer(recipe.optimizer, model, task.rate_factors(model))
-    assert len(methods.attach(model, optimizer, recipe, 100, 10).report()) == groups
+    assert len(methods.attach(model, optimizer, recipe, methods.make_rule(recipe.method, 100, 10)).report()) == groups
     if not changes:
         made = toy_glue.train(data, "cola", tmp_path / "run", "method.rule=svgd", "training.epochs=1")
         assert any(line["kind"] == "heads" and line["repulsion"] > 0 for line in made.folder.lines())

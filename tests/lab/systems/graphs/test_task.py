@@ -224,7 +224,9 @@ def test_attention_of_another_library_trains_the_same(data, tmp_path):
 def test_the_rule_moves_encoder_heads_apart(data):
     recipe = toy_graphs.recipe(data, "method.rule=svgd", "method.where=encoder", "model.layers=3", "method.layers=last")
     model = make_task(recipe).model()
-    handle = methods.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), recipe, 100, 10)
+    handle = methods.attach(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), recipe, methods.make_rule(recipe.method, 100, 10)
+    )
     assert [(report.where, report.layer) for report in handle.report()] == [("encoder", 2)] * 3
 
 

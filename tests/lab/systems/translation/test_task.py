@@ -251,7 +251,9 @@ def test_a_part_that_a_run_does_not_have(further, trained, capsys):
 def test_the_module_ablation(changes, groups, data):
     recipe = digits.recipe(data, "model.depth=[2, 2]", "method.rule=svgd", *changes)
     model = make_task(recipe).model()
-    handle = methods.attach(model, torch.optim.Adam(model.parameters()), recipe, 100, 10)
+    handle = methods.attach(
+        model, torch.optim.Adam(model.parameters()), recipe, methods.make_rule(recipe.method, 100, 10)
+    )
     assert len(handle.report()) == groups
 
 

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from repulsive.errors import RuleError
 from repulsive.particles import priors
 from repulsive.particles.gram import Gram
+from repulsive.particles.kernels import Interaction
 from repulsive.particles.ladder import CosineLadder
 from repulsive.particles.rule import Coefficients, Rule
 from repulsive.particles.svgd import SVGD
@@ -21,9 +22,9 @@ ATTRACTION, WRONG_PARTNER = "attraction", "wrong partner"
 class AttractingSVGD(SVGD):
     """SVGD whose force has the opposite sign: heads attract each other."""
 
-    def coefficients(self, theta: Gram, grad: Gram | None = None, *, step: int = 0) -> Coefficients:
-        result = super().coefficients(theta, grad, step=step)
-        return result if result.force is None else replace(result, force=-result.force)
+    def interact(self, theta: Gram) -> Interaction:
+        result = super().interact(theta)
+        return replace(result, repulsion=-result.repulsion)
 
 
 class WrongPartnerSVGD(SVGD):
