@@ -60,6 +60,7 @@ METHODS = (
     Method("Adam, fixed v", ADAM, {}, 1.0, True, 1e3, is_fixed=True),
     Method("AdamW", ADAMW, {"weight_decay": 0.01}, 1.0, True, 1e3, 0.01),
     Method("AdamW, b2 0.99999", ADAMW, {"betas": (0.9, 0.99999), "weight_decay": 0.01}, 1.0, True, 1e5, 0.01),
+    Method("AdamW, fixed v", ADAMW, {"weight_decay": 0.01}, 1.0, True, 1e3, 0.01, is_fixed=True),
     Method("RMSprop", RMSPROP, {}, 1.0, True, 1e2),
     Method("RMSprop, alpha 0.999", RMSPROP, {"alpha": 0.999}, 1.0, True, 1e3),
     Method("RMSprop, alpha 0.99999", RMSPROP, {"alpha": 0.99999}, 1.0, True, 1e5),
