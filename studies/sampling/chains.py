@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from repulsive import SGLD, heads_by_hand, repel
+from repulsive.repulsion import fix_second_moment
 from repulsive.repulsion.settings import NoisePlace
 
 Gradient = Callable[[Tensor], Tensor]  # of U, for chains [C, D]
@@ -29,6 +30,7 @@ class Method:
         is_normalised: whether it divides by the root mean square of gradients.
         window: number of steps that the mean square covers.
         decay: decoupled weight decay.
+        is_fixed: whether `fix_second_moment` is called, after a quarter of the burn-in.
     """
 
     label: str
@@ -38,33 +40,57 @@ class Method:
     is_normalised: bool = False
     window: float = 1.0
     decay: float = 0.0
+    is_fixed: bool = False
+
+    @property
+    def momentum(self) -> float:
+        """Decay rate of the average of gradients; 0 without momentum."""
+        is_adam = issubclass(self.kind, torch.optim.Adam | torch.optim.AdamW)
+        return float(self.options.get("momentum", 0.9 if is_adam else 0.0))
 
 
+SGD, ADAM, ADAMW, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
 METHODS = (
-    Method("SGD", torch.optim.SGD),
-    Method("SGD, momentum 0.9", torch.optim.SGD, {"momentum": 0.9}, 10.0),
-    Method("SGD, Nesterov 0.9", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, 10.0),
-    Method("Adam", torch.optim.Adam, {}, 1.0, True, 1000),
-    Method("Adam, b2 0.9999", torch.optim.Adam, {"betas": (0.9, 0.9999)}, 1.0, True, 10000),
-    Method("AdamW", torch.optim.AdamW, {"weight_decay": 0.01}, 1.0, True, 1000, 0.01),
-    Method("RMSprop", torch.optim.RMSprop, {}, 1.0, True, 100),
-    Method("RMSprop, alpha 0.999", torch.optim.RMSprop, {"alpha": 0.999}, 1.0, True, 1000),
+    Method("SGD", SGD),
+    Method("SGD, momentum 0.9", SGD, {"momentum": 0.9}, 10.0),
+    Method("SGD, Nesterov 0.9", SGD, {"momentum": 0.9, "nesterov": True}, 10.0),
+    Method("Adam", ADAM, {}, 1.0, True, 1e3),
+    Method("Adam, b2 0.9999", ADAM, {"betas": (0.9, 0.9999)}, 1.0, True, 1e4),
+    Method("Adam, b2 0.99999", ADAM, {"betas": (0.9, 0.99999)}, 1.0, True, 1e5),
+    Method("Adam, fixed v", ADAM, {}, 1.0, True, 1e3, is_fixed=True),
+    Method("AdamW", ADAMW, {"weight_decay": 0.01}, 1.0, True, 1e3, 0.01),
+    Method("AdamW, b2 0.99999", ADAMW, {"betas": (0.9, 0.99999), "weight_decay": 0.01}, 1.0, True, 1e5, 0.01),
+    Method("AdamW, fixed v", ADAMW, {"weight_decay": 0.01}, 1.0, True, 1e3, 0.01, is_fixed=True),
+    Method("RMSprop", RMSPROP, {}, 1.0, True, 1e2),
+    Method("RMSprop, alpha 0.999", RMSPROP, {"alpha": 0.999}, 1.0, True, 1e3),
+    Method("RMSprop, alpha 0.99999", RMSPROP, {"alpha": 0.99999}, 1.0, True, 1e5),
+    Method("RMSprop, fixed v", RMSPROP, {}, 1.0, True, 1e2, is_fixed=True),
 )
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of samples, over chains and steps.
+    """Moments of the samples of each chain. Chains are independent, so that their spread gives standard errors.
 
     Args:
-        mean: [D].
-        covariance: [D, D], about the true mean of zero unless `centre` was given.
-        kurtosis: fourth moment over the squared variance, [D]; 3 for a Gaussian.
+        chain_means: [C, D].
+        chain_squares: second moments, about zero unless `centre` was given, [C, D, D].
+        kurtosis: fourth moment over the squared variance of all samples, [D]; 3 for a Gaussian.
     """
 
-    mean: Tensor
-    covariance: Tensor
+    chain_means: Tensor
+    chain_squares: Tensor
     kurtosis: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of all samples, [D]."""
+        return self.chain_means.mean(0)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Second moment of all samples, [D, D]."""
+        return self.chain_squares.mean(0)
 
 
 def sample(
@@ -76,6 +102,7 @@ def sample(
     lr: float,
     steps: int,
     burn_in: int,
+    every: int = 1,
     rms: float | Tensor | None = None,
     gradient_noise: float | Tensor = 0.0,
     temperature: float = 1.0,
@@ -91,8 +118,9 @@ def sample(
         gradient: of U.
         start: [C, D].
         lr: learning rate.
-        steps: steps after `burn_in`, each of which is a sample.
+        steps: steps after `burn_in`.
         burn_in: steps that are dropped.
+        every: number of steps from one sample to the next.
         rms: root mean square of gradients with which the second moment starts, a number or [D]; None: zero.
         gradient_noise: standard deviation of noise in the gradients, as minibatches have; a number, or [D].
         temperature: T of the rule.
@@ -121,28 +149,31 @@ def sample(
             verbose=False,
         )
     source = torch.Generator().manual_seed(seed)
-    dims = start.shape[1]
-    mean, square, fourth = torch.zeros(dims), torch.zeros(dims, dims), torch.zeros(dims)
+    count, dims = start.shape
+    mean, square, fourth = torch.zeros(count, dims), torch.zeros(count, dims, dims), torch.zeros(dims)
+    samples = range(burn_in, burn_in + steps, every)
     for index in range(burn_in + steps):
+        if method.is_fixed and index == burn_in // 4:
+            fix_second_moment(optimizer)
         grad = gradient(weight.detach())
         if torch.as_tensor(gradient_noise).any():
             grad = grad + gradient_noise * torch.randn(grad.shape, generator=source, dtype=grad.dtype)
         weight.grad = grad.clone()
         optimizer.step()
-        if index >= burn_in:
-            theta = (weight.detach() - centre).float()
-            mean += theta.mean(0)
-            square += theta.T @ theta / len(theta)
+        if index in samples:
+            theta = (weight.detach() - centre).float()  # [C, D]
+            mean += theta
+            square += theta[:, :, None] * theta[:, None, :]
             fourth += theta.pow(4).mean(0)
     handle.remove()
-    mean, square, fourth = mean / steps, square / steps, fourth / steps
-    return Moments(mean + centre, square, fourth / square.diagonal().square())
+    mean, square, fourth = mean / len(samples), square / len(samples), fourth / len(samples)
+    return Moments(mean + centre, square, fourth / square.mean(0).diagonal().square())
 
 
 def _start_averaged(optimizer: Optimizer, weight: Tensor, rms: Tensor) -> None:
     """Give the optimizer the state of a long run: a second moment of `rms` squared, and no momentum."""
     square = rms.square().expand_as(weight).clone()
-    state: dict[str, Any] = {"step": torch.tensor(1e7)}
+    state: dict[str, Any] = {"step": torch.tensor(1e12)}
     if isinstance(optimizer, torch.optim.RMSprop):
         optimizer.state[weight] = state | {"square_avg": square}
     else:

@@ -48,19 +48,25 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Variances:
-    """Variances of samples divided by those of the target, and how far the mean is off.
+class Result:
+    """Moments of samples relative to those of the target, with standard errors.
 
     Args:
-        stiff: along the direction with the largest curvature.
-        slow: along the one with the smallest; the same for one dimension.
-        mean: the largest distance of the mean from zero, in standard deviations of the target.
+        stiff: variance along the direction with the largest curvature, divided by that of the target.
+        stiff_error: its standard error.
+        slow: the same along the direction with the smallest curvature; for one dimension it is the same direction.
+        slow_error: its standard error.
+        mean: the coordinate of the mean that is furthest from zero, in standard deviations of the target.
+        mean_error: its standard error.
         kurtosis: the largest over coordinates; 3 for a Gaussian.
     """
 
     stiff: float
+    stiff_error: float
     slow: float
+    slow_error: float
     mean: float
+    mean_error: float
     kurtosis: float
 
 
@@ -73,9 +79,10 @@ def measure(
     chains: int,
     steps: int,
     burn_in: int,
+    every: int = 1,
     seed: int = 0,
-) -> list[Variances]:
-    """Run chains from the targets themselves, and return the variances that they settle at.
+) -> list[Result]:
+    """Run chains from the targets themselves, and return the moments that they settle at.
 
     Decoupled weight decay is a Gaussian prior with precision decay * (root mean square of gradients), which targets
     include.
@@ -98,6 +105,7 @@ def measure(
         lr=lr,
         steps=steps,
         burn_in=burn_in,
+        every=every,
         rms=torch.cat(deviations) if noise_in != "gradient" else (torch.cat(deviations).square() + 2 / lr).sqrt(),
         gradient_noise=torch.cat(noises),
         seed=seed,
@@ -107,8 +115,15 @@ def measure(
         here = slice(first, first + len(true))
         first += len(true)
         values, directions = torch.linalg.eigh(true)  # smallest variance first
-        ratios = (directions.T @ moments.covariance[here, here] @ directions).diagonal() / values
-        mean = (moments.mean[here] / true.diagonal().sqrt()).abs().max()
-        kurtosis = moments.kurtosis[here].max()
-        results.append(Variances(float(ratios[0]), float(ratios[-1]), float(mean), float(kurtosis)))
+        squares = torch.einsum("cij,ik,jk->ck", moments.chain_squares[:, here, here], directions, directions)
+        ratios, ratio_errors = _average(squares / values)
+        means, mean_errors = _average(moments.chain_means[:, here] / true.diagonal().sqrt())
+        far = int(means.abs().argmax())
+        numbers = (ratios[0], ratio_errors[0], ratios[-1], ratio_errors[-1], means[far], mean_errors[far])
+        results.append(Result(*(float(number) for number in numbers), float(moments.kurtosis[here].max())))
     return results
+
+
+def _average(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard error over independent chains [C, D]."""
+    return values.mean(0), values.std(0) / math.sqrt(len(values))

@@ -1,119 +1,139 @@
-"""Variance of SGLD's samples under five optimizers, with noise in the gradient, the parameter or the optimizer's step.
+r"""Mean and variance of SGLD's samples under four optimizers, by effective step and place of the noise.
 
-    python -m studies.sampling.run --out results/sampling
+    python -m studies.sampling.run                                        # all runs, a quarter of an hour of one core
+    python -m studies.sampling.run --methods Adam "Adam, b2 0.9999" --steps 0.001
+    python -m studies.sampling.run --tables                               # write the pages of the stored numbers again
 
-Chains start from the target, with the second moment of a long run. Runs on the CPU in about ten minutes.
+A run is one optimizer at one effective step (step times curvature), with all targets side by side. It replaces the same
+run in gaussians.json; other runs stay. Chains start from the target, with the second moment of a long run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from studies.output import save
 from studies.sampling.chains import METHODS, Method
 from studies.sampling.gaussians import SHAPES, Target, measure
+from studies.sampling.page import BLOCKS, NOISE, PLACES, PLAIN, STEPS, describe, replaced
 
-from repulsive.safety.markdown import format_table
+from repulsive.repulsion.settings import NoisePlace
 
-STEPS = (0.01, 0.05)  # step times curvature
-NOISE_IN = ("gradient", "parameter", "optimizer")
-SMALL = 0.001  # a step whose decorrelation time is as long as the window of Adam's second moment
-NOISE = 3.0  # standard deviation of gradient noise over that of gradients
-GRID = [Target(shape, step, noise) for shape in SHAPES for noise in (0.0, NOISE) for step in STEPS]
-SLOW = [Target("N(0, 1)", SMALL, noise) for noise in (0.0, NOISE)]
-PLACES = [Target("N(0, 1)", step) for step in STEPS]
-PLAIN = ("SGD", "SGD, momentum 0.9", "Adam", "AdamW", "RMSprop")  # optimizers compared for all settings of noise_in
+ROOT = Path(__file__).resolve().parents[2]
+BURN_IN, SAMPLED = 10.0, 5.0  # steps of a run, in decorrelation times 1 / step of the stiffest direction
+SPACING = 0.1  # from one sample to the next, in the same unit
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/sampling"), help="folder of tables")
-    parser.add_argument("--chains", type=int, default=512, help="independent chains for each target")
-    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a quick trial of the script")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    started = time.monotonic()
-    places: list[dict[str, Any]] = []
-    grid: list[dict[str, Any]] = []
+class Run(NamedTuple):
+    """One optimizer, at one effective step, with noise in one place."""
+
+    method: Method
+    noise_in: NoisePlace
+    step: float
+
+    @property
+    def key(self) -> tuple[str, str, float]:
+        return self.method.label, self.noise_in, self.step
+
+    def targets(self) -> list[Target]:
+        """All targets for noise in the optimizer's step; for the other places N(0, 1) with full gradients."""
+        if self.noise_in != "optimizer":
+            return [Target("N(0, 1)", self.step)]
+        return [Target(shape, self.step, noise) for shape in SHAPES for noise in (0.0, NOISE)]
+
+    def burn_in(self) -> int:
+        if self.noise_in == "gradient" and self.method.is_normalised:  # noise in the second moment makes steps small
+            return math.ceil(4 / self.step * math.sqrt(1 + 2 / self.step))
+        if self.noise_in == "parameter" and self.method.is_normalised:  # the second moment follows the wrong variance
+            return math.ceil(max(BURN_IN / self.step, 3 * self.method.window))
+        return math.ceil((2 if self.method.is_fixed else 1) * BURN_IN / self.step)
+
+
+def plan() -> list[Run]:
+    """List all runs of the study, in the order of the tables."""
+    runs = []
     for method in METHODS:
+        runs += [Run(method, "optimizer", step) for step in STEPS]
         if method.label in PLAIN:
-            for noise_in in NOISE_IN:
-                places += [_run(method, noise_in, [target], 4 * options.chains, options.scale) for target in PLACES]
-        grid.append(_run(method, "optimizer", GRID, options.chains, options.scale))
-        if method.is_normalised and not method.decay:
-            grid[-1]["rows"] += _run(method, "optimizer", SLOW, 2 * options.chains, options.scale)["rows"]
-        print(method.label, flush=True)
-    about = {
-        "command": f"python -m studies.sampling.run --chains {options.chains} --scale {options.scale}",
+            runs += [Run(method, place, step) for place in ("gradient", "parameter") for step in PLACES]
+    return runs
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    labels = [method.label for method in METHODS]
+    places = ["optimizer", "gradient", "parameter"]
+    parser.add_argument(
+        "--methods", nargs="+", default=labels, choices=labels, metavar="LABEL", help="as in the tables"
+    )
+    parser.add_argument("--steps", nargs="+", type=float, default=STEPS, choices=STEPS, help="step times curvature")
+    parser.add_argument("--places", nargs="+", default=places, choices=places, help="settings of noise_in")
+    parser.add_argument("--chains", type=int, default=8192, help="independent chains for each target")
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a quick trial of the script")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "sampling", help="folder of numbers and tables")
+    parser.add_argument("--tables", action="store_true", help="only write the pages of the stored numbers again")
+    options = parser.parse_args(words)
+    chosen = [
+        run
+        for run in plan()
+        if run.method.label in options.methods and run.step in options.steps and run.noise_in in options.places
+    ]
+    if not chosen:
+        parser.error(f"no run has these settings: other places than optimizer have {PLAIN} at steps {PLACES} only")
+    torch.set_num_threads(1)
+    stored = options.out / "gaussians.json"
+    for run in [] if options.tables else chosen:
+        result = carry_out(run, options.chains, options.scale)
+        save(stored, {"runs": merge(json.loads(stored.read_text())["runs"] if stored.is_file() else [], result)})
+        print(*run.key, f"{result['seconds']} s", flush=True)
+    runs = json.loads(stored.read_text())["runs"]
+    save(options.out / "gaussians.md", describe(runs))
+    if options.out == ROOT / "results" / "sampling":
+        page = ROOT / "docs" / "optimizers.md"
+        text = page.read_text(encoding="utf-8")
+        for name, block in BLOCKS.items():
+            text = replaced(text, name, block(runs))
+        save(page, text)
+
+
+def carry_out(run: Run, chains: int, scale: str = "full") -> dict[str, Any]:
+    """Run the chains; return the results with the command that repeats them."""
+    steps, burn_in = math.ceil(SAMPLED / run.step), run.burn_in()
+    if scale == "tiny":
+        steps, burn_in = 20, 0
+    began = time.monotonic()
+    targets = run.targets()
+    lr, every = run.step / run.method.sum_of_steps, math.ceil(SPACING / run.step)
+    settings = {"chains": chains, "steps": steps, "burn_in": burn_in, "every": every}
+    results = measure(run.method, run.noise_in, targets, lr=lr, **settings)
+    command = f'python -m studies.sampling.run --methods "{run.method.label}" --steps {run.step:g}'
+    return {
+        "optimizer": run.method.label,
+        "noise_in": run.noise_in,
+        "step": run.step,
+        "command": f"{command} --places {run.noise_in} --chains {chains} --scale {scale}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "device": "cpu",
-        "seconds": round(time.monotonic() - started),
+        "seconds": round(time.monotonic() - began),
+        **settings,
+        "cells": [asdict(target) | asdict(result) for target, result in zip(targets, results, strict=True)],
     }
-    save(options.out / "gaussians.json", {**about, "places": places, "grid": grid})
-    save(options.out / "gaussians.md", _page(about, places, grid))
 
 
-def _run(method: Method, noise_in: Any, targets: Sequence[Target], chains: int, scale: str) -> dict[str, Any]:
-    """Measure all targets at once; long enough for the slowest of them, and for the window of the second moment."""
-    slowest = min(target.step for target in targets)
-    lr = slowest / method.sum_of_steps
-    steps = math.ceil(max(5 / slowest, min(method.window, 1 / slowest), 1000))
-    burn_in = math.ceil(max(1 / slowest, min(method.window, 2 / slowest)))
-    if noise_in == "gradient" and method.is_normalised:  # noise in the second moment makes steps small
-        burn_in = math.ceil(4 / slowest * math.sqrt(1 + 2 / slowest))
-    elif noise_in == "parameter" and method.is_normalised:  # the second moment follows the wrong variance
-        burn_in = math.ceil(3 * method.window)
-    if scale == "tiny":
-        steps, burn_in = 20, 0
-    results = measure(method, noise_in, targets, lr=lr, chains=chains, steps=steps, burn_in=burn_in)
-    rows = [asdict(target) | asdict(result) for target, result in zip(targets, results, strict=True)]
-    return {"optimizer": method.label, "noise_in": noise_in, "steps": steps, "burn_in": burn_in, "rows": rows}
-
-
-def _page(about: dict[str, Any], places: Sequence[dict[str, Any]], grid: Sequence[dict[str, Any]]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    lines = [
-        f"`{about['command']}` ({versions}, CPU, {about['date']}, {about['seconds']} s)",
-        "",
-        "Variance of samples of SGLD (T = 1) divided by that of the target; 1 is right. Standard errors: about 0.02.",
-        "",
-        "## Three settings of `noise_in`",
-        "",
-        "Target N(0, 1), full gradients. Columns: `noise_in` at a step times curvature.",
-        "",
-    ]
-    header = ["optimizer", *(f"{place}, {step:g}" for place in NOISE_IN for step in STEPS)]
-    cells = {(run["optimizer"], run["noise_in"], row["step"]): row["stiff"] for run in places for row in run["rows"]}
-    rows = [[label, *(f"{cells[label, place, step]:.2f}" for place in NOISE_IN for step in STEPS)] for label in PLAIN]
-    lines += [format_table(header, rows), "", '## `noise_in="optimizer"`', ""]
-    lines += [
-        "Columns: target, step times curvature. Correlated: stiff direction / slow direction, with a quarter of the "
-        "curvature.",
-        f"Noisy: gradient noise with {NOISE:g} times the standard deviation of the gradients.",
-        "",
-    ]
-    for noise, title in ((0.0, "full gradients"), (NOISE, "noisy gradients")):
-        header = [title, f"N(0, 1), {SMALL:g}", *(f"{shape}, {step:g}" for shape in SHAPES for step in STEPS)]
-        rows = []
-        for run in grid:
-            own = [row for row in run["rows"] if row["noise"] == noise]
-            small = [_cell(row) for row in own if row["step"] == SMALL] or ["-"]
-            rows.append([run["optimizer"], *small, *(_cell(row) for row in own if row["step"] != SMALL)])
-        lines += [format_table(header, rows), ""]
-    return "\n".join(lines)
-
-
-def _cell(row: dict[str, Any]) -> str:
-    return f"{row['stiff']:.2f}" if row["shape"] == "N(0, 1)" else f"{row['stiff']:.2f} / {row['slow']:.2f}"
+def merge(runs: Sequence[dict[str, Any]], result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Add a result to the stored runs in the order of the plan; it replaces the same run."""
+    by_key = {(run["optimizer"], run["noise_in"], run["step"]): run for run in (*runs, result)}
+    return [by_key[run.key] for run in plan() if run.key in by_key]
 
 
 if __name__ == "__main__":

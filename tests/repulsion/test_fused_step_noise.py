@@ -7,7 +7,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from repulsive import SGLD, SPOS, repel
-from repulsive.repulsion import optimizer_noise
+from repulsive.repulsion import fix_second_moment, optimizer_noise
 from repulsive.repulsion.backends import choose, launch_settings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,14 +39,16 @@ def eager_calls(monkeypatch):
     return calls
 
 
-def train(monkeypatch, kernels, kind, options, rule=RULE, heads=4, steps=3, dtype=torch.float32, **more):
+def train(monkeypatch, kernels, kind, options, rule=RULE, heads=4, steps=3, dtype=torch.float32, fix_at=None, **more):
     monkeypatch.setenv("REPULSIVE_KERNELS", kernels)
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8 * heads, heads, batch_first=True, device=DEVICE, dtype=dtype)
     optimizer = kind([{"params": [p], **more} for p in layer.parameters()], lr=0.01, **options)
     handle = repel(layer, optimizer, rule, parts="qk", noise_in="optimizer", verbose=False)
     x = torch.randn(2, 3, 8 * heads, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
-    for _ in range(steps):
+    for step in range(steps):
+        if step == fix_at:
+            fix_second_moment(optimizer)
         optimizer.zero_grad()
         layer(x, x, x)[0].square().mean().backward()
         optimizer.step()
@@ -69,6 +71,13 @@ def test_weights_and_buffers_are_those_of_the_eager_noise(name, monkeypatch, eag
     assert len(eager_calls) == 3 and same(found, expected)
     plain = train(monkeypatch, "triton", kind, options, rule=SGLD(1.0, 0.0))
     assert not same(plain, expected, 1e-3)  # the noise is not negligible
+
+
+def test_a_fixed_second_moment(monkeypatch, eager_calls):
+    options = {"betas": (0.8, 0.5)}
+    expected = train(monkeypatch, "eager", ADAM, options, steps=4, fix_at=2)
+    found = train(monkeypatch, "triton", ADAM, options, steps=4, fix_at=2)
+    assert len(eager_calls) == 4 and same(found, expected)
 
 
 def test_spos_with_twelve_heads(monkeypatch, eager_calls):

@@ -62,10 +62,20 @@ def test_the_grid_and_nuts_agree():
 
 
 @pytest.mark.parametrize(
-    ("label", "bias"), [("SGD", 0.06), ("SGD, momentum 0.9", 0.06), ("Adam", 0.1), ("RMSprop, alpha 0.999", 0.1)]
+    ("label", "bias"),
+    [
+        ("SGD", 0.06),
+        ("SGD, momentum 0.9", 0.06),
+        ("Adam", 0.1),
+        ("Adam, fixed v", 0.06),
+        ("RMSprop, alpha 0.999", 0.1),
+        ("RMSprop, fixed v", 0.06),
+    ],
 )
 def test_samples_have_the_moments_of_the_posterior(label, bias):
-    """Mean within a tenth of a standard deviation, variances within `bias`; for SGD both within 5 % of NUTS.
+    """Mean within a tenth of a standard deviation, variances within `bias`.
+
+    For SGD and with a fixed second moment, both within 5 % of NUTS.
 
     The slow direction decorrelates in 350 steps, a third of the window of the second moment: adaptive optimizers then
     overestimate its variance, RMSprop by 7 %.
@@ -87,6 +97,6 @@ def test_samples_have_the_moments_of_the_posterior(label, bias):
     assert ((ratios - 1).abs() < bias).all(), ratios
     sampled_mean, sampled = nuts()
     variances = moments.covariance.diagonal() / sampled.diagonal()
-    close = 0.05 if label.startswith("SGD") else bias
+    close = 0.05 if bias < 0.1 else bias
     assert ((moments.mean - sampled_mean).abs() / sampled.diagonal().sqrt()).max() < close
     assert ((variances - 1).abs() < close).all(), variances

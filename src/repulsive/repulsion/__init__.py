@@ -4,6 +4,7 @@ from repulsive.particles.schedules import Constant, Cosine, Linear, Until, WarmU
 from repulsive.repulsion.attach import repel, unwrap_optimizer
 from repulsive.repulsion.handle import Handle
 from repulsive.repulsion.measurements import GroupReport
+from repulsive.repulsion.second_moment import fix_second_moment
 from repulsive.repulsion.sharding.placement import head_placement
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Linear",
     "Until",
     "WarmUp",
+    "fix_second_moment",
     "head_placement",
     "repel",
     "unwrap_optimizer",

@@ -116,8 +116,9 @@ def window_warning(place: NoisePlace, rule: Rule | None, groups: Sequence[HeadGr
         return ""
     return (
         f"the second moment of {type(optimizer).__name__} averages over {window} steps ({name}={decay:g}). It then "
-        "follows the weights, and samples vary too much: with 100 steps their variance was measured as 1.1 to 1.8 "
-        f"times that of the target. Choose {name}=0.999 or larger"
+        "follows the weights, and samples vary too much: with 100 steps and full gradients their variance was measured "
+        f"as 1.1 to 1.9 times that of the target. Choose {name}=0.999 or larger, or call "
+        "repulsive.repulsion.fix_second_moment(optimizer) before you take samples"
     )
 
 
