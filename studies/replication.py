@@ -1,9 +1,10 @@
-"""Write the table and the forest plots of docs/replication.md and README.md from the files in results/.
+"""Write tables and forest plots of the replication pages and the README from the files in results/.
 
-    python -m studies.replication            # write both
-    python -m studies.replication --check    # report whether both agree with the results
+    python -m studies.replication            # write all
+    python -m studies.replication --check    # report whether all agree with the results
 
-`repulsive reproduce claims` prints the same table; rows and verdicts are in `repulsive.lab.paper.result_claims`.
+docs/replication.md shows the main claims, docs/replication-details.md all rows. `repulsive reproduce claims` prints the
+same rows; they are listed in `repulsive.lab.paper.classifier_claims` and `system_claims`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from repulsive.lab.paper.claims_report import as_markdown, draw
-from repulsive.lab.paper.result_claims import ACCURACY, claims
+from repulsive.lab.paper.all_claims import judge_claims
+from repulsive.lab.paper.claims_report import as_markdown, draw, main_claims
+from repulsive.lab.paper.result_claims import ACCURACY, BLEU, DIST
 from repulsive.lab.paper.result_files import ResultFiles
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "replication.md"
-PICTURES = ROOT / "docs" / "pictures"
-FIGURES = {  # file -> panels; empty: all
-    PICTURES / "replication.svg": (),
-    PICTURES / "replication-accuracy.svg": (ACCURACY,),
-}
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 BEGIN, END = "<!-- replication: begin; written by studies/replication.py -->", "<!-- replication: end -->"
 
 
@@ -33,19 +30,31 @@ def replaced(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
-def main(words: list[str] | None = None) -> int:
+def make_files(docs: Path) -> dict[Path, str]:
+    """Make the text of all pages and figures."""
+    claims, _ = judge_claims(ResultFiles(RESULTS))
+    main = main_claims(claims)
+    tables = {"replication.md": as_markdown(main, short=True), "replication-details.md": as_markdown(claims)}
+    figures = {
+        "replication.svg": draw(main, (ACCURACY, DIST, BLEU)),  # panels with several claims
+        "replication-details.svg": draw(claims),
+        "replication-accuracy.svg": draw(claims, (ACCURACY,)),
+    }
+    pages = {docs / name: replaced((docs / name).read_text(encoding="utf-8"), text) for name, text in tables.items()}
+    return pages | {docs / "pictures" / name: svg for name, svg in figures.items()}
+
+
+def main(words: list[str] | None = None, docs: Path = DOCS) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a file is out of date")
     options = parser.parse_args(words)
-    rows, page = claims(ResultFiles(RESULTS)), PAGE.read_text(encoding="utf-8")
-    text, figures = replaced(page, as_markdown(rows)), {path: draw(rows, panels) for path, panels in FIGURES.items()}
+    files = make_files(docs)
     if options.check:
-        is_current = text == page and all(path.read_text(encoding="utf-8") == svg for path, svg in figures.items())
-        print("up to date" if is_current else "out of date: run python -m studies.replication")
-        return int(not is_current)
-    PAGE.write_text(text, encoding="utf-8")
-    for path, svg in figures.items():
-        path.write_text(svg, encoding="utf-8")
+        old = [p.name for p, text in files.items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
+        print(f"out of date: {', '.join(old)}; run python -m studies.replication" if old else "up to date")
+        return int(bool(old))
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

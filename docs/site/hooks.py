@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 OUTSIDE = "repository"  # folder of the site for files outside docs/
+WIDE = ("replication.md", "replication-details.md")  # pages whose tables need the width of the table of contents
 
 LINK = re.compile(r"(!?\[[^\]]*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.M | re.S)
@@ -47,9 +48,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Rewrite links between repository files as links of the site, and leave result tables out of the search."""
+    """Rewrite links between repository files as links of the site, and set what pages show and what search finds."""
     if page.file.src_uri.startswith(f"{OUTSIDE}/results/"):
         page.meta["search"] = {"exclude": True}  # tables of numbers would bury the documentation
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
     path = _file_of(page.file.src_uri)
 
     def on_site(match: re.Match[str]) -> str:

@@ -115,17 +115,19 @@ def reproduce(
 
 def _say_claims(results: Path, out: Path, full: bool, markdown: bool, as_json: bool) -> None:
     from repulsive.lab.paper import claims_report
-    from repulsive.lab.paper.result_claims import claims
+    from repulsive.lab.paper.all_claims import judge_claims
     from repulsive.lab.paper.result_files import ResultFiles
 
-    rows = claims(ResultFiles(results))
+    rows, missing = judge_claims(ResultFiles(results))
     written = claims_report.write(rows, out)
     if as_json:
-        say_json({"claims": claims_report.as_data(rows), "written": written})
+        say_json({"claims": claims_report.as_data(rows), "missing": missing, "written": written})
     elif markdown:
         say(claims_report.as_markdown(rows))
     else:
         say_tables(claims_report.tables(rows, full))
+    if missing:
+        say(f"\nclaims without results are left out; missing in {results}: {', '.join(missing)}", err=as_json)
     say(f"\nwritten: {', '.join(map(str, written))}", err=as_json)
 
 

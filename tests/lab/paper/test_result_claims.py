@@ -9,16 +9,20 @@ import pytest
 from repulsive.cli import main
 from repulsive.errors import DataError
 from repulsive.lab.paper import claims_report
+from repulsive.lab.paper.all_claims import judge_claims
 from repulsive.lab.paper.catalogue import ARTEFACTS
-from repulsive.lab.paper.result_claims import ACCURACY, ResultClaim, claims
+from repulsive.lab.paper.result_claims import ACCURACY, ResultClaim
 from repulsive.lab.paper.result_files import FILES, Gain, ResultFiles, committed
+from repulsive.lab.paper.system_claims import translation
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return claims(ResultFiles(RESULTS))
+    claims, missing = judge_claims(ResultFiles(RESULTS))
+    assert missing == []
+    return claims
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,37 @@ def test_verdicts_follow_the_rule(paper, low, high, options, verdict):
 def test_a_gain_that_is_not_significant_does_not_hold():
     claim = ResultClaim("", 0.8, Gain(0.5, 0.1, 0.9, p_value=0.25), "", "", ACCURACY, "", "other data")
     assert claim.verdict == "cannot say"
+
+
+def test_one_seed_decides_nothing(tmp_path):
+    """Rows as studies.translation.paper_settings writes them; the row after the longest training counts."""
+    compared = {"low": 0.1, "high": 0.9, "p_value": 0.01}
+
+    def section(epochs, difference, over, seeds):
+        bleu = compared | {"difference": difference, "over": over, "seeds": seeds}
+        return {"epochs": epochs, "parts": {"test": {"rows": [{"label": "published", "against": {"bleu": bleu}}]}}}
+
+    for longest, verdict in ((("items", 1), "cannot say"), (("both", 6), "same claim, other data: holds")):
+        sections = [section(20, 0.2, "both", 3), section(37, 0.5, *longest)]
+        (tmp_path / "any.json").write_text(json.dumps({"sections": sections}))
+        row = translation(ResultFiles(tmp_path), "any.json", "published", "Any", "160K pairs")
+        assert row.ours.mean == 0.5 and row.verdict == verdict
+
+
+def test_claims_without_a_file_are_left_out(tmp_path, repulsive):
+    with pytest.raises(DataError, match="no results on any claim"):
+        judge_claims(ResultFiles(tmp_path))
+    (tmp_path / "bench").mkdir()
+    path = tmp_path / "bench" / "bench-cuda-4096.json"
+    path.write_text((RESULTS / "bench" / path.name).read_text())
+    claims, missing = judge_claims(ResultFiles(tmp_path))
+    assert [claim.claim for claim in claims] == ["a step takes little more time (percent)"]
+    assert "translation/europarl.json" in missing and len(set(missing)) == len(missing) >= 9
+    out = repulsive("claims", "--from", ".", "--out", "made")[1]
+    assert "Rows: 1; holds: 1," in out and f"missing in .: {', '.join(missing)}" in out
+    path.write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        judge_claims(ResultFiles(tmp_path))
 
 
 def test_welch_interval(tmp_path):
@@ -68,7 +103,7 @@ def test_pre_trainings_with_one_seed_are_not_two_seeds(tmp_path, rows):
 def test_the_figure_has_a_mark_for_every_claim(rows):
     root = ET.fromstring(claims_report.draw(rows))
     classes = [element.get("class") for element in root.iter()]
-    assert len(rows) >= 33 and classes.count("bar") == len(rows)
+    assert len(rows) >= 36 and classes.count("bar") == len(rows)
     assert classes.count("paper") == sum(row.paper is not None for row in rows) + 1  # one in the legend
     names = {(row.panel, row.name) for row in rows}
     shown = {element.text for element in root.iter() if element.tag.endswith("text")}
@@ -76,6 +111,18 @@ def test_the_figure_has_a_mark_for_every_claim(rows):
     width = float(root.get("width"))
     marks = [element for element in root.iter() if element.get("class") == "bar"]
     assert all(0 < float(mark.get("x1")) <= float(mark.get("x2")) < width <= 480 for mark in marks)  # fits a phone
+
+
+def test_the_main_claims_are_few_and_without_controls(rows):
+    main = claims_report.main_claims(rows)
+    assert 12 <= len(main) <= 18 and not any(row.is_control for row in main)
+    svg = claims_report.draw(main)
+    assert "control" not in svg.split("</style>")[1] and "control" in claims_report.draw(rows).split("</style>")[1]
+    short, long = (claims_report.as_markdown(main, short=short) for short in (True, False))
+    assert (
+        "same claim" not in short
+        and long.replace("same claim, smaller data: ", "").replace("same claim, other data: ", "") == short
+    )
 
 
 def test_rows_at_the_papers_sizes_have_the_controls_of_the_study(rows):
@@ -93,8 +140,8 @@ def test_rows_at_the_papers_sizes_have_the_controls_of_the_study(rows):
     best = json.loads((folder / "follow_up.json").read_text())["best heads, age"]["cosine-smoothing"]
     ours = by_claim["Age, cosine kernel: the best numbers of heads"].ours  # accuracy is 100 minus the error
     assert (ours.mean, ours.low, ours.high) == (-best["difference"], -best["high"], -best["low"])
-    assert by_claim["Yelp, cosine kernel: more accurate (points)"].paper == pytest.approx(71.5 - 69.3)
-    assert by_claim["Age, SVGD: better calibrated (ECE, points)"].verdict == "cannot say"
+    assert by_claim["Yelp, cosine kernel: more accurate"].paper == pytest.approx(71.5 - 69.3)
+    assert by_claim["Age, SVGD: better calibrated (ECE)"].verdict == "cannot say"
 
 
 def test_committed_files_of_the_list_exist():
@@ -120,7 +167,11 @@ def repulsive(tmp_path, monkeypatch, capsys):
 
 def test_the_command_prints_all_claims_and_writes_table_figure_and_json(repulsive, rows, tmp_path):
     code, out, _ = repulsive("claims", "--from", RESULTS, "--out", "made")
-    assert code == 0 and all(row.claim in out for row in rows) and f"{len(rows)} claims; holds: " in out
+    assert (
+        code == 0
+        and all(row.claim in out for row in rows)
+        and f"Rows: {sum(row.is_main for row in rows)}; holds: " in out
+    )
     written = tmp_path / "made"
     assert json.loads((written / "claims.json").read_text()) == claims_report.as_data(rows)
     assert (written / "claims.svg").read_text() == claims_report.draw(rows)
@@ -131,7 +182,7 @@ def test_the_command_prints_all_claims_and_writes_table_figure_and_json(repulsiv
 def test_mistakes_take_one_line_and_write_nothing(repulsive, tmp_path):
     for words, message in (
         (("claims",), "results: no such folder; pass the folder results of a checkout with --from"),
-        (("claims", "--from", "."), "classification/second_round/paper_sizes.json: no such file"),
+        (("claims", "--from", "."), "no results on any claim; --from expects the folder results of a checkout"),
         (("claims", "table1", "--from", RESULTS), "trains nothing; run it alone"),
         (("claim",), "did you mean claims"),
     ):

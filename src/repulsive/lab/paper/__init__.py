@@ -11,5 +11,6 @@
 | Appendix E | `graph_texts` |
 
 `catalogue` lists them all, `reproduce` runs them, `published` has the paper's numbers and claims, `verdicts` judges.
-`result_claims` judges the claims by the committed results of a checkout, and `claims_report` writes them.
+`all_claims` judges the rows of `classifier_claims` and `system_claims` by the committed results of a checkout;
+`claims_report` writes them.
 """

@@ -18,6 +18,7 @@ from repulsive.terminal.table import Table
 
 ID = "claims"
 TITLES = ("claim", "paper", "ours [95 % CI]", "our data", "verdict", "why")
+UNITS = "Accuracy, ECE, GLUE and shares of heads are in points."
 PANELS = {  # panel -> heading, ends of the axis, distance of ticks
     ACCURACY: ("Accuracy of classifiers, points", (-1.0, 3.0), 1.0),
     DIST: ("Diversity of heads, Dist", (-0.5, 1.5), 0.5),
@@ -26,11 +27,6 @@ PANELS = {  # panel -> heading, ends of the axis, distance of ticks
     HEADS: ("Share of heads that can be removed, points: lower is better", (-30.0, 20.0), 10.0),
     TIME: ("Step time, percent: lower is better", (-5.0, 15.0), 5.0),
 }
-LEGEND = (
-    f'{dot(18, 20)}<text x="28" y="24">ours</text>',
-    f'<g class="control">{dot(82, 20, is_control=True)}</g><text x="92" y="24">ours, against a control</text>',
-    f'{diamond(246, 20)}<text x="258" y="24">the paper, its own data</text>',
-)
 CAPTIONS = ("Differences from plain attention, with 95 % intervals. Arrows: the", "interval is longer than the axis.")
 
 
@@ -40,18 +36,37 @@ def cells(claim: ResultClaim) -> list[str]:
     return [claim.claim, paper, claim.ours.text(claim.digits), claim.data, claim.verdict, claim.why]
 
 
-def as_markdown(claims: Sequence[ResultClaim]) -> str:
-    """Format the claims as a Markdown table."""
-    return format_table(TITLES, [cells(claim) for claim in claims])
+def main_claims(claims: Sequence[ResultClaim]) -> list[ResultClaim]:
+    """Select the claims of the paper itself, without controls and variants."""
+    return [claim for claim in claims if claim.is_main]
+
+
+def as_markdown(claims: Sequence[ResultClaim], *, short: bool = False) -> str:
+    """Format the claims as a Markdown table; `short` verdicts do not repeat that the data are not the paper's."""
+    rows = [cells(claim) for claim in claims]
+    if short:
+        verdict = TITLES.index("verdict")
+        rows = [[*row[:verdict], claim.outcome, *row[verdict + 1 :]] for row, claim in zip(rows, claims, strict=True)]
+    return format_table(TITLES, rows)
 
 
 def tables(claims: Sequence[ResultClaim], full: bool = False) -> list[Table | str]:
-    """Make a table for a terminal, and the number of claims with each outcome; `full` adds our data and the reasons."""
+    """Make tables for a terminal: the main claims, then the others, each with the number of rows by outcome, and units.
+
+    Args:
+        claims: the claims.
+        full: also show our data and the reasons.
+    """
     shown = [index for index, title in enumerate(TITLES) if full or title not in ("our data", "why")]
-    rows = [[cells(claim)[i] for i in shown] for claim in claims]
-    counts = Counter(claim.outcome for claim in claims)
-    summary = ", ".join(f"{outcome}: {counts[outcome]}" for outcome in (HOLDS, FAILS, UNDECIDED))
-    return [Table([TITLES[i] for i in shown], rows), f"{len(claims)} claims; {summary}."]
+    blocks: list[Table | str] = []
+    for title, is_main in (("main claims", True), ("controls and variants", False)):
+        chosen = [claim for claim in claims if claim.is_main == is_main]
+        if chosen:
+            rows = [[cells(claim)[i] for i in shown] for claim in chosen]
+            counts = Counter(claim.outcome for claim in chosen)
+            summary = ", ".join(f"{outcome}: {counts[outcome]}" for outcome in (HOLDS, FAILS, UNDECIDED))
+            blocks += [Table([TITLES[i] for i in shown], rows, title), f"Rows: {len(chosen)}; {summary}."]
+    return [*blocks, UNITS]
 
 
 def as_data(claims: Sequence[ResultClaim]) -> list[dict[str, Any]]:
@@ -66,6 +81,7 @@ def as_data(claims: Sequence[ResultClaim]) -> list[dict[str, Any]]:
             "p_value": None if math.isnan(claim.ours.p_value) else claim.ours.p_value,  # JSON has no NaN
             "better": "lower" if claim.lower or claim.is_limit else "higher",
             "is_control": claim.is_control,
+            "is_main": claim.is_main,
             "data": claim.data,
             "kind": claim.other_data,
             "outcome": claim.outcome,
@@ -88,7 +104,9 @@ def draw(claims: Sequence[ResultClaim], panels: Sequence[str] = ()) -> str:
         for name, (heading, edges, step) in PANELS.items()
         if not panels or name in panels
     ]
-    return draw_panels("Gains of repulsive attention: the paper's and ours", drawn, CAPTIONS, LEGEND)
+    has_controls = any(row.is_control for panel in drawn for row in panel.rows)
+    title = "Gains of repulsive attention: the paper's and ours"
+    return draw_panels(title, drawn, CAPTIONS, _legend(has_controls))
 
 
 def write(claims: Sequence[ResultClaim], out: Path) -> list[Path]:
@@ -108,6 +126,15 @@ def write(claims: Sequence[ResultClaim], out: Path) -> list[Path]:
         paths.append(out / f"{ID}{suffix}")
         write_text(paths[-1], text)
     return paths
+
+
+def _legend(has_controls: bool) -> list[str]:
+    marks, x = [f'{dot(18, 20)}<text x="28" y="24">ours</text>'], 82
+    if has_controls:
+        control = dot(x, 20, is_control=True)
+        marks.append(f'<g class="control">{control}</g><text x="{x + 10}" y="24">ours, against a control</text>')
+        x = 246
+    return [*marks, f'{diamond(x, 20)}<text x="{x + 12}" y="24">the paper, its own data</text>']
 
 
 def _row(claim: ResultClaim) -> Row:

@@ -39,6 +39,14 @@ def committed(artefact: str, folder: Path) -> list[Path]:
     return [folder / name for name in FILES.get(artefact, ()) if (folder / name).is_file()]
 
 
+class MissingFile(DataError):
+    """A file of results does not exist. `name` is its path below the folder of results."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(f"{folder / name}: no such file; --from expects the folder results of a checkout")
+        self.name = name
+
+
 @dataclass(frozen=True)
 class Gain:
     """A difference from plain attention with its 95 % interval.
@@ -48,12 +56,14 @@ class Gain:
         low: lower end of the interval.
         high: upper end of the interval.
         p_value: p-value of the difference; NaN if there is no test.
+        is_one_seed: the interval is over test items of one seed, so it does not cover new trainings.
     """
 
     mean: float
     low: float
     high: float
     p_value: float = math.nan
+    is_one_seed: bool = False
 
     def text(self, digits: int) -> str:
         return " ".join([f"{self.mean:+.{digits}f}", f"[{self.low:+.{digits}f}, {self.high:+.{digits}f}]"])
@@ -77,23 +87,26 @@ class ResultFiles:
         """Read a file.
 
         Raises:
-            DataError: the file is missing or damaged.
+            MissingFile: there is no such file.
+            DataError: the file is damaged.
         """
         path = self.folder / name
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise DataError(f"{path}: no such file; --from expects the folder results of a checkout") from None
+            raise MissingFile(self.folder, name) from None
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from None
 
     def row(self, name: str, label: str) -> dict[str, Any]:
-        """Return the row of a method.
+        """Return the row of a method on the test set, after the longest training if there are several lengths.
 
         Raises:
             DataError: the file has no such row.
         """
         table = self.read(name)
+        if "sections" in table:
+            table = max(table["sections"], key=lambda section: int(section["epochs"]))["parts"]
         rows: list[dict[str, Any]] = table.get("rows") or table["test"]["rows"]
         for row in rows:
             if row["label"] == label:
@@ -156,14 +169,15 @@ class ResultFiles:
         summary: dict[str, Any] = self.read(f"{folder}/paper_sizes.json")[data]
         return summary
 
-    def best_heads(self, data: str, arm: str) -> tuple[Gain, int]:
-        """Return the gain in accuracy, each method with its best number of heads, and plain attention's number."""
+    def best_heads(self, data: str, arm: str) -> tuple[Gain, int, int]:
+        """Compare accuracies, each method with its best number of heads: gain, plain attention's number, seeds."""
         rows = self.read("classification/second_round/follow_up.json")[f"best heads, {data}"]
         error = _gain(rows[arm])
-        return Gain(-error.mean, -error.high, -error.low), rows["ma"]["heads"]
+        return Gain(-error.mean, -error.high, -error.low), rows["ma"]["heads"], rows[arm]["seeds"]
 
 
 def _gain(compared: dict[str, Any], scale: float = 1.0) -> Gain:
     p_value = compared.get("p_value", compared.get("p"))
     mean, low, high = (scale * compared[key] for key in ("difference", "low", "high"))
-    return Gain(mean, low, high, math.nan if p_value is None else p_value)
+    is_one_seed = compared.get("over") == "items" and compared.get("seeds", 1) < 2
+    return Gain(mean, low, high, math.nan if p_value is None else p_value, is_one_seed)

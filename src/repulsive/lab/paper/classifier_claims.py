@@ -1,0 +1,177 @@
+"""Claims on sentence classifiers: accuracy, diverse heads, calibration.
+
+Yelp and Age have the paper's sizes. A row is a call in `ROWS`: a function of this file and its arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from repulsive.lab.paper.mismatch import OTHER, SMALLER
+from repulsive.lab.paper.result_claims import ACCURACY, DIST, ECE, Judge, ResultClaim, gain_of
+from repulsive.lab.paper.result_files import ResultFiles
+
+DATA = {  # dataset -> name, our data, and whether they are smaller than the paper's or others
+    "yelp": ("Yelp", "45K of 500K reviews", SMALLER),
+    "age": ("Age", "PAN15 for PAN16", OTHER),
+    "snli": ("SNLI", "100K of 550K pairs, smaller model, 6 seeds", SMALLER),
+}
+SNLI = "classification/snli.json"
+COSINE = "cosine-smoothing"
+METHODS = {"svgd": "SVGD", "spos": "SPOS", COSINE: "cosine kernel"}
+CONTROLS = {  # ending of a control's name -> the claim, and its short name
+    "no repulsion": ("against itself without repulsion", "… against alpha = 0"),
+    "wrong partner": ("against itself with wrong partners", "… against wrong partners"),
+    "longer": ("against plain attention with more epochs", "… against more epochs"),
+}
+HALF = "the force of another head, with the same norm, gives about half of the gain"
+
+
+def trained_on(files: ResultFiles, data: str, method: str = "svgd", *, first_round: bool = False) -> str:
+    """Describe our data and the number of seeds."""
+    what = DATA[data][1]
+    if data == "snli":
+        return what
+    return f"{what}, {len(files.summary(data, first_round=first_round)['arms'][method]['seeds'])} seeds"
+
+
+def accuracy(files: ResultFiles, data: str, method: str, why: str, *, first_round: bool = False) -> ResultClaim:
+    """A method against plain attention, both tuned, with 30 heads."""
+    name, _, other = DATA[data]
+    paper = gain_of("cosine" if method == COSINE else "table1", data, "accuracy", method)
+    return ResultClaim(
+        f"{name}, {METHODS[method]}: more accurate",
+        paper,
+        files.sizes(data, method, "accuracy", first_round=first_round),
+        trained_on(files, data, method, first_round=first_round),
+        why,
+        ACCURACY,
+        f"{name}, {METHODS[method]}",
+        other,
+        is_main=True,
+    )
+
+
+def cosine_accuracy(files: ResultFiles, data: str) -> ResultClaim:
+    """The cosine kernel against plain attention, with their best numbers of heads in the reason."""
+    best, _, _ = files.best_heads(data, COSINE)
+    return accuracy(files, data, COSINE, f"both with 30 heads; with the best numbers {best.text(2)}")
+
+
+def repeated_accuracy(files: ResultFiles, data: str, method: str) -> ResultClaim:
+    """A method against plain attention in a second round, with the first round in the reason."""
+    first = files.sizes(data, method, "accuracy", first_round=True)
+    return accuracy(files, data, method, f"a first round's {first.text(2)} did not repeat")
+
+
+def first_accuracy(files: ResultFiles, data: str, method: str, why: str) -> ResultClaim:
+    """The first round of a comparison that was repeated."""
+    row = accuracy(files, data, method, why, first_round=True)
+    return replace(row, claim=f"{row.claim}, first round", name="… in a first round", is_main=False)
+
+
+def control_accuracy(files: ResultFiles, data: str, control: str, why: str) -> ResultClaim:
+    """The cosine kernel against a control."""
+    name, _, other = DATA[data]
+    text, title = next(texts for ending, texts in CONTROLS.items() if control.endswith(ending))
+    ours, what = files.sizes(data, COSINE, "accuracy", control), trained_on(files, data, COSINE)
+    claim = f"{name}, {METHODS[COSINE]}: {text}"
+    return ResultClaim(claim, None, ours, what, why, ACCURACY, title, other, is_control=True)
+
+
+def best_heads(files: ResultFiles, data: str) -> ResultClaim:
+    """The cosine kernel against plain attention, both with their best numbers of heads."""
+    name, what, other = DATA[data]
+    ours, heads, seeds = files.best_heads(data, COSINE)
+    why = f"plain attention is best with {heads} head{'s' if heads > 1 else ''}"
+    claim, title = f"{name}, {METHODS[COSINE]}: the best numbers of heads", "… best numbers of heads"
+    return ResultClaim(claim, None, ours, f"{what}, {seeds} seeds", why, ACCURACY, title, other, is_control=True)
+
+
+def snli_accuracy(files: ResultFiles, why: str) -> ResultClaim:
+    """SVGD against plain attention on SNLI."""
+    name, what, other = DATA["snli"]
+    paper, ours = gain_of("table1", "snli", "accuracy"), files.paired(SNLI, "SVGD", "accuracy", 100)
+    claim = f"{name}, SVGD: more accurate"
+    return ResultClaim(claim, paper, ours, what, why, ACCURACY, f"{name}, SVGD", other, is_main=True)
+
+
+def diversity(files: ResultFiles, data: str, why: str) -> ResultClaim:
+    """Dist of SVGD against plain attention. The claim is that heads are more diverse, not by how much."""
+    name, what, other = DATA[data][0], trained_on(files, data), DATA[data][2]
+    ours = files.unpaired(SNLI, "SVGD", "dist") if data == "snli" else files.sizes(data, "svgd", "dist")
+    claim, paper = f"{name}, SVGD: heads are more diverse (Dist)", gain_of("table1", data, "dist")
+    return ResultClaim(claim, paper, ours, what, why, DIST, f"{name}, SVGD", other, is_main=True)
+
+
+def diversity_at_same_settings(files: ResultFiles, data: str, why: str) -> ResultClaim:
+    """Dist of SVGD against plain attention with SVGD's learning rate, dropout and weight decay."""
+    name, what, other = DATA[data][0], trained_on(files, data, first_round=True), DATA[data][2]
+    ours = files.sizes(data, "svgd", "dist", "ma@svgd", first_round=True)
+    claim = f"{name}, SVGD: heads are more diverse, at the same settings (Dist)"
+    paper, title = gain_of("table1", data, "dist"), "… at the same settings"
+    return ResultClaim(claim, paper, ours, what, why, DIST, title, other, is_control=True)
+
+
+def snli_calibration(files: ResultFiles, why: str) -> ResultClaim:
+    """Calibration error of SVGD against plain attention on SNLI, the paper's dataset for it."""
+    name, what, other = DATA["snli"]
+    ours = files.unpaired(SNLI, "SVGD", "ece15", scale=100)
+    claim = f"{name}, SVGD: better calibrated (ECE)"
+    return ResultClaim(claim, None, ours, what, why, ECE, f"{name}, SVGD", other, lower=True, is_main=True)
+
+
+def calibration(files: ResultFiles, data: str, why: str = "", *, scaled: bool = False) -> ResultClaim:
+    """Calibration error of SVGD against plain attention; without a reason, that of the first round."""
+    name, what, other = DATA[data][0], trained_on(files, data), DATA[data][2]
+    metric = "scaled_ece15" if scaled else "ece15"
+    why = why or f"{files.sizes(data, 'svgd', metric, first_round=True).text(2)} in a first round"
+    claim = f"{name}, SVGD: better calibrated{' after temperature scaling' if scaled else ''} (ECE)"
+    title = "… after scaling" if scaled else f"{name}, SVGD"
+    return ResultClaim(claim, None, files.sizes(data, "svgd", metric), what, why, ECE, title, other, lower=True)
+
+
+ROWS: tuple[Judge, ...] = (
+    partial(
+        accuracy,
+        data="yelp",
+        method="svgd",
+        why="tuning chose weak repulsion: overlap of heads 0.82, plain 0.86",
+    ),
+    partial(accuracy, data="yelp", method="spos", why="the same: overlap 0.82"),
+    partial(cosine_accuracy, data="yelp"),
+    partial(
+        control_accuracy, data="yelp", control="cosine, no repulsion", why="smoothing alone does not give the gain"
+    ),
+    partial(control_accuracy, data="yelp", control="cosine, wrong partner", why=HALF),
+    partial(
+        control_accuracy,
+        data="yelp",
+        control="ma, longer",
+        why="half again as many epochs help plain attention as much",
+    ),
+    partial(best_heads, data="yelp"),
+    partial(snli_accuracy, why="heads do differ: overlap 0.22, plain 0.36"),
+    partial(repeated_accuracy, data="age", method="svgd"),
+    partial(
+        first_accuracy,
+        data="age",
+        method="svgd",
+        why="no significant difference in a second round, nor from attraction and wrong partners",
+    ),
+    partial(accuracy, data="age", method="spos", why="contains zero and the paper's gain; one round", first_round=True),
+    partial(cosine_accuracy, data="age"),
+    partial(control_accuracy, data="age", control="cosine, wrong partner", why=HALF),
+    partial(control_accuracy, data="age", control="ma, longer", why="more epochs do not help plain attention here"),
+    partial(best_heads, data="age"),
+    partial(diversity, data="yelp", why="4 % of the paper's amount; cosine kernel 45 %"),
+    partial(diversity, data="snli", why="two controls do not raise it"),
+    partial(diversity, data="age", why="plain heads are almost equal: Dist 0.01"),
+    partial(diversity_at_same_settings, data="age", why="settings do not explain it (first round)"),
+    partial(calibration, data="yelp", why="all methods have errors of 1.5 to 1.6 points"),
+    partial(calibration, data="yelp", why="scaling lowers all errors by more: to 1.1 or 1.2", scaled=True),
+    partial(calibration, data="age"),
+    partial(calibration, data="age", scaled=True),
+    partial(snli_calibration, why="NLL rises as well, by 0.021"),
+)

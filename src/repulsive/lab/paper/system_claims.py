@@ -1,0 +1,179 @@
+"""Claims on translation, step time, redundant heads, GLUE and texts about graphs.
+
+A row is a call in `ROWS`: a function of this file and its arguments. To add a study of translation whose table
+`repulsive.lab.engine.tables` made, add a `partial(translation, ...)`; until its file exists, the row is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from repulsive.lab.paper.mismatch import OTHER, SMALLER
+from repulsive.lab.paper.published import published
+from repulsive.lab.paper.result_claims import BLEU, HEADS, TIME, Judge, ResultClaim, gain_of
+from repulsive.lab.paper.result_files import ResultFiles
+
+PUBLISHED, SPHERE = "SVGD, as published", "SVGD"  # labels of rows in our tables of translation
+GROWTH = "heads grow: norm 26.9, plain 6.9"
+
+
+def translation(
+    files: ResultFiles, file: str, row: str, name: str, data: str, why: str = "", *, is_main: bool = False
+) -> ResultClaim:
+    """BLEU of a row of a table of translation against its first row.
+
+    Args:
+        files: the results.
+        file: the table, below the folder of results.
+        row: label of the row.
+        name: of data and rule, in the claim and in the figure.
+        data: what was trained on.
+        why: reason; "": one that follows from the interval.
+        is_main: whether this is a claim of the paper itself.
+    """
+    paper, ours = gain_of("table2", "iwslt14", "bleu"), files.paired(file, row, "bleu")
+    if not why and ours.low < 0 < ours.high:
+        why = "no significant difference" if ours.high < paper else "contains zero and the paper's gain"
+    return ResultClaim(f"{name}: BLEU rises", paper, ours, data, why, BLEU, name, OTHER, is_main=is_main)
+
+
+def step_time(files: ResultFiles) -> ResultClaim:
+    """Time of a step against that of plain attention."""
+    return ResultClaim(
+        "a step takes little more time (percent)",
+        100 * (published().value("table2", "iwslt14", "svgd", "time") or math.nan) - 100,
+        files.step_time(),
+        "random tokens, 4,096 a step",
+        "one fused update for all projections",
+        TIME,
+        "all layers",
+        digits=1,
+        is_limit=True,
+        is_main=True,
+    )
+
+
+def redundant_heads(files: ResultFiles) -> ResultClaim:
+    """Share of heads whose removal hardly changes the accuracy."""
+    return ResultClaim(
+        "Multi30k: fewer redundant heads",
+        None,
+        files.removals(PUBLISHED, lambda change: abs(change) < 0.5),
+        "29K pairs, not WMT14, smaller model, 3 seeds",
+        "80 % change accuracy by less than 0.5 points, plain 89 %",
+        HEADS,
+        "redundant",
+        OTHER,
+        digits=0,
+        lower=True,
+        is_main=True,
+    )
+
+
+def harmful_heads(files: ResultFiles) -> ResultClaim:
+    """Share of heads whose removal raises the accuracy."""
+    return ResultClaim(
+        "Multi30k: fewer heads that the model is better without",
+        None,
+        files.removals(PUBLISHED, lambda change: change > 0),
+        "29K pairs, not WMT14, smaller model, 3 seeds",
+        "12 % to 6 %, but by seed 6, 2, 5 of 36 heads against 7, 0, 0",
+        HEADS,
+        "model better without",
+        OTHER,
+        digits=0,
+        lower=True,
+    )
+
+
+def glue(files: ResultFiles) -> ResultClaim:
+    """Mean GLUE score after pre-training."""
+    return ResultClaim(
+        "GLUE: the mean rises",
+        gain_of("table3", "glue", "mean"),
+        files.glue("mean"),
+        f"150M of 16B tokens, {files.pretrainings()}",
+        "two pre-trainings of one recipe differ by up to 2.2",
+        BLEU,
+        "GLUE, mean",
+        SMALLER,
+        is_main=True,
+    )
+
+
+def texts(files: ResultFiles, name: str, file: str, data: str, other_data: str, why: str = "") -> ResultClaim:
+    """BLEU-4 of texts about graphs; without a reason, the difference of the published settings."""
+    paper = gain_of("table4", "agenda", "bleu", "rma", "gw")
+    why = why or f"as published {files.paired(file, 'GW + RMA, as published', 'bleu').text(2)}"
+    ours, claim = files.paired(file, "GW + RMA", "bleu"), f"{name}: better texts (BLEU-4)"
+    return ResultClaim(claim, paper, ours, data, why, BLEU, name, other_data, is_main=True)
+
+
+ROWS: tuple[Judge, ...] = (
+    partial(
+        translation,
+        file="translation/multi30k.json",
+        row=PUBLISHED,
+        name="Multi30k, as published",
+        data="29K pairs, not IWSLT14, smaller model, 3 seeds",
+        why=f"{GROWTH} (one seed)",
+    ),
+    partial(
+        translation,
+        file="translation/tatoeba.json",
+        row=PUBLISHED,
+        name="Tatoeba, as published",
+        data="164K pairs, not IWSLT14, smaller model, 3 seeds",
+        why="agrees with Multi30k",
+    ),
+    partial(
+        translation,
+        file="translation/europarl.json",
+        row=PUBLISHED,
+        name="Europarl, as published",
+        data="320K pairs, not IWSLT14, smaller model, 3 seeds",
+        why=f"{GROWTH} (Multi30k)",
+        is_main=True,
+    ),
+    partial(
+        translation,
+        file="translation/multi30k.json",
+        row=SPHERE,
+        name="Multi30k, on the sphere",
+        data="29K pairs, not IWSLT14, smaller model, 3 seeds",
+    ),
+    partial(
+        translation,
+        file="translation/tatoeba.json",
+        row=SPHERE,
+        name="Tatoeba, on the sphere",
+        data="164K pairs, not IWSLT14, smaller model, 3 seeds",
+    ),
+    partial(
+        translation,
+        file="translation/europarl.json",
+        row=SPHERE,
+        name="Europarl, on the sphere",
+        data="320K pairs, not IWSLT14, smaller model, 3 seeds",
+    ),
+    step_time,
+    redundant_heads,
+    harmful_heads,
+    glue,
+    partial(
+        texts,
+        name="AGENDA",
+        file="graphs/agenda.json",
+        data="800 of 38,720 graphs, 3 seeds",
+        other_data=SMALLER,
+        why="seeds differ by more than methods",
+    ),
+    partial(
+        texts,
+        name="WebNLG, tuned",
+        file="graphs/webnlg.json",
+        data="18K texts, not AGENDA, 3 seeds",
+        other_data=OTHER,
+    ),
+)
