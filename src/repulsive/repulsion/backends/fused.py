@@ -4,8 +4,9 @@
     solve     A and B [groups, M, M] from the inner products, and measurements
     combine   new gradients, written in place
 
-A launch covers all slices of a table; `triton_kernels` has the code. The launches are replayed as one CUDA graph,
-without waiting on the host. If `solve` cannot compute the matrices of a rule, torch operations compute them.
+A launch covers all slices of a table, or those of one wave (see `waves`); `triton_kernels` has the code. The launches
+are replayed as one CUDA graph, without waiting on the host. If `solve` cannot compute the matrices of a rule, torch
+operations compute them.
 
 The environment variable `REPULSIVE_KERNELS` chooses between this backend and `eager`, which is its reference.
 """
@@ -25,20 +26,15 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
 from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, epsilon
+from repulsive.repulsion.backends import launch_settings
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable
 from repulsive.repulsion.backends.device_noise import DeviceNoise
 from repulsive.repulsion.backends.device_numbers import DeviceNumbers
 from repulsive.repulsion.backends.graph_cache import GraphCache
-from repulsive.repulsion.backends.launch_settings import (
-    COMBINE,
-    GRAM,
-    NOISY_BLOCK,
-    PRECISION,
-    SOLVE,
-    splits_per_slice,
-)
+from repulsive.repulsion.backends.launch_settings import COMBINE, GRAM, NOISY_BLOCK, SOLVE, splits_per_slice
 from repulsive.repulsion.backends.step_noise import FusedStepNoise
 from repulsive.repulsion.backends.variants import Prepared, Variant
+from repulsive.repulsion.backends.waves import Wave, WaveLauncher, split_into_waves
 
 MEASURES = len(fields(Measure))
 
@@ -75,7 +71,10 @@ class FusedUpdate:
         self.padded = max(2, 1 << (self.heads - 1).bit_length())
         self.table = SliceTable(groups, seed, self.padded)
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
-        self.splits = splits_per_slice(slices, max(group.dim for group in groups))
+        waves = split_into_waves([len(group.runs()) for group in groups], launch_settings.WAVES)
+        self.waves = WaveLauncher(waves, launch_settings.STREAMS, device)
+        self._whole = Wave(range(len(groups)), range(slices))
+        self.splits = splits_per_slice(slices // len(waves), max(group.dim for group in groups))
         # Partial products of the weights and of the gradients.
         self.products = torch.empty(2, slices, self.splits, heads, heads, device=device)
         self.to_mean = torch.empty(2, slices, self.splits, heads, device=device)
@@ -147,6 +146,7 @@ class FusedUpdate:
         with_gradients = measure or rule.needs_gradient_products
         self._gram(sources=2 if with_gradients else 1, norms_only=False)
         coefficients = self._coefficients(rule, step, scale, with_gradients)
+        self._count_step(is_noisy)
         self._combine(
             has_force=True,
             is_noisy=is_noisy,
@@ -178,11 +178,16 @@ class FusedUpdate:
         return prepared
 
     def _launch(self, variant: Variant) -> None:
-        """Launch one update."""
+        """Launch one update, wave by wave."""
+        self._count_step(variant.is_noisy)
+        self.waves.run(lambda wave: self._launch_wave(variant, wave))
+
+    def _launch_wave(self, variant: Variant, wave: Wave) -> None:
         if variant.reads_particles:
-            self._gram(sources=2 if variant.reads_gradients else 1, norms_only=variant.scales_gradients)
-        self._solve(variant)
+            self._gram(sources=2 if variant.reads_gradients else 1, norms_only=variant.scales_gradients, wave=wave)
+        self._solve(variant, wave)
         self._combine(
+            wave,
             has_force=variant.has_force,
             is_noisy=variant.is_noisy,
             is_scaled=variant.is_scaled,
@@ -212,29 +217,33 @@ class FusedUpdate:
         access |= {"APART": self.table.apart}
         return access | {"CHUNKED": aligned and self.table.chunked}
 
-    def _gram(self, sources: int, *, norms_only: bool) -> None:
-        """Compute partial products of all slices: of their weights, and with two sources also of their gradients.
+    def _gram(self, sources: int, *, norms_only: bool, wave: Wave | None = None) -> None:
+        """Compute partial products of slices: of their weights, and with two sources also of their gradients.
 
         Args:
             sources: 1 or 2.
             norms_only: compute only the norms of gradients.
+            wave: the groups to launch; all by default.
         """
         from repulsive.repulsion.backends.triton_kernels import gram
 
-        gram.gram_kernel[(len(self.table.parts), self.splits, sources)](
+        slices = (wave or self._whole).slices
+        gram.gram_kernel[(len(slices), self.splits, sources)](
             self.table.rows,
             self.table.current.pointers,
             self.products,
             self.to_mean,
             self.mean2,
+            slices.start,
+            len(self.table.parts),
             NORMS=norms_only,
-            PRECISION=PRECISION,
+            PRECISION=launch_settings.PRECISION,
             **GRAM[self.padded],
             **self._shape,
             **self._access,
         )
 
-    def _solve(self, variant: Variant) -> None:
+    def _solve(self, variant: Variant, wave: Wave | None = None) -> None:
         """Compute A, B and the row sums of B in one launch, and measure."""
         from repulsive.repulsion.backends.triton_kernels import solve as code
 
@@ -256,7 +265,8 @@ class FusedUpdate:
         stages = 1 if chunk > 1 or splits == 1 else 4
         if self.padded == 64 and gradient == code.PRODUCTS:
             stages = min(stages, 2)  # two matrices per stage in shared memory
-        code.solve_kernel[(len(self.groups),)](
+        groups = (wave or self._whole).groups
+        code.solve_kernel[(len(groups),)](
             *sums,
             self._settings.tensor,
             self.scale,
@@ -265,6 +275,7 @@ class FusedUpdate:
             self.row_sums,
             self._measures,
             slices * splits,
+            groups.start,
             BANDWIDTH=medians[variant.bandwidth],
             PROFILE=profiles[variant.kernel],
             SPHERE=variant.on_sphere,
@@ -279,15 +290,26 @@ class FusedUpdate:
             **self._shape | {"SPLITS": splits},
         )
 
+    def _count_step(self, is_noisy: bool) -> None:
+        """Count a step with noise: on the device, so that replays of a captured graph count as well."""
+        if is_noisy:
+            self.noise.steps.add_(1)
+
     def _combine(
-        self, *, has_force: bool, is_noisy: bool, is_scaled: bool, scales_noise: bool, scales_gradients: bool
+        self,
+        wave: Wave | None = None,
+        *,
+        has_force: bool,
+        is_noisy: bool,
+        is_scaled: bool,
+        scales_noise: bool,
+        scales_gradients: bool,
     ) -> None:
-        """Write the new gradients, and count the step for the noise."""
+        """Write the new gradients."""
         from repulsive.repulsion.backends.triton_kernels import combine
 
-        if is_noisy:
-            self.noise.steps.add_(1)  # on the device, so that replays of a captured graph count as well
-        combine.combine_kernel[(len(self.table.parts), self.splits)](
+        slices = (wave or self._whole).slices
+        combine.combine_kernel[(len(slices), self.splits)](
             self.table.rows,
             self.table.current.pointers,
             self.drive,
@@ -297,12 +319,14 @@ class FusedUpdate:
             self.noise.scaled_sigmas if scales_noise else self.noise.sigmas.tensor,
             self.noise.steps,
             self.table.rows if self.shards is None else self.shards,
+            slices.start,
+            len(self.table.parts),
             SHARDED=self.shards is not None,
             SCALED=is_scaled,
             NOISE=is_noisy,
             FORCE=has_force,
             SCALAR=scales_gradients,
-            PRECISION=PRECISION,
+            PRECISION=launch_settings.PRECISION,
             **COMBINE[self.padded] | ({"BLOCK": NOISY_BLOCK[self.padded]} if is_noisy else {}),
             **self._shape,
             **self._access,

@@ -5,6 +5,8 @@ They affect speed and rounding errors only. The tables have one entry per number
 
 from __future__ import annotations
 
+WAVES = 1  # parts of an update that are launched one after the other; see `waves`
+STREAMS = 1  # streams for the waves
 SPLITS = 16  # smallest number of programs per slice; a power of two
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
 LEAST = 1024  # smallest number of elements of a head per program

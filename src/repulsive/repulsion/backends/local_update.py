@@ -112,6 +112,7 @@ class LocalUpdate(FusedUpdate):
             rule, step, scale, is_noisy = self._custom
             self._unpack()
             coefficients = self._coefficients(rule, step, scale, self._gradient != UNUSED)
+            self._count_step(is_noisy)
             self._combine(
                 has_force=True,
                 is_noisy=is_noisy,
@@ -170,6 +171,7 @@ class LocalUpdate(FusedUpdate):
         if self._reads_particles:
             self._unpack()
         self._solve(variant)
+        self._count_step(variant.is_noisy)
         self._combine(
             has_force=variant.has_force,
             is_noisy=variant.is_noisy,

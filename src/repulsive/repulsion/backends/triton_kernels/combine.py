@@ -24,7 +24,7 @@ from repulsive.repulsion.backends.triton_kernels.slices import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_slice", "slices"])
 def combine_kernel(
     table,
     pointers,
@@ -35,6 +35,8 @@ def combine_kernel(
     sigmas,
     steps,
     shards,
+    first_slice,
+    slices,
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -54,21 +56,23 @@ def combine_kernel(
 ):
     """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
 
+    The grid covers slices from `first_slice` on, of `slices` in the table, and their SPLITS programs.
+
     With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad.
 
     Noise depends on the index of an element in its head. With SHARDED, a head is a part of a larger one: runs of
     adjacent elements, at equal distances. `shards` [slices, 4] has the length of a run, the distance between the starts
     of two runs, the index of the first element, and the number of elements of the whole head.
     """
-    piece, split = tl.program_id(0), tl.program_id(1)
+    piece, split = first_slice + tl.program_id(0), tl.program_id(1)
     row = table + piece * COLUMNS
     head_stride, size = load_sizes(row, ALIGNED)
     group = tl.load(row + 7)
     theta, grad = load_address(pointers, piece, 0, KIND, ALIGNED), load_address(pointers, piece, 1, KIND, ALIGNED)
     heads = tl.arange(0, MP)
-    grad_starts = head_starts(pointers, piece, 1, heads, head_stride, MP, ALIGNED, APART)
+    grad_starts = head_starts(pointers, slices, piece, 1, heads, head_stride, MP, ALIGNED, APART)
     if APART:
-        theta_starts = head_starts(pointers, piece, 0, heads, head_stride, MP, ALIGNED, APART)
+        theta_starts = head_starts(pointers, slices, piece, 0, heads, head_stride, MP, ALIGNED, APART)
     else:
         theta_starts = grad_starts
     first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
@@ -101,7 +105,7 @@ def combine_kernel(
         else:
             out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
-                begin = head_starts(pointers, piece, 1, k, head_stride, MP, ALIGNED, APART)
+                begin = head_starts(pointers, slices, piece, 1, k, head_stride, MP, ALIGNED, APART)
                 g = tl.load(grad + head_offsets(begin, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
                 out += tl.load(drive + group * MP * MP + heads * MP + k)[:, None] * g[None, :]
         if FORCE:
@@ -114,12 +118,12 @@ def combine_kernel(
             else:
                 mean = tl.zeros([BLOCK], dtype=tl.float32)
                 for k in tl.static_range(M):
-                    begin = head_starts(pointers, piece, 0, k, head_stride, MP, ALIGNED, APART)
+                    begin = head_starts(pointers, slices, piece, 0, k, head_stride, MP, ALIGNED, APART)
                     mean += tl.load(theta + head_offsets(begin, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
                 mean = mean / M
                 push = sums[:, None] * mean[None, :]
                 for k in tl.static_range(M):
-                    begin = head_starts(pointers, piece, 0, k, head_stride, MP, ALIGNED, APART)
+                    begin = head_starts(pointers, slices, piece, 0, k, head_stride, MP, ALIGNED, APART)
                     t = tl.load(theta + head_offsets(begin, offset, CHUNKED), mask=there, other=0.0).to(tl.float32)
                     t = t - mean
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]

@@ -95,13 +95,15 @@ def _products(
     return total, with_mean, tl.sum(of_mean, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_slice", "slices"])
 def gram_kernel(
     table,
     pointers,
     products,
     to_mean,
     mean2,
+    first_slice,
+    slices,
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -118,19 +120,20 @@ def gram_kernel(
 ):
     """Compute partial Gram matrices of centred heads [sources, slices, SPLITS, MP, MP], with products of the mean head.
 
-    Source 0 is the weights, source 1 the gradients; the third axis of the grid has one or two of them. With NORMS only
-    the squared norms of gradients are written: to the diagonal, not centred, with a mean of zero.
+    The axes of the grid are slices from `first_slice` on (of `slices` in the table), SPLITS programs of a slice, and
+    one or two sources: 0 is the weights, 1 the gradients. With NORMS only the squared norms of gradients are written:
+    to the diagonal, not centred, with a mean of zero.
 
     A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
     """
-    piece, split, source = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    piece, split, source = first_slice + tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = table + piece * COLUMNS
     head_stride, size = load_sizes(row, ALIGNED)
     base = load_address(pointers, piece, source, KIND, ALIGNED)
     heads = tl.arange(0, MP)
-    starts = head_starts(pointers, piece, source, heads, head_stride, MP, ALIGNED, APART)
+    starts = head_starts(pointers, slices, piece, source, heads, head_stride, MP, ALIGNED, APART)
     first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
-    out = (source * tl.num_programs(0) + piece) * SPLITS + split
+    out = (source * slices + piece) * SPLITS + split
     if NORMS & (source == 1):
         norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, CHUNKED)
         tl.store(products + out * MP * MP + heads * (MP + 1), norms2)

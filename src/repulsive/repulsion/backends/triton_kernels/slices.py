@@ -35,14 +35,14 @@ def element_indices(column, inner, outer_stride, inner_stride, FLAT: tl.constexp
 
 @triton.jit
 def head_starts(
-    pointers, piece, which, heads, head_stride, MP: tl.constexpr, ALIGNED: tl.constexpr, APART: tl.constexpr
+    pointers, slices, piece, which, heads, head_stride, MP: tl.constexpr, ALIGNED: tl.constexpr, APART: tl.constexpr
 ):
     """Compute where heads start relative to the address of a slice, in elements, with the shape of `heads`.
 
-    `which` is 0 for the weights and 1 for the gradients.
+    `slices` is the number of slices of the table; `which` is 0 for the weights and 1 for the gradients.
     """
     if APART:
-        starts = tl.load(pointers + tl.num_programs(0) * 2 + (piece * 2 + which) * MP + heads)
+        starts = tl.load(pointers + slices * 2 + (piece * 2 + which) * MP + heads)
         if ALIGNED:
             starts = tl.multiple_of(starts, 16)
     else:
