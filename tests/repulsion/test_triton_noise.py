@@ -1,4 +1,4 @@
-"""The cosine of the Triton noise against float64."""
+"""The Triton noise against `particles.noise`, and its cosine against float64."""
 
 import math
 
@@ -8,7 +8,12 @@ import torch
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from repulsive.repulsion.backends.triton_kernels.noise import _cos_of_turn  # noqa: E402
+from repulsive.particles import noise  # noqa: E402
+from repulsive.repulsion.backends.triton_kernels.noise import (  # noqa: E402
+    _cos_of_turn,
+    standard_normal,
+    standard_normal_block,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -25,3 +30,28 @@ def test_cosine_of_a_turn():
     out = torch.full_like(turns, torch.nan)
     store_cosines[(1,)](turns, out, COUNT=len(turns))
     assert float((out.double() - (2 * math.pi * turns.double()).cos()).abs().max()) < 3e-7
+
+
+@triton.jit
+def store_noise(stream, step, starts, elements, single, block, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    start, element = tl.load(starts + tl.arange(0, ROWS)), tl.load(elements + tl.arange(0, COLUMNS))
+    place = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    index = start[:, None] + element[None, :]
+    tl.store(single + place, standard_normal(tl.load(stream), tl.load(step), index))
+    tl.store(block + place, standard_normal_block(tl.load(stream), tl.load(step), start, element))
+
+
+@pytest.mark.parametrize("step", [0, 12_345])
+@pytest.mark.parametrize("name", ["q", "layer.3.k"])
+def test_the_numbers_of_the_reference(name, step):
+    """Indices reach beyond 32 bits, and keys of streams are negative or positive."""
+    starts = torch.tensor([0, 589_824, 2**31 + 7, 2**37 - 4096], device=DEVICE)
+    elements = torch.arange(512, device=DEVICE) * 3
+    stream, at = torch.tensor([noise.stream(7, name)], device=DEVICE), torch.tensor([step], device=DEVICE)
+    single, block = torch.empty(2, 4, 512, device=DEVICE)
+    store_noise[(1,)](stream, at, starts, elements, single, block, ROWS=4, COLUMNS=512)
+    key = noise.key(7, step, name)
+    expected = noise.normal(key, starts[:, None] + elements, dtype=torch.float64)
+    assert torch.equal(single, block)
+    assert float((block.double() - expected).abs().max()) < 1e-4  # u near 1, rounded to float32, moves small numbers
+    assert float((block.double() - expected).norm() / expected.norm()) < 1e-6

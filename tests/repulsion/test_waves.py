@@ -56,6 +56,19 @@ def test_waves_change_nothing(rule, streams, monkeypatch):
         torch.testing.assert_close(of_three[name].values(), measured.values(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("setting", "value"), [("BACKWARD", True), ("COMBINE_SPLITS", 3)])
+def test_settings_of_combine_change_nothing(setting, value, monkeypatch):
+    """Programs of several blocks, the last one not full, in either direction; any number of programs."""
+    monkeypatch.setattr(launch_settings, "COMBINE", {4: {"BLOCK": 16, "num_warps": 4}})
+    torch.manual_seed(0)
+    model = Weights(3, 4, 25, torch.float32)
+    groups = [model.groups[0], model.groups[-1]]
+    expected, _ = run(model, groups, SVGD(alpha=1.0), monkeypatch, "triton")
+    monkeypatch.setattr(launch_settings, setting, value)
+    found, _ = run(model, groups, SVGD(alpha=1.0), monkeypatch, "triton")
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_waves_of_heads_in_separate_modules(monkeypatch):
     monkeypatch.setenv("REPULSIVE_KERNELS", "triton")
     found = []

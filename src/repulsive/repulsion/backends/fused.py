@@ -31,7 +31,7 @@ from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable
 from repulsive.repulsion.backends.device_noise import DeviceNoise
 from repulsive.repulsion.backends.device_numbers import DeviceNumbers
 from repulsive.repulsion.backends.graph_cache import GraphCache
-from repulsive.repulsion.backends.launch_settings import COMBINE, GRAM, NOISY_BLOCK, SOLVE, splits_per_slice
+from repulsive.repulsion.backends.launch_settings import GRAM, SOLVE, splits_per_slice
 from repulsive.repulsion.backends.step_noise import FusedStepNoise
 from repulsive.repulsion.backends.variants import Prepared, Variant
 from repulsive.repulsion.backends.waves import Wave, WaveLauncher, split_into_waves
@@ -74,6 +74,8 @@ class FusedUpdate:
         waves = split_into_waves([len(group.runs()) for group in groups], launch_settings.WAVES)
         self.waves = WaveLauncher(waves, launch_settings.STREAMS, device)
         self._whole = Wave(range(len(groups)), range(slices))
+        lengths = set() if self.table.flat else set(self.table.rows[:, 3].tolist())
+        self._inner = lengths.pop() if len(lengths) == 1 else 0  # length of the inner axis of all slices
         self.splits = splits_per_slice(slices // len(waves), max(group.dim for group in groups))
         # Partial products of the weights and of the gradients.
         self.products = torch.empty(2, slices, self.splits, heads, heads, device=device)
@@ -214,7 +216,7 @@ class FusedUpdate:
         kind = getattr(tl, DTYPES[self.table.dtype])
         aligned = self.table.current.aligned
         access = {"COLUMNS": COLUMNS, "KIND": kind, "FLAT": self.table.flat, "ALIGNED": aligned}
-        access |= {"APART": self.table.apart}
+        access |= {"APART": self.table.apart, "INNER": self._inner}
         return access | {"CHUNKED": aligned and self.table.chunked}
 
     def _gram(self, sources: int, *, norms_only: bool, wave: Wave | None = None) -> None:
@@ -309,7 +311,8 @@ class FusedUpdate:
         from repulsive.repulsion.backends.triton_kernels import combine
 
         slices = (wave or self._whole).slices
-        combine.combine_kernel[(len(slices), self.splits)](
+        splits = launch_settings.COMBINE_SPLITS or self.splits
+        combine.combine_kernel[(len(slices), splits)](
             self.table.rows,
             self.table.current.pointers,
             self.drive,
@@ -327,8 +330,9 @@ class FusedUpdate:
             FORCE=has_force,
             SCALAR=scales_gradients,
             PRECISION=launch_settings.PRECISION,
-            **COMBINE[self.padded] | ({"BLOCK": NOISY_BLOCK[self.padded]} if is_noisy else {}),
-            **self._shape,
+            BACKWARD=launch_settings.BACKWARD,
+            **launch_settings.combine_settings(self.padded, is_noisy),
+            **self._shape | {"SPLITS": splits},
             **self._access,
         )
 

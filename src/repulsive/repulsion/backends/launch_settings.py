@@ -8,8 +8,10 @@ from __future__ import annotations
 WAVES = 1  # parts of an update that are launched one after the other; see `waves`
 STREAMS = 1  # streams for the waves
 SPLITS = 16  # smallest number of programs per slice; a power of two
+COMBINE_SPLITS = 0  # programs per slice of `combine`; 0 for as many as of `gram`
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
 LEAST = 1024  # smallest number of elements of a head per program
+BACKWARD = False  # whether programs of `combine` start with their last columns
 PRECISION = "tf32x3"  # precision of matrix products on tensor cores
 
 # Launch settings by number of heads, padded to a power of two: a program reads as many columns as registers hold.
@@ -39,6 +41,17 @@ COMBINE: dict[int, dict[str, int]] = {
 }
 # Columns of a program that also draws noise: the code is unrolled for every element, and must stay short.
 NOISY_BLOCK: dict[int, int] = {2: 512, 4: 512, 8: 256, 16: 64, 32: 32, 64: 32}
+
+
+# Further settings of such a program, in place of those of COMBINE.
+NOISY: dict[int, dict[str, int]] = {}
+
+
+def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:
+    """Choose the launch settings of `combine` for a padded number of heads."""
+    if not is_noisy:
+        return COMBINE[padded]
+    return COMBINE[padded] | {"BLOCK": NOISY_BLOCK[padded]} | NOISY.get(padded, {})
 
 
 def splits_per_slice(slices: int, dim: int) -> int:

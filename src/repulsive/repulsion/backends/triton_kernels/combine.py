@@ -11,7 +11,7 @@ B theta = B (theta - mu) + row_sums mu, with the row sums of B that `solve_kerne
 import triton
 import triton.language as tl
 
-from repulsive.repulsion.backends.triton_kernels.noise import standard_normal
+from repulsive.repulsion.backends.triton_kernels.noise import standard_normal_block
 from repulsive.repulsion.backends.triton_kernels.slices import (
     block_offsets,
     column_range,
@@ -44,6 +44,7 @@ def combine_kernel(
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
+    INNER: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNED: tl.constexpr,
     APART: tl.constexpr,
@@ -53,12 +54,14 @@ def combine_kernel(
     FORCE: tl.constexpr,
     SCALAR: tl.constexpr,
     PRECISION: tl.constexpr,
+    BACKWARD: tl.constexpr,
 ):
     """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
 
     The grid covers slices from `first_slice` on, of `slices` in the table, and their SPLITS programs.
 
-    With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad.
+    With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad. With BACKWARD, a
+    program starts with its last columns, because the weights that `gram_kernel` read last may still be in the cache.
 
     Noise depends on the index of an element in its head. With SHARDED, a head is a part of a larger one: runs of
     adjacent elements, at equal distances. `shards` [slices, 4] has the length of a run, the distance between the starts
@@ -88,9 +91,11 @@ def combine_kernel(
         a = tl.load(drive + matrix)
     if MP >= 16:
         b = tl.load(force + matrix)
-    strides = load_strides(row)
+    strides = load_strides(row, INNER)
     outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
-    for start in range(first, last, BLOCK):
+    final = first + (last - first - 1) // BLOCK * BLOCK
+    for position in range(first, last, BLOCK):
+        start = first + final - position if BACKWARD else position
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
         offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
         place = block_offsets(grad_starts, offset, CHUNKED)
@@ -134,7 +139,7 @@ def combine_kernel(
                 length = tl.load(shards + piece * 4)
                 run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
                 element += run * (tl.load(shards + piece * 4 + 1) - length) + tl.load(shards + piece * 4 + 2)
-            element = heads[:, None].to(tl.int64) * whole_size + element[None, :]
-            noise = standard_normal(tl.load(row + 8), tl.load(steps), element)
-            out += noise * tl.load(sigmas + piece) * factor
+            # Loaded here, not before the loop: with fewer registers more programs run at once.
+            noise = standard_normal_block(tl.load(row + 8), tl.load(steps), heads.to(tl.int64) * whole_size, element)
+            out += noise * (tl.load(sigmas + piece) * factor)
         tl.store(grad + place, out.to(KIND), mask=inside)

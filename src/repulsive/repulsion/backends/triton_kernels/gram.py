@@ -34,11 +34,12 @@ def _norms(
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
+    INNER: tl.constexpr,
     CHUNKED: tl.constexpr,
 ):
     """Sum the squares of a range of columns of every head, [MP]."""
     heads = tl.arange(0, MP)
-    strides = load_strides(row)
+    strides = load_strides(row, INNER)
     total = tl.zeros([MP, BLOCK], dtype=tl.float32)
     for start in range(first, last, BLOCK):
         x, _ = load_block(base, start, last, heads, starts, strides, M, BLOCK, FLAT, CHUNKED)
@@ -58,6 +59,7 @@ def _products(
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
     FLAT: tl.constexpr,
+    INNER: tl.constexpr,
     CHUNKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -71,7 +73,7 @@ def _products(
         total = tl.zeros([LANES, MP, MP] if LANES > 1 else [MP, MP], dtype=tl.float32)
         with_mean = tl.zeros([MP], dtype=tl.float32)
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
-    strides = load_strides(row)
+    strides = load_strides(row, INNER)
     for start in range(first, last, BLOCK):
         x, inside = load_block(base, start, last, heads, starts, strides, M, BLOCK, FLAT, CHUNKED)
         mean = tl.sum(x, axis=0) / M
@@ -112,6 +114,7 @@ def gram_kernel(
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
+    INNER: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNED: tl.constexpr,
     APART: tl.constexpr,
@@ -135,12 +138,12 @@ def gram_kernel(
     first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
     out = (source * slices + piece) * SPLITS + split
     if NORMS & (source == 1):
-        norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, CHUNKED)
+        norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, INNER, CHUNKED)
         tl.store(products + out * MP * MP + heads * (MP + 1), norms2)
         tl.store(mean2 + out, 0.0)
     else:
         total, with_mean, of_mean = _products(
-            base, row, starts, first, last, M, MP, BLOCK, LANES, FLAT, CHUNKED, PRECISION
+            base, row, starts, first, last, M, MP, BLOCK, LANES, FLAT, INNER, CHUNKED, PRECISION
         )
         tl.store(products + out * MP * MP + heads[:, None] * MP + heads[None, :], total)
         tl.store(to_mean + out * MP + heads, with_mean)
