@@ -206,8 +206,8 @@ class FusedUpdate:
         return [*weights, fixed, bandwidths.FLOOR**2, log]
 
     @property
-    def _shape(self) -> dict[str, Any]:
-        return {"M": self.heads, "MP": self.padded, "SPLITS": self.splits}
+    def _heads(self) -> dict[str, int]:
+        return {"M": self.heads, "MP": self.padded}
 
     @property
     def _access(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class FusedUpdate:
             NORMS=norms_only,
             PRECISION=launch_settings.PRECISION,
             **GRAM[self.padded],
-            **self._shape,
+            **self._heads,
             **self._access,
         )
 
@@ -289,7 +289,8 @@ class FusedUpdate:
             CHUNK=chunk,
             STAGES=stages,
             num_warps=launch["num_warps"],
-            **self._shape | {"SPLITS": splits},
+            SPLITS=splits,
+            **self._heads,
         )
 
     def _count_step(self, is_noisy: bool) -> None:
@@ -332,7 +333,7 @@ class FusedUpdate:
             PRECISION=launch_settings.PRECISION,
             BACKWARD=launch_settings.BACKWARD,
             **launch_settings.combine_settings(self.padded, is_noisy),
-            **self._shape | {"SPLITS": splits},
+            **self._heads,
             **self._access,
         )
 

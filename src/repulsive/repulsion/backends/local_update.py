@@ -150,7 +150,8 @@ class LocalUpdate(FusedUpdate):
             STAGES=4,
             GRADIENT=gradient,
             num_warps=SOLVE[self.padded]["num_warps"],
-            **self._shape,
+            SPLITS=self.splits,
+            **self._heads,
         )
 
     def _unpack(self) -> None:
@@ -161,8 +162,7 @@ class LocalUpdate(FusedUpdate):
             self.sums.products,
             self.sums.to_mean,
             self.sums.mean2,
-            M=self.heads,
-            MP=self.padded,
+            **self._heads,
             GRADIENT=self._gradient,
             num_warps=SOLVE[self.padded]["num_warps"],
         )

@@ -18,6 +18,6 @@ From 16 heads on, matrix products run on tensor cores as three TF32 products eac
 first 10 bits and its next 10, and only the product of the two small parts is left out. This is as accurate as float32;
 TF32 alone is not.
 
-Names in Triton kernels: M is the number of heads, MP is M padded to a power of two. SPLITS programs share a slice, and
-each program reads BLOCK columns at a time.
+Names in Triton kernels: M is the number of heads, MP is M padded to a power of two. Several programs share a slice,
+and each reads BLOCK columns at a time.
 """

@@ -40,7 +40,6 @@ def combine_kernel(
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
@@ -58,7 +57,7 @@ def combine_kernel(
 ):
     """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
 
-    The grid covers slices from `first_slice` on, of `slices` in the table, and their SPLITS programs.
+    The axes of the grid are slices from `first_slice` on (of `slices` in the table), and programs that share a slice.
 
     With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad. With BACKWARD, a
     program starts with its last columns, because the weights that `gram_kernel` read last may still be in the cache.
@@ -78,7 +77,7 @@ def combine_kernel(
         theta_starts = head_starts(pointers, slices, piece, 0, heads, head_stride, MP, ALIGNED, APART)
     else:
         theta_starts = grad_starts
-    first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
+    first, last = column_range(size, split, tl.num_programs(1), BLOCK, ALIGNED)
     sums = tl.load(row_sums + group * MP + heads)
     whole_size = tl.load(shards + piece * 4 + 3) if SHARDED else size
     factor = 1.0

@@ -110,7 +110,6 @@ def gram_kernel(
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
-    SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
@@ -121,22 +120,23 @@ def gram_kernel(
     NORMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute partial Gram matrices of centred heads [sources, slices, SPLITS, MP, MP], with products of the mean head.
+    """Compute partial Gram matrices of centred heads [sources, slices, splits, MP, MP], with products of the mean head.
 
-    The axes of the grid are slices from `first_slice` on (of `slices` in the table), SPLITS programs of a slice, and
+    The axes of the grid are slices from `first_slice` on (of `slices` in the table), programs that share a slice, and
     one or two sources: 0 is the weights, 1 the gradients. With NORMS only the squared norms of gradients are written:
     to the diagonal, not centred, with a mean of zero.
 
     A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
     """
     piece, split, source = first_slice + tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    splits = tl.num_programs(1)
     row = table + piece * COLUMNS
     head_stride, size = load_sizes(row, ALIGNED)
     base = load_address(pointers, piece, source, KIND, ALIGNED)
     heads = tl.arange(0, MP)
     starts = head_starts(pointers, slices, piece, source, heads, head_stride, MP, ALIGNED, APART)
-    first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
-    out = (source * slices + piece) * SPLITS + split
+    first, last = column_range(size, split, splits, BLOCK, ALIGNED)
+    out = (source * slices + piece) * splits + split
     if NORMS & (source == 1):
         norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, INNER, CHUNKED)
         tl.store(products + out * MP * MP + heads * (MP + 1), norms2)

@@ -95,9 +95,9 @@ def load_sizes(row, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def column_range(size, split, SPLITS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
-    """Compute the range of columns of one program: its first column and its end."""
-    length = tl.cdiv(tl.cdiv(size, SPLITS), BLOCK) * BLOCK
+def column_range(size, split, splits, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
+    """Compute the range of columns of one of several programs: its first column and its end."""
+    length = tl.cdiv(tl.cdiv(size, splits), BLOCK) * BLOCK
     first = split * length
     last = tl.minimum(first + length, size)
     return first, tl.multiple_of(last, 16) if ALIGNED else last
