@@ -87,7 +87,7 @@ def test_settings_apply_within_their_context(settings):
     gram = {"BLOCK": 32, "num_warps": 1, "num_stages": 4, "SPLITS": 64}
     noisy = {"BLOCK": 32, "num_warps": 2, "num_stages": 3, "programs": 36}
     with settings.applied({"gram, solve": gram, "combine with noise": noisy, "": {"WAVES": 6}}, 16, 36):
-        assert launch_settings.GRAM[16] == {"BLOCK": 32, "LANES": 1, "num_warps": 1, "num_stages": 4}
+        assert launch_settings.GRAM[16] == {"BLOCK": 32, "num_warps": 1, "num_stages": 4}
         assert launch_settings.combine_settings(16, True) == {"BLOCK": 32, "num_warps": 2, "num_stages": 3}
         assert launch_settings.combine_settings(16, False) == launch_settings.COMBINE[16]
         assert launch_settings.splits_per_slice(36, 49_152) == 64

@@ -12,16 +12,16 @@ COMBINE_SPLITS = 0  # programs per slice of `combine`; 0 for as many as of `gram
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
 LEAST = 1024  # smallest number of elements of a head per program
 BACKWARD = False  # whether programs of `combine` start with their last columns
-PRECISION = "tf32x3"  # precision of matrix products on tensor cores
+PRECISION = "tf32x3"  # precision of matrix products; see `triton_kernels.products`
 
 # Launch settings by number of heads, padded to a power of two: a program reads as many columns as registers hold.
 GRAM: dict[int, dict[str, int]] = {
-    2: {"BLOCK": 1024, "LANES": 1, "num_warps": 2},
-    4: {"BLOCK": 512, "LANES": 1, "num_warps": 2},
-    8: {"BLOCK": 128, "LANES": 1, "num_warps": 2},
-    16: {"BLOCK": 64, "LANES": 1, "num_warps": 1},
-    32: {"BLOCK": 64, "LANES": 1, "num_warps": 2, "num_stages": 3},
-    64: {"BLOCK": 32, "LANES": 1, "num_warps": 4, "num_stages": 3},
+    2: {"BLOCK": 1024, "num_warps": 2},
+    4: {"BLOCK": 512, "num_warps": 2},
+    8: {"BLOCK": 128, "num_warps": 2},
+    16: {"BLOCK": 64, "num_warps": 1},
+    32: {"BLOCK": 64, "num_warps": 2, "num_stages": 3},
+    64: {"BLOCK": 32, "num_warps": 4, "num_stages": 3},
 }
 SOLVE: dict[int, dict[str, int]] = {
     2: {"CHUNK": 16, "num_warps": 1},

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from repulsive.repulsion.backends.triton_kernels.noise import standard_normal_block
+from repulsive.repulsion.backends.triton_kernels.products import product
 from repulsive.repulsion.backends.triton_kernels.slices import (
     block_offsets,
     column_range,
@@ -105,7 +106,7 @@ def combine_kernel(
             if SCALAR:
                 out = multiple * g
             else:
-                out = tl.dot(a, g, input_precision=PRECISION)
+                out = product(a, g, PRECISION)
         else:
             out = tl.zeros([MP, BLOCK], dtype=tl.float32)
             for k in tl.static_range(M):
@@ -118,7 +119,7 @@ def combine_kernel(
                 t = t.to(tl.float32)
                 mean = tl.sum(t, axis=0) / M
                 t = tl.where(inside, t - mean[None, :], 0.0)
-                push = tl.dot(b, t, input_precision=PRECISION) + sums[:, None] * mean[None, :]
+                push = product(b, t, PRECISION) + sums[:, None] * mean[None, :]
             else:
                 mean = tl.zeros([BLOCK], dtype=tl.float32)
                 for k in tl.static_range(M):

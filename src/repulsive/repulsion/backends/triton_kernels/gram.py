@@ -13,6 +13,7 @@ range of columns, in float32; `solve_kernel` adds these partial sums in float64.
 import triton
 import triton.language as tl
 
+from repulsive.repulsion.backends.triton_kernels.products import add_squares
 from repulsive.repulsion.backends.triton_kernels.slices import (
     column_range,
     head_starts,
@@ -57,7 +58,6 @@ def _products(
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
     FLAT: tl.constexpr,
     INNER: tl.constexpr,
     CHUNKED: tl.constexpr,
@@ -70,7 +70,8 @@ def _products(
         total = tl.zeros([MP, MP, BLOCK], dtype=tl.float32)
         with_mean = tl.zeros([MP, BLOCK], dtype=tl.float32)
     else:
-        total = tl.zeros([LANES, MP, MP] if LANES > 1 else [MP, MP], dtype=tl.float32)
+        total = tl.zeros([MP, MP], dtype=tl.float32)
+        rest = tl.zeros([MP, MP], dtype=tl.float32)  # see `add_squares`
         with_mean = tl.zeros([MP], dtype=tl.float32)
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
     strides = load_strides(row, INNER)
@@ -83,17 +84,13 @@ def _products(
             with_mean += centred * mean[None, :]
         else:
             with_mean += tl.sum(centred * mean[None, :], axis=1)
-            if LANES > 1:
-                lanes = tl.permute(tl.reshape(centred, [MP, LANES, BLOCK // LANES]), (1, 0, 2))
-                total += tl.dot(lanes, tl.permute(lanes, (0, 2, 1)), input_precision=PRECISION)
-            else:
-                total += tl.dot(centred, tl.trans(centred), input_precision=PRECISION)
+            total, rest = add_squares(total, rest, centred, PRECISION)
         of_mean += mean * mean
     if not wide:
         total = tl.sum(total, axis=2)
         with_mean = tl.sum(with_mean, axis=1)
-    elif LANES > 1:
-        total = tl.sum(total, axis=0)
+    elif PRECISION == "split":
+        total += rest + tl.trans(rest)
     return total, with_mean, tl.sum(of_mean, axis=0)
 
 
@@ -109,7 +106,6 @@ def gram_kernel(
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     FLAT: tl.constexpr,
@@ -125,8 +121,6 @@ def gram_kernel(
     The axes of the grid are slices from `first_slice` on (of `slices` in the table), programs that share a slice, and
     one or two sources: 0 is the weights, 1 the gradients. With NORMS only the squared norms of gradients are written:
     to the diagonal, not centred, with a mean of zero.
-
-    A matrix of 16 or 32 heads is too small to be shared by warps, so LANES warps each take their own columns.
     """
     piece, split, source = first_slice + tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(1)
@@ -143,7 +137,7 @@ def gram_kernel(
         tl.store(mean2 + out, 0.0)
     else:
         total, with_mean, of_mean = _products(
-            base, row, starts, first, last, M, MP, BLOCK, LANES, FLAT, INNER, CHUNKED, PRECISION
+            base, row, starts, first, last, M, MP, BLOCK, FLAT, INNER, CHUNKED, PRECISION
         )
         tl.store(products + out * MP * MP + heads[:, None] * MP + heads[None, :], total)
         tl.store(to_mean + out * MP + heads, with_mean)
