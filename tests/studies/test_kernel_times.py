@@ -35,7 +35,8 @@ def test_every_launch_is_measured_and_candidates_are_compared(kernels, tmp_path,
     refused = kernels.Candidate("gram, solve", {**some, "BLOCK": 3})  # not a power of two
     monkeypatch.setitem(kernels.CANDIDATES, 2, [good, refused])
     monkeypatch.setattr(kernels, "WAVES", [{"WAVES": 3, "STREAMS": 2}])
-    monkeypatch.setattr(kernels, "TUNED", {"spos-paper": ("gram, solve", "combine")})
+    monkeypatch.setattr(kernels, "RULES", ("spos-paper", "recommended"))
+    monkeypatch.setattr(kernels, "TUNED", {"paper": ("gram, solve", "combine")})
     out = tmp_path / "kernels.json"
     words = [
         "--models",
@@ -61,12 +62,13 @@ def test_every_launch_is_measured_and_candidates_are_compared(kernels, tmp_path,
         **{"combine": 3, "combine with noise": 3, "step noise": 5},
     }
     assert {rule: found["bytes"] / size for rule, found in case["updates"].items()} == {
-        **{"paper": 4, "spos-paper": 4, "recommended": 5},
+        "spos-paper": 4,
+        "recommended": 5,
     }
     assert case["candidates"][good.name]["error"] < 1e-6 and "gain" in case["candidates"][good.name]
     assert "failed" in case["candidates"][refused.name]
-    assert [found["error"] < 1e-6 for found in case["spos-paper"].values()] == [True] * 4
-    assert case["best"]["spos-paper"]["us"] > 0
+    assert [found["error"] < 1e-6 for found in case["paper"].values()] == [True] * 4
+    assert case["best"]["paper"]["us"] > 0
 
 
 def test_nothing_is_tried_after_the_end(kernels, tmp_path, monkeypatch):
@@ -83,17 +85,21 @@ def test_nothing_is_tried_after_the_end(kernels, tmp_path, monkeypatch):
 
 def test_settings_apply_within_their_context(settings):
     before = {name: value for name, value in vars(launch_settings).items() if name.isupper()}
-    tables = json.dumps([launch_settings.GRAM, launch_settings.COMBINE, launch_settings.NOISY])
-    gram = {"BLOCK": 32, "num_warps": 1, "num_stages": 4, "SPLITS": 64}
+    tables = json.dumps([launch_settings.GRAM, launch_settings.SOLVE, launch_settings.COMBINE, launch_settings.NOISY])
+    gram = {"BLOCK": 32, "num_warps": 1, "num_stages": 4, "SPLITS": 64, "CHUNK": 16}
     noisy = {"BLOCK": 32, "num_warps": 2, "num_stages": 3, "programs": 36}
     with settings.applied({"gram, solve": gram, "combine with noise": noisy, "": {"WAVES": 6}}, 16, 36):
         assert launch_settings.GRAM[16] == {"BLOCK": 32, "num_warps": 1, "num_stages": 4}
         assert launch_settings.combine_settings(16, True) == {"BLOCK": 32, "num_warps": 2, "num_stages": 3}
         assert launch_settings.combine_settings(16, False) == launch_settings.COMBINE[16]
+        assert launch_settings.SOLVE[16] == {"CHUNK": 16, "num_warps": 2}
         assert launch_settings.splits_per_slice(36, 49_152) == 64
         assert launch_settings.COMBINE_SPLITS % 6 == 0 and launch_settings.WAVES == 6
     assert {name: value for name, value in vars(launch_settings).items() if name.isupper()} == before
-    assert json.dumps([launch_settings.GRAM, launch_settings.COMBINE, launch_settings.NOISY]) == tables
+    assert (
+        json.dumps([launch_settings.GRAM, launch_settings.SOLVE, launch_settings.COMBINE, launch_settings.NOISY])
+        == tables
+    )
 
 
 @pytest.mark.parametrize(
