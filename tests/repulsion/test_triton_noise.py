@@ -1,4 +1,4 @@
-"""The Triton noise against `particles.noise`, and its cosine against float64."""
+"""The Triton noise against `particles.noise`, and its logarithm and cosine against float64."""
 
 import math
 
@@ -11,6 +11,7 @@ import triton.language as tl  # noqa: E402
 from repulsive.particles import noise  # noqa: E402
 from repulsive.repulsion.backends.triton_kernels.noise import (  # noqa: E402
     _cos_of_turn,
+    _square_of_radius,
     standard_normal,
     standard_normal_block,
 )
@@ -30,6 +31,25 @@ def test_cosine_of_a_turn():
     out = torch.full_like(turns, torch.nan)
     store_cosines[(1,)](turns, out, COUNT=len(turns))
     assert float((out.double() - (2 * math.pi * turns.double()).cos()).abs().max()) < 3e-7
+
+
+@triton.jit
+def store_squares(numbers, out, COUNT: tl.constexpr):
+    index = tl.arange(0, COUNT)
+    tl.store(out + index, _square_of_radius(tl.load(numbers + index)))
+
+
+def test_square_of_the_radius():
+    """Small numbers, numbers near 2^32, whose logarithm is near zero, and numbers in between; never negative."""
+    source = torch.Generator().manual_seed(0)
+    near = 2**32 - 256 * torch.arange(1000)
+    between = 2 ** (32 * torch.rand(4096 - 1000 - 100, generator=source, dtype=torch.float64))
+    numbers = torch.cat([near, torch.arange(1, 101), between]).float().to(DEVICE)
+    out = torch.full_like(numbers, torch.nan)
+    store_squares[(1,)](numbers, out, COUNT=4096)
+    expected = -2 * (numbers.double() / 2**32).log()
+    assert bool((out >= 0).all()) and float(out[0]) == 0
+    assert float(((out.double() - expected).abs() / expected.clamp(min=1e-12)).max()) < 2e-7
 
 
 @triton.jit
