@@ -17,6 +17,7 @@ from triton.compiler import ASTSource, compile
 from repulsive import SGLD, SPOS, SVGD, group_modules
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.particles import KernelFree
+from repulsive.repulsion.backends import launch_settings
 from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
@@ -72,6 +73,10 @@ def main() -> None:
         compile_updates(layer, torch.arange(2 * heads).view(heads, 2), 0, rules)
     for heads in (4, 12):
         compile_step_noise(heads)
+    launch_settings.PRECISION = "split"
+    layer = nn.Linear(8, 24, bias=False)
+    compile_updates(layer, torch.arange(24).view(12, 2), 0, RULES[2:3])
+    launch_settings.PRECISION = "tf32x3"
     for modules in (4, 12):  # heads in separate modules
         compile_modules(modules)
     for heads in (4, 12):  # heads side by side in rows, as in GPT-2; these launches are printed last
