@@ -151,7 +151,9 @@ class Study:
     ) -> None:
         """Measure whole updates with the best settings of each launch, and several waves."""
         default = 1e6 * clock.seconds(Launches(groups).whole(rule)[0])
-        tries: dict[str, dict[str, Settings]] = {"default": {}, "default, BACKWARD=True": {"": {"BACKWARD": True}}}
+        tries: dict[str, dict[str, Settings]] = {
+            f"default, {Candidate('', more)}": {"": more} for more in ({}, {"BACKWARD": True}, {"PRECISION": "split"})
+        }
         tries |= {f"best, {Candidate('', more)}": {**chosen, "": more} for more in ({}, *WAVES)}
         best: dict[str, Any] = {"us": default, "settings": "default"}
         for name, settings in tries.items():

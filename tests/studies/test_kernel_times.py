@@ -67,7 +67,7 @@ def test_every_launch_is_measured_and_candidates_are_compared(kernels, tmp_path,
     }
     assert case["candidates"][good.name]["error"] < 1e-6 and "gain" in case["candidates"][good.name]
     assert "failed" in case["candidates"][refused.name]
-    assert [found["error"] < 1e-6 for found in case["paper"].values()] == [True] * 4
+    assert [found["error"] < 1e-6 for found in case["paper"].values()] == [True] * 5
     assert case["best"]["paper"]["us"] > 0
 
 

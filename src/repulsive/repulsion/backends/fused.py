@@ -13,7 +13,6 @@ The environment variable `REPULSIVE_KERNELS` chooses between this backend and `e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -23,9 +22,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
-from repulsive.particles import bandwidths
 from repulsive.particles.gram import Gram
-from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule, epsilon
+from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule
 from repulsive.repulsion.backends import launch_settings
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable
 from repulsive.repulsion.backends.device_noise import DeviceNoise
@@ -33,7 +31,7 @@ from repulsive.repulsion.backends.device_numbers import DeviceNumbers
 from repulsive.repulsion.backends.graph_cache import GraphCache
 from repulsive.repulsion.backends.launch_settings import GRAM, SOLVE, splits_per_slice
 from repulsive.repulsion.backends.step_noise import FusedStepNoise
-from repulsive.repulsion.backends.variants import Prepared, Variant
+from repulsive.repulsion.backends.variants import Prepared, Variant, settings_of
 from repulsive.repulsion.backends.waves import Wave, WaveLauncher, split_into_waves
 
 MEASURES = len(fields(Measure))
@@ -66,8 +64,6 @@ class FusedUpdate:
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
         self.heads = groups[0].num_heads
-        self._log_heads = math.log(self.heads) if self.heads > 1 else 1.0
-        self._log_heads_and_one = math.log(self.heads + 1)
         self.padded = max(2, 1 << (self.heads - 1).bit_length())
         self.table = SliceTable(groups, seed, self.padded)
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
@@ -160,7 +156,7 @@ class FusedUpdate:
 
     def _prepare(self, rule: Rule, form: RadialForm, key: tuple[bool, bool, bool]) -> Prepared:
         """Send the settings of a rule to the device, and choose what to launch; it is kept for a constant rule."""
-        self._settings.set(self._settings_of(form))
+        self._settings.set(settings_of(form, self.heads))
         measure, is_noisy, is_scaled = key
         variant = Variant(
             form.kernel,
@@ -196,14 +192,6 @@ class FusedUpdate:
             scales_noise=variant.scales_noise,
             scales_gradients=variant.scales_gradients,
         )
-
-    def _settings_of(self, form: RadialForm) -> list[float]:
-        """List the numbers that `solve_kernel` reads, in the order in which it reads them."""
-        fixed = form.threshold if isinstance(form.bandwidth, str) else form.bandwidth
-        log = self._log_heads if form.bandwidth == "paper" else self._log_heads_and_one
-        alpha = form.alpha if form.ratio is None else form.ratio
-        weights = [epsilon(form.stepsize, self.heads), alpha, form.own_drive, form.smoothing, form.precision]
-        return [*weights, fixed, bandwidths.FLOOR**2, log]
 
     @property
     def _heads(self) -> dict[str, int]:

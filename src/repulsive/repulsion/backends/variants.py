@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
-from repulsive.particles.rule import Rule
+from repulsive.particles import bandwidths
+from repulsive.particles.rule import RadialForm, Rule, epsilon
 
 
 class Variant(NamedTuple):
@@ -60,3 +62,12 @@ class Prepared(NamedTuple):
     def is_for(self, rule: Rule, key: tuple[bool, bool, bool]) -> bool:
         """Check whether a step with this rule launches the same. A frozen rule can still be changed in place."""
         return rule is self.rule and key == self.key and vars(rule) == self.settings
+
+
+def settings_of(form: RadialForm, heads: int) -> list[float]:
+    """List the numbers of a rule that `solve_kernel` reads, in the order in which it reads them."""
+    fixed = form.threshold if isinstance(form.bandwidth, str) else form.bandwidth
+    counted = max(heads, 2) if form.bandwidth == "paper" else heads + 1  # a single head has no bandwidth
+    alpha = form.alpha if form.ratio is None else form.ratio
+    weights = [epsilon(form.stepsize, heads), alpha, form.own_drive, form.smoothing, form.precision]
+    return [*weights, fixed, bandwidths.FLOOR**2, math.log(counted)]
