@@ -113,7 +113,7 @@ def test_wrappers_are_unwrapped():
 
     _, optimizer = trained(torch.optim.Adam, {"betas": (0.9, 0.95)})
     fix_second_moment(Wrapper(optimizer))
-    assert optimizer.param_groups[0]["betas"][1] > 1 - 1e-8
+    assert optimizer.param_groups[0]["betas"][1] > 1 - 1e-6
 
 
 def test_refusals():
