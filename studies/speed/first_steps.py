@@ -8,7 +8,8 @@ before and after. The cost over a training of 10,000 steps is (seconds with the 
 steps), plus what the hooks cost after the end of the rule.
 
 All models are built and compiled side by side, and then measure one at a time (`studies.speed.models`). Writes
-OUT/first-steps.json and .md.
+OUT/first-steps-NAME.json and OUT/first-steps.md. `--profile` also writes OUT/first-steps-NAME.txt: operators and calls
+of the driver in five steps that compute a force and in five plain ones, which shows where a step waits.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from studies.speed.models import COMPILED, Queue
 
 from repulsive import repel
 from repulsive.errors import RepulsiveError
-from repulsive.lab.bench.clock import undisturbed, wall
+from repulsive.lab.bench.clock import synchronise, undisturbed, wall
 from repulsive.lab.bench.command import choose_device
 from repulsive.lab.bench.machine import describe
 from repulsive.lab.bench.participants import SharedModel, compile_apart
@@ -84,6 +85,13 @@ def _measure(name: str, arguments: argparse.Namespace, wait: Callable[[], None])
         seconds["ended"] = train(repelled, arguments.steps // 2)
         handle.remove()
         seconds["plain after"] = train(shared.forward, arguments.steps // 2)
+    if arguments.profile:
+        plain = _profile(shared, shared.forward)
+        handle.steps = 0
+        handle.attach()
+        repelling = _profile(shared, repelled)
+        handle.remove()
+        save(arguments.out / f"first-steps-{name}.txt", f"new forces\n\n{repelling}\n\nplain\n\n{plain}\n")
     settings = {"model": name, "batch": batch, "length": length, "steps": arguments.steps, "rule": repr(handle.rule)}
     return describe(device) | {"settings": settings, "seconds": seconds}
 
@@ -95,6 +103,18 @@ def _steps(shared: SharedModel, forward: Any, count: int) -> None:
         loss.backward()
         shared.optimizer.step()
         shared.optimizer.zero_grad()
+
+
+def _profile(shared: SharedModel, forward: Any, steps: int = 5) -> str:
+    """Profile a few steps; return the operators and driver calls that take the host most time."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if shared.on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        _steps(shared, forward, steps)
+        synchronise(shared.device)
+    table: str = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60)
+    return table
 
 
 def summary(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +159,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="", help="cpu or cuda; by default cuda if available")
     parser.add_argument("--layers", type=int, help="number of layers, for a quick trial")
     parser.add_argument("--batch", type=int, help="sequences or images per step, for a quick trial")
+    parser.add_argument("--profile", action="store_true", help="also profile five steps of each kind")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of JSON files")
     arguments = parser.parse_args(words)
     arguments.device = choose_device(arguments.device)
