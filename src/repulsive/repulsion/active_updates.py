@@ -17,7 +17,7 @@ from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.optimizers import has_nothing_to_follow, only_initialises_state
-from repulsive.repulsion.parameter_lookup import ParameterLookup
+from repulsive.repulsion.parameter_lookup import ParameterLookup, are_same
 
 
 class AnyUpdate(Protocol):
@@ -155,15 +155,3 @@ def _is_idle(group: HeadGroup) -> bool:
     """Check whether a group has no gradient to follow."""
     idle = [has_nothing_to_follow(parameter) for parameter in group.parameters()]
     return all(idle) or (any(idle) and group.modules == 1)  # a module without a gradient takes part as it is
-
-
-def are_same(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
-    """Check whether two lists of lists hold the same tensor objects.
-
-    `==` on lists compares items by identity first, without reading the tensors. That matters here: after a backward
-    pass hundreds of tensors are not in the CPU cache.
-    """
-    try:
-        return tensors == others
-    except Exception:  # different tensors, whose values were then compared
-        return False

@@ -20,7 +20,7 @@ from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.active_updates import ActiveUpdates, are_same
+from repulsive.repulsion.active_updates import ActiveUpdates
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.backends.inputs import StepInputs
@@ -34,6 +34,7 @@ from repulsive.repulsion.measurements import GroupReport, Measurements, per_step
 from repulsive.repulsion.noise_place import check_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
+from repulsive.repulsion.parameter_lookup import are_same
 from repulsive.repulsion.saved_state import FORMAT, check_state, differing_rule, group_facts, rule_text
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.step_force import StepForce, check_step_force

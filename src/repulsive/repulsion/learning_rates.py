@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError
-from repulsive.repulsion.active_updates import are_same
+from repulsive.repulsion.parameter_lookup import are_same
 
 
 class LearningRates:
