@@ -247,35 +247,28 @@ class Handle:
 
     def _act(self, scale: Tensor | None) -> None:
         """Replace the gradients of heads by the direction of the rule."""
-        settings, optimizer = self.settings, self.optimizer
-        period = 1 if self.rule is None else self.rule.act_every
-        inputs = StepInputs(
-            self._gradient_rule,
-            self.steps,
-            self._learning_rates(),
-            scale=scale,
-            measure=self._measures(),
-            draw_noise=settings.noise_in == "gradient",
-        )
-        measured = self._repeat_last_step(inputs)
+        optimizer, step, is_captured = self.optimizer, self.steps, is_capturing()
+        rule = self.rule if self._step_force is None else self._step_force.gradient_rule
+        if rule is not None and is_captured:
+            rule = rule.acting_always()
+        draws_noise = self.settings.noise_in == "gradient"
+        rates = self._learning_rates() if draws_noise else {}
+        inputs = StepInputs(rule, step, rates, scale, self._measures(), draws_noise)
+        measured = None if is_captured else self._repeat_last_step(inputs)
         if measured is None and (update := self._updates.choose(optimizer)) is not None:
             measured = update.run(inputs)
             self._trained = [[*entry["params"]] for entry in optimizer.param_groups]
-        if measured is not None:
-            if self._step_force is not None:
-                self._step_force.remember()
-                measured = self._step_force.corrected(measured, self.steps)
-            elif period > 1 and not is_capturing():
-                measured = per_step(measured, period)
-            self._measurements.add(measured, self.steps, due=inputs.measure)
-            self._changes += 1
-            self._pending = True
-
-    @property
-    def _gradient_rule(self) -> Rule | None:
-        """The rule that changes the gradients."""
-        rule = self.rule if self._step_force is None else self._step_force.gradient_rule
-        return rule.acting_always() if rule is not None and is_capturing() else rule
+        if measured is None:
+            return
+        if self._step_force is not None:
+            self._step_force.remember()
+            measured = self._step_force.corrected(measured, step)
+        elif measured and self.rule is not None and self.rule.act_every > 1 and not is_captured:
+            measured = per_step(measured, self.rule.act_every)
+        if measured:
+            self._measurements.add(measured, step, due=inputs.measure)
+        self._changes += 1
+        self._pending = True
 
     def _repeat_last_step(self, inputs: StepInputs) -> dict[str, Measured] | None:
         """Run the last update again without looking up parameters, and return its measurement.
@@ -283,10 +276,11 @@ class Handle:
         Returns:
             None, with nothing done, if parameters have to be looked up.
         """
-        updates, trained = self._updates, [entry["params"] for entry in self.optimizer.param_groups]
-        if updates.current is None or not updates.covers_all or not are_same(trained, self._trained) or is_capturing():
+        updates = self._updates
+        if updates.current is None or not updates.covers_all:
             return None
-        return updates.current.again(inputs)
+        trained = [entry["params"] for entry in self.optimizer.param_groups]
+        return updates.current.again(inputs) if are_same(trained, self._trained) else None
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step, and add repulsion and noise that are not part of the gradients."""

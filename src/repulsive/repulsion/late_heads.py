@@ -63,7 +63,7 @@ class LateHeads:
     def _current_state(self) -> tuple[int, list[bool]]:
         """Return the number of trained parameters, and whether each untrained one requires a gradient."""
         flags = [parameter.requires_grad for parameter in self._lookup.current()[0]] if self._untrained else []
-        return sum(len(entry["params"]) for entry in self._optimizer.param_groups), flags
+        return sum([len(entry["params"]) for entry in self._optimizer.param_groups]), flags
 
     def _new_heads(self, repelled: Sequence[HeadGroup]) -> list[str]:
         """Return the names of heads whose parameters are new in the optimizer and in no group."""
