@@ -139,7 +139,7 @@ class SVGD(Rule):
         return self.stepsize == "heads" and self.smoothing == 0 and not priors.resolve(self.prior).precision
 
     def acts(self, step: int) -> bool:
-        return super().acts(step) and not (self.only_adds_repulsion and self.is_off(step))
+        return step % self.act_every == 0 and not (self.is_scheduled and self.only_adds_repulsion and self.is_off(step))
 
     def is_off(self, step: int) -> bool:
         name: Literal["alpha", "ratio"] = "ratio" if self.holds_ratio else "alpha"

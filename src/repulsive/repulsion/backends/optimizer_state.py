@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from operator import getitem, is_
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -44,29 +46,29 @@ class OptimizerState:
         self.counts_on_device = False
         self.addresses: list[list[int]] = []
         self._step_method: object = None
-        self._parameters: list[Tensor] = []
         self._trained: list[list[Tensor]] = []
         self._names: list[Names] = []  # for each of `entries`
         self._columns: list[list[str]] = []  # names of the tensors of each parameter: [kinds of tensors, parameters]
-        self._tensors: list[list[Tensor]] = []  # in the order of `_columns`
+        self._tensors: list[Tensor] = []  # parameters, and their tensors in the order of `_columns`
+        self._on_device: list[Tensor] = []  # the tensors of `addresses`
+        self._all_addresses: list[int] = []
 
     def is_current(self, optimizer: Optimizer) -> bool:
         """Check that nothing has changed but the contents of tensors and the settings of the optimizer."""
         groups = optimizer.param_groups
         trained = [entry["params"] for entry in groups]
-        if (
-            type(optimizer).step is not self._step_method
-            or not are_same([self._table.parameters, *trained], [self._parameters, *self._trained])
-            or [_names(self.respond, groups[index]) for index in self.entries] != self._names
-        ):
+        if type(optimizer).step is not self._step_method or not are_same(trained, self._trained):
             return False
+        for index, names in zip(self.entries, self._names, strict=True):
+            if _names(self.respond, groups[index]) != names:
+                return False
         try:
-            tensors = _tensors(optimizer, self._parameters, self._columns)
-            # Not `are_same`, for which different step counts of equal value are the same.
-            is_same = all(all(map(is_, new, old)) for new, old in zip(tensors, self._tensors, strict=True))
-            return is_same and self._current_addresses() == self.addresses
-        except (KeyError, TypeError, RuntimeError):  # a parameter has no state, or a tensor has no address
+            tensors = _tensors(optimizer, self._table.parameters, self._columns)
+        except (KeyError, TypeError):  # a parameter has no state
             return False
+        if not all(map(is_, tensors, self._tensors)):  # `are_same` may compare step counts by value
+            return False
+        return [*map(Tensor.data_ptr, self._on_device)] == self._all_addresses
 
     def read(self, optimizer: Optimizer) -> bool:
         """Look up the state of every parameter.
@@ -75,7 +77,8 @@ class OptimizerState:
             False if the optimizer, or one of its settings, needs the eager noise.
         """
         self._step_method = None  # not current
-        self.respond, groups, parameters = response_of(optimizer), optimizer.param_groups, self._table.parameters
+        table = self._table
+        self.respond, groups, parameters = response_of(optimizer), optimizer.param_groups, table.parameters
         index_of = {id(parameter): index for index, entry in enumerate(groups) for parameter in entry["params"]}
         if any(id(parameter) not in index_of for parameter in parameters):
             return False
@@ -93,21 +96,30 @@ class OptimizerState:
             self._tensors = _tensors(optimizer, parameters, self._columns)
         except (KeyError, TypeError):  # a parameter has no state
             return False
-        kinds = iter(self._tensors)
-        self.squares = next(kinds) if by_kind[0] else None
-        self.buffers = next(kinds) if by_kind[1] else None
-        self.steps = next(kinds, None)
+        count = len(parameters)
+        columns = iter([self._tensors[start : start + count] for start in range(count, len(self._tensors), count)])
+        self.squares = next(columns) if by_kind[0] else None
+        self.buffers = next(columns) if by_kind[1] else None
+        self.steps = next(columns, None)
         states = [*(self.squares or ()), *(self.buffers or ())]
         if not all(_fits(state, parameters) for state in (self.squares, self.buffers) if state is not None):
             return False
         if len({state.dtype for state in states}) > 1 or not all(isinstance(step, Tensor) for step in self.steps or ()):
             return False
-        devices = {step.device.type for step in self.steps or ()}
-        if len(devices) > 1:
-            return False
-        self.counts_on_device = bool(devices - {"cpu"})
-        self._parameters, self._trained = parameters, [[*entry["params"]] for entry in groups]
-        self.addresses = self._current_addresses()
+        devices = {(step.device.type, step.dtype) for step in self.steps or ()}
+        self.counts_on_device = any(device != "cpu" for device, _ in devices)
+        if self.counts_on_device and (len(devices) > 1 or (table.device.type, torch.float32) not in devices):
+            return False  # the launch reads float32
+        self._trained = [[*entry["params"]] for entry in groups]
+        kinds = [
+            parameters,
+            self.squares or [],
+            self.buffers or [],
+            (self.steps or []) if self.counts_on_device else [],
+        ]
+        self.addresses = [[*map(Tensor.data_ptr, tensors)] for tensors in kinds]
+        self._on_device = [*chain.from_iterable(kinds)]
+        self._all_addresses = [*chain.from_iterable(self.addresses)]
         self._step_method = type(optimizer).step
         return True
 
@@ -116,15 +128,13 @@ class OptimizerState:
         assert self.steps is not None and not self.counts_on_device
         return [*map(Tensor.item, self.steps)]
 
-    def _current_addresses(self) -> list[list[int]]:
-        steps = self.steps if self.counts_on_device else None
-        kinds = (self._parameters, self.squares, self.buffers, steps)
-        return [[*map(Tensor.data_ptr, tensors)] if tensors is not None else [] for tensors in kinds]
 
-
-def _tensors(optimizer: Optimizer, parameters: list[Tensor], columns: Iterable[list[str]]) -> list[list[Tensor]]:
-    states = [*map(optimizer.state.get, parameters)]
-    return [[*map(getitem, states, column)] for column in columns]  # type: ignore[arg-type, list-item]
+def _tensors(optimizer: Optimizer, parameters: list[Tensor], columns: Iterable[list[str]]) -> list[Tensor]:
+    """Return the parameters, followed by a tensor of each parameter's state for each column of names."""
+    states, tensors = [*map(optimizer.state.get, parameters)], [*parameters]
+    for column in columns:
+        tensors += map(getitem, states, column)  # type: ignore[arg-type]
+    return tensors
 
 
 def _names(respond: Respond | None, entry: Mapping[str, Any]) -> Names | None:

@@ -56,6 +56,7 @@ class FusedStepNoise:
         self._columns = self._numbers.unbind(1)
         self._sent: list[tuple[float, ...]] = []  # the columns of `_numbers`
         self._source: object = None  # what they were computed from
+        self._no_counts = [0.0] * len(table.parameters)
         self._steps = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._step = -1
         self._graphs = GraphCache(device)
@@ -102,9 +103,10 @@ class FusedStepNoise:
         """Send the numbers of the optimizer that have changed; return False if one of them is on the device."""
         state, entries = self._state, optimizer.param_groups
         settings = [[*map(entries[index].get, _SETTINGS)] for index in state.entries]
-        if any(isinstance(values[0], Tensor) for values in settings):
-            return False
-        ahead = [0.0] * len(state.entry_of)  # optimizer steps before the first one of the handle
+        for values in settings:
+            if isinstance(values[0], Tensor):
+                return False
+        ahead = self._no_counts  # optimizer steps before the first one of the handle
         if state.steps is not None and not state.counts_on_device:
             ahead = [count - step for count in state.counts()]
         source = (scale, settings, ahead)
