@@ -61,6 +61,7 @@ class ActiveUpdates:
         self._updates: dict[tuple[str, ...], AnyUpdate] = {}
         self._was_captured = False  # a CUDA graph may refer to some of the updates
         self._lookup = ParameterLookup(part for group in groups for part in group.slices)
+        self._first = ParameterLookup(groups[0].slices if groups else ())
         self._dims = [parameter.ndim for parameter in self._lookup.current()[0]]
         self._accepted: list[list[Tensor]] = []  # parameters of model and optimizer that passed the check
         self._names = tuple(group.name for group in groups)
@@ -76,9 +77,15 @@ class ActiveUpdates:
 
     def has_gradients(self, optimizer: Optimizer) -> bool:
         """Check whether `choose` would return an update, without counting skipped groups; for steps without a rule."""
-        gradients = (part.parameter().grad for part in self._lookup.parts)  # read only if the optimizer is new
-        is_trained = any(not _is_idle(group) for group in self.groups)  # usually the first group has a gradient
-        return is_trained and not only_initialises_state(optimizer, gradients)
+        if optimizer.state:  # the optimizer is not new, and usually the first group has a gradient
+            parameters, gradients = self._first.current()
+            for parameter, grad in zip(parameters, gradients, strict=True):
+                if grad is None or not parameter.requires_grad:
+                    break
+            else:
+                return True
+        is_trained = any(not _is_idle(group) for group in self.groups)
+        return is_trained and not only_initialises_state(optimizer, self.gradients())
 
     def reset(self, seed: int) -> None:
         """Drop all updates and start with another seed."""

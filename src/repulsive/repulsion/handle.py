@@ -184,7 +184,7 @@ class Handle:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run before every `optimizer.step`. With a closure, gradients exist only after the closure has run."""
-        if will_skip_step(optimizer):
+        if getattr(optimizer, "found_inf", None) is not None and will_skip_step(optimizer):
             self._applied = self._pending = False
             return None
         if kwargs.get("closure") is not None:
@@ -230,7 +230,9 @@ class Handle:
     def _acts(self) -> bool:
         """Check whether the rule acts, or is measured while its weight is zero. A step that is captured always acts."""
         rule, step = self.rule, self.steps
-        return rule is None or rule.acts(step) or is_capturing() or (self._measures() and step % rule.act_every == 0)
+        if rule is None or rule.acts(step):
+            return True
+        return (step % rule.act_every == 0 and self._measures()) or is_capturing()
 
     def _measures(self) -> bool:
         """Check whether this step is the first to act since a measurement was due."""
@@ -288,11 +290,12 @@ class Handle:
             return
         if self._step_force is not None and self._acts():
             self._step_force.add(self.steps)
-        update, rule, noise_in = self._updates.current, self.rule, self.settings.noise_in
-        if update is not None and rule is not None and rule.has_noise:
-            if noise_in == "parameter":
+        rule, noise_in = self.rule, self.settings.noise_in
+        if noise_in != "gradient" and rule is not None and rule.has_noise:
+            update = self._updates.current
+            if update is not None and noise_in == "parameter":
                 update.add_noise(rule, self._learning_rates(), step=self.steps)
-            elif noise_in == "optimizer":
+            elif update is not None and noise_in == "optimizer":
                 update.add_step_noise(rule, self.optimizer, step=self.steps)
         if self._late.may_have_joined() and not (rule is not None and rule.is_off(self.steps)) and not is_capturing():
             self._late.warn([group for handle in handles_of(optimizer) for group in handle.groups])

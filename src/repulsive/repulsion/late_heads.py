@@ -42,7 +42,14 @@ class LateHeads:
 
     def may_have_joined(self) -> bool:
         """Check counts and flags, which is quick enough for every step: have they changed since the last `warn`?"""
-        return not self._has_warned and self._current_state() != self._state
+        if self._has_warned:
+            return False
+        if self._untrained:
+            return self._current_state() != self._state
+        count = 0
+        for entry in self._optimizer.param_groups:
+            count += len(entry["params"])
+        return count != self._state[0]
 
     def warn(self, repelled: Sequence[HeadGroup]) -> None:
         """Warn about heads that have joined, once.
@@ -63,7 +70,7 @@ class LateHeads:
     def _current_state(self) -> tuple[int, list[bool]]:
         """Return the number of trained parameters, and whether each untrained one requires a gradient."""
         flags = [parameter.requires_grad for parameter in self._lookup.current()[0]] if self._untrained else []
-        return sum([len(entry["params"]) for entry in self._optimizer.param_groups]), flags
+        return sum(len(entry["params"]) for entry in self._optimizer.param_groups), flags
 
     def _new_heads(self, repelled: Sequence[HeadGroup]) -> list[str]:
         """Return the names of heads whose parameters are new in the optimizer and in no group."""
