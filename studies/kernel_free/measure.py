@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from studies.kernel_free.systems import KERNEL_FREE, PLAIN, PUBLISHED
+from studies.kernel_free.systems import KERNEL_FREE, NUDGED, PLAIN, PUBLISHED
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,7 +21,12 @@ from repulsive.particles import KernelFree
 from repulsive.particles.gram import gram
 
 LOSS = "nll"
-PAIRS = ((PUBLISHED, KERNEL_FREE), (PUBLISHED, PLAIN), (KERNEL_FREE, PLAIN))  # first minus second
+PAIRS = (  # first minus second
+    (PUBLISHED, KERNEL_FREE),
+    (PUBLISHED, NUDGED),
+    (PUBLISHED, PLAIN),
+    (KERNEL_FREE, PLAIN),
+)
 _SELECTION = ("layers", "parts", "where", "particle", "layout")
 
 

@@ -58,6 +58,14 @@ SYSTEMS: dict[str, System] = {
         _AGE,
         seeds=5,
     ),
+    "age-weak": System(
+        "sentence classifier, ratio 0.03",
+        f"{_AGE_ABOUT}; repulsion held at 3 % of the gradient, so that heads stay closer to each other",
+        "age/",
+        "age",
+        _AGE,
+        repelled=("method.ratio=0.03",),
+    ),
     "age-constants": System(
         "sentence classifier, alpha 0.01",
         f"{_AGE_ABOUT}; epsilon 0.1 and alpha 0.01, as in the other systems",

@@ -71,7 +71,7 @@ def loss_table(systems: Mapping[str, Mapping[str, Any]], paper: Path) -> str:
         means = [_mean(system, arm, "loss", ".4f") for arm in (PLAIN, PUBLISHED, KERNEL_FREE)]
         compared = {(c["first"], c["second"]): _difference(c) for c in system["comparisons"]}
         rows.append([system["title"], str(len(_seeds(system))), *means, *(compared.get(pair, "") for pair in PAIRS)])
-    differences = [f"{first} - {second}" for first, second in PAIRS]
+    differences = [f"{first} - {second.removeprefix(f'{PUBLISHED}, ')}" for first, second in PAIRS]
     return format_table(["system", "seeds", PLAIN, PUBLISHED, KERNEL_FREE, *differences], rows + _paper_rows(paper))
 
 
