@@ -13,6 +13,7 @@ from studies.kernel_free.systems import ARMS, PUBLISHED, System
 
 from repulsive.lab.engine.runs import RunFolder
 
+_SIZES = ("groups", "heads", "numbers")  # the same for all runs of a system
 _COMPARED = ("difference", "low", "high", "over", "seeds", "items")
 
 
@@ -44,7 +45,9 @@ def _describe(system: System, finished: Mapping[tuple[str, int], RunFolder], met
     measured: list[dict[str, Any]] = []
     for seed in sorted({seed for _, seed in finished}):
         runs = {arm: finished[arm, seed] for arm in ARMS if (arm, seed) in finished}
-        measured += [{"arm": arm, "seed": seed, **x} for arm, x in measure_arms(runs, method).items()]
+        measured += [{"arm": arm, "seed": seed, **_rounded(x)} for arm, x in measure_arms(runs, method).items()]
+    sizes = {key: measured[0][key] for key in _SIZES}
+    measured = [{key: x for key, x in run.items() if key not in _SIZES} for run in measured]
     compared = [
         {"first": first, "second": second, **{key: dataclasses.asdict(result)[key] for key in _COMPARED}}
         for (first, second), result in compare_losses(finished).items()
@@ -55,6 +58,11 @@ def _describe(system: System, finished: Mapping[tuple[str, int], RunFolder], met
         "about": system.about,
         "steps": results[0]["steps"],
         "seconds": round(sum(result["seconds"] for result in results)),
+        **sizes,
         "runs": measured,
         "comparisons": compared,
     }
+
+
+def _rounded(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: round(x, 6) if isinstance(x, float) else x for key, x in measured.items()}

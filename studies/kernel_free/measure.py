@@ -78,7 +78,7 @@ def describe_heads(groups: Sequence[Tensor]) -> dict[str, Any]:
         "numbers": max(heads.shape[1] for heads in groups),
         "norm": statistics.fmean(float(heads.norm(dim=1).mean()) for heads in groups),
         "cosine": statistics.fmean(mean_cosine(heads) for heads in groups),
-        "kernel": torch.cat(kernels).quantile(ends).tolist(),
+        "kernel": [round(x, 4) for x in torch.cat(kernels).quantile(ends).tolist()],
         "force": statistics.fmean(force_difference(heads) for heads in groups),
     }
 

@@ -68,7 +68,7 @@ SYSTEMS: dict[str, System] = {
     ),
     "age-constants": System(
         "sentence classifier, alpha 0.01",
-        f"{_AGE_ABOUT}; epsilon 0.1 and alpha 0.01, as in the other systems",
+        f"{_AGE_ABOUT}; epsilon 0.1 and alpha 0.01, the constants of the published rule",
         "age/",
         "age",
         _AGE,
@@ -90,7 +90,7 @@ SYSTEMS: dict[str, System] = {
     ),
     "graphs": System(
         "graph writer",
-        "the first half of WebNLG; graph Transformer of 2 layers, width 64; SGD with momentum",
+        "the first half of the training texts of WebNLG; graph Transformer of 2 layers, width 64; SGD with momentum",
         "webnlg/tiny-",
         "webnlg",
         ("data.share=0.5", "training.epochs=2", *_NO_TEXTS),
@@ -98,8 +98,8 @@ SYSTEMS: dict[str, System] = {
     ),
     "electra": System(
         "ELECTRA",
-        "20 MB of Wikipedia; 2 layers, width 64, of which the discriminator's first repels; AdamW, batches of "
-        "8 x 128 pieces; loss of the discriminator",
+        "20 MB of Wikipedia; 2 layers, width 64, of which the discriminator's first repels (epsilon 0.01, alpha 0.1); "
+        "AdamW, batches of 8 x 128 pieces; loss of the discriminator",
         "electra/tiny-",
         "pretrain",
         ("data.steps=100", "training.epochs=3", "training.batch=8", "optimizer.warmup=60"),

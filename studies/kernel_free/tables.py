@@ -27,8 +27,9 @@ and new test items; they are paired by both.
 """
 HEADS = "Norm of a head and mean cosine between two heads, of q, k and v apart, means over groups of heads."
 DISTANCES = """\
-Distance of the heads' weights from those of the published rule, in percent of their norm; *share* is the distance of
-kernel-free in percent of the distance of plain. *Force* is the relative difference between the repulsion of the two
+Distance of the heads' weights from those of the published rule, in percent of their norm. *Excess* is the distance of
+kernel-free minus that of the nudged run, paired by seed; *share* is the distance of kernel-free in percent of that of
+plain. *Force* is the relative difference between the repulsion of the two
 rules, at the final weights of the published rule and at those of plain training. *M κ* is the number of heads times the
 kernel between two heads, 5th to 95th percentile at the final weights of the published rule; it is 1 if all distances
 are equal.
@@ -79,13 +80,12 @@ def head_table(systems: Mapping[str, Mapping[str, Any]]) -> str:
     """Format norms and cosines, a row for each system."""
     rows = []
     for system in systems.values():
-        first = system["runs"][0]
         cells = [
             _with_interval(_values(system, arm, key), form)
             for key, form in (("norm", ".2f"), ("cosine", ".3f"))
             for arm in (PLAIN, PUBLISHED, KERNEL_FREE)
         ]
-        rows.append([system["title"], f"{first['heads']} x {first['numbers']:,}", *cells])
+        rows.append([system["title"], f"{system['heads']} x {system['numbers']:,}", *cells])
     names = [f"{key}, {arm}" for key in ("norm", "cosine") for arm in (PLAIN, PUBLISHED, KERNEL_FREE)]
     return format_table(["system", "heads x numbers", *names], rows)
 
@@ -94,23 +94,26 @@ def distance_table(systems: Mapping[str, Mapping[str, Any]]) -> str:
     """Format distances between weights, a row for each system."""
     rows = []
     for system in systems.values():
-        distances = [
-            _with_interval([100 * x for x in _values(system, arm, "distance")], ".1f")
-            for arm in (KERNEL_FREE, NUDGED, PLAIN)
-        ]
-        forces = [_with_interval([100 * x for x in _values(system, arm, "force")], ".1f") for arm in (PUBLISHED, PLAIN)]
+        distances = [_percent(_values(system, arm, "distance")) for arm in (KERNEL_FREE, NUDGED, PLAIN)]
+        excess = _percent([first - second for first, second in paired_distances(system, NUDGED)], "+")
+        share = _percent([first / second for first, second in paired_distances(system, PLAIN)])
+        forces = [_percent(_values(system, arm, "force")) for arm in (PUBLISHED, PLAIN)]
         kernels = [run["kernel"] for run in system["runs"] if run["arm"] == PUBLISHED]
         kernel = " to ".join(f"{statistics.fmean(ends):.2f}" for ends in zip(*kernels, strict=True))
-        rows.append([system["title"], *distances, _with_interval(shares(system), ".1f"), *forces, kernel])
-    names = [f"{arm} (%)" for arm in (KERNEL_FREE, NUDGED, PLAIN)]
-    return format_table(["system", *names, "share (%)", "force (%)", "force at plain (%)", "M κ"], rows)
+        rows.append([system["title"], *distances[:2], excess, distances[2], share, *forces, kernel])
+    names = [KERNEL_FREE, NUDGED, "excess", PLAIN, "share", "force", "force at plain"]
+    return format_table(["system", *(f"{name} (%)" for name in names), "M κ"], rows)
 
 
-def shares(system: Mapping[str, Any]) -> list[float]:
-    """Distance of kernel-free from the published rule in percent of that of plain, for each seed that has both."""
+def paired_distances(system: Mapping[str, Any], arm: str) -> list[tuple[float, float]]:
+    """Distances of kernel-free and of another arm from the published rule, for each seed that has both."""
     distances = {(run["arm"], run["seed"]): run["distance"] for run in system["runs"]}
-    both = [seed for seed in _seeds(system) if {(KERNEL_FREE, seed), (PLAIN, seed)} <= distances.keys()]
-    return [100 * distances[KERNEL_FREE, seed] / distances[PLAIN, seed] for seed in both]
+    both = [seed for seed in _seeds(system) if {(KERNEL_FREE, seed), (arm, seed)} <= distances.keys()]
+    return [(distances[KERNEL_FREE, seed], distances[arm, seed]) for seed in both]
+
+
+def _percent(values: Sequence[float], sign: str = "") -> str:
+    return _with_interval([100 * x for x in values], f"{sign}.2f")
 
 
 def _seeds(system: Mapping[str, Any]) -> list[int]:
@@ -130,7 +133,7 @@ def _with_interval(values: Sequence[float], form: str) -> str:
     if not values:
         return ""
     mean = f"{statistics.fmean(values):{form}}"
-    return f"{mean} ± {half_width(values):{form}}" if len(values) > 1 else mean
+    return f"{mean} ± {half_width(values):{form.removeprefix('+')}}" if len(values) > 1 else mean
 
 
 def _difference(comparison: Mapping[str, Any]) -> str:
@@ -140,9 +143,8 @@ def _difference(comparison: Mapping[str, Any]) -> str:
 
 
 def _size(system: Mapping[str, Any]) -> str:
-    first = system["runs"][0]
-    groups = f"{first['groups']} group{'' if first['groups'] == 1 else 's'}"
-    heads = f"{groups} of {first['heads']} heads with {first['numbers']:,} numbers each"
+    groups = f"{system['groups']} group{'' if system['groups'] == 1 else 's'}"
+    heads = f"{groups} of {system['heads']} heads with {system['numbers']:,} numbers each"
     return f"{system['about']}; {system['steps']:,} steps; {heads}; {system['seconds']} s for all runs."
 
 

@@ -118,3 +118,20 @@ def test_row_of_the_papers_settings(script, tmp_path):
 
 def evaluation(nll):
     return Evaluation({"nll": float(nll.mean())}, {"nll": nll, "correct": (nll < 0.5).double()})
+
+
+def test_distances_are_paired_by_seed(script):
+    with study("studies.kernel_free.tables") as page:
+        runs = [
+            {"arm": arm, "seed": seed, "distance": distance, "force": 0.5, "kernel": [0.5, 1.5]}
+            for arm, distances in {
+                "published": [0.0, 0.0],
+                "kernel-free": [0.2, 0.4],
+                "published, nudged": [0.1, 0.3],
+                "plain": [0.4, 0.8],
+            }.items()
+            for seed, distance in enumerate(distances)
+        ]
+        cells = page.distance_table({"lm": {"title": "model", "runs": runs}}).splitlines()[-1].split(" | ")
+    assert cells[1:4] == ["30.00 ± 127.06", "20.00 ± 127.06", "+10.00 ± 0.00"]  # t is 12.706 with one degree of freedom
+    assert cells[5:] == ["50.00 ± 0.00", "50.00 ± 0.00", "50.00 ± 0.00", "0.50 to 1.50 |"]
