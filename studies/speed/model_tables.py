@@ -68,7 +68,7 @@ def rows_of(facts: Mapping[str, Any]) -> list[list[str]]:
     for name, row in results.items():
         if name == PLAIN:
             continue
-        whole = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        whole = f"{row['ratio']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
         cells = ["", "", "", ""]
         parts = parts_of(row)
         if parts is not None:
