@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from studies.output import save
-from studies.speed.models import COMPILED, Queue
+from studies.speed.models import COMPILED, Queue, measure_in_turn
 
 from repulsive import repel
 from repulsive.errors import RepulsiveError
@@ -164,15 +161,8 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     arguments.device = choose_device(arguments.device)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    context, started = multiprocessing.get_context("spawn"), time.monotonic()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="repulsive-bench-")))
-        queue = Queue(folder, len(arguments.models), arguments.patience)
-        processes = [context.Process(target=measure, args=(name, arguments, queue)) for name in arguments.models]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
+    started = time.monotonic()
+    measure_in_turn(measure, arguments)
     if any(arguments.out.glob("first-steps-*.json")):
         write_table(arguments.out)
     print(f"{time.monotonic() - started:.0f} s", flush=True)
