@@ -25,22 +25,13 @@ from pathlib import Path
 
 from studies.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.controls import SHORT
-from studies.classification.follow_up_tables import name_count, write_follow_up
+from studies.classification.follow_up_tables import write_follow_up
+from studies.classification.head_count_tables import name_count
 from studies.classification.lean_runs import ENTROPY, HEADS, WIDE_FINAL, Job
-from studies.classification.paper_sizes import (
-    MARGIN,
-    REFINE_SEEDS,
-    REFINED,
-    SCREEN_SEEDS,
-    Records,
-    Study,
-    make_parser,
-    mean_losses,
-    run,
-    store_labels,
-    work_folder,
-)
+from studies.classification.paper_sizes import make_parser, run, work_folder
 from studies.classification.search_space import BASELINE, REPELLED, WIDE, trials
+from studies.classification.sizes_records import Records, store_labels
+from studies.classification.sizes_study import MARGIN, REFINE_SEEDS, REFINED, SCREEN_SEEDS, Study, mean_losses
 from studies.classification.sizes_tables import write_tables
 
 from repulsive.lab.engine.runs import versions

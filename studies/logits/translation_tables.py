@@ -23,10 +23,10 @@ MEASURED = {  # column -> metric of a curve
     "cost of a head": "loss_of_a_head",
 }
 LEAD = """Width 256, 3 + 3 layers, 4 heads, packed batches of 4,096 tokens, AdamW, a rate that falls to zero. Every arm
-has its own learning rate, the best of three on the development set (one seed); then other seeds, and the test set.
-*logits* is the rule "logits" (in the first 500 steps), *attraction* the same with the opposite sign, *decay* plain
-training with a weight decay of 0.3 instead of 1e-4. Differences are from plain training with the same seed, with 95 %
-intervals over seeds.
+has its own learning rate, the best of four on the development set (one seed; for decay it is the highest); then other
+seeds, and the test set. *logits* is the rule "logits" (in the first 500 steps), *attraction* the same with the opposite
+sign, *decay* plain training with a weight decay of 0.3 instead of 1e-4. Differences are from plain training with the
+same seed, with 95 % intervals over seeds.
 """
 HEADS = """Means over seeds at the end of an epoch. *Similarity* is the mean cosine between the logits of two heads of a
 layer, *entropy* and *largest logit* are those of an average head on the same 16 sentences. A head is *redundant* if its
@@ -43,7 +43,8 @@ def write_tables(records: Mapping[tuple[str, str, str, float, int], Mapping[str,
         results: folder of the tables.
     """
     final: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
-    for (dataset, arm, stage, _, seed), record in records.items():
+    in_order = sorted(records.items(), key=lambda item: (item[0][1] != BASELINE, item[0][1] == "decay", item[0]))
+    for (dataset, arm, stage, _, seed), record in in_order:
         if stage == "final" and "test" in record:
             final.setdefault(dataset, {}).setdefault(arm, {})[seed] = record
     lines = ["# Repulsion between attention logits in translation", "", LEAD]

@@ -37,8 +37,11 @@ precise: *host* and *device* are those of an average step of 10,000. If the host
 host's time is the cost of the rule, and otherwise the device's time is. *Larger part* is the larger of the two, over
 the plain step; *bound* is their sum over the plain step, which is the most that a rule can cost.
 
-Rows `spos` have noise in the gradient (`noise_in="gradient"`). The default of `repel` draws the noise after the step
-(`noise_in="auto"`), in a launch of its own; it has not been timed on a GPU.
+Rows `spos-paper` have noise in the gradient, `spos` after the step of the optimizer, the default. The latter were
+timed before the host's part of that noise was reduced.
+
+In compiled models the hooks of `logits` do not include the sampling of tokens, which is part of the graph: there its
+whole step says more than its bound.
 """
 
 
@@ -65,7 +68,7 @@ def rows_of(facts: Mapping[str, Any]) -> list[list[str]]:
     for name, row in results.items():
         if name == PLAIN:
             continue
-        whole = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        whole = f"{row['ratio']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
         cells = ["", "", "", ""]
         parts = parts_of(row)
         if parts is not None:

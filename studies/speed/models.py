@@ -16,8 +16,7 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -89,6 +88,23 @@ def measure(name: str, arguments: argparse.Namespace, queue: Queue) -> None:
         queue.arrive(name)
 
 
+def measure_in_turn(target: Callable[[str, argparse.Namespace, Queue], None], arguments: argparse.Namespace) -> None:
+    """Start a process for each of `arguments.models`, and wait for all of them.
+
+    Args:
+        target: called in each process with the name of the model, the arguments and the queue.
+        arguments: of the command line, with `models` and `patience`.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="repulsive-bench-") as folder:
+        queue = Queue(Path(folder), len(arguments.models), arguments.patience)
+        processes = [context.Process(target=target, args=(name, arguments, queue)) for name in arguments.models]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+
+
 def format_costs(name: str, results: dict[str, dict]) -> str:
     """Format ratio, interval and bound of each rule, one line each."""
     lines = [f"{name}: plain step {1e3 * results['plain']['seconds']:.2f} ms"]
@@ -112,15 +128,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of JSON files")
     arguments = parser.parse_args(words)
     arguments.device = choose_device(arguments.device)
-    context = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="repulsive-bench-")))
-        queue = Queue(folder, len(arguments.models), arguments.patience)
-        processes = [context.Process(target=measure, args=(name, arguments, queue)) for name in arguments.models]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
+    measure_in_turn(measure, arguments)
     written = [path for name in arguments.models if (path := arguments.out / f"models-{name}.json").stat().st_size]
     print(json.dumps({"written": [path.name for path in written]}))
 

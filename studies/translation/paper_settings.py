@@ -12,8 +12,9 @@ others.
 The rows of a seed train side by side. When the time of `--limit` (seconds) ends they stop after the same epoch, and the
 test set is translated with the weights of that epoch, so that the comparison is fair; the learning rate does not depend
 on the length of the training. A finished training is evaluated with the mean of its last ten epochs.
-Rerun the same command to resume from the checkpoints in OUT, each 0.7 GB for a run. `--limit` includes `--reserve`
-seconds at the end for translations and checkpoints.
+Rerun the same command to resume from the checkpoints in OUT, each 0.7 GB for a run. A run whose process dies is resumed
+once by itself. Do not kill other programs that share the GPU: with NVIDIA's MPS all of them die. `--limit` includes
+`--reserve` seconds at the end for translations and checkpoints.
 
 A run is expected to take at least 160 s of one H200, so three side by side take about 8 minutes. Layers are compiled
 once in each process, which takes half a minute, less if torch's cache is warm; forward and backward are then replayed
@@ -52,6 +53,7 @@ from repulsive.lab.engine.workers import DONE, STOPPED, WorkerPool
 from repulsive.lab.runs.plan import plan
 
 LEAST = 150.0  # seconds that must be left to start the runs of a seed on a GPU
+ATTEMPTS = 2  # at the runs of a seed: one whose process dies goes on from its last checkpoint
 _POLL = 0.25
 
 
@@ -93,17 +95,21 @@ def run(arguments: argparse.Namespace, records: Records) -> None:
         for name, specs in cohorts(arguments):
             for spec in specs.values():
                 check(spec)
-            missing = [spec for key, spec in specs.items() if not records.is_complete(key) and not is_finished(spec)]
-            if not missing or end - time.monotonic() < (LEAST if on_gpu else 0.0):
-                continue
-            gate = Gate(arguments.out / f"{name}.json")
-            jobs = [Job(spec, gate) for spec in missing]
-            gate.path.parent.mkdir(parents=True, exist_ok=True)
-            keeper = Gatekeeper(gate, jobs, arguments.epochs, end)
-            _train_together(pool, jobs, keeper, request, started)
-            records.collect(folders)
-            if request.number is not None:
-                raise Stopped("stopped; rerun the same command to resume", request.number)
+            has_failed, attempts = True, 0
+            while has_failed and attempts < ATTEMPTS:
+                open_runs = {key: spec for key, spec in specs.items() if not records.is_complete(key)}
+                missing = [spec for spec in open_runs.values() if not is_finished(spec)]
+                if not missing or end - time.monotonic() < (LEAST if on_gpu else 0.0):
+                    break
+                gate = Gate(arguments.out / f"{name}.json")
+                jobs = [Job(spec, gate) for spec in missing]
+                gate.path.parent.mkdir(parents=True, exist_ok=True)
+                keeper = Gatekeeper(gate, jobs, arguments.epochs, end)
+                has_failed = _train_together(pool, jobs, keeper, request, started)
+                attempts += 1
+                records.collect(folders)
+                if request.number is not None:
+                    raise Stopped("stopped; rerun the same command to resume", request.number)
     records.collect(folders)
     left = sum(not records.is_complete(key) for key in folders)
     print(f"{time.monotonic() - started:.0f} s, {left} of {len(folders)} runs left", flush=True)
@@ -111,10 +117,11 @@ def run(arguments: argparse.Namespace, records: Records) -> None:
 
 def _train_together(
     pool: WorkerPool, jobs: Sequence[Job], keeper: Gatekeeper, request: Request, started: float
-) -> None:
+) -> bool:
+    """Train runs side by side to their end or to their gate; return whether one of them failed."""
     for job in jobs:
         pool.start(job)
-    allowed, stopping = 0, False
+    allowed, stopping, has_failed = 0, False, False
     while pool.busy:
         if request.number is not None and not stopping:
             stopping = True
@@ -129,7 +136,9 @@ def _train_together(
             state = f"after {job.epochs_done} epochs"
             print(f"{time.monotonic() - started:5.0f} s: {job.folder} {outcome} {state}", flush=True)
             if outcome not in (DONE, STOPPED):
+                has_failed = True
                 print(f"see {job.folder / 'log.txt'}", flush=True)
+    return has_failed
 
 
 def main(words: Sequence[str] | None = None) -> None:

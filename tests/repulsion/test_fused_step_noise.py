@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 from repulsive import SGLD, SPOS, repel
 from repulsive.repulsion import fix_second_moment, optimizer_noise
 from repulsive.repulsion.backends import choose, launch_settings
+from repulsive.repulsion.backends.optimizer_state import OptimizerState
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SGD, ADAM, ADAMW, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
@@ -39,18 +40,39 @@ def eager_calls(monkeypatch):
     return calls
 
 
-def train(monkeypatch, kernels, kind, options, rule=RULE, heads=4, steps=3, dtype=torch.float32, fix_at=None, **more):
+@pytest.fixture
+def lookups(monkeypatch):
+    """Count the steps that look up the state of the optimizer."""
+    calls = []
+    original = OptimizerState.read
+    monkeypatch.setattr(OptimizerState, "read", lambda *args: calls.append(1) or original(*args))
+    return calls
+
+
+def train(
+    monkeypatch,
+    kernels,
+    kind,
+    options,
+    rule=RULE,
+    heads=4,
+    steps=3,
+    dtype=torch.float32,
+    change=lambda step, optimizer: None,
+    **more,
+):
     monkeypatch.setenv("REPULSIVE_KERNELS", kernels)
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8 * heads, heads, batch_first=True, device=DEVICE, dtype=dtype)
     optimizer = kind([{"params": [p], **more} for p in layer.parameters()], lr=0.01, **options)
     handle = repel(layer, optimizer, rule, parts="qk", noise_in="optimizer", verbose=False)
-    x = torch.randn(2, 3, 8 * heads, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+    # Gradients are given. Some of those of a loss are zero up to rounding. Adam and RMSprop divide by their size, and
+    # turn a rounding error of 1e-7 in the noise of one step into 1e-4 of a weight in the next one.
+    numbers = torch.Generator().manual_seed(1)
     for step in range(steps):
-        if step == fix_at:
-            fix_second_moment(optimizer)
-        optimizer.zero_grad()
-        layer(x, x, x)[0].square().mean().backward()
+        change(step, optimizer)
+        for parameter in layer.parameters():
+            parameter.grad = (1e-3 * torch.randn(parameter.shape, generator=numbers)).to(DEVICE, dtype)
         optimizer.step()
     handle.remove()
     states = [value for state in optimizer.state.values() for value in state.values() if value is not None]
@@ -74,9 +96,13 @@ def test_weights_and_buffers_are_those_of_the_eager_noise(name, monkeypatch, eag
 
 
 def test_a_fixed_second_moment(monkeypatch, eager_calls):
+    def fix(step, optimizer):
+        if step == 2:
+            fix_second_moment(optimizer)
+
     options = {"betas": (0.8, 0.5)}
-    expected = train(monkeypatch, "eager", ADAM, options, steps=4, fix_at=2)
-    found = train(monkeypatch, "triton", ADAM, options, steps=4, fix_at=2)
+    expected = train(monkeypatch, "eager", ADAM, options, steps=4, change=fix)
+    found = train(monkeypatch, "triton", ADAM, options, steps=4, change=fix)
     assert len(eager_calls) == 4 and same(found, expected)
 
 
@@ -104,3 +130,75 @@ def test_what_does_not_fit_is_eager(kind, options, monkeypatch, eager_calls):
     expected = train(monkeypatch, "eager", kind, options, **more)
     found = train(monkeypatch, "triton", kind, options, **more)
     assert len(eager_calls) == 6 and same(found, expected)
+
+
+def scheduled(step, optimizer):
+    """Change the numbers that schedulers change, alike for all parameters or not."""
+    for index, entry in enumerate(optimizer.param_groups):
+        entry["lr"] = 0.01 / (1 + step + index * (step % 2))
+        if "betas" in entry:
+            entry["betas"] = (0.8 - 0.01 * step, 0.99)
+        else:
+            entry["momentum"] = 0.9 - 0.01 * step
+
+
+def replaced_state(step, optimizer):
+    """Replace all tensors of the state, as loading a checkpoint does; the old ones stay alive."""
+    if step == 3:
+        optimizer.old = optimizer.state_dict()
+        copy = {i: {k: v.clone() for k, v in one.items()} for i, one in optimizer.old["state"].items()}
+        optimizer.load_state_dict({**optimizer.old, "state": copy})
+
+
+def other_counts(step, optimizer):
+    """Replace the step counts only."""
+    if step == 3:
+        for state in optimizer.state.values():
+            state["step"] = state["step"] * 2
+
+
+def moved_state(step, optimizer):
+    """Give all tensors of the state, and the weights, other memory."""
+    if step == 3:
+        for parameter, state in optimizer.state.items():
+            for tensor in (parameter, *state.values()):
+                tensor.data = tensor.data.clone()
+
+
+def other_kind(step, optimizer):
+    """Use another tensor of the state."""
+    if step == 3:
+        for state in optimizer.state.values():
+            state["max_exp_avg_sq"] = 2 * state["exp_avg_sq"]
+        for entry in optimizer.param_groups:
+            entry["amsgrad"] = True
+
+
+def other_order(step, optimizer):
+    """Exchange the learning rates of parameters."""
+    groups = optimizer.param_groups
+    if step == 0:
+        groups[0]["lr"] = 0.002
+    if step == 3:
+        groups[0]["params"], groups[2]["params"] = groups[2]["params"], groups[0]["params"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "change", "expected_lookups"),
+    [
+        (ADAMW, {"fused": True}, scheduled, 1),
+        (ADAMW, {"foreach": False}, scheduled, 1),
+        (SGD, {"momentum": 0.9}, scheduled, 1),
+        (ADAMW, {"fused": True}, replaced_state, 2),
+        (ADAMW, {"foreach": False}, other_counts, 2),
+        (ADAMW, {"fused": True}, moved_state, 2),
+        (ADAM, {}, other_kind, 2),
+        (ADAM, {}, other_order, 2),
+    ],
+)
+def test_changes_between_steps_take_effect(kind, options, change, expected_lookups, monkeypatch, lookups, eager_calls):
+    """State that is as in the last step is not looked up again; state that has changed is."""
+    expected = train(monkeypatch, "eager", kind, options, steps=5, change=change)
+    found = train(monkeypatch, "triton", kind, options, steps=5, change=change)
+    assert len(eager_calls) == 5 and len(lookups) == expected_lookups
+    assert same(found, expected)

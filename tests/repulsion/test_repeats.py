@@ -135,6 +135,12 @@ def another_rule(step, model, optimizer, handle):
         handle.rule = SVGD(alpha=0.3)
 
 
+def rules_in_turns(step, model, optimizer, handle):
+    """Alternate between two rules, so that each meets ordinary and measuring steps after the other."""
+    handle.rules = getattr(handle, "rules", [handle.rule, SVGD(alpha=0.3)])
+    handle.rule = handle.rules[step // 2 % 2]
+
+
 def no_gradient(step, model, optimizer, handle):
     if step == CHANGED:
         model.self_attn.in_proj_weight.grad = None
@@ -192,6 +198,7 @@ def loss_scale(step, model, optimizer, handle):
     "change",
     [
         another_rule,
+        rules_in_turns,
         other_settings,
         another_kernel,
         no_gradient,
@@ -205,6 +212,15 @@ def loss_scale(step, model, optimizer, handle):
 @pytest.mark.parametrize("still", [False, True] if GPU else [True])
 def test_changes_take_effect(change, still, monkeypatch):
     check(monkeypatch, SVGD(alpha=1.0), change, still=still)
+
+
+def test_a_rule_is_prepared_once_for_each_kind_of_step(monkeypatch):
+    """A measuring step does not make the next ordinary one prepare the rule again."""
+    calls = []
+    form = SVGD.radial_form
+    monkeypatch.setattr(SVGD, "radial_form", lambda self, step: calls.append(step) or form(self, step))
+    train(SVGD(alpha=1.0), measure_every=2)
+    assert calls == [0, 1]
 
 
 @pytest.mark.parametrize("change", [another_rule, moved_weight, loss_scale])

@@ -52,9 +52,9 @@ def test_steps_keep_their_scale_whatever_gradients_follow(case):
         direction = 0.9 * optimizer.state[weight]["exp_avg"] + 0.1 * grad if is_adam else grad
         weight.grad = grad
         optimizer.step()
-        assert torch.allclose(start - weight.detach(), scale * direction, rtol=1e-4, atol=1e-12)
+        assert torch.allclose(start - weight.detach(), scale * direction, rtol=2e-3, atol=1e-12)
     after = response(optimizer, weight)
-    assert torch.allclose(after.variance, before.variance / averaged, rtol=1e-4)  # the full temperature
+    assert torch.allclose(after.variance, before.variance / averaged, rtol=2e-3)  # the full temperature
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -113,7 +113,7 @@ def test_wrappers_are_unwrapped():
 
     _, optimizer = trained(torch.optim.Adam, {"betas": (0.9, 0.95)})
     fix_second_moment(Wrapper(optimizer))
-    assert optimizer.param_groups[0]["betas"][1] > 1 - 1e-8
+    assert optimizer.param_groups[0]["betas"][1] > 1 - 1e-6
 
 
 def test_refusals():

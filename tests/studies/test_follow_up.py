@@ -193,7 +193,7 @@ def test_entropy_and_attention_of_a_run(script, data, tmp_path, monkeypatch):
 
 
 def test_stored_entropies_give_the_curve_of_the_probabilities(script):
-    from studies.classification.follow_up_tables import entropy_curve
+    from studies.classification.entropy_tables import entropy_curve
 
     from repulsive.diagnostics.uncertainty import entropy_cdf
     from repulsive.metrics.classification import entropy

@@ -61,3 +61,12 @@ def test_processes_measure_one_at_a_time_after_all_are_ready(tmp_path):
     lines = path.read_text().split("\n")
     assert sorted(lines[:2] + lines[2:4]) == ["a begins", "a ends", "b begins", "b ends"]
     assert [line.split()[1] for line in lines[:4]] == ["begins", "ends"] * 2
+
+
+def test_the_first_steps_count_once_in_a_training():
+    seconds = {"plain before": [1.0, 1.0], "plain after": [1.0], "active": [1.5, 1.1], "ended": [1.02]}
+    with study("studies.speed.first_steps") as first:
+        numbers = first.summary({"settings": {"model": "gpt2"}, "seconds": seconds})
+    assert numbers["active / plain"] == pytest.approx(1.3)
+    assert numbers["training / plain, free after the end"] == pytest.approx(1 + 0.3 * 500 / 10_000)
+    assert numbers["training / plain"] == pytest.approx((500 * 1.3 + 9_500 * 1.02) / 10_000)

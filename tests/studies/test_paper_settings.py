@@ -213,3 +213,17 @@ def test_the_command_stops_in_time_and_resumes(script, data, tmp_path, capsys):
     script.main(words(data, tmp_path, *few, "--epochs", "1000", "--limit", "40"))
     after = {run["epochs"] for run in script.Records(tmp_path / "records").runs.values()}
     assert len(after) == 1 and before < after.pop() < 1000
+
+
+def test_runs_of_a_seed_are_tried_again_once_after_a_failure(script, data, tmp_path, monkeypatch):
+    calls = []
+
+    def train(pool, jobs, *rest):
+        calls.append([job.spec.folder.parent.name + str(job.spec.recipe.seed) for job in jobs])
+        return len(calls) in (1, 3, 4)  # seed 0 fails once, seed 1 twice
+
+    monkeypatch.setattr(script, "_train_together", train)
+    options = arguments(script, data, tmp_path, "--rows", "plain", "published", "--seeds", "3")
+    script.run(options, script.Records(tmp_path / "records"))
+    first, second, third = ([f"{row}{seed}" for row in ("plain", "published")] for seed in range(3))
+    assert calls == [first, first, second, second, third]

@@ -89,7 +89,8 @@ def test_later_stages_follow_from_the_records(script, data, tmp_path):
 
 def test_the_training_size_is_the_largest_that_fits(script, data, tmp_path, monkeypatch):
     plan, records = make_study(script, data, tmp_path, tiny=False, seeds=1)
-    monkeypatch.setattr(plan, "plan", script.Plan(("training.epochs=2",), screen=10, sizes=(10, 20, 40)))
+    settings = sys.modules[type(plan).__module__]
+    monkeypatch.setattr(plan, "plan", settings.Plan(("training.epochs=2",), screen=10, sizes=(10, 20, 40)))
     plan.decide_size(1000, 2)
     assert plan.size("refine") is None  # the screening has not ended
     for job in list(plan.pending()):
@@ -97,9 +98,9 @@ def test_the_training_size_is_the_largest_that_fits(script, data, tmp_path, monk
     # 2 seconds per 10 items, 2 arms x (9 + 1) runs, 2 side by side: 20 s, 40 s or 80 s
     for seconds, size in ((81, 40), (79, 20), (41, 20), (19, 10)):
         records.sizes.clear()
-        plan.decide_size(seconds / script.SHARE, 2)
+        plan.decide_size(seconds / settings.SHARE, 2)
         assert plan.size("final") == size
-    assert plan.expected(next(plan.pending())) == pytest.approx(script.MARGIN * 0.2 * 10)
+    assert plan.expected(next(plan.pending())) == pytest.approx(settings.MARGIN * 0.2 * 10)
 
 
 def test_a_final_run_leaves_a_record_and_answers(script, data, tmp_path):

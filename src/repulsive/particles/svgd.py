@@ -139,7 +139,10 @@ class SVGD(Rule):
         return self.stepsize == "heads" and self.smoothing == 0 and not priors.resolve(self.prior).precision
 
     def acts(self, step: int) -> bool:
-        return super().acts(step) and not (self.only_adds_repulsion and self.is_off(step))
+        if step % self.act_every != 0:
+            return False
+        is_scheduled = callable(self.alpha) or callable(self.ratio)
+        return not (is_scheduled and self.only_adds_repulsion and self.is_off(step))
 
     def is_off(self, step: int) -> bool:
         name: Literal["alpha", "ratio"] = "ratio" if self.holds_ratio else "alpha"
@@ -233,7 +236,7 @@ class SVGD(Rule):
 
     @property
     def has_matrix_form(self) -> bool:
-        return not isinstance(kernels.resolve(self.kernel), Differentiable)
+        return isinstance(self.kernel, str) or not isinstance(kernels.resolve(self.kernel), Differentiable)
 
     @property
     def needs_gradient_products(self) -> bool:

@@ -17,7 +17,7 @@ from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.optimizers import has_nothing_to_follow, only_initialises_state
-from repulsive.repulsion.parameter_lookup import ParameterLookup
+from repulsive.repulsion.parameter_lookup import ParameterLookup, are_same
 
 
 class AnyUpdate(Protocol):
@@ -61,6 +61,7 @@ class ActiveUpdates:
         self._updates: dict[tuple[str, ...], AnyUpdate] = {}
         self._was_captured = False  # a CUDA graph may refer to some of the updates
         self._lookup = ParameterLookup(part for group in groups for part in group.slices)
+        self._first = ParameterLookup(groups[0].slices if groups else ())
         self._dims = [parameter.ndim for parameter in self._lookup.current()[0]]
         self._accepted: list[list[Tensor]] = []  # parameters of model and optimizer that passed the check
         self._names = tuple(group.name for group in groups)
@@ -76,9 +77,15 @@ class ActiveUpdates:
 
     def has_gradients(self, optimizer: Optimizer) -> bool:
         """Check whether `choose` would return an update, without counting skipped groups; for steps without a rule."""
-        gradients = (part.parameter().grad for part in self._lookup.parts)  # read only if the optimizer is new
-        is_trained = any(not _is_idle(group) for group in self.groups)  # usually the first group has a gradient
-        return is_trained and not only_initialises_state(optimizer, gradients)
+        if optimizer.state:  # the optimizer is not new, and usually the first group has a gradient
+            parameters, gradients = self._first.current()
+            for parameter, grad in zip(parameters, gradients, strict=True):
+                if grad is None or not parameter.requires_grad:
+                    break
+            else:
+                return True
+        is_trained = any(not _is_idle(group) for group in self.groups)
+        return is_trained and not only_initialises_state(optimizer, self.gradients())
 
     def reset(self, seed: int) -> None:
         """Drop all updates and start with another seed."""
@@ -155,15 +162,3 @@ def _is_idle(group: HeadGroup) -> bool:
     """Check whether a group has no gradient to follow."""
     idle = [has_nothing_to_follow(parameter) for parameter in group.parameters()]
     return all(idle) or (any(idle) and group.modules == 1)  # a module without a gradient takes part as it is
-
-
-def are_same(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
-    """Check whether two lists of lists hold the same tensor objects.
-
-    `==` on lists compares items by identity first, without reading the tensors. That matters here: after a backward
-    pass hundreds of tensors are not in the CPU cache.
-    """
-    try:
-        return tensors == others
-    except Exception:  # different tensors, whose values were then compared
-        return False

@@ -20,7 +20,7 @@ from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.active_updates import ActiveUpdates, are_same
+from repulsive.repulsion.active_updates import ActiveUpdates
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.backends.inputs import StepInputs
@@ -34,6 +34,7 @@ from repulsive.repulsion.measurements import GroupReport, Measurements, per_step
 from repulsive.repulsion.noise_place import check_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
+from repulsive.repulsion.parameter_lookup import are_same
 from repulsive.repulsion.saved_state import FORMAT, check_state, differing_rule, group_facts, rule_text
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.step_force import StepForce, check_step_force
@@ -183,7 +184,7 @@ class Handle:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run before every `optimizer.step`. With a closure, gradients exist only after the closure has run."""
-        if will_skip_step(optimizer):
+        if getattr(optimizer, "found_inf", None) is not None and will_skip_step(optimizer):
             self._applied = self._pending = False
             return None
         if kwargs.get("closure") is not None:
@@ -229,7 +230,9 @@ class Handle:
     def _acts(self) -> bool:
         """Check whether the rule acts, or is measured while its weight is zero. A step that is captured always acts."""
         rule, step = self.rule, self.steps
-        return rule is None or rule.acts(step) or is_capturing() or (self._measures() and step % rule.act_every == 0)
+        if rule is None or rule.acts(step):
+            return True
+        return (step % rule.act_every == 0 and self._measures()) or is_capturing()
 
     def _measures(self) -> bool:
         """Check whether this step is the first to act since a measurement was due."""
@@ -246,35 +249,28 @@ class Handle:
 
     def _act(self, scale: Tensor | None) -> None:
         """Replace the gradients of heads by the direction of the rule."""
-        settings, optimizer = self.settings, self.optimizer
-        period = 1 if self.rule is None else self.rule.act_every
-        inputs = StepInputs(
-            self._gradient_rule,
-            self.steps,
-            self._learning_rates(),
-            scale=scale,
-            measure=self._measures(),
-            draw_noise=settings.noise_in == "gradient",
-        )
-        measured = self._repeat_last_step(inputs)
+        optimizer, step, is_captured = self.optimizer, self.steps, is_capturing()
+        rule = self.rule if self._step_force is None else self._step_force.gradient_rule
+        if rule is not None and is_captured:
+            rule = rule.acting_always()
+        draws_noise = self.settings.noise_in == "gradient"
+        rates = self._learning_rates() if draws_noise else {}
+        inputs = StepInputs(rule, step, rates, scale, self._measures(), draws_noise)
+        measured = None if is_captured else self._repeat_last_step(inputs)
         if measured is None and (update := self._updates.choose(optimizer)) is not None:
             measured = update.run(inputs)
             self._trained = [[*entry["params"]] for entry in optimizer.param_groups]
-        if measured is not None:
-            if self._step_force is not None:
-                self._step_force.remember()
-                measured = self._step_force.corrected(measured, self.steps)
-            elif period > 1 and not is_capturing():
-                measured = per_step(measured, period)
-            self._measurements.add(measured, self.steps, due=inputs.measure)
-            self._changes += 1
-            self._pending = True
-
-    @property
-    def _gradient_rule(self) -> Rule | None:
-        """The rule that changes the gradients."""
-        rule = self.rule if self._step_force is None else self._step_force.gradient_rule
-        return rule.acting_always() if rule is not None and is_capturing() else rule
+        if measured is None:
+            return
+        if self._step_force is not None:
+            self._step_force.remember()
+            measured = self._step_force.corrected(measured, step)
+        elif measured and self.rule is not None and self.rule.act_every > 1 and not is_captured:
+            measured = per_step(measured, self.rule.act_every)
+        if measured:
+            self._measurements.add(measured, step, due=inputs.measure)
+        self._changes += 1
+        self._pending = True
 
     def _repeat_last_step(self, inputs: StepInputs) -> dict[str, Measured] | None:
         """Run the last update again without looking up parameters, and return its measurement.
@@ -282,10 +278,11 @@ class Handle:
         Returns:
             None, with nothing done, if parameters have to be looked up.
         """
-        updates, trained = self._updates, [entry["params"] for entry in self.optimizer.param_groups]
-        if updates.current is None or not updates.covers_all or not are_same(trained, self._trained) or is_capturing():
+        updates = self._updates
+        if updates.current is None or not updates.covers_all:
             return None
-        return updates.current.again(inputs)
+        trained = [entry["params"] for entry in self.optimizer.param_groups]
+        return updates.current.again(inputs) if are_same(trained, self._trained) else None
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step, and add repulsion and noise that are not part of the gradients."""
@@ -293,11 +290,12 @@ class Handle:
             return
         if self._step_force is not None and self._acts():
             self._step_force.add(self.steps)
-        update, rule, noise_in = self._updates.current, self.rule, self.settings.noise_in
-        if update is not None and rule is not None and rule.has_noise:
-            if noise_in == "parameter":
+        rule, noise_in = self.rule, self.settings.noise_in
+        if noise_in != "gradient" and rule is not None and rule.has_noise:
+            update = self._updates.current
+            if update is not None and noise_in == "parameter":
                 update.add_noise(rule, self._learning_rates(), step=self.steps)
-            elif noise_in == "optimizer":
+            elif update is not None and noise_in == "optimizer":
                 update.add_step_noise(rule, self.optimizer, step=self.steps)
         if self._late.may_have_joined() and not (rule is not None and rule.is_off(self.steps)) and not is_capturing():
             self._late.warn([group for handle in handles_of(optimizer) for group in handle.groups])

@@ -42,7 +42,14 @@ class LateHeads:
 
     def may_have_joined(self) -> bool:
         """Check counts and flags, which is quick enough for every step: have they changed since the last `warn`?"""
-        return not self._has_warned and self._current_state() != self._state
+        if self._has_warned:
+            return False
+        if self._untrained:
+            return self._current_state() != self._state
+        count = 0
+        for entry in self._optimizer.param_groups:
+            count += len(entry["params"])
+        return count != self._state[0]
 
     def warn(self, repelled: Sequence[HeadGroup]) -> None:
         """Warn about heads that have joined, once.

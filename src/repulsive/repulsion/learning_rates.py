@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError
-from repulsive.repulsion.active_updates import are_same
+from repulsive.repulsion.parameter_lookup import are_same
 
 
 class LearningRates:
@@ -33,12 +33,13 @@ class LearningRates:
             OptimizerError: a parameter has no learning rate.
         """
         entries = self._optimizer.param_groups
-        if any(entry.get("lr") is None for entry in entries):
+        try:
+            rates = [float(entry["lr"]) for entry in entries]
+        except (KeyError, TypeError) as error:
             raise OptimizerError(
                 f"{type(self._optimizer).__name__} has parameters without a learning rate (lr), which the noise of "
                 f"{rule_name} depends on; give it one, or choose a rule without noise"
-            )
-        rates = [float(entry["lr"]) for entry in entries]
+            ) from error
         parameters = [entry["params"] for entry in entries]
         is_new = not are_same(parameters, self._parameters)
         if is_new:

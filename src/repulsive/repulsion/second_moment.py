@@ -12,7 +12,7 @@ from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.repulsion.optimizer_noise import adam_response, response_of, rmsprop_response
 from repulsive.repulsion.sharding.shard_layout import is_sharded
 
-FIXED = 1 - 1e-9  # decay rate: the second moment changes by a millionth in a thousand steps
+FIXED = 1 - 2**-23  # decay rate, exact in float32: the second moment changes by a percent in 84,000 steps
 _STEPS = 1e12  # a number of steps t for which FIXED ** t is zero
 _FLOOR = 0.01  # least second moment, as a share of the mean of its tensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
@@ -74,11 +75,10 @@ class StrengthMonitor:
         """Store the median of the pending measurement if its numbers have arrived on the host."""
         if not self._pending or not all(event is None or event.query() for _, event in self._pending):
             return
-        ratios = torch.cat([values for values, _ in self._pending])
+        ratios = [ratio for values, _ in self._pending for ratio in values.tolist() if not math.isnan(ratio)]
         self._pending = []
-        ratios = ratios[~ratios.isnan()]
-        if ratios.numel():
-            self._medians.append(median(ratios.tolist()))
+        if ratios:
+            self._medians.append(median(ratios))
 
 
 def _ratios(measures: Iterable[Measure]) -> list[Tensor]:

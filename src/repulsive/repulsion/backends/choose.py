@@ -54,8 +54,10 @@ class Update:
         if not self._was_fused or rule is None or not rule.has_matrix_form:
             return None
         assert self._fused is not None
-        if not all(update.refresh(quickly=True) and update.supports_rates(inputs.rates) for update in self._fused):
-            return None
+        rates = inputs.rates
+        for update in self._fused:
+            if not update.table.refresh(quickly=True) or (rates and not update.supports_rates(rates)):
+                return None
         return self._run_fused(self._fused, rule, inputs)
 
     def run(self, inputs: StepInputs) -> dict[str, Measured]:

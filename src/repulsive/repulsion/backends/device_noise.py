@@ -46,14 +46,13 @@ class DeviceNoise:
         """Send sigma of every slice and the step counter to the device; return whether there is any noise."""
         if not rates:
             return False
-        source = _NoiseSource(rule, rates, self.table.parameters)
-        if not source.is_same(self._noise_source):
+        if self._noise_source is None or not self._noise_source.is_for(rule, rates, self.table.parameters):
             own = [rates.get(id(parameter), 0.0) for parameter in self.table.parameters]
             scales = {rate: rule.noise_scale(rate) for rate in set(own)}
             self._has_noise = any(scales.values())
             if self._has_noise:
                 self.sigmas.set([scales[own[parameter]] for parameter in self.table.parameter_of])
-            self._noise_source = source
+            self._noise_source = _NoiseSource(rule, rates, self.table.parameters)
         if not self._has_noise:
             return False
         if rule.scales_noise:
@@ -79,12 +78,11 @@ class _NoiseSource:
         self._rule, self._rates, self._parameters = rule, rates, parameters
         self._settings = dict(vars(rule))  # a frozen rule can still be changed in place
 
-    def is_same(self, other: _NoiseSource | None) -> bool:
+    def is_for(self, rule: Rule, rates: Mapping[int, float], parameters: list[Tensor]) -> bool:
         """Check that nothing has changed. Learning rates that change are in a new mapping."""
         return (
-            other is not None
-            and other._rule is self._rule
-            and other._rates is self._rates
-            and other._parameters is self._parameters
-            and other._settings == self._settings
+            rule is self._rule
+            and rates is self._rates
+            and parameters is self._parameters
+            and vars(rule) == self._settings
         )

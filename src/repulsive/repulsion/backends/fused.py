@@ -87,7 +87,7 @@ class FusedUpdate:
         self._settings = DeviceNumbers(8, device)  # settings of the rule, which a schedule may change at any step
         self._graphs = GraphCache(device)
         self._variants: dict[Variant, int] = {}  # numbers of variants
-        self._prepared: Prepared | None = None
+        self._prepared: dict[tuple[bool, bool, bool], Prepared] = {}  # by whether to measure, draw noise, and unscale
         self._step_noise: FusedStepNoise | None = None
 
     def add_step_noise(self, rule: Rule, optimizer: Optimizer, *, step: int) -> bool:
@@ -127,12 +127,13 @@ class FusedUpdate:
         is_noisy, is_scaled = draw_noise and self.noise.set(rule, rates, step, scale), scale is not None
         if scale is not None:
             self.scale.copy_(scale)
-        prepared = self._prepared
-        if prepared is None or not prepared.is_for(rule, (measure, is_noisy, is_scaled)):
+        key = (measure, is_noisy, is_scaled)
+        prepared = self._prepared.get(key)
+        if prepared is None or not prepared.is_for(rule):
             form = rule.radial_form(step)
             if form is None:
                 return self._run_generic(rule, step, scale, measure=measure, is_noisy=is_noisy)
-            prepared = self._prepare(rule, form, (measure, is_noisy, is_scaled))
+            prepared = self._prepare(rule, form, key)
         variant = prepared.variant
         self._graphs.run(lambda: self._launch(variant), (prepared.number, self.table.current.aligned))
         return Measure(*self._measures.clone().unbind(1)) if measure else None
@@ -171,8 +172,10 @@ class FusedUpdate:
             rule.scales_noise,
         )
         number = self._variants.setdefault(variant, len(self._variants))
-        prepared = Prepared(rule, dict(vars(rule)), key, variant, number)
-        self._prepared = None if rule.is_scheduled else prepared
+        prepared = Prepared(rule, dict(vars(rule)), variant, number)
+        # The settings on the device are those of one rule, so what was prepared for another one is not kept.
+        kept = {} if rule.is_scheduled else {k: one for k, one in self._prepared.items() if one.is_for(rule)}
+        self._prepared = {} if rule.is_scheduled else kept | {key: prepared}
         return prepared
 
     def _launch(self, variant: Variant) -> None:

@@ -77,8 +77,8 @@ class LocalUpdate(FusedUpdate):
         if scale is not None:
             self.scale.copy_(scale)
         key = (measure, is_noisy, scale is not None)
-        prepared = self._prepared
-        if prepared is None or not prepared.is_for(rule, key):
+        prepared = self._prepared.get(key)
+        if prepared is None or not prepared.is_for(rule):
             form = rule.radial_form(step)
             if form is None:
                 with_gradients = measure or rule.needs_gradient_products

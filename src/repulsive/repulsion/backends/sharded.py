@@ -118,7 +118,7 @@ class Batch:
         with torch.no_grad(), self._loaded_stand_ins(factors):
             self._refresh()
             rates = {s.local_id: inputs.rates.get(s.id, 0.0) for s in self._stand_ins.values()} if inputs.rates else {}
-            local = replace(inputs, rates=rates)
+            local = inputs._replace(rates=rates)
             for reduction in self._reductions:
                 for update in reduction.updates:
                     own = torch.stack([norms2[group.name] for group in update.groups]) if norms2 else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,30 +16,28 @@ from torch.optim import Optimizer
 
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable, send
+from repulsive.repulsion.backends.graph_cache import GraphCache
 from repulsive.repulsion.backends.launch_settings import COMBINE, NOISY_BLOCK
-from repulsive.repulsion.optimizer_noise import Respond, adam_response, response_of, rmsprop_response, sgd_response
+from repulsive.repulsion.backends.optimizer_state import OptimizerState
+from repulsive.repulsion.optimizer_noise import Respond, adam_response, rmsprop_response, sgd_response
 
 NUMBERS = 8  # per slice; see `triton_kernels.step_noise`
+_SETTINGS = ("lr", "betas", "eps", "alpha", "momentum", "dampening", "nesterov")  # of all supported optimizers
 
 
-class Plan(NamedTuple):
-    """What the launch needs to know about one parameter.
+class Form(NamedTuple):
+    """What the launch is compiled for, apart from the table of slices."""
 
-    Args:
-        numbers: numbers of the optimizer, in the order in which the launch reads them.
-        square: second moment; None for SGD.
-        buffer: momentum buffer; None without one.
-        steps: number of steps, if it is on the device.
-    """
-
-    numbers: tuple[float, ...]
-    square: Tensor | None
-    buffer: Tensor | None
-    steps: Tensor | None = None
+    respond: Respond | None
+    state: torch.dtype
+    is_buffered: bool
 
 
 class FusedStepNoise:
     """Noise after a step of the optimizer for the slices of one table.
+
+    A step in which no tensor has moved sends only the numbers of the optimizer that have changed, and replays a CUDA
+    graph.
 
     Args:
         table: the table of slices; not of heads in several modules.
@@ -50,10 +49,17 @@ class FusedStepNoise:
     def __init__(self, table: SliceTable, heads: int, padded: int, splits: int) -> None:
         self._table, self._heads, self._padded, self._splits = table, heads, padded, splits
         slices, device = len(table.parts), table.device
+        self._state = OptimizerState(table)
+        self._form = Form(None, table.dtype, False)
         self._pointers = torch.zeros(slices, 4, dtype=torch.int64, device=device)
         self._numbers = torch.zeros(slices, NUMBERS, dtype=torch.float64, device=device)
-        self._steps = torch.zeros(1, dtype=torch.int64, device=device)
-        self._sent: tuple[list[int], list[float]] = ([], [])
+        self._columns = self._numbers.unbind(1)
+        self._sent: list[tuple[float, ...]] = []  # the columns of `_numbers`
+        self._source: object = None  # what they were computed from
+        self._no_counts = [0.0] * len(table.parameters)
+        self._steps = torch.full((1,), -1, dtype=torch.int64, device=device)
+        self._step = -1
+        self._graphs = GraphCache(device)
 
     def add(self, rule: Rule, optimizer: Optimizer, *, step: int) -> bool:
         """Add the noise of a rule to weights and momentum buffers.
@@ -61,54 +67,75 @@ class FusedStepNoise:
         Returns:
             False, with nothing done, if the state of the optimizer does not fit the launch.
         """
-        respond = response_of(optimizer)
-        plans = self._plans(rule.noise_scale(1.0), optimizer, respond)
-        if plans is None:
+        if not self._state.is_current(optimizer) and not self._read_state(optimizer):
             return False
-        self._send(plans)
-        self._steps.fill_(step)
-        self._launch(respond, plans)
+        if not self._set_numbers(rule.noise_scale(1.0), optimizer, step):
+            return False
+        if step != self._step + 1:
+            self._steps.fill_(step - 1)  # the launch adds one
+        self._step = step
+        self._graphs.run(partial(self._launch, self._form), self._form)
         return True
 
-    def _plans(self, scale: float, optimizer: Optimizer, respond: Respond | None) -> list[Plan] | None:
-        """Return the plan of each parameter; None if one does not fit."""
-        entries = {id(parameter): entry for entry in optimizer.param_groups for parameter in entry["params"]}
-        plans = []
-        for parameter in self._table.parameters:
-            plan = _plan(scale, respond, entries[id(parameter)], optimizer.state[parameter])
-            if plan is None or not all(_fits(one, parameter) for one in (plan.square, plan.buffer) if one is not None):
-                return None
-            plans.append(plan)
-        tensors = [tensor for plan in plans for tensor in (plan.square, plan.buffer) if tensor is not None]
-        is_uniform = len({plan.buffer is None for plan in plans}) == 1 and len({t.dtype for t in tensors}) <= 1
-        return plans if is_uniform else None
-
-    def _send(self, plans: list[Plan]) -> None:
-        """Send addresses and numbers to the device, if they have changed."""
-        table = self._table
-        addresses, numbers = [], []
+    def _read_state(self, optimizer: Optimizer) -> bool:
+        """Look up the tensors of the optimizer, and send their addresses; return False if they do not fit."""
+        state, table = self._state, self._table
+        self._source = None
+        if not state.read(optimizer):
+            return False
+        squares, buffers = state.squares, state.buffers
+        tensors = squares or buffers
+        dtype = table.dtype if tensors is None else tensors[0].dtype
+        self._form = Form(state.respond, dtype, buffers is not None)
+        sizes, rows = (table.dtype.itemsize, dtype.itemsize, dtype.itemsize, 0), []
         for index, offset in zip(table.parameter_of, table.offsets, strict=True):
-            parameter, plan = table.parameters[index], plans[index]
-            elements = offset // parameter.element_size()
-            addresses.append(parameter.data_ptr() + offset)
-            for state in (plan.square, plan.buffer):
-                addresses.append(0 if state is None else state.data_ptr() + elements * state.element_size())
-            addresses.append(0 if plan.steps is None else plan.steps.data_ptr())
-            numbers += [*plan.numbers, *[0.0] * (NUMBERS - len(plan.numbers))]
-        if addresses != self._sent[0]:
-            send(torch.tensor(addresses).view(-1, 4), self._pointers)
-        if numbers != self._sent[1]:
-            send(torch.tensor(numbers, dtype=torch.float64).view(-1, NUMBERS), self._numbers)
-        self._sent = (addresses, numbers)
+            elements = offset // table.dtype.itemsize
+            rows.append(
+                [
+                    addresses[index] + elements * size if addresses else 0
+                    for addresses, size in zip(state.addresses, sizes, strict=True)
+                ]
+            )
+        send(torch.tensor(rows), self._pointers)
+        return True
 
-    def _launch(self, respond: Respond | None, plans: list[Plan]) -> None:
+    def _set_numbers(self, scale: float, optimizer: Optimizer, step: int) -> bool:
+        """Send the numbers of the optimizer that have changed; return False if one of them is on the device."""
+        state, entries = self._state, optimizer.param_groups
+        settings = [[*map(entries[index].get, _SETTINGS)] for index in state.entries]
+        for values in settings:
+            if isinstance(values[0], Tensor):
+                return False
+        ahead = self._no_counts  # optimizer steps before the first one of the handle
+        if state.steps is not None and not state.counts_on_device:
+            ahead = [count - step for count in state.counts()]
+        source = (scale, settings, ahead)
+        if source == self._source:
+            return True
+        keys = [*zip(state.entry_of, ahead, strict=True)]
+        rows = {key: _numbers(scale, state, entries[key[0]], key[1]) for key in set(keys)}
+        columns = [*zip(*(rows[keys[index]] for index in self._table.parameter_of), strict=True)]
+        changed = [index for index, column in enumerate(columns) if not self._sent or column != self._sent[index]]
+        if len(changed) <= 2 and all(len(set(columns[index])) == 1 for index in changed):
+            for index in changed:
+                self._columns[index].fill_(columns[index][0])
+        else:
+            send(torch.tensor([*zip(*columns, strict=True)], dtype=torch.float64), self._numbers)
+        self._sent, self._source = columns, source
+        return True
+
+    def _launch(self, form: Form) -> None:
         import triton.language as tl
 
         from repulsive.repulsion.backends.triton_kernels import step_noise as code
 
-        mode = code.ADAM if respond is adam_response else code.RMSPROP if respond is rmsprop_response else code.SGD
-        table, first = self._table, plans[0]
-        state = first.square if first.square is not None else first.buffer
+        modes: dict[Respond | None, int] = {
+            adam_response: code.ADAM,
+            rmsprop_response: code.RMSPROP,
+            sgd_response: code.SGD,
+        }
+        table = self._table
+        self._steps.add_(1)  # on the device, so that replays count as well
         code.step_noise_kernel[(len(table.parts), self._splits)](
             table.rows,
             self._pointers,
@@ -120,50 +147,28 @@ class FusedStepNoise:
             SPLITS=self._splits,
             COLUMNS=COLUMNS,
             KIND=getattr(tl, DTYPES[table.dtype]),
-            STATE=getattr(tl, DTYPES[table.dtype if state is None else state.dtype]),
+            STATE=getattr(tl, DTYPES[form.state]),
             FLAT=table.flat,
-            MODE=mode,
-            BUFFERED=first.buffer is not None,
+            MODE=modes[form.respond],
+            BUFFERED=form.is_buffered,
             num_warps=COMBINE[self._padded]["num_warps"],
         )
 
 
-def _plan(scale: float, respond: Respond | None, entry: Mapping[str, Any], state: Mapping[str, Any]) -> Plan | None:
-    """Make the plan of one parameter; None if the optimizer, or one of its settings, needs the eager noise."""
+def _numbers(scale: float, state: OptimizerState, entry: Mapping[str, Any], ahead: float) -> tuple[float, ...]:
+    """Compute the numbers of one parameter, in the order in which the launch reads them."""
     lr = entry["lr"]
-    numbers: tuple[float, ...]
-    if isinstance(lr, Tensor):
-        return None
     if lr == 0:
         scale, lr = 0.0, 1.0  # no noise
-    if respond is sgd_response:
-        response = sgd_response({**entry, "lr": lr}, state)
+    if state.respond is sgd_response:
+        response = sgd_response({**entry, "lr": lr}, {"momentum_buffer": None})
         deviation = float(response.variance) ** 0.5
-        return Plan((scale * deviation, float(response.step), float(response.kept)), None, response.buffer)
-    count, on_device = _count(state["step"])
-    if respond is adam_response:
+        return scale * deviation, float(response.step), float(response.kept), 0.0, 0.0, 0.0, 0.0, 0.0
+    if state.respond is adam_response:
         first, second = entry["betas"]
-        square = state["max_exp_avg_sq" if entry["amsgrad"] else "exp_avg_sq"]
-        numbers = (scale, lr, entry["eps"], _log(first), _log(second), 1 - first, count)
-        return Plan(numbers, square, state["exp_avg"], on_device)
-    if respond is rmsprop_response and not entry["centered"]:
-        momentum = entry["momentum"]
-        numbers = (scale, lr, entry["eps"], 0.0, _log(entry["alpha"]), 1 - momentum, count)
-        return Plan(numbers, state["square_avg"], state["momentum_buffer"] if momentum else None, on_device)
-    return None
-
-
-def _count(steps: float | Tensor) -> tuple[float, Tensor | None]:
-    """Return the number of steps; -1 and its tensor if it is on the device, which the host does not wait for."""
-    if isinstance(steps, Tensor) and steps.device.type != "cpu":
-        return -1.0, steps
-    return float(steps), None
+        return scale, lr, entry["eps"], _log(first), _log(second), 1 - first, ahead, 0.0
+    return scale, lr, entry["eps"], 0.0, _log(entry["alpha"]), 1 - entry["momentum"], ahead, 0.0
 
 
 def _log(decay: float) -> float:
     return math.log(decay) if decay > 0 else -math.inf
-
-
-def _fits(state: Tensor, parameter: Tensor) -> bool:
-    """Check whether a tensor of the optimizer lies in memory as its parameter does."""
-    return state.stride() == parameter.stride() and state.device == parameter.device and state.dtype in DTYPES

@@ -48,20 +48,18 @@ class Prepared(NamedTuple):
     Args:
         rule: the rule.
         settings: its attributes.
-        key: whether it measures, is noisy, and has a loss scale.
         variant: what to launch.
         number: number of the variant in the graph cache.
     """
 
     rule: Rule
     settings: dict[str, Any]
-    key: tuple[bool, bool, bool]
     variant: Variant
     number: int
 
-    def is_for(self, rule: Rule, key: tuple[bool, bool, bool]) -> bool:
-        """Check whether a step with this rule launches the same. A frozen rule can still be changed in place."""
-        return rule is self.rule and key == self.key and vars(rule) == self.settings
+    def is_for(self, rule: Rule) -> bool:
+        """Check whether this is the rule, with the same settings. A frozen rule can still be changed in place."""
+        return rule is self.rule and vars(rule) == self.settings
 
 
 def settings_of(form: RadialForm, heads: int) -> list[float]:

@@ -7,12 +7,12 @@ that one unit of gradient moves a weight,
 
 The numbers of a slice, float64 [slices, 8], are by MODE:
 
-- ADAM: scale, lr, eps, log beta1, log beta2, 1 - beta1, count
-- RMSPROP: scale, lr, eps, 0, log alpha, 1 - momentum, count
+- ADAM: scale, lr, eps, log beta1, log beta2, 1 - beta1, ahead
+- RMSPROP: scale, lr, eps, 0, log alpha, 1 - momentum, ahead
 - SGD: scale sqrt(1 / eta), step, kept
 
-A negative count of optimizer steps is read from the device instead. The addresses, [slices, 4], are those of the
-weight, of v, of the buffer and of the count.
+The addresses, [slices, 4], are those of the weight, of v, of the buffer and of the number of optimizer steps. If the
+last one is 0, that number is the step of the noise plus `ahead`.
 """
 
 # mypy: ignore-errors
@@ -65,9 +65,10 @@ def step_noise_kernel(
     second, third = tl.load(own + 1).to(tl.float32), tl.load(own + 2).to(tl.float32)
     averaged, started, rest = 1.0, 1.0, tl.load(own + 5).to(tl.float32)
     if MODE != 2:
-        count = tl.load(own + 6)
-        if count < 0:
-            count = tl.load(tl.load(pointers + piece * 4 + 3).to(tl.pointer_type(tl.float32))).to(tl.float64)
+        counted = tl.load(pointers + piece * 4 + 3)
+        count = tl.load(own + 6) + tl.load(steps).to(tl.float64)
+        if counted != 0:
+            count = tl.load(counted.to(tl.pointer_type(tl.float32))).to(tl.float64)
         averaged = _share(count, tl.load(own + 4))
         started = _share(count, tl.load(own + 3))
     heads = tl.arange(0, MP)

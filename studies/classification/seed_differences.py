@@ -1,0 +1,45 @@
+"""Means and differences over the seeds of records, computed and formatted."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from repulsive.metrics.student import interval
+
+Run = dict[str, Any]  # record of a run
+
+
+def labels_of(runs: Sequence[Run]) -> dict[str, str]:
+    """Return arm -> its label in tables; controls are left out."""
+    known = [run for run in runs if "label" in run and "control_of" not in run]
+    return {str(run.get("recipe", run["arm"])): str(run["label"]) for run in known}
+
+
+def difference_of(first: Mapping[int, float], second: Mapping[int, float]) -> dict[str, Any]:
+    """Return the mean difference over the seeds that both have, with a 95 % interval."""
+    pairs = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+    low, high = interval(pairs) or (math.nan, math.nan)
+    mean = statistics.fmean(pairs) if pairs else math.nan
+    return {"difference": mean, "low": low, "high": high, "over": "seeds", "seeds": len(pairs)}
+
+
+def format_interval(values: Mapping[str, Any], digits: int, factor: float = 1) -> str:
+    mean, low, high = (factor * values[key] for key in ("difference", "low", "high"))
+    if math.isnan(mean):
+        return ""
+    return f"{mean:+.{digits}f}" + (f" [{low:+.{digits}f}, {high:+.{digits}f}]" if not math.isnan(low) else "")
+
+
+def format_gap(first: Mapping[int, float] | None, second: Mapping[int, float] | None, digits: int) -> str:
+    return format_interval(difference_of(first, second), digits) if first and second else ""
+
+
+def format_mean(by_seed: Mapping[int, float] | None, digits: int, count: str = " ({})") -> str:
+    if not by_seed:
+        return ""
+    values = list(by_seed.values())
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}{count.format(len(values))}"
