@@ -101,6 +101,7 @@ class Launches:
         self.numbers = sum(group.num_heads * group.dim for group in groups)
         self._rates = {id(parameter): LEARNING_RATE for parameter in self.parameters}
         self._optimizer: torch.optim.Optimizer | None = None
+        self._step = 0
 
     def variant(self, rule: str) -> Variant:
         """Send the numbers of a rule to the device, and return what it launches."""
@@ -145,7 +146,8 @@ class Launches:
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, weight_decay=0.0)
             self._optimizer.step()
-        if not self.update.add_step_noise(SPOS(), self._optimizer, step=1):
+        self._step += 1
+        if not self.update.add_step_noise(SPOS(), self._optimizer, step=self._step):
             raise RuntimeError("the state of AdamW does not fit the launch of the step noise")
 
 

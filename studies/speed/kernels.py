@@ -104,6 +104,7 @@ class Study:
         self._record(case, "facts", "nothing", {"us": 1e6 * clock.seconds(lambda: None)})
         for name, (function, passes) in launches.alone().items():
             self._record(case, "launches", name, _rate(clock.seconds(function), passes * size))
+        clock.restore_all()  # noise after the step changes weights
         for rule in RULES:
             function, passes = launches.whole(rule)
             self._record(case, "updates", rule, _rate(clock.seconds(function), passes * size))
