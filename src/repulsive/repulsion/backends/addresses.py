@@ -86,7 +86,7 @@ class SliceTable:
         self.flat = all(row.flat for row in rows)
         # 16 columns that follow each other, from a multiple of 16 on, are adjacent in memory.
         self.chunked = all(row.strides[2] == 1 and (row.inner | row.strides[1]) % 16 == 0 for row in rows)
-        self._divides_by_16 = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
+        self.divides_by_16 = all((row.offset | row.strides[0] | row.size) % 16 == 0 for row in rows)
         self.parameter_of = [row.parameter for row in rows]
         self.parameters_of = [[self.lookup.index_of(part) for part in run] for run in self.runs]
         self.group_of = [index for index, _, _ in runs]
@@ -175,7 +175,7 @@ class SliceTable:
             starts = self._head_starts(weights, grads)
             aligned = aligned and reduce(or_, starts) % 16 == 0
             addresses.extend(starts)
-        pointer_set.aligned = self._divides_by_16 and aligned
+        pointer_set.aligned = self.divides_by_16 and aligned
         source = send(torch.frombuffer(addresses, dtype=torch.int64), pointer_set.pointers)
         if is_captured:  # the user's CUDA graph will read these addresses at every replay
             self._captured.append((pointer_set, source))

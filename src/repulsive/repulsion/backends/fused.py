@@ -95,7 +95,7 @@ class FusedUpdate:
         if self.table.apart:
             return False
         if self._step_noise is None:
-            self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, self.splits)
+            self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, self.splits, self._inner)
         return self._step_noise.add(rule, optimizer, step=step)
 
     def refresh(self, quickly: bool = False) -> bool:

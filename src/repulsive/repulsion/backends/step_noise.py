@@ -31,6 +31,7 @@ class Form(NamedTuple):
     respond: Respond | None
     state: torch.dtype
     is_buffered: bool
+    aligned: bool = False
 
 
 class FusedStepNoise:
@@ -44,10 +45,11 @@ class FusedStepNoise:
         heads: number of heads of a group.
         padded: the same, padded to a power of two.
         splits: number of programs per slice.
+        inner: length of the inner axis of all slices; 0 if they differ.
     """
 
-    def __init__(self, table: SliceTable, heads: int, padded: int, splits: int) -> None:
-        self._table, self._heads, self._padded, self._splits = table, heads, padded, splits
+    def __init__(self, table: SliceTable, heads: int, padded: int, splits: int, inner: int) -> None:
+        self._table, self._heads, self._padded, self._splits, self._inner = table, heads, padded, splits, inner
         slices, device = len(table.parts), table.device
         self._state = OptimizerState(table)
         self._form = Form(None, table.dtype, False)
@@ -86,7 +88,6 @@ class FusedStepNoise:
         squares, buffers = state.squares, state.buffers
         tensors = squares or buffers
         dtype = table.dtype if tensors is None else tensors[0].dtype
-        self._form = Form(state.respond, dtype, buffers is not None)
         sizes, rows = (table.dtype.itemsize, dtype.itemsize, dtype.itemsize, 0), []
         for index, offset in zip(table.parameter_of, table.offsets, strict=True):
             elements = offset // table.dtype.itemsize
@@ -96,6 +97,8 @@ class FusedStepNoise:
                     for addresses, size in zip(state.addresses, sizes, strict=True)
                 ]
             )
+        aligned = table.divides_by_16 and all(address % 16 == 0 for row in rows for address in row[:3])
+        self._form = Form(state.respond, dtype, buffers is not None, aligned)
         send(torch.tensor(rows), self._pointers)
         return True
 
@@ -149,6 +152,9 @@ class FusedStepNoise:
             KIND=getattr(tl, DTYPES[table.dtype]),
             STATE=getattr(tl, DTYPES[form.state]),
             FLAT=table.flat,
+            INNER=self._inner,
+            ALIGNED=form.aligned,
+            CHUNKED=form.aligned and table.chunked,
             MODE=modes[form.respond],
             BUFFERED=form.is_buffered,
             num_warps=COMBINE[self._padded]["num_warps"],

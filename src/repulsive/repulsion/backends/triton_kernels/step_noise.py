@@ -19,7 +19,7 @@ last one is 0, that number is the step of the noise plus `ahead`.
 import triton
 import triton.language as tl
 
-from repulsive.repulsion.backends.triton_kernels.noise import standard_normal
+from repulsive.repulsion.backends.triton_kernels.noise import standard_normal_block
 from repulsive.repulsion.backends.triton_kernels.slices import (
     block_offsets,
     column_range,
@@ -51,16 +51,21 @@ def step_noise_kernel(
     KIND: tl.constexpr,
     STATE: tl.constexpr,
     FLAT: tl.constexpr,
+    INNER: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNKED: tl.constexpr,
     MODE: tl.constexpr,
     BUFFERED: tl.constexpr,
 ):
     """Add noise to the weights of every slice, and with BUFFERED to its momentum buffer."""
     piece, split = tl.program_id(0), tl.program_id(1)
     row, own = table + piece * COLUMNS, numbers + piece * 8
-    head_stride, size = load_sizes(row, False)
+    head_stride, size = load_sizes(row, ALIGNED)
     theta = tl.load(pointers + piece * 4).to(tl.pointer_type(KIND))
     square = tl.load(pointers + piece * 4 + 1).to(tl.pointer_type(STATE))
     buffer = tl.load(pointers + piece * 4 + 2).to(tl.pointer_type(STATE))
+    if ALIGNED:
+        theta, square, buffer = tl.multiple_of(theta, 16), tl.multiple_of(square, 16), tl.multiple_of(buffer, 16)
     scale = tl.load(own).to(tl.float32)
     second, third = tl.load(own + 1).to(tl.float32), tl.load(own + 2).to(tl.float32)
     averaged, started, rest = 1.0, 1.0, tl.load(own + 5).to(tl.float32)
@@ -72,17 +77,17 @@ def step_noise_kernel(
         averaged = _share(count, tl.load(own + 4))
         started = _share(count, tl.load(own + 3))
     heads = tl.arange(0, MP)
-    first, last = column_range(size, split, SPLITS, BLOCK, False)
-    strides = load_strides(row)
+    first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
+    strides = load_strides(row, INNER)
     outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
     stream, step = tl.load(row + 8), tl.load(steps)
     for start in range(first, last, BLOCK):
-        column = start + tl.arange(0, BLOCK)
+        column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
         offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
-        place = block_offsets(heads * head_stride, offset, False)
+        place = block_offsets(heads * head_stride, offset, CHUNKED)
         inside = (heads[:, None] < M) & (column[None, :] < last)
         element = element_indices(column, strides[0], outer_element, inner_element, FLAT)
-        noise = standard_normal(stream, step, heads[:, None].to(tl.int64) * size + element[None, :]) * scale
+        noise = standard_normal_block(stream, step, heads.to(tl.int64) * size, element) * scale
         if MODE == 2:
             moved, kept = second * noise, third * noise
         else:
