@@ -23,6 +23,7 @@ from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
 from repulsive.repulsion.backends.triton_kernels import combine, gram, pack, solve, step_noise
 
+IS_OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3)  # constants of a launch are given by name
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages")
@@ -57,7 +58,10 @@ class Compiled:
         key = repr((signature, constants, options))
         if key not in self.done:
             self.done.add(key)
-            values = {(names.index(name),): value for name, value in constants.items()}
+            if IS_OLD:
+                signature, values = {name: signature[name] for name in signature if name not in constants}, constants
+            else:
+                values = {(names.index(name),): value for name, value in constants.items()}
             code = compile(ASTSource(self.kernel, signature, values), target=TARGET, options=options).asm
             wide = len(WIDE.findall(code["ptx"]))
             print(self.kernel.__name__, len(code["cubin"]), wide, flush=True)

@@ -255,7 +255,7 @@ class FusedUpdate:
         launch, sums = SOLVE[self.padded], self.sums
         slices, splits = sums.products.shape[1:3]
         chunk = splits if splits == launch["CHUNK"] else 1  # all at once, or one by one
-        stages = 1 if chunk > 1 or splits == 1 else 4
+        stages = 1 if chunk > 1 or splits == 1 or not launch_settings.loads_ahead() else 4
         if self.padded == 64 and gradient == code.PRODUCTS:
             stages = min(stages, 2)  # two matrices per stage in shared memory
         groups = (wave or self._whole).groups

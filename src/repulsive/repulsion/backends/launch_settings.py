@@ -5,6 +5,8 @@ They affect speed and rounding errors only. The tables have one entry per number
 
 from __future__ import annotations
 
+from functools import cache
+
 WAVES = 1  # parts of an update that are launched one after the other; see `waves`
 STREAMS = 1  # streams for the waves
 SPLITS = 16  # smallest number of programs per slice; a power of two
@@ -52,6 +54,14 @@ def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:
     if not is_noisy:
         return COMBINE[padded]
     return COMBINE[padded] | {"BLOCK": NOISY_BLOCK[padded]} | NOISY.get(padded, {})
+
+
+@cache
+def loads_ahead() -> bool:
+    """Whether Triton's compiler can load blocks of three axes ahead in a loop; before version 3.3 it fails."""
+    import triton
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 
 
 def splits_per_slice(slices: int, dim: int) -> int:

@@ -91,13 +91,13 @@ def combine_kernel(
         a = tl.load(drive + matrix)
     if MP >= 16:
         b = tl.load(force + matrix)
-    strides = load_strides(row, INNER)
+    inner, outer_stride, inner_stride = load_strides(row, INNER)
     outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
     final = first + (last - first - 1) // BLOCK * BLOCK
     for position in range(first, last, BLOCK):
         start = first + final - position if BACKWARD else position
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
+        offset = element_indices(column, inner, outer_stride, inner_stride, FLAT)
         place = block_offsets(grad_starts, offset, CHUNKED)
         there = column < last
         inside = (heads[:, None] < M) & there[None, :]
@@ -134,7 +134,7 @@ def combine_kernel(
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
             out += push * factor
         if NOISE:
-            element = element_indices(column, strides[0], outer_element, inner_element, FLAT)
+            element = element_indices(column, inner, outer_element, inner_element, FLAT)
             if SHARDED:
                 length = tl.load(shards + piece * 4)
                 run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow

@@ -40,10 +40,10 @@ def _norms(
 ):
     """Sum the squares of a range of columns of every head, [MP]."""
     heads = tl.arange(0, MP)
-    strides = load_strides(row, INNER)
+    inner, outer_stride, inner_stride = load_strides(row, INNER)
     total = tl.zeros([MP, BLOCK], dtype=tl.float32)
     for start in range(first, last, BLOCK):
-        x, _ = load_block(base, start, last, heads, starts, strides, M, BLOCK, FLAT, CHUNKED)
+        x, _ = load_block(base, start, last, heads, starts, inner, outer_stride, inner_stride, M, BLOCK, FLAT, CHUNKED)
         total += x * x
     return tl.sum(total, axis=1)
 
@@ -74,9 +74,11 @@ def _products(
         rest = tl.zeros([MP, MP], dtype=tl.float32)  # see `add_squares`
         with_mean = tl.zeros([MP], dtype=tl.float32)
     of_mean = tl.zeros([BLOCK], dtype=tl.float32)
-    strides = load_strides(row, INNER)
+    inner, outer_stride, inner_stride = load_strides(row, INNER)
     for start in range(first, last, BLOCK):
-        x, inside = load_block(base, start, last, heads, starts, strides, M, BLOCK, FLAT, CHUNKED)
+        x, inside = load_block(
+            base, start, last, heads, starts, inner, outer_stride, inner_stride, M, BLOCK, FLAT, CHUNKED
+        )
         mean = tl.sum(x, axis=0) / M
         centred = tl.where(inside, x - mean[None, :], 0.0)
         if not wide:
@@ -131,7 +133,7 @@ def gram_kernel(
     starts = head_starts(pointers, slices, piece, source, heads, head_stride, MP, ALIGNED, APART)
     first, last = column_range(size, split, splits, BLOCK, ALIGNED)
     out = (source * slices + piece) * splits + split
-    if NORMS & (source == 1):
+    if (source == 1) & NORMS:
         norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, INNER, CHUNKED)
         tl.store(products + out * MP * MP + heads * (MP + 1), norms2)
         tl.store(mean2 + out, 0.0)

@@ -110,7 +110,9 @@ def load_block(
     last,
     heads,
     starts,
-    strides,
+    inner,
+    outer_stride,
+    inner_stride,
     M: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
@@ -118,7 +120,7 @@ def load_block(
 ):
     """Load a block of columns of all heads as float32 [MP, BLOCK], zero outside, and the mask of valid elements."""
     column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-    offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
+    offset = element_indices(column, inner, outer_stride, inner_stride, FLAT)
     inside = (heads[:, None] < M) & (column[None, :] < last)
     place = block_offsets(starts, offset, CHUNKED)
     return tl.load(base + place, mask=inside, other=0.0).to(tl.float32), inside

@@ -78,15 +78,15 @@ def step_noise_kernel(
         started = _share(count, tl.load(own + 3))
     heads = tl.arange(0, MP)
     first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
-    strides = load_strides(row, INNER)
+    inner, outer_stride, inner_stride = load_strides(row, INNER)
     outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
     stream, step = tl.load(row + 8), tl.load(steps)
     for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
-        offset = element_indices(column, strides[0], strides[1], strides[2], FLAT)
+        offset = element_indices(column, inner, outer_stride, inner_stride, FLAT)
         place = block_offsets(heads * head_stride, offset, CHUNKED)
         inside = (heads[:, None] < M) & (column[None, :] < last)
-        element = element_indices(column, strides[0], outer_element, inner_element, FLAT)
+        element = element_indices(column, inner, outer_element, inner_element, FLAT)
         noise = standard_normal_block(stream, step, heads.to(tl.int64) * size, element) * scale
         if MODE == 2:
             moved, kept = second * noise, third * noise
