@@ -133,7 +133,11 @@ def gram_kernel(
     starts = head_starts(pointers, slices, piece, source, heads, head_stride, MP, ALIGNED, APART)
     first, last = column_range(size, split, splits, BLOCK, ALIGNED)
     out = (source * slices + piece) * splits + split
-    if (source == 1) & NORMS:
+    # `NORMS & (source == 1)` would do, but the interpreter of Triton 3.2 cannot compute it.
+    is_norm = 0
+    if NORMS:
+        is_norm = source
+    if is_norm == 1:
         norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, INNER, CHUNKED)
         tl.store(products + out * MP * MP + heads * (MP + 1), norms2)
         tl.store(mean2 + out, 0.0)
