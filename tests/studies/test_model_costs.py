@@ -70,3 +70,11 @@ def test_the_first_steps_count_once_in_a_training():
     assert numbers["active / plain"] == pytest.approx(1.3)
     assert numbers["training / plain, free after the end"] == pytest.approx(1 + 0.3 * 500 / 10_000)
     assert numbers["training / plain"] == pytest.approx((500 * 1.3 + 9_500 * 1.02) / 10_000)
+
+
+@pytest.mark.slow
+def test_hooks_on_a_cpu_count_against_a_plain_step():
+    with study("studies.speed.cpu_hooks") as hooks:
+        facts = hooks.measure("bert-base", ["sphere"], layers=1, steps=1, turns=1)
+    cost = facts["results"]["sphere"]
+    assert 0 < cost["average"] == pytest.approx((cost["ratio"] - 1) * facts["plain"][0])
