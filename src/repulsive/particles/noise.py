@@ -52,19 +52,22 @@ def normal(
         A tensor with the shape of `elements`.
     """
     index = torch.arange(elements, device=device) if isinstance(elements, int) else elements.to(torch.int64)
-    bits = index * _GOLDEN + noise_key  # overflows as splitmix64 does
-    bits = (bits ^ _shift(bits, 30)) * _MIX_1
-    bits = (bits ^ _shift(bits, 27)) * _MIX_2
-    bits = bits ^ _shift(bits, 31)
+    bits = index * _GOLDEN  # overflows as splitmix64 does; in place, because memory takes most of the time on a CPU
+    bits += noise_key
+    for by, factor in ((30, _MIX_1), (27, _MIX_2)):
+        bits ^= _shift(bits, by)
+        bits *= factor
+    bits ^= _shift(bits, 31)
     wide = torch.float32 if index.device.type == "mps" else torch.float64
-    first = (_shift(bits, 32).to(wide) + 1) / 2**32  # (0, 1]: the logarithm is finite
-    second = (bits & 0xFFFFFFFF).to(wide) / 2**32
-    return ((-2 * first.log()).sqrt() * (2 * math.pi * second).cos()).to(dtype)
+    first = _shift(bits, 32).to(wide).add_(1).div_(2**32)  # (0, 1]: the logarithm is finite
+    second = bits.bitwise_and_(0xFFFFFFFF).to(wide).div_(2**32)
+    radius = first.log_().mul_(-2).sqrt_()
+    return radius.mul_(second.mul_(2 * math.pi).cos_()).to(dtype)
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
     """Shift bits right logically, filling with zeros; torch's `>>` keeps the sign."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _signed(bits: int) -> int:
