@@ -36,7 +36,7 @@ from torch import nn
 
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
 from repulsive.diagnostics.redundancy import head_ablation
-from repulsive.errors import DivergedError
+from repulsive.errors import DataError, DivergedError
 from repulsive.lab.engine.gpu_sharing import shared_gpu
 from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import versions
@@ -271,8 +271,8 @@ def run(arguments: argparse.Namespace) -> None:
                     file.write(json.dumps(record) + "\n")
                 loss = record.get("dev", {}).get("nll", record.get("failed"))
                 print(f"{job.folder}: {record['seconds']} s, NLL {loss}", flush=True)
-    left = statistics.fmean([r["seconds"] for r in records.values()] or [0.0])
-    print(f"{len(records)} runs so far, {left:.0f} s each; {len(list(wanted(records, arguments)))} to do", flush=True)
+    mean = statistics.fmean([record["seconds"] for record in records.values()] or [0.0])
+    print(f"{len(records)} runs so far, {mean:.0f} s each; {len(list(wanted(records, arguments)))} to do", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -291,6 +291,8 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     with errors_in_one_line(parser):
         if arguments.tables:
+            if not arguments.records.is_file():
+                raise DataError(f"{arguments.records}: there is no such file; train runs first, without --tables")
             write_tables(read_records(arguments.records), arguments.results)
         else:
             run(arguments)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from studies.arguments import errors_in_one_line
 from studies.output import save
 
 from repulsive.lab.bench.clock import wall
@@ -40,13 +41,14 @@ def measure(model: str, rules: Sequence[str], layers: int | None, steps: int, tu
     """
     preset = find_preset(model)
     batch, length = preset.size("cpu")
+    cases = build_cases(rules)  # an unknown rule is an error before anything is measured
     network = preset.build("cpu", layers=layers, length=length)
     whole, few = (SharedModel(network, preset.inputs(network.config, rows, length, "cpu")) for rows in (batch, 1))
     plain = Participant(whole, steps=1)
     seconds = [wall(plain.step, whole.device) for _ in range(steps + 1)][1:]
     step = statistics.median(seconds)
     results: dict[str, Any] = {}
-    for name, case in build_cases(rules).items():
+    for name, case in cases.items():
         participant = Participant(few, case, steps=1)
         with participant.attached():
             participant.take_period()
@@ -66,7 +68,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=5, help="turns in which hooks are timed")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     options = parser.parse_args(words)
-    facts = measure(options.model, options.rules, options.layers, options.steps, options.turns)
+    with errors_in_one_line(parser):
+        facts = measure(options.model, options.rules, options.layers, options.steps, options.turns)
     save(options.out / "cpu-hooks.json", facts)
     print(json.dumps({"plain": facts["plain"]}))
 

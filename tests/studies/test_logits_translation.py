@@ -97,3 +97,9 @@ def test_the_table_is_up_to_date(script, tmp_path):
     script.write_tables(script.read_records(RESULTS / "translation.jsonl"), tmp_path)
     written = (tmp_path / "translation.md").read_text()
     assert written == (RESULTS / "translation.md").read_text(), "run: python -m studies.logits.translation --tables"
+
+
+def test_tables_without_records_are_an_error(script, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--tables", "--records", str(tmp_path / "none.jsonl"), "--results", str(tmp_path)])
+    assert "there is no such file" in capsys.readouterr().err and not list(tmp_path.iterdir())
