@@ -10,9 +10,12 @@ import triton.language as tl  # noqa: E402
 
 from repulsive.particles import noise  # noqa: E402
 from repulsive.repulsion.backends.triton_kernels.noise import (  # noqa: E402
+    _GOLDEN,
     _cos_of_turn,
+    _key,
+    _mix,
     _square_of_radius,
-    standard_normal,
+    _transform,
     standard_normal_block,
 )
 
@@ -57,7 +60,8 @@ def store_noise(stream, step, starts, elements, single, block, ROWS: tl.constexp
     start, element = tl.load(starts + tl.arange(0, ROWS)), tl.load(elements + tl.arange(0, COLUMNS))
     place = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     index = start[:, None] + element[None, :]
-    tl.store(single + place, standard_normal(tl.load(stream), tl.load(step), index))
+    hashes = _mix(index.to(tl.uint64) * _GOLDEN + _key(tl.load(stream), tl.load(step)))  # one by one
+    tl.store(single + place, _transform(hashes))
     tl.store(block + place, standard_normal_block(tl.load(stream), tl.load(step), start, element))
 
 

@@ -98,9 +98,9 @@ class FusedUpdate:
             self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, self.splits, self._inner)
         return self._step_noise.add(rule, optimizer, step=step)
 
-    def refresh(self, quickly: bool = False) -> bool:
+    def refresh(self) -> bool:
         """Point the table at the current weights and gradients; return False if they no longer fit it."""
-        return self.table.refresh(quickly)
+        return self.table.refresh()
 
     def supports_rates(self, rates: Mapping[int, float]) -> bool:
         """Check whether all heads of a slice have the same learning rate, on which the size of the noise depends."""

@@ -80,12 +80,6 @@ def _key(stream, step):
 
 
 @triton.jit
-def standard_normal(stream, step, element):
-    """Draw a standard normal number for each element index of a noise stream in a step."""
-    return _transform(_mix(element.to(tl.uint64) * _GOLDEN + _key(stream, step)))
-
-
-@triton.jit
 def standard_normal_block(stream, step, start, element):
     """Draw a standard normal number for each index start[i] + element[j], [starts, elements].
 
