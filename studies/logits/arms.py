@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from studies.logits.ensemble import Arm, Size
+from studies.logits.settings import Arm, Size
 
 SIZES = {
     "tiny": Size(layers=4, heads=4, width=128, batch=32, length=256, steps=1500),

@@ -8,109 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
+from studies.logits.adamw import StepSettings, adamw_step
+from studies.logits.settings import Arm, Run, Size
 from torch import Tensor
 from torch.nn import functional as F
 
 VOCAB = 256
 LAYERED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "norm1", "norm2")
-
-
-@dataclass(frozen=True)
-class Size:
-    """Shape of a model and of its training.
-
-    Args:
-        layers, heads, width: of the decoder; the feed-forward block is 8/3 of the width.
-        batch, length: sequences per step, bytes per sequence.
-        steps: optimizer steps of a run without `extra`.
-        sequences, positions: the force is computed from `positions` tokens of each of `sequences` sequences.
-        kv_heads: number of key-value heads; 0 for as many as query heads.
-        tied: use the embedding as the output matrix, too.
-    """
-
-    layers: int
-    heads: int
-    width: int
-    batch: int
-    length: int
-    steps: int
-    sequences: int = 8
-    positions: int = 64
-    kv_heads: int = 0
-    warmup: int = 100
-    tied: bool = False
-
-    @property
-    def head(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def keys(self) -> int:
-        return self.kv_heads or self.heads
-
-    @property
-    def hidden(self) -> int:
-        return (8 * self.width // 3 + 31) // 32 * 32
-
-
-@dataclass(frozen=True)
-class Arm:
-    """What a run adds to plain training.
-
-    Args:
-        name: row of the table.
-        qk: weight of the mean cosine between logit functions; negative attracts.
-        ov: the same for value-output circuits.
-        ratio: instead of a fixed weight, hold |force| / |gradient| of q and k at this value (sign as `qk`).
-        centred: subtract the mean key of a sequence, to which softmax is invariant.
-        partner: "own" layer, "next" layer (the wrong partner), or "noise": a random force of the same norm.
-        pairs: which pairs count: "all", "positive" (cosine > 0), "near" (cosine > 0.5), "rbf" (kernel weights).
-        rotated: compare logits after RoPE, at distances drawn from the data, not at distance 0.
-        parts: projections that receive the force.
-        layers: "all", "first" half, "last" half.
-        phase: share of training in which the force acts, (from, to).
-        every: steps for which a force is reused before it is computed again.
-        qk_rate, qk_decay: factors on learning rate and weight decay of q and k.
-        rate_phase: share of training in which `qk_rate` holds, (from, to).
-        qk_scale: factor on the initial q and k.
-        decay: weight decay.
-        norm: RMSNorm on each head's q and k.
-        drop: DropHead probability.
-        extra: additional steps, as a share of the steps.
-    """
-
-    name: str
-    qk: float = 0.0
-    ov: float = 0.0
-    ratio: float = 0.0
-    centred: bool = True
-    partner: str = "own"
-    pairs: str = "all"
-    rotated: bool = False
-    parts: str = "qk"
-    layers: str = "all"
-    phase: tuple[float, float] = (0.0, 1.0)
-    every: int = 1
-    qk_rate: float = 1.0
-    rate_phase: tuple[float, float] = (0.0, 1.0)
-    qk_decay: float = 1.0
-    qk_scale: float = 1.0
-    decay: float = 0.1
-    norm: bool = False
-    drop: float = 0.0
-    extra: float = 0.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """One model of a wave."""
-
-    arm: Arm
-    rate: float
-    seed: int
 
 
 class Wave:
@@ -131,7 +37,7 @@ class Wave:
         self._collect_settings()
         self.cos, self.sin = _angles(size, device)
         wrap: Callable[[Callable], Callable] = torch.compile if compile else lambda function: function
-        self._losses, self._energy, self._update = wrap(self.losses), wrap(self.energy), wrap(_adamw)
+        self._losses, self._energy, self._update = wrap(self.losses), wrap(self.energy), wrap(adamw_step)
         self.clock = torch.arange(
             self.steps, device=device, dtype=torch.float32
         )  # a tensor, so that steps are not recompiled
@@ -175,21 +81,29 @@ class Wave:
         first, last = layer < self.size.layers / 2, layer >= self.size.layers / 2
         chosen = [{"all": first | last, "first": first, "last": last}[arm.layers] for arm in arms]
         self.layer_mask = torch.stack(chosen).float()  # [E, L]
-        self.qk, self.ov, self.ratio = each(lambda a: a.qk), each(lambda a: a.ov), each(lambda a: a.ratio)
+        self.qk, self.ov = each(lambda a: a.qk), each(lambda a: a.ov)
         self.centred, self.rotated = each(lambda a: a.centred), each(lambda a: a.rotated)
-        self.next, self.noise = each(lambda a: a.partner == "next"), each(lambda a: a.partner == "noise")
+        self.next = each(lambda a: a.partner == "next")
         self.positive, self.near = each(lambda a: a.pairs == "positive"), each(lambda a: a.pairs == "near")
         self.rbf = each(lambda a: a.pairs == "rbf")
-        self.on_q, self.on_k = each(lambda a: "q" in a.parts), each(lambda a: "k" in a.parts)
         self.norm, self.drop = each(lambda a: a.norm), each(lambda a: a.drop)
-        self.begin, self.end = each(lambda a: a.phase[0]), each(lambda a: a.phase[1])
-        self.rate_begin, self.rate_end = each(lambda a: a.rate_phase[0]), each(lambda a: a.rate_phase[1])
         self.held: dict[str, Tensor] = {}  # forces in use
-        self.rate = torch.tensor([run.rate for run in self.runs], device=self.device)
-        self.qk_rate, self.qk_decay = each(lambda a: a.qk_rate), each(lambda a: a.qk_decay)
-        self.decay = each(lambda a: a.decay)
-        self.total = each(lambda a: round(self.size.steps * (1 + a.extra)))
-        self.steps = int(self.total.max())
+        self.settings = StepSettings(
+            total=each(lambda a: round(self.size.steps * (1 + a.extra))),
+            rate=torch.tensor([run.rate for run in self.runs], device=self.device),
+            qk_rate=each(lambda a: a.qk_rate),
+            decay=each(lambda a: a.decay),
+            qk_decay=each(lambda a: a.qk_decay),
+            ratio=each(lambda a: a.ratio),
+            noise=each(lambda a: a.partner == "noise"),
+            on_q=each(lambda a: "q" in a.parts),
+            on_k=each(lambda a: "k" in a.parts),
+            begin=each(lambda a: a.phase[0]),
+            end=each(lambda a: a.phase[1]),
+            rate_begin=each(lambda a: a.rate_phase[0]),
+            rate_end=each(lambda a: a.rate_phase[1]),
+        )
+        self.steps = int(self.settings.total.max())
 
     # -- the model ----------------------------------------------------------------------------------------------
 
@@ -328,29 +242,8 @@ class Wave:
         energy, within = self._energy(*moved, sampled)
         force = dict(zip(("wq", "wk", "wv", "wo"), torch.autograd.grad(energy.sum(), moved), strict=True))
         force = self._hold(force, number)
-        self._update(
-            params,
-            grads,
-            force,
-            self.first,
-            self.second,
-            self.clock[number],
-            s.warmup,
-            self.total,
-            self.rate,
-            self.qk_rate,
-            self.decay,
-            self.qk_decay,
-            self.ratio,
-            self.noise,
-            self.on_q,
-            self.on_k,
-            self.begin,
-            self.end,
-            self.rate_begin,
-            self.rate_end,
-            self._random(),
-        )
+        moments = self.first, self.second
+        self._update(params, grads, force, *moments, self.clock[number], s.warmup, self.settings, self._random())
         return loss.detach(), within
 
     def _hold(self, force: dict[str, Tensor], number: int) -> dict[str, Tensor]:
@@ -367,67 +260,6 @@ class Wave:
             return {}
         shapes = {name: self.params[name].shape for name in ("wq", "wk")}
         return {n: torch.randn(s, device=self.device, generator=self.generator) for n, s in shapes.items()}
-
-
-@torch.no_grad()
-def _adamw(
-    params,
-    grads,
-    force,
-    first,
-    second,
-    number,
-    warmup,
-    total,
-    rate,
-    qk_rate,
-    decay,
-    qk_decay,
-    ratio,
-    noise,
-    on_q,
-    on_k,
-    begin,
-    end,
-    rate_begin,
-    rate_end,
-    random,
-) -> None:
-    """Clip each model's gradient to norm 1, add the force, take an AdamW step with each model's own settings."""
-    norm2 = sum(g.float().square().flatten(1).sum(1) for g in grads.values())
-    clip = (1 / norm2.sqrt().clamp(min=1e-12)).clamp(max=1)  # [E]
-    progress = (number / total).clamp(max=1)
-    warm = ((number + 1) / warmup).clamp(max=1)
-    scale = rate * warm * (0.1 + 0.45 * (1 + torch.cos(math.pi * progress))) * (number < total)
-    active = ((progress >= begin) & (progress < end)).float()
-    faster = (progress >= rate_begin) & (progress < rate_end)
-    qk_rate = torch.where(faster, qk_rate, torch.ones_like(qk_rate))
-    dims = lambda x, p: x.view(-1, *([1] * (p.ndim - 1)))  # noqa: E731
-    pair = {n: force[n] for n in ("wq", "wk")}
-    layer_norm = lambda d: sum(t.square().sum((-2, -1)) for t in d.values()).sqrt()  # noqa: E731  [E, L]
-    size = layer_norm(pair)
-    drive = layer_norm({n: grads[n].float() for n in pair}) * clip[:, None]
-    factor = torch.where(ratio[:, None] > 0, ratio[:, None] * drive / size.clamp(min=1e-20), torch.ones_like(size))
-    if random:
-        away = layer_norm(random).clamp(min=1e-20)
-        share = (size / away)[..., None, None]
-        pair = {n: torch.where(dims(noise, t) > 0, random[n] * share, t) for n, t in pair.items()}
-    for name, p in params.items():
-        g = grads[name].float() * dims(clip, p)
-        if name in pair:
-            part = on_q if name == "wq" else on_k
-            g = g + pair[name] * factor[..., None, None] * dims(active * part, p)
-        elif name in force:
-            g = g + force[name] * dims(active, p)
-        own = name in pair
-        lr = dims(scale * (qk_rate if own else 1), p)
-        first[name].mul_(0.9).add_(g, alpha=0.1)
-        second[name].mul_(0.95).addcmul_(g, g, value=0.05)
-        corrected = first[name] / (1 - 0.9 ** (number + 1))
-        root = (second[name] / (1 - 0.95 ** (number + 1))).sqrt() + 1e-8
-        if not name.startswith("norm"):
-            p.mul_(1 - lr * dims(decay * (qk_decay if own else 1), p))
-        p.sub_(lr * corrected / root)
 
 
 def _rms(x: Tensor, weight: Tensor) -> Tensor:

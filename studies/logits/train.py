@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from studies.logits.arms import RATES, SETS, SIZES, named
-from studies.logits.ensemble import Run, Wave
+from studies.logits.ensemble import Wave
+from studies.logits.settings import Run
 from torch import Tensor
 
 

@@ -24,6 +24,7 @@ from studies.output import save
 from studies.pruning.tables import count_tokens, environment, origin
 from torch import Tensor, nn
 
+from repulsive.diagnostics.head_ranking import merge_ranks
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.loading.inputs import read_sentences, tokenize
@@ -32,7 +33,6 @@ from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_ablation import ablate_output
 from repulsive.diagnostics.output_change import label_free_loss
 from repulsive.diagnostics.portable_pruning import Selection, prune_portably, select_heads
-from repulsive.diagnostics.pruned_checkpoint import merge_ranks
 from repulsive.errors import ConfigError, DataError
 from repulsive.safety.markdown import format_table
 

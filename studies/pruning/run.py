@@ -23,17 +23,14 @@ from studies.output import save
 from studies.pruning.tables import draw, markdown, settings
 from torch import Tensor, nn
 
+from repulsive.diagnostics.causal_models import perplexity, train_causal
+from repulsive.diagnostics.head_ranking import rank_heads
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.loading.inputs import read_sentences, tokenize
 from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.portable_pruning import Selection, prove_equal, prune_portably, select_heads
-from repulsive.diagnostics.pruned_checkpoint import (
-    cache_bytes,
-    perplexity,
-    rank_heads,
-    train_causal,
-)
+from repulsive.diagnostics.pruning_measurements import cache_bytes
 from repulsive.errors import ConfigError, DataError
 
 Batches = Sequence[dict[str, Any]]

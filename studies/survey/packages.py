@@ -24,9 +24,11 @@ from typing import Any
 import torch
 from studies.survey import package_models
 from studies.survey.diffusion_models import diffusers
+from studies.survey.examine import error_text, examine, outcome
+from studies.survey.limits import limited
 from studies.survey.package_models import PACKAGES, Cases
 from studies.survey.perturb import contradictions
-from studies.survey.run import examine, last, limited, outcome, timm_models
+from studies.survey.run import timm_models
 from studies.survey.sentence_models import sentence_transformers
 
 from repulsive.diagnostics.hooks.calling import call
@@ -119,7 +121,7 @@ def prove(name: str, case: Any) -> dict[str, Any]:
         with torch.no_grad():
             call(model, inputs)
     except Exception as error:
-        return outcome(name, "does not run", last(error))
+        return outcome(name, "does not run", error_text(error))
     try:
         completed = complete(model, inputs, heads_from_table(model)[0])
         result = examine(name, model, inputs, completed)
@@ -138,7 +140,7 @@ def prove(name: str, case: Any) -> dict[str, Any]:
             reasons = dict.fromkeys(f"{report.part} left out: {report.note}" for report in completed.mixed)
             result["note"] = "; ".join(filter(None, [result["note"], *reasons]))[:300]
     except Exception as error:
-        return outcome(name, "failed", last(error))
+        return outcome(name, "failed", error_text(error))
     return result
 
 

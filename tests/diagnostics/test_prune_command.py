@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from repulsive.cli.app import run
-from repulsive.diagnostics import pruned_checkpoint
+from repulsive.diagnostics import head_ranking
+from repulsive.diagnostics.causal_models import perplexity
+from repulsive.diagnostics.head_ranking import rank_heads
 from repulsive.diagnostics.loading.inputs import tokenize
 from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import OutputChange
-from repulsive.diagnostics.pruned_checkpoint import perplexity, prune_model, rank_heads
+from repulsive.diagnostics.pruned_checkpoint import prune_model
 from repulsive.diagnostics.redundancy import head_ablation
 from repulsive.errors import DataError
 
@@ -163,7 +165,7 @@ def test_without_a_border_ranks_follow_gradient_scores(folder, monkeypatch):
     loaded = load_model(str(folder))
     batches = tokenize(loaded, TEXT.split("\n"), 128).batches
     heads = Heads(loaded.model)
-    monkeypatch.setattr(pruned_checkpoint, "ablate_output", None)  # exact ablation would call it
+    monkeypatch.setattr(head_ranking, "ablate_output", None)  # exact ablation would call it
     ranks = rank_heads(heads, batches, 0.5, border=0)
     assert all(sorted(row.tolist()) == [0, 1, 2, 3, 4, 5] for row in ranks)
     assert torch.equal(ranks, rank_heads(heads, batches, 0.9, border=0))

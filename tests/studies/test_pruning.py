@@ -15,11 +15,12 @@ from studies.pruning import border  # noqa: E402
 from studies.pruning.families import FAMILIES, try_family  # noqa: E402
 from studies.pruning.run import main, similarity_scores  # noqa: E402
 
+from repulsive.diagnostics.causal_models import perplexity  # noqa: E402
+from repulsive.diagnostics.head_ranking import rank_heads  # noqa: E402
 from repulsive.diagnostics.loading.inputs import tokenize  # noqa: E402
 from repulsive.diagnostics.loading.model import load_model  # noqa: E402
 from repulsive.diagnostics.model_heads import Heads  # noqa: E402
 from repulsive.diagnostics.portable_pruning import prune_portably, select_heads  # noqa: E402
-from repulsive.diagnostics.pruned_checkpoint import perplexity, rank_heads  # noqa: E402
 
 WORDS = [f"w{i}" for i in range(40)]
 SENTENCES = [" ".join(WORDS[(i * j + i) % 40] for j in range(1, 9)) for i in range(1, 21)]

@@ -12,6 +12,8 @@ import pytest
 import torch
 from studies.survey import run
 from studies.survey.dummies import example_inputs, repaired
+from studies.survey.examine import outcome
+from studies.survey.table import write_table
 from torch import Tensor, nn
 
 IMAGE, AUDIO, WIDTH = 5, 6, 4
@@ -100,11 +102,11 @@ def test_an_update_repeats_some_architectures_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    results = [run.outcome(name, status, "") for name, status in (("a", "table"), ("b", "partly"), ("c", "none"))]
+    results = [outcome(name, status, "") for name, status in (("a", "table"), ("b", "partly"), ("c", "none"))]
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    run.write(tmp_path, "transformers", results, versions | {"date": "2020-01-01"})
+    write_table(tmp_path, "transformers", results, versions | {"date": "2020-01-01"})
     monkeypatch.setattr(run, "architectures", list)
-    monkeypatch.setattr(run, "limited", lambda name, *_: run.outcome(name, "table", "again", groups=3, verified=3))
+    monkeypatch.setattr(run, "limited", lambda name, *_: outcome(name, "table", "again", groups=3, verified=3))
     options = Namespace(out=tmp_path, library="transformers", update=["partly"], seconds=1, gigabytes=1)
     run.update(options)
     table = json.loads((tmp_path / "transformers.json").read_text())
@@ -115,6 +117,6 @@ def test_an_update_repeats_some_architectures_and_keeps_the_others(
     run.update(Namespace(out=tmp_path, library="transformers", update=["a"], seconds=1, gigabytes=1))
     table = json.loads((tmp_path / "transformers.json").read_text())
     assert table["versions"]["repeated"]["architectures"] == ["a", "b"]
-    run.write(tmp_path, "transformers", results, versions | {"transformers": "0.1", "date": "2020-01-01"})
+    write_table(tmp_path, "transformers", results, versions | {"transformers": "0.1", "date": "2020-01-01"})
     with pytest.raises(SystemExit, match="another version of transformers"):
         run.update(options)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.diagnostics.importance import first_order_importance
+from repulsive.diagnostics.causal_models import is_causal, train_causal
+from repulsive.diagnostics.head_ranking import BORDER, rank_heads
+from repulsive.diagnostics.hooks.calling import evaluating
 from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.diagnostics.model_heads import Heads
-from repulsive.diagnostics.output_ablation import ablate_output
-from repulsive.diagnostics.output_change import OutputChange, label_free_loss
+from repulsive.diagnostics.output_change import OutputChange
 from repulsive.diagnostics.portable_pruning import Selection, prune_portably, select_heads
-from repulsive.diagnostics.redundancy import Head
+from repulsive.diagnostics.pruning_measurements import RUNS, Measured, measure
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
 from repulsive.safety.folders import replacing
 from repulsive.safety.markdown import format_table
@@ -28,32 +25,7 @@ from repulsive.terminal.progress import Progress as Bar
 from repulsive.terminal.progress import no_progress
 from repulsive.terminal.table import Table, three_digits
 
-BORDER = 2  # heads on each side of the cut that are ranked by exact ablation
-_RUNS = 5  # timed forward passes, after one that is not timed
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Size, speed and quality of one model, measured on the text.
-
-    Args:
-        parameters: number of parameters.
-        cache_bytes: bytes of cached keys and values per token and sequence; 0 for models without a cache.
-        milliseconds: median time of a forward pass over the first batch.
-        fastest: shortest of these times.
-        slowest: longest of these times.
-        perplexity: perplexity per token of a causal language model; None for other models.
-        change: change of the output against the whole model: KL divergence in nats, or relative change of states.
-    """
-
-    parameters: int
-    cache_bytes: int
-    milliseconds: float
-    fastest: float
-    slowest: float
-    perplexity: float | None
-    change: float
 
 
 @dataclass(frozen=True)
@@ -126,7 +98,7 @@ def prune_model(
         raise DataError("no held-out text to measure on; give a file with at least one sentence")
     if getattr(model, "is_quantized", False) or getattr(model.config, "quantization_config", None) is not None:
         raise UnsupportedWeights(f"{type(model).__name__} is quantised; load it in 16 or 32 bits and prune that")
-    if recover and not _is_causal(model):
+    if recover and not is_causal(model):
         raise SelectionError(f"recovery needs a causal language model, {type(model).__name__} is not one; leave it out")
     heads = Heads(model, batches[0])
     progress(f"scoring {len(heads)} heads")
@@ -134,105 +106,18 @@ def prune_model(
     measure_on = batches if test is None else test
     with evaluating(model):
         whole = OutputChange(model, measure_on)
-    measured = {"whole": _measure(model, measure_on, whole, heads)}
+    measured = {"whole": measure(model, measure_on, whole, heads)}
     progress(f"removing {len(selection.removed)} of {len(heads)} heads")
     smaller = prune_portably(heads, selection, batches[0])
     with heads.ablated(selection.removed):
-        measured["ablated"] = _measure(model, measure_on, whole, heads)
-    measured["pruned"] = _measure(smaller, measure_on, whole, heads)
+        measured["ablated"] = measure(model, measure_on, whole, heads)
+    measured["pruned"] = measure(smaller, measure_on, whole, heads)
     if recover:
         progress(f"training {recover} steps")
         train_causal(smaller, batches, recover, learning_rate, seed, bar)
-        measured["recovered"] = _measure(smaller, measure_on, whole, heads)
+        measured["recovered"] = measure(smaller, measure_on, whole, heads)
     names = tuple(layer.name for layer in heads.layers)
     return Pruned(smaller, selection, names, measured, test is not None, recover)
-
-
-def rank_heads(
-    heads: Heads,
-    batches: Sequence[dict[str, Any]],
-    keep: float,
-    seed: int = 0,
-    border: int = BORDER,
-    bar: Bar = no_progress,
-) -> Tensor:
-    """Rank the heads of each layer: by gradient score, and by exact ablation on both sides of the cut.
-
-    Exact ablation runs the model up to 2 x border x layers times from the ablated layer on, gradient scores once.
-
-    Returns:
-        [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
-    """
-    loss = label_free_loss(torch.Generator().manual_seed(seed))
-    scores = first_order_importance(heads.model, loss, batches, normalise=False, layers=heads.layers)
-
-    def ablate_exactly(at_cut: Sequence[Head]) -> dict[Head, float]:
-        ablation = ablate_output(
-            heads.model,
-            batches,
-            at_cut,
-            layers=heads.layers,
-            progress=lambda done, total: bar("ablating heads", done, total),
-        )
-        return dict(zip(at_cut, ablation.items.mean(1).tolist(), strict=True))
-
-    return merge_ranks(scores, [layer.num_heads for layer in heads.layers], keep, border, ablate_exactly)
-
-
-def merge_ranks(
-    scores: Tensor,
-    num_heads: Sequence[int],
-    keep: float,
-    border: int,
-    ablate_exactly: Callable[[Sequence[Head]], Mapping[Head, float]],
-) -> Tensor:
-    """Rank the heads of each layer by score, and those next to the cut by the change that their ablation causes.
-
-    Args:
-        scores: gradient scores [layers, heads].
-        num_heads: number of heads of each layer.
-        keep: share of the heads that stay; it sets the cut.
-        border: heads on each side of the cut to order by exact ablation.
-        ablate_exactly: returns the change of the output for each of the (layer, head) pairs it is given.
-
-    Returns:
-        [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
-    """
-    orders, borders = [], []
-    for row, number in enumerate(num_heads):
-        orders.append(sorted(range(number), key=lambda head: float(scores[row, head])))
-        cut = number - round(keep * number)
-        borders.append(slice(max(0, cut - border), min(number, cut + border)))
-    at_cut = [(row, head) for row, order in enumerate(orders) for head in order[borders[row]]]
-    exact = ablate_exactly(at_cut) if at_cut else {}
-    ranks = torch.zeros_like(scores)
-    for row, order in enumerate(orders):
-        order[borders[row]] = sorted(order[borders[row]], key=lambda head: exact[row, head])
-        for rank, head in enumerate(order):
-            ranks[row, head] = rank
-    return ranks
-
-
-def train_causal(
-    model: nn.Module,
-    batches: Sequence[dict[str, Any]],
-    steps: int,
-    learning_rate: float,
-    seed: int = 0,
-    bar: Bar = no_progress,
-) -> None:
-    """Train a causal language model on the batches with AdamW, and leave it in evaluation mode."""
-    torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    model.train()
-    for step in range(steps):
-        bar("training step", step, steps)
-        batch = batches[step % len(batches)]
-        call(model, batch | {"labels": _labels(batch)}).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()
 
 
 def check_empty(out: Path) -> None:
@@ -328,7 +213,7 @@ def model_card(pruned: Pruned, source: str) -> str:
         "",
         format_table(head, rows),
         "",
-        f"Quality was measured on {pruned.measured_on}. Times are medians of {_RUNS} forward passes over one batch.",
+        f"Quality was measured on {pruned.measured_on}. Times are medians of {RUNS} forward passes over one batch.",
         "",
         "Removed heads, counted from 0:",
         "",
@@ -336,65 +221,3 @@ def model_card(pruned: Pruned, source: str) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _is_causal(model: Any) -> bool:
-    return not getattr(model.config, "is_encoder_decoder", False) and type(model).__name__.endswith(
-        ("ForCausalLM", "LMHeadModel")
-    )
-
-
-def _labels(batch: dict[str, Any]) -> Tensor:
-    labels: Tensor = batch["input_ids"].clone()
-    return labels.masked_fill(batch["attention_mask"] == 0, -100) if "attention_mask" in batch else labels
-
-
-@torch.no_grad()
-def _measure(model: nn.Module, batches: Sequence[dict[str, Any]], change: OutputChange, heads: Heads) -> Measured:
-    with evaluating(model):
-        quality = perplexity(model, batches) if _is_causal(model) else None
-        moved = float(change(model).mean())
-    times = forward_milliseconds(model, batches[0])
-    return Measured(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        cache_bytes=cache_bytes(model, heads),
-        milliseconds=statistics.median(times),
-        fastest=min(times),
-        slowest=max(times),
-        perplexity=quality,
-        change=moved,
-    )
-
-
-@torch.no_grad()
-def forward_milliseconds(model: nn.Module, batch: dict[str, Any], runs: int = _RUNS) -> list[float]:
-    """Time forward passes over one batch, after one that is not timed."""
-    times = []
-    with evaluating(model):
-        for _ in range(runs + 1):
-            start = time.perf_counter()
-            call(model, batch)
-            times.append(1e3 * (time.perf_counter() - start))
-    return times[1:]
-
-
-@torch.no_grad()
-def perplexity(model: nn.Module, batches: Sequence[dict[str, Any]]) -> float:
-    """Compute the perplexity per token of a causal language model, without padding."""
-    total, tokens = 0.0, 0
-    for batch in batches:
-        labels = _labels(batch)
-        count = int((labels[:, 1:] != -100).sum())
-        total += float(call(model, batch | {"labels": labels}).loss) * count
-        tokens += count
-    return float(torch.tensor(total / max(tokens, 1)).exp())
-
-
-def cache_bytes(model: Any, heads: Heads) -> int:
-    """Bytes of keys and values of one token in all layers of a causal model."""
-    if not _is_causal(model):
-        return 0
-    config = model.config
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = next(model.parameters()).element_size()
-    return 2 * kv_heads * heads.layers[0].head_dim * len(heads.layers) * size

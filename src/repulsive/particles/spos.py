@@ -10,7 +10,8 @@ from torch import Tensor
 
 from repulsive.errors import RuleError
 from repulsive.particles.rule import check_number
-from repulsive.particles.svgd import SVGD, Unset
+from repulsive.particles.svgd import SVGD
+from repulsive.particles.svgd_settings import Unset
 
 Noise = Literal["langevin", "released"]
 NOISES: tuple[str, ...] = get_args(Noise)

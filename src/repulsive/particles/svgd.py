@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from repulsive.errors import RuleError, did_you_mean
+from repulsive.errors import RuleError
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.collapse import warn_if_equal
@@ -24,22 +24,13 @@ from repulsive.particles.rule import (
     RadialForm,
     Rule,
     StepSize,
-    check_number,
     epsilon,
     mean_distance,
 )
-
-TOKENS, EVERY = 1024, "auto"  # defaults with space="logits"
-CircuitsName = Literal["qk", "qk+ov"]
-CIRCUITS: tuple[str, ...] = get_args(CircuitsName)
+from repulsive.particles.svgd_settings import TOKENS, CircuitsName, Unset, check_settings
 
 Alpha = float | Literal["auto"] | Callable[[int], float]
 Ratio = float | Callable[[int], float]
-
-
-class Unset(float):
-    """The default value of a setting, distinguishable from the same number given by the user."""
-
 
 RATIO = Unset(0.1)  # default with alpha="auto"
 _FORMULA = ("coefficients", "drive", "interact", "weight_of")  # the methods that `radial_form` stands for
@@ -102,36 +93,10 @@ class SVGD(Rule):
     act_every: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.stepsize, str):
-            if self.stepsize != "heads":
-                raise RuleError(f"{type(self).__name__}(stepsize={self.stepsize!r}): must be a number or 'heads'")
-        else:
-            check_number(self, "stepsize", above=0)
-        self._check_space()
-        check_number(self, "smoothing", least=0)
-        if self.smoothing > 1:
-            raise RuleError(f"{type(self).__name__}(smoothing={self.smoothing!r}): must be between 0 and 1")
-        if isinstance(self.alpha, str):
-            if self.alpha != "auto":
-                raise RuleError(f"{type(self).__name__}(alpha={self.alpha!r}): must be a number, a schedule or 'auto'")
-        elif not callable(self.alpha):
-            check_number(self, "alpha", least=0)
-        if not callable(self.ratio):
-            check_number(self, "ratio", least=0)
-        if self.alpha != "auto" and not isinstance(self.ratio, Unset):
-            name, ratio = type(self).__name__, self.ratio
-            raise RuleError(
-                f"{name}(alpha={self.alpha!r}, ratio={ratio!r}): ratio is the target of alpha='auto', and "
-                f"has no effect without it; write {name}(alpha='auto', ratio={ratio!r})"
-            )
+        if self.smoothing is None:
+            object.__setattr__(self, "smoothing", self.default_smoothing)
         object.__setattr__(self, "bandwidth", bandwidths.check(self.bandwidth))
-        if self.bandwidth != "paper" and isinstance(kernels.resolve(self.kernel), Cosine | Hinge | Differentiable):
-            raise RuleError(
-                f"{type(self).__name__}(kernel={self.kernel!r}, bandwidth={self.bandwidth!r}): this kernel has no "
-                "bandwidth; leave bandwidth out, or choose kernel='rbf' or 'imq'"
-            )
-        priors.resolve(self.prior)
-        self._check_act_every()
+        check_settings(self)
 
     @property
     def only_adds_repulsion(self) -> bool:
@@ -164,54 +129,6 @@ class SVGD(Rule):
                 "numbers >= 0, because negative ones would attract heads to each other"
             )
         return value
-
-    def _check_act_every(self) -> None:
-        name, steps = type(self).__name__, self.act_every
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise RuleError(f"{name}(act_every={steps!r}): must be a whole number, at least 1")
-        if steps > 1 and not self.only_adds_repulsion:
-            raise RuleError(
-                f"{name}(act_every={steps}): the other steps use the gradients as they are, so this rule may only add "
-                "repulsion to them; choose stepsize='heads', smoothing=0 and prior='uniform'"
-            )
-
-    def _check_space(self) -> None:
-        name = type(self).__name__
-        if self.space not in kernels.SPACES:
-            hint = did_you_mean(self.space, kernels.SPACES)
-            raise RuleError(f"{name}(space={self.space!r}): {hint}choose one of {kernels.SPACES}")
-        if self.smoothing is None:
-            object.__setattr__(self, "smoothing", self.default_smoothing)
-        hinge = isinstance(kernels.resolve(self.kernel), Hinge)
-        if hinge and (self.space == "weights" or self.smoothing != 0):
-            raise RuleError(
-                f"{name}(kernel='hinge', space={self.space!r}, smoothing={self.smoothing!r}): this kernel "
-                "compares directions and does not average gradients; choose space='sphere' or 'logits', and "
-                "smoothing=0"
-            )
-        for setting, default in (("tokens", TOKENS), ("every", EVERY)):
-            value = getattr(self, setting)
-            if value == default and isinstance(value, str):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise RuleError(f"{name}({setting}={value!r}): must be a whole number, at least 1")
-            if value != default and not self.reads_tokens:
-                raise RuleError(f"{name}({setting}={value!r}): only space='logits' has this setting")
-        if self.circuits not in CIRCUITS:
-            raise RuleError(f"{name}(circuits={self.circuits!r}): choose one of {CIRCUITS}")
-        if not self.reads_tokens:
-            if self.circuits != CIRCUITS[0]:
-                raise RuleError(f"{name}(circuits={self.circuits!r}): only space='logits' has this setting")
-            return
-        if self.smoothing != 0:
-            raise RuleError(
-                f"{name}(space='logits', smoothing={self.smoothing!r}): must be 0, as gradients of weights "
-                "cannot be averaged by the similarity of logits"
-            )
-        if priors.resolve(self.prior).precision:
-            raise RuleError(f"{name}(space='logits', prior={self.prior!r}): only a uniform prior is supported")
-        if isinstance(kernels.resolve(self.kernel), Differentiable):
-            raise RuleError(f"{name}(space='logits'): choose a kernel by name: 'rbf', 'imq', 'cosine' or 'hinge'")
 
     @property
     def default_smoothing(self) -> float:

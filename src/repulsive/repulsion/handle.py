@@ -22,19 +22,16 @@ from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.active_updates import ActiveUpdates
 from repulsive.repulsion.backends.choose import Update
-from repulsive.repulsion.backends.eager import Measured
-from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
 from repulsive.repulsion.late_heads import LateHeads
-from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
-from repulsive.repulsion.measurements import GroupReport, Measurements, per_step
+from repulsive.repulsion.measurements import GroupReport, Measurements
 from repulsive.repulsion.noise_place import check_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
 from repulsive.repulsion.overlap import find_overlap
-from repulsive.repulsion.parameter_lookup import are_same
+from repulsive.repulsion.rule_step import RuleStep
 from repulsive.repulsion.saved_state import FORMAT, check_state, differing_rule, group_facts, rule_text
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.step_force import StepForce, check_step_force
@@ -81,13 +78,12 @@ class Handle:
         self._hooks: list[RemovableHandle] = []
         self._logits = logits
         self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else logits.update)
-        self._trained: list[list[Tensor]] = []  # parameters of the optimizer at the last step that looked them up
-        self._rates = LearningRates(optimizer)
-        self._step_force: StepForce | None = None  # repulsion that is not part of the gradients
+        step_force = None
         if settings.force_in == "step":
             check_step_force(rule, groups)
             assert isinstance(rule, SVGD)
-            self._step_force = StepForce(groups, rule)
+            step_force = StepForce(groups, rule)
+        self._rule_step = RuleStep(optimizer, self._updates, self._measurements, step_force, logits)
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -110,7 +106,7 @@ class Handle:
                 "another handle is attached to this optimizer, and each would clip all of its gradients: clip with "
                 "torch.nn.utils.clip_grad_norm_ in the loop instead of max_norm, or repel all heads with one handle"
             )
-        self._learning_rates()  # an error here is better than one in the first step
+        self._rule_step.learning_rates(self.rule)  # an error here is better than one in the first step
         if self.settings.noise_in == "optimizer" and self.rule is not None and self.rule.has_noise:
             check_noise(self.rule, self.optimizer)
         self._hooks = [
@@ -220,93 +216,26 @@ class Handle:
         scale = getattr(optimizer, "grad_scale", None) if scale is None else scale
         if settings.max_norm is not None and settings.order == "clip-repel":
             clip(optimizer, settings.max_norm, scale)
-        if self._acts():
-            self._act(scale)
+        if self._rule_step.acts(self.rule, settings, self.steps):
+            is_counted = self._rule_step.act(self.rule, settings, self.steps, scale)
         else:
-            self._rest()
+            is_counted = self._rule_step.rest(self.steps)
+        if is_counted:
+            self._changes += 1
+            self._pending = True
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
-
-    def _acts(self) -> bool:
-        """Check whether the rule acts, or is measured while its weight is zero. A step that is captured always acts."""
-        rule, step = self.rule, self.steps
-        if rule is None or rule.acts(step):
-            return True
-        return (step % rule.act_every == 0 and self._measures()) or is_capturing()
-
-    def _measures(self) -> bool:
-        """Check whether this step is the first to act since a measurement was due."""
-        return self.steps % self.settings.measure_every < (1 if self.rule is None else self.rule.act_every)
-
-    def _rest(self) -> None:
-        """Leave the gradients of this step as they are."""
-        if not self._updates.has_gradients(self.optimizer):
-            return  # as in a step that acts, a step that trains no head is not counted
-        if self._logits is not None:
-            self._logits.rest(self.steps)
-        self._changes += 1
-        self._pending = True
-
-    def _act(self, scale: Tensor | None) -> None:
-        """Replace the gradients of heads by the direction of the rule."""
-        optimizer, step, is_captured = self.optimizer, self.steps, is_capturing()
-        rule = self.rule if self._step_force is None else self._step_force.gradient_rule
-        if rule is not None and is_captured:
-            rule = rule.acting_always()
-        draws_noise = self.settings.noise_in == "gradient"
-        rates = self._learning_rates() if draws_noise else {}
-        inputs = StepInputs(rule, step, rates, scale, self._measures(), draws_noise)
-        measured = None if is_captured else self._repeat_last_step(inputs)
-        if measured is None and (update := self._updates.choose(optimizer)) is not None:
-            measured = update.run(inputs)
-            self._trained = [[*entry["params"]] for entry in optimizer.param_groups]
-        if measured is None:
-            return
-        if self._step_force is not None:
-            self._step_force.remember()
-            measured = self._step_force.corrected(measured, step)
-        elif measured and self.rule is not None and self.rule.act_every > 1 and not is_captured:
-            measured = per_step(measured, self.rule.act_every)
-        if measured:
-            self._measurements.add(measured, step, due=inputs.measure)
-        self._changes += 1
-        self._pending = True
-
-    def _repeat_last_step(self, inputs: StepInputs) -> dict[str, Measured] | None:
-        """Run the last update again without looking up parameters, and return its measurement.
-
-        Returns:
-            None, with nothing done, if parameters have to be looked up.
-        """
-        updates = self._updates
-        if updates.current is None or not updates.covers_all:
-            return None
-        trained = [entry["params"] for entry in self.optimizer.param_groups]
-        return updates.current.again(inputs) if are_same(trained, self._trained) else None
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step, and add repulsion and noise that are not part of the gradients."""
         if not self._pending:
             return
-        if self._step_force is not None and self._acts():
-            self._step_force.add(self.steps)
-        rule, noise_in = self.rule, self.settings.noise_in
-        if noise_in != "gradient" and rule is not None and rule.has_noise:
-            update = self._updates.current
-            if update is not None and noise_in == "parameter":
-                update.add_noise(rule, self._learning_rates(), step=self.steps)
-            elif update is not None and noise_in == "optimizer":
-                update.add_step_noise(rule, self.optimizer, step=self.steps)
+        rule = self.rule
+        self._rule_step.finish(rule, self.settings, self.steps)
         if self._late.may_have_joined() and not (rule is not None and rule.is_off(self.steps)) and not is_capturing():
             self._late.warn([group for handle in handles_of(optimizer) for group in handle.groups])
         self.steps += 1
         self._applied = self._pending = False
-
-    def _learning_rates(self) -> dict[int, float]:
-        """Map each parameter id to its learning rate; empty for a rule without noise, which needs no learning rate."""
-        if self.rule is None or not self.rule.has_noise:
-            return {}
-        return self._rates.current(type(self.rule).__name__)
 
     # -- reports ------------------------------------------------------------------------------------------------
 

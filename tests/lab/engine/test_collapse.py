@@ -83,16 +83,14 @@ def dying(data, folder, *more, dies=DIES):
     """A training whose heads get no gradient after a step, and whose loss returns to its first value."""
     spec = tiny.Spec(tiny.recipe(data, "training.log_every=1", "training.save_every=1", *more), folder, "cpu")
     made = tiny.loop(spec)
-    compute = made._compute
 
-    def after(inputs, length):
-        compute(inputs, length)
+    def after():
         if made.step >= dies:
             made.meter.add(torch.tensor(9.0))
             for parameter in made.bare.parameters():
                 parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter)
 
-    made._compute = after
+    tiny.after_gradients(made, after)
     return made
 
 

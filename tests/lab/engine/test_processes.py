@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
+from repulsive.lab.engine.batch_gradients import rank_share
 from repulsive.lab.engine.checkpoint import load
-from repulsive.lab.engine.loop import _slice
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.text.batches import Batch
 from tests.lab.engine import tiny
@@ -144,7 +144,7 @@ def test_accelerate_launch(data, tmp_path):
 def test_a_batch_is_split_and_weighted(items):
     """Every item goes to one rank and counts add up; a rank without items gets one with weight 0."""
     batch = Batch(torch.arange(items) + 10, 8)
-    shares = [_slice(batch, index, 3) for index in range(3)]
+    shares = [rank_share(batch, index, 3) for index in range(3)]
     assert sum(count for _, count in shares) == items
     held = torch.cat([mine.indices for mine, count in shares if count])
     assert sorted(held.tolist()) == batch.indices.tolist()

@@ -4,7 +4,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -67,6 +69,23 @@ def folder_of(data: Path, out: Path, *more: str) -> Path:
 
 def loop(spec: Spec, watcher: Watcher | None = None) -> Loop:
     return Loop(make_task(spec.recipe), spec.recipe, RunFolder(spec.folder), watcher or Watcher(), "cpu")
+
+
+def after_gradients(made: Loop, action: Callable[[], None]) -> None:
+    """Run `action` in every step, after the gradients are computed and before the optimizer's step."""
+    build = made._build
+
+    def build_with_action() -> None:
+        build()
+        gradients = made._gradients
+
+        def compute(batch: Any) -> None:
+            gradients(batch)
+            action()
+
+        made._gradients = compute
+
+    made._build = build_with_action
 
 
 def train(data: Path, folder: Path, *more: str, watcher: Watcher | None = None) -> RunFolder:

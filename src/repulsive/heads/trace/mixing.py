@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.trace.gradients import PRESENT, same_head_ids
-from repulsive.heads.trace.recorder import Leaf
+from repulsive.heads.trace.records import Leaf
 
 AFTER = "the attention weights of several heads are mixed after the softmax (talking heads)"
 CHANNELS = "the softmax is over channels, not tokens"

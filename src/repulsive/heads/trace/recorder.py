@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from repulsive.heads.trace.attention_calls import dot_product_operands, longest_sample, varlen
 from repulsive.heads.trace.norms import NORMS, STATISTICS, constant_norm, constant_statistic
+from repulsive.heads.trace.parameter_index import ParameterIndex, WeightRows
 from repulsive.heads.trace.projections import MATMUL, summed_axis, tensors_in, value_axes, weights_in
+from repulsive.heads.trace.records import Call, Leaf
 from repulsive.heads.trace.usage import UsedOutputs
 
 _UNMASKED = 5e3  # a score that is lower than the largest of its row by more than this is masked
@@ -27,56 +28,6 @@ _DESCEND = (
     "normalize",
     "gumbel_softmax",
 )  # Python functions whose inner calls are recorded
-
-
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """The output of one projection, where gradients end.
-
-    Args:
-        tensor: the output, a leaf that requires grad.
-        parameter: the projection's weight.
-        name: the weight's dotted name.
-        axis: the weight's dimension that counts output features.
-        rows: int64 [features], the weight's row behind each output feature.
-        feature_axis: the output's dimension that counts features.
-        inner: further output dimensions that come from the weight, if heads and features have separate axes.
-    """
-
-    tensor: Tensor
-    parameter: nn.Parameter
-    name: str
-    axis: int
-    rows: Tensor
-    feature_axis: int
-    inner: tuple[int, ...] = ()
-
-
-@dataclass(eq=False)
-class Call:
-    """One recorded call of an attention function, or one softmax over scores.
-
-    Args:
-        owner: dotted name of the module that made the call.
-        operands: q, k and v, for functions that take all three (such as scaled dot-product attention).
-        scores: input of the softmax, for attention written as explicit tensor operations.
-        dim: axis of that softmax.
-        attended: number of entries with a weight above 0 in each row of the scores.
-        weights: output of the softmax, a leaf; its gradient shows which heads an output depends on.
-        outputs: pairs of (attention weights times values, the axes of that product that may count heads).
-        is_graph: whether this is graph message passing, which does not distinguish q, k and v.
-        has_softmax: whether a softmax makes the weights; otherwise they are another function of a product q k^T.
-    """
-
-    owner: str
-    operands: dict[str, Tensor] = field(default_factory=dict)
-    scores: Tensor | None = None
-    dim: int = -1
-    attended: Tensor | None = None
-    weights: Tensor | None = None
-    outputs: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
-    is_graph: bool = False
-    has_softmax: bool = True
 
 
 class Recorder(TorchFunctionMode):
@@ -96,9 +47,7 @@ class Recorder(TorchFunctionMode):
         self._usage = UsedOutputs()
         self._opaque: list[str] = []  # running autograd functions that are not traced
         self._forced = 0  # depth of autograd functions that run as plain code
-        self._storages: dict[int, list[tuple[str, nn.Parameter]]] = {}
-        for name, parameter in parameters:
-            self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
+        self._parameters = ParameterIndex(parameters)
 
     def __torch_function__(
         self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -261,10 +210,10 @@ class Recorder(TorchFunctionMode):
 
     def _projection(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
-    ) -> tuple[tuple[nn.Parameter, str, int, Tensor], int, tuple[int, ...]] | None:
+    ) -> tuple[WeightRows, int, tuple[int, ...]] | None:
         """Find the weight, feature axis and inner axes if the call is a projection by a parameter, else return None."""
         for weight, weight_axis, feature_axis, inner in weights_in(name, args, kwargs, out):
-            source = self._locate(weight, weight_axis)
+            source = self._parameters.find(weight, weight_axis)
             if source is not None and out.shape[feature_axis] == weight.shape[weight_axis]:
                 return source, feature_axis, inner
         return None
@@ -272,7 +221,7 @@ class Recorder(TorchFunctionMode):
     def _leaf(
         self,
         out: Tensor,
-        source: tuple[nn.Parameter, str, int, Tensor],
+        source: WeightRows,
         feature_axis: int,
         inner: tuple[int, ...],
     ) -> Tensor:
@@ -291,24 +240,6 @@ class Recorder(TorchFunctionMode):
         self.leaves[id(leaf)] = Leaf(leaf, *source, feature_axis, inner)
         return leaf.clone()  # a clone, because models may write into projections in place
 
-    def _locate(self, weight: Tensor, axis: int) -> tuple[nn.Parameter, str, int, Tensor] | None:
-        """Find the parameter that `weight` is or views, and its rows along `axis`."""
-        first = int(weight.storage_offset())
-        last = first + sum((n - 1) * stride for n, stride in zip(weight.shape, weight.stride(), strict=True))
-        for name, parameter in self._storages.get(weight.untyped_storage().data_ptr(), ()):
-            # Parameters may share a storage, such as q, k and v that were split from one weight of a checkpoint.
-            if not (_contains(parameter, first) and _contains(parameter, last)):
-                continue
-            stride, size = weight.stride(axis), weight.shape[axis]
-            axes = [a for a in range(parameter.ndim) if parameter.stride(a) == stride and parameter.shape[a] >= size]
-            if axes:
-                along = max(axes, key=lambda a: parameter.shape[a])
-                start = (weight.storage_offset() - parameter.storage_offset()) // max(stride, 1)
-                start %= parameter.shape[along]
-                if start + size <= parameter.shape[along]:
-                    return parameter, name, along, torch.arange(start, start + size)
-        return None
-
     def _propagate_tag(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Mark a result as attention weights if an argument is: follow dropout, casts, masks, slices and reshapes."""
         call = _tag(args, kwargs)
@@ -320,17 +251,6 @@ class Recorder(TorchFunctionMode):
             ):
                 tensor._is_product = True  # type: ignore[attr-defined]
         return result
-
-
-def _contains(parameter: Tensor, offset: int) -> bool:
-    """Check whether the element of the storage at `offset` belongs to the parameter."""
-    offset -= int(parameter.storage_offset())
-    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True), reverse=True):
-        if size > 1 and stride:
-            if not 0 <= offset < stride * size:
-                return False
-            offset %= stride
-    return offset == 0
 
 
 def _is_attention_weights(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> bool:

@@ -23,7 +23,8 @@ from repulsive.heads.trace.mixing import (
     uses_foreign_rows,
 )
 from repulsive.heads.trace.norms import StopGradient
-from repulsive.heads.trace.recorder import Call, Leaf, Recorder
+from repulsive.heads.trace.recorder import Recorder
+from repulsive.heads.trace.records import Call, Leaf
 from repulsive.heads.trace.usage import has_product_of_activations
 
 

@@ -1,19 +1,21 @@
-"""Stop a training that cannot succeed: a loss or weight is not finite, or the model has collapsed."""
+"""Stop a training that cannot succeed: values are not finite, the model has collapsed, or repulsion sees no tokens."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from repulsive.errors import DivergedError
+from repulsive.errors import DivergedError, RunError
 from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Task
+from repulsive.repulsion.logits.update import NoTokensWarning
 from repulsive.repulsion.model_collapse import CollapseDetector
 
 
@@ -79,3 +81,18 @@ class DivergenceGuard:
         if self._processes.main:
             self._folder.give_up(reason)
         raise DivergedError(reason)
+
+
+@contextmanager
+def tokens_required(folder: RunFolder) -> Iterator[None]:
+    """Raise if repulsion between logits sees no tokens: the run would be plain training under another name.
+
+    Raises:
+        RunError: it saw none.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoTokensWarning)
+        try:
+            yield
+        except NoTokensWarning as warning:
+            raise RunError(f"{folder.path}: {warning}") from None

@@ -6,35 +6,32 @@ checkpoint holds only weights, optimizer state, random generators and progress.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
-from repulsive.errors import CheckpointError, RepulsiveError, RunError
+from repulsive.errors import CheckpointError, RepulsiveError
 from repulsive.lab.engine import methods
+from repulsive.lab.engine.batch_gradients import BatchGradients
 from repulsive.lab.engine.checkpoint import check_moments, check_weights
 from repulsive.lab.engine.checkpoint_writers import make_writer
-from repulsive.lab.engine.cuda_graphs import CapturedGradients
-from repulsive.lab.engine.divergence import DivergenceGuard
+from repulsive.lab.engine.divergence import DivergenceGuard, tokens_required
 from repulsive.lab.engine.head_log import HeadLog
 from repulsive.lab.engine.loss_meter import Meter
-from repulsive.lab.engine.processes import Processes
+from repulsive.lab.engine.processes import Processes, describe_device
 from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.random_state import random_state, restore_random_state, seed_everything
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.stop_signals import Request, Stopped, listening
-from repulsive.lab.engine.task import Evaluation, Inputs, Task, as_task
+from repulsive.lab.engine.task import Evaluation, Task, as_task
 from repulsive.lab.engine.weight_average import Average
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.attach import unwrap_optimizer
-from repulsive.repulsion.logits.update import NoTokensWarning
 
 _RESUME = "rerun the same command to resume"
 
@@ -85,7 +82,7 @@ class Loop:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
-        device = _describe(self.device)
+        device = describe_device(self.device)
         self.processes.together(lambda: self.folder.claim(self.recipe, self.task.checksums, device, self.task.assets()))
         if (existing := self.folder.result) is not None:
             self.watcher.finished(existing)
@@ -94,7 +91,7 @@ class Loop:
             self._build()
             self._resume()
             self.watcher.started(self.step, self.total, self._per_epoch)
-            with _tokens_required(self.folder):
+            with tokens_required(self.folder):
                 self._train()
             if self._saved_step != self.step:
                 self._save(spare=1)  # the final evaluation may take long, and may be interrupted
@@ -120,11 +117,10 @@ class Loop:
         self.meter = Meter(self.device)
         stop_collapsed = self.recipe.training.stop_collapsed
         self._guard = DivergenceGuard(self.task, self.folder, self.processes, self.meter, stop_collapsed=stop_collapsed)
-        self._gradients: Any = self._eager
-        reads_tokens = self.handle.rule is not None and self.handle.rule.reads_tokens  # in Python, by hooks
-        captures = self.recipe.training.capture and not reads_tokens
-        if captures and self.device.type == "cuda" and self.processes.alone:
-            self._gradients = CapturedGradients(self._compute, self.bare.parameters(), self.device)
+        training, rule = self.recipe.training, self.handle.rule
+        self._gradients = BatchGradients(
+            self.task, self.model, self.optimizer, self.processes, self.meter, training, rule
+        )
 
     def _rule(self) -> Rule | None:
         """Make the rule of the recipe."""
@@ -164,26 +160,8 @@ class Loop:
         methods.set_rate(self.optimizer, self._rate)
         if not self.recipe.optimizer.bias_correction:
             methods.undo_correction(self.optimizer, self.recipe.optimizer, self.step)
-        mine, self._share = batch, 1.0
-        if not self.processes.alone:  # ranks share the items of a batch; their means are weighted by item count
-            mine, count = _slice(batch, self.processes.index, self.processes.count)
-            self._share = count * self.processes.count / len(batch)
-        self._gradients(self.task.fetch(mine), mine.length)
+        self._gradients(batch)
         self.optimizer.step()
-
-    def _eager(self, inputs: Inputs, length: int) -> None:
-        self.optimizer.zero_grad()
-        self._compute({name: x.to(self.device, non_blocking=True) for name, x in inputs.items()}, length)
-
-    def _compute(self, inputs: Inputs, length: int) -> None:
-        loss = self.task.loss(self._forward, inputs, length) * self._share
-        self.accelerator.backward(loss)
-        self.meter.add(loss.detach())
-
-    def _forward(self, *inputs: Any, **settings: Any) -> Any:
-        """Call the model in the training precision; the loss and evaluations stay in float32."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.training.precision == "bf16"):
-            return self.model(*inputs, **settings)
 
     # -- checks, logs and validation ----------------------------------------------------------------------------
 
@@ -344,33 +322,3 @@ class Loop:
         if not self.processes.alone and self.step % self.recipe.training.log_every:
             return 0
         return self.processes.most(self._request.number or 0)
-
-
-def _slice(batch: Any, index: int, processes: int) -> tuple[Any, int]:
-    """Return this rank's items of a batch and their number; a rank without items takes one item but counts 0."""
-    mine = batch.indices[index::processes]
-    if len(mine):
-        own = batch.share(index, processes) if hasattr(batch, "share") else dataclasses.replace(batch, indices=mine)
-        return own, len(mine)
-    return dataclasses.replace(batch, indices=batch.indices[:1]), 0
-
-
-@contextmanager
-def _tokens_required(folder: RunFolder) -> Iterator[None]:
-    """Raise if repulsion between logits sees no tokens: the run would be plain training under another name.
-
-    Raises:
-        RunError: it saw none.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NoTokensWarning)
-        try:
-            yield
-        except NoTokensWarning as warning:
-            raise RunError(f"{folder.path}: {warning}") from None
-
-
-def _describe(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"

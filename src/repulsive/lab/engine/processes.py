@@ -142,3 +142,10 @@ def _save_and_exit() -> None:
 def chosen_device(name: str | None) -> torch.device:
     """Return the device with this name; for None, a GPU if there is one, otherwise the CPU."""
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the name of a GPU, or the number of threads of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"

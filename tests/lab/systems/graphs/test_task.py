@@ -6,7 +6,7 @@ import torch
 from repulsive.errors import ConfigError, DataError
 from repulsive.heads import find_heads
 from repulsive.lab.engine import methods
-from repulsive.lab.engine.loop import _slice
+from repulsive.lab.engine.batch_gradients import rank_share
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.layers import lstm
 from repulsive.lab.runs.score import score
@@ -104,7 +104,7 @@ def test_processes_together_have_the_loss_of_one(data):
     batch = task.order(0)[1]
     whole, split = task.loss(model, task.fetch(batch), batch.length), 0.0
     for index in range(3):
-        mine, count = _slice(batch, index, 3)
+        mine, count = rank_share(batch, index, 3)
         split += task.loss(model, task.fetch(mine), mine.length) * count / len(batch)
     assert split.item() == pytest.approx(whole.item(), rel=1e-6)
 
@@ -243,7 +243,7 @@ def test_captured_training_is_the_same_training(data, tmp_path):
         made.run()
         made.folder.close()
         losses.append([line["loss"] for line in made.folder.lines() if line["kind"] == "train"])
-        assert capture == "false" or len(made._gradients._graphs) >= 2
+        assert capture == "false" or len(made._gradients.captured._graphs) >= 2
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
 
 

@@ -10,7 +10,8 @@ import torch
 
 from repulsive.cli.app import run
 from repulsive.errors import ConfigError
-from repulsive.lab.engine.loop import Stopped, _slice
+from repulsive.lab.engine.batch_gradients import rank_share
+from repulsive.lab.engine.loop import Stopped
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.runs.score import load_run, score
 from repulsive.lab.systems.electra.toy import write_corpus, write_vocabulary
@@ -72,7 +73,7 @@ def test_processes_together_have_the_loss_of_one(toy):
     task = make_task(recipe(toy))
     torch.manual_seed(0)
     model, batch = task.model(), task.order(0)[0]
-    shares = [_slice(batch, index, 3) for index in range(3)]
+    shares = [rank_share(batch, index, 3) for index in range(3)]
     split = sum(task.loss(model, task.fetch(mine), 32) * count / len(batch) for mine, count in shares)
     assert split.item() == pytest.approx(task.loss(model, task.fetch(batch), 32).item(), rel=1e-6)
 

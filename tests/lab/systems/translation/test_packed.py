@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from repulsive.errors import ConfigError
-from repulsive.lab.engine.loop import Loop, _slice
+from repulsive.lab.engine.batch_gradients import rank_share
+from repulsive.lab.engine.loop import Loop
 from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.systems.datasets import prepare
@@ -45,7 +46,7 @@ def test_the_loss_is_that_of_a_padded_batch(more, data):
     for processes in (2, 3):  # means of shares, weighted, are the mean
         total = torch.zeros((), dtype=torch.float64)
         for index in range(processes):
-            mine, count = _slice(pack, index, processes)
+            mine, count = rank_share(pack, index, processes)
             assert mine.length < pack.length
             if not more:
                 total += packed.loss(model, packed.fetch(mine), mine.length).double() * count / len(pack)
@@ -97,7 +98,7 @@ def test_captured_training_is_the_same_training(more, data, tmp_path):
         made.run()
         made.folder.close()
         losses.append([line["loss"] for line in made.folder.lines() if line["kind"] == "train"])
-        assert name == "plain" or len(made._gradients._graphs) == 1 or "packed=true" not in more
+        assert name == "plain" or len(made._gradients.captured._graphs) == 1 or "packed=true" not in more
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
 
 
