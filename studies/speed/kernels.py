@@ -5,8 +5,8 @@
 For the attention weights of BERT-base (ViT-B/16 has the same), GPT-2 and a Llama with grouped heads, in float32, it
 measures every Triton kernel alone and whole updates as CUDA graphs, with gradients restored and the L2 cache flushed
 before each repetition. Bytes are those of weights, gradients and optimizer state; what a launch finds in the cache is
-counted, too. Then it tries the launch settings of `kernel_settings.CANDIDATES`, and whole updates with the best of them
-and several waves. Candidates are compiled in processes of their own, into Triton's cache, before any is measured.
+counted, too. Then it tries the launch settings of `kernel_settings.CANDIDATES`, and whole updates with the best of
+them. Candidates are compiled in processes of their own, into Triton's cache, before any is measured.
 
 Each result is printed and saved at once. After `--seconds` the rest is left out. Gradients of every candidate are
 compared: with a float64 reference, or with those of the default settings if the rule has noise. On a CPU, `--models
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from studies.output import save
 from studies.speed.kernel_launches import RULES, SHAPES, Clock, Launches, buckets, oracle
-from studies.speed.kernel_settings import CANDIDATES, WAVES, Candidate, Settings, applied
+from studies.speed.kernel_settings import CANDIDATES, Candidate, Settings, applied
 from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup
@@ -150,12 +150,12 @@ class Study:
         clock: Clock,
         expected: Mapping[str, list[Tensor]],
     ) -> None:
-        """Measure whole updates with the best settings of each launch, and several waves."""
+        """Measure whole updates with the default settings, and with the best of each launch."""
         default = 1e6 * clock.seconds(Launches(groups).whole(rule)[0])
         tries: dict[str, dict[str, Settings]] = {
-            f"default, {Candidate('', more)}": {"": more} for more in ({}, {"BACKWARD": True}, {"PRECISION": "split"})
+            f"default, {precision}": {"": {"PRECISION": precision}} for precision in ("tf32x3", "split")
         }
-        tries |= {f"best, {Candidate('', more)}": {**chosen, "": more} for more in ({}, *WAVES)}
+        tries["best"] = dict(chosen)
         best: dict[str, Any] = {"us": default, "settings": "default"}
         for name, settings in tries.items():
             found = self._try(clock, groups, settings, rule, expected)
@@ -179,7 +179,7 @@ class Study:
         if self._is_late():
             return {"failed": "no time left"}
         try:
-            with applied(settings, Launches(groups).update.padded, len(groups)):
+            with applied(settings, Launches(groups).update.padded):
                 whole = Launches(groups).whole(rule)[0]
                 error = relative_error(clock.gradients_after(whole), expected[rule])
                 function = whole if launch is None else Launches(groups).alone()[launch][0]
@@ -193,7 +193,7 @@ def compile_candidate(case: str, candidate: Candidate, device: str) -> str:
     name = case.split(",")[0]
     try:
         groups = buckets(name, torch.device(device), layers=1)[case]
-        with applied({candidate.launch: candidate.settings}, Launches(groups).update.padded, len(groups)):
+        with applied({candidate.launch: candidate.settings}, Launches(groups).update.padded):
             launches = Launches(groups)
             launches.alone()[candidate.launch][0]()
             if device == "cuda":

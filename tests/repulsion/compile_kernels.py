@@ -77,10 +77,10 @@ def main() -> None:
         compile_updates(layer, torch.arange(2 * heads).view(heads, 2), 0, rules)
     for heads in (4, 12):
         compile_step_noise(heads)
-    launch_settings.PRECISION = "split"
+    launch_settings.PRECISION[16] = "tf32x3"
     layer = nn.Linear(8, 24, bias=False)
     compile_updates(layer, torch.arange(24).view(12, 2), 0, RULES[2:3])
-    launch_settings.PRECISION = "tf32x3"
+    launch_settings.PRECISION[16] = "split"
     for modules in (4, 12):  # heads in separate modules
         compile_modules(modules)
     for heads in (4, 12):  # heads side by side in rows, as in GPT-2; these launches are printed last

@@ -501,17 +501,20 @@ def test_extra_memory_is_small(monkeypatch):
 
 @pytest.mark.slow
 def test_few_long_slices_are_split_further(monkeypatch):
+    def splits(slices, dim):
+        return launch_settings.splits_per_slice("gram", slices, dim, 4, torch.device("cpu"))
+
     monkeypatch.setattr(launch_settings, "SPLITS", 16)
-    assert launch_settings.splits_per_slice(54, 65_536) == 16  # as many programs as a GPU can use
-    assert launch_settings.splits_per_slice(1, 150) == 16  # too short to be worth it
-    assert launch_settings.splits_per_slice(6, 2_097_152) == 128
+    assert splits(54, 65_536) == 16  # as many programs as a GPU can use
+    assert splits(1, 150) == 16  # too short to be worth it
+    assert splits(6, 2_097_152) == 128
     if not GPU:
         monkeypatch.setattr(launch_settings, "SPLITS", 2)
     monkeypatch.setattr(launch_settings, "LEAST", 1)
     monkeypatch.setattr(launch_settings, "BUSY", 24 * launch_settings.SPLITS)
     torch.manual_seed(0)
     model = Weights(3, 2, 40, torch.float32)
-    assert launch_settings.splits_per_slice(len(model.groups), 80) > launch_settings.SPLITS
+    assert splits(len(model.groups), 80) > launch_settings.SPLITS
     for rule in (SVGD(alpha=1.0), SVGD(alpha="auto", ratio=0.3)):
         expected, _ = run(model, model.groups, rule, monkeypatch, "eager")
         found, _ = run(model, model.groups, rule, monkeypatch, "triton")

@@ -63,12 +63,28 @@ def test_products_are_as_accurate_as_float32(precision):
         assert float((found.double() - expected).norm() / expected.norm()) < 5e-7
 
 
+@pytest.mark.parametrize("precision", ["split", "tf32x3"])
 @pytest.mark.parametrize("rule", [SVGD(alpha=1.0), SVGD(alpha="auto", ratio=0.5)], ids=["given", "auto"])
-def test_an_update_with_split_products(rule, monkeypatch):
-    monkeypatch.setattr(launch_settings, "PRECISION", "split")
+def test_an_update_with_either_precision(rule, precision, monkeypatch):
+    monkeypatch.setitem(launch_settings.PRECISION, 16, precision)
     torch.manual_seed(0)
     model = Weights(12, 2, 8, torch.float32)
     groups = [model.groups[1], model.groups[-1]]
     expected, _ = run(model, groups, rule, monkeypatch, "eager")
     found, _ = run(model, groups, rule, monkeypatch, "triton")
     assert error(found, expected) < 3e-6
+
+
+def test_the_number_of_programs_changes_nothing(monkeypatch):
+    """Programs of several blocks, the last one not full, in every launch; gradients agree up to rounding."""
+    torch.manual_seed(0)
+    model = Weights(12, 4, 25, torch.float32)
+    groups, found = [model.groups[0], model.groups[-1]], []
+    monkeypatch.setattr(launch_settings, "LEAST", 1)
+    monkeypatch.setitem(launch_settings.GRAM, 16, {"BLOCK": 16, "num_warps": 1})
+    monkeypatch.setitem(launch_settings.COMBINE, 16, {"BLOCK": 16, "num_warps": 1})
+    for programs in (2, 7):
+        monkeypatch.setitem(launch_settings.PROGRAMS, 16, {"gram": programs, "combine": programs})
+        found.append(run(model, groups, SVGD(alpha=1.0), monkeypatch, "triton")[0])
+    expected, _ = run(model, groups, SVGD(alpha=1.0), monkeypatch, "eager")
+    assert all(error(gradients, expected) < 3e-6 for gradients in found)

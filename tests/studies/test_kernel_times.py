@@ -34,7 +34,6 @@ def test_every_launch_is_measured_and_candidates_are_compared(kernels, tmp_path,
     good = kernels.Candidate("combine", {**some, "programs": 3})
     refused = kernels.Candidate("gram, solve", {**some, "BLOCK": 3})  # not a power of two
     monkeypatch.setitem(kernels.CANDIDATES, 2, [good, refused])
-    monkeypatch.setattr(kernels, "WAVES", [{"WAVES": 3, "STREAMS": 2}])
     monkeypatch.setattr(kernels, "RULES", ("spos-paper", "recommended"))
     monkeypatch.setattr(kernels, "TUNED", {"paper": ("gram, solve", "combine")})
     out = tmp_path / "kernels.json"
@@ -67,7 +66,7 @@ def test_every_launch_is_measured_and_candidates_are_compared(kernels, tmp_path,
     }
     assert case["candidates"][good.name]["error"] < 1e-6 and "gain" in case["candidates"][good.name]
     assert "failed" in case["candidates"][refused.name]
-    assert [found["error"] < 1e-6 for found in case["paper"].values()] == [True] * 5
+    assert [found["error"] < 1e-6 for found in case["paper"].values()] == [True] * 3
     assert case["best"]["paper"]["us"] > 0
 
 
@@ -84,22 +83,18 @@ def test_nothing_is_tried_after_the_end(kernels, tmp_path, monkeypatch):
 
 
 def test_settings_apply_within_their_context(settings):
-    before = {name: value for name, value in vars(launch_settings).items() if name.isupper()}
-    tables = json.dumps([launch_settings.GRAM, launch_settings.SOLVE, launch_settings.COMBINE, launch_settings.NOISY])
-    gram = {"BLOCK": 32, "num_warps": 1, "num_stages": 4, "SPLITS": 64, "CHUNK": 16}
-    noisy = {"BLOCK": 32, "num_warps": 2, "num_stages": 3, "programs": 36}
-    with settings.applied({"gram, solve": gram, "combine with noise": noisy, "": {"WAVES": 6}}, 16, 36):
+    before = json.dumps({name: value for name, value in vars(launch_settings).items() if name.isupper()})
+    gram = {"BLOCK": 32, "num_warps": 1, "num_stages": 4, "programs": 72, "CHUNK": 16, "PRECISION": "ieee"}
+    noisy = {"BLOCK": 16, "num_warps": 4, "num_stages": 1, "programs": 36}
+    with settings.applied({"gram, solve": gram, "combine with noise": noisy}, 16):
         assert launch_settings.GRAM[16] == {"BLOCK": 32, "num_warps": 1, "num_stages": 4}
-        assert launch_settings.combine_settings(16, True) == {"BLOCK": 32, "num_warps": 2, "num_stages": 3}
+        assert launch_settings.combine_settings(16, True) == {"BLOCK": 16, "num_warps": 4, "num_stages": 1}
         assert launch_settings.combine_settings(16, False) == launch_settings.COMBINE[16]
         assert launch_settings.SOLVE[16] == {"CHUNK": 16, "num_warps": 2}
-        assert launch_settings.splits_per_slice(36, 49_152) == 64
-        assert launch_settings.COMBINE_SPLITS % 6 == 0 and launch_settings.WAVES == 6
-    assert {name: value for name, value in vars(launch_settings).items() if name.isupper()} == before
-    assert (
-        json.dumps([launch_settings.GRAM, launch_settings.SOLVE, launch_settings.COMBINE, launch_settings.NOISY])
-        == tables
-    )
+        sizes = (36, 49_152, 16, torch.device("cpu"))
+        assert [launch_settings.splits_per_slice(name, *sizes) for name in ("gram", "combine with noise")] == [2, 1]
+        assert launch_settings.precision(16) == "ieee" and launch_settings.precision(32) == "tf32x3"
+    assert json.dumps({name: value for name, value in vars(launch_settings).items() if name.isupper()}) == before
 
 
 @pytest.mark.parametrize(

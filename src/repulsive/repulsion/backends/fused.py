@@ -4,9 +4,8 @@
     solve     A and B [groups, M, M] from the inner products, and measurements
     combine   new gradients, written in place
 
-A launch covers all slices of a table, or those of one wave (see `waves`); `triton_kernels` has the code. The launches
-are replayed as one CUDA graph, without waiting on the host. If `solve` cannot compute the matrices of a rule, torch
-operations compute them.
+A launch covers all slices of a table; `triton_kernels` has the code. The launches are replayed as one CUDA graph,
+without waiting on the host. If `solve` cannot compute the matrices of a rule, torch operations compute them.
 
 The environment variable `REPULSIVE_KERNELS` chooses between this backend and `eager`, which is its reference.
 """
@@ -29,10 +28,9 @@ from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable
 from repulsive.repulsion.backends.device_noise import DeviceNoise
 from repulsive.repulsion.backends.device_numbers import DeviceNumbers
 from repulsive.repulsion.backends.graph_cache import GraphCache
-from repulsive.repulsion.backends.launch_settings import GRAM, SOLVE, splits_per_slice
+from repulsive.repulsion.backends.launch_settings import GRAM, SOLVE
 from repulsive.repulsion.backends.step_noise import FusedStepNoise
 from repulsive.repulsion.backends.variants import Prepared, Variant, settings_of
-from repulsive.repulsion.backends.waves import Wave, WaveLauncher, split_into_waves
 
 MEASURES = len(fields(Measure))
 
@@ -67,12 +65,14 @@ class FusedUpdate:
         self.padded = max(2, 1 << (self.heads - 1).bit_length())
         self.table = SliceTable(groups, seed, self.padded)
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
-        waves = split_into_waves([len(group.runs()) for group in groups], launch_settings.WAVES)
-        self.waves = WaveLauncher(waves, launch_settings.STREAMS, device)
-        self._whole = Wave(range(len(groups)), range(slices))
         lengths = set() if self.table.flat else set(self.table.rows[:, 3].tolist())
         self._inner = lengths.pop() if len(lengths) == 1 else 0  # length of the inner axis of all slices
-        self.splits = splits_per_slice(slices // len(waves), max(group.dim for group in groups))
+        shape = slices, max(group.dim for group in groups), heads, device
+        self.splits = launch_settings.splits_per_slice("gram", *shape)
+        self._combine_splits = {
+            is_noisy: launch_settings.splits_per_slice("combine with noise" if is_noisy else "combine", *shape)
+            for is_noisy in (False, True)
+        }
         # Partial products of the weights and of the gradients.
         self.products = torch.empty(2, slices, self.splits, heads, heads, device=device)
         self.to_mean = torch.empty(2, slices, self.splits, heads, device=device)
@@ -179,16 +179,12 @@ class FusedUpdate:
         return prepared
 
     def _launch(self, variant: Variant) -> None:
-        """Launch one update, wave by wave."""
+        """Launch one update."""
         self._count_step(variant.is_noisy)
-        self.waves.run(lambda wave: self._launch_wave(variant, wave))
-
-    def _launch_wave(self, variant: Variant, wave: Wave) -> None:
         if variant.reads_particles:
-            self._gram(sources=2 if variant.reads_gradients else 1, norms_only=variant.scales_gradients, wave=wave)
-        self._solve(variant, wave)
+            self._gram(sources=2 if variant.reads_gradients else 1, norms_only=variant.scales_gradients)
+        self._solve(variant)
         self._combine(
-            wave,
             has_force=variant.has_force,
             is_noisy=variant.is_noisy,
             is_scaled=variant.is_scaled,
@@ -210,33 +206,29 @@ class FusedUpdate:
         access |= {"APART": self.table.apart, "INNER": self._inner}
         return access | {"CHUNKED": aligned and self.table.chunked}
 
-    def _gram(self, sources: int, *, norms_only: bool, wave: Wave | None = None) -> None:
+    def _gram(self, sources: int, *, norms_only: bool) -> None:
         """Compute partial products of slices: of their weights, and with two sources also of their gradients.
 
         Args:
             sources: 1 or 2.
             norms_only: compute only the norms of gradients.
-            wave: the groups to launch; all by default.
         """
         from repulsive.repulsion.backends.triton_kernels import gram
 
-        slices = (wave or self._whole).slices
-        gram.gram_kernel[(len(slices), self.splits, sources)](
+        gram.gram_kernel[(len(self.table.parts), self.splits, sources)](
             self.table.rows,
             self.table.current.pointers,
             self.products,
             self.to_mean,
             self.mean2,
-            slices.start,
-            len(self.table.parts),
             NORMS=norms_only,
-            PRECISION=launch_settings.PRECISION,
+            PRECISION=launch_settings.precision(self.padded),
             **GRAM[self.padded],
             **self._heads,
             **self._access,
         )
 
-    def _solve(self, variant: Variant, wave: Wave | None = None) -> None:
+    def _solve(self, variant: Variant) -> None:
         """Compute A, B and the row sums of B in one launch, and measure."""
         from repulsive.repulsion.backends.triton_kernels import solve as code
 
@@ -258,8 +250,7 @@ class FusedUpdate:
         stages = 1 if chunk > 1 or splits == 1 or not launch_settings.loads_ahead() else 4
         if self.padded == 64 and gradient == code.PRODUCTS:
             stages = min(stages, 2)  # two matrices per stage in shared memory
-        groups = (wave or self._whole).groups
-        code.solve_kernel[(len(groups),)](
+        code.solve_kernel[(len(self.groups),)](
             *sums,
             self._settings.tensor,
             self.scale,
@@ -268,7 +259,6 @@ class FusedUpdate:
             self.row_sums,
             self._measures,
             slices * splits,
-            groups.start,
             BANDWIDTH=medians[variant.bandwidth],
             PROFILE=profiles[variant.kernel],
             SPHERE=variant.on_sphere,
@@ -291,7 +281,6 @@ class FusedUpdate:
 
     def _combine(
         self,
-        wave: Wave | None = None,
         *,
         has_force: bool,
         is_noisy: bool,
@@ -302,9 +291,7 @@ class FusedUpdate:
         """Write the new gradients."""
         from repulsive.repulsion.backends.triton_kernels import combine
 
-        slices = (wave or self._whole).slices
-        splits = launch_settings.COMBINE_SPLITS or self.splits
-        combine.combine_kernel[(len(slices), splits)](
+        combine.combine_kernel[(len(self.table.parts), self._combine_splits[is_noisy])](
             self.table.rows,
             self.table.current.pointers,
             self.drive,
@@ -314,15 +301,12 @@ class FusedUpdate:
             self.noise.scaled_sigmas if scales_noise else self.noise.sigmas.tensor,
             self.noise.steps,
             self.table.rows if self.shards is None else self.shards,
-            slices.start,
-            len(self.table.parts),
             SHARDED=self.shards is not None,
             SCALED=is_scaled,
             NOISE=is_noisy,
             FORCE=has_force,
             SCALAR=scales_gradients,
-            PRECISION=launch_settings.PRECISION,
-            BACKWARD=launch_settings.BACKWARD,
+            PRECISION=launch_settings.precision(self.padded),
             **launch_settings.combine_settings(self.padded, is_noisy),
             **self._heads,
             **self._access,

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from functools import cache
 
-WAVES = 1  # parts of an update that are launched one after the other; see `waves`
-STREAMS = 1  # streams for the waves
+import torch
+
 SPLITS = 16  # smallest number of programs per slice; a power of two
-COMBINE_SPLITS = 0  # programs per slice of `combine`; 0 for as many as of `gram`
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
 LEAST = 1024  # smallest number of elements of a head per program
-BACKWARD = False  # whether programs of `combine` start with their last columns
-PRECISION = "tf32x3"  # precision of matrix products; see `triton_kernels.products`
+
+# Programs per multiprocessor in place of SPLITS and BUSY, where they were measured (`studies.speed.kernels`, H200).
+PROGRAMS: dict[int, dict[str, int]] = {16: {"gram": 11, "combine": 6, "combine with noise": 10}}
+# Precision of matrix products, see `triton_kernels.products`; "tf32x3" where nothing else was measured.
+PRECISION: dict[int, str] = {16: "split"}
 
 # Launch settings by number of heads, padded to a power of two: a program reads as many columns as registers hold.
 GRAM: dict[int, dict[str, int]] = {
     2: {"BLOCK": 1024, "num_warps": 2},
     4: {"BLOCK": 512, "num_warps": 2},
     8: {"BLOCK": 128, "num_warps": 2},
-    16: {"BLOCK": 64, "num_warps": 1},
+    16: {"BLOCK": 64, "num_warps": 1, "num_stages": 3},
     32: {"BLOCK": 64, "num_warps": 2, "num_stages": 3},
     64: {"BLOCK": 32, "num_warps": 4, "num_stages": 3},
 }
@@ -37,16 +39,14 @@ COMBINE: dict[int, dict[str, int]] = {
     2: {"BLOCK": 2048, "num_warps": 4},
     4: {"BLOCK": 1024, "num_warps": 4},
     8: {"BLOCK": 256, "num_warps": 8},
-    16: {"BLOCK": 256, "num_warps": 4, "num_stages": 3},
+    16: {"BLOCK": 128, "num_warps": 2, "num_stages": 2},
     32: {"BLOCK": 64, "num_warps": 4, "num_stages": 3},
     64: {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
 }
 # Columns of a program that also draws noise: the code is unrolled for every element, and must stay short.
 NOISY_BLOCK: dict[int, int] = {2: 512, 4: 512, 8: 256, 16: 64, 32: 32, 64: 32}
-
-
 # Further settings of such a program, in place of those of COMBINE.
-NOISY: dict[int, dict[str, int]] = {}
+NOISY: dict[int, dict[str, int]] = {16: {"BLOCK": 32, "num_warps": 2, "num_stages": 3}}
 
 
 def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:
@@ -64,9 +64,32 @@ def loads_ahead() -> bool:
     return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 
 
-def splits_per_slice(slices: int, dim: int) -> int:
-    """Choose the number of programs per slice."""
+def precision(padded: int) -> str:
+    """Choose the precision of matrix products for a padded number of heads."""
+    return PRECISION.get(padded, "tf32x3")
+
+
+def splits_per_slice(launch: str, slices: int, dim: int, padded: int, device: torch.device) -> int:
+    """Choose the number of programs per slice.
+
+    Args:
+        launch: "gram", "combine" or "combine with noise".
+        slices: number of slices.
+        dim: elements of a head.
+        padded: padded number of heads.
+        device: where the update runs; the interpreter on a CPU counts as one multiprocessor.
+    """
+    programs = PROGRAMS.get(padded, {}).get(launch)
+    if programs is not None:
+        return max(1, min(programs * _multiprocessors(device) // slices, dim // LEAST))
     splits = SPLITS
     while slices * splits < BUSY and dim >= 2 * splits * LEAST:
         splits *= 2
     return splits
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -25,7 +25,7 @@ from repulsive.repulsion.backends.triton_kernels.slices import (
 )
 
 
-@triton.jit(do_not_specialize=["first_slice", "slices"])
+@triton.jit
 def combine_kernel(
     table,
     pointers,
@@ -36,8 +36,6 @@ def combine_kernel(
     sigmas,
     steps,
     shards,
-    first_slice,
-    slices,
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -54,20 +52,18 @@ def combine_kernel(
     FORCE: tl.constexpr,
     SCALAR: tl.constexpr,
     PRECISION: tl.constexpr,
-    BACKWARD: tl.constexpr,
 ):
     """Write the new gradients in place: grad <- A grad + B theta + sigma xi; B is zero without FORCE.
 
-    The axes of the grid are slices from `first_slice` on (of `slices` in the table), and programs that share a slice.
-
-    With SCALAR, A is a multiple of the identity, and no product of matrices is needed for A grad. With BACKWARD, a
-    program starts with its last columns, because the weights that `gram_kernel` read last may still be in the cache.
+    The axes of the grid are slices, and programs that share a slice. With SCALAR, A is a multiple of the identity, and
+    no product of matrices is needed for A grad.
 
     Noise depends on the index of an element in its head. With SHARDED, a head is a part of a larger one: runs of
     adjacent elements, at equal distances. `shards` [slices, 4] has the length of a run, the distance between the starts
     of two runs, the index of the first element, and the number of elements of the whole head.
     """
-    piece, split = first_slice + tl.program_id(0), tl.program_id(1)
+    piece, split = tl.program_id(0), tl.program_id(1)
+    slices = tl.num_programs(0)
     row = table + piece * COLUMNS
     head_stride, size = load_sizes(row, ALIGNED)
     group = tl.load(row + 7)
@@ -93,9 +89,7 @@ def combine_kernel(
         b = tl.load(force + matrix)
     inner, outer_stride, inner_stride = load_strides(row, INNER)
     outer_element, inner_element = tl.load(row + 5), tl.load(row + 6)
-    final = first + (last - first - 1) // BLOCK * BLOCK
-    for position in range(first, last, BLOCK):
-        start = first + final - position if BACKWARD else position
+    for start in range(first, last, BLOCK):
         column = tl.multiple_of(start, BLOCK) + tl.arange(0, BLOCK)
         offset = element_indices(column, inner, outer_stride, inner_stride, FLAT)
         place = block_offsets(grad_starts, offset, CHUNKED)

@@ -96,15 +96,13 @@ def _products(
     return total, with_mean, tl.sum(of_mean, axis=0)
 
 
-@triton.jit(do_not_specialize=["first_slice", "slices"])
+@triton.jit
 def gram_kernel(
     table,
     pointers,
     products,
     to_mean,
     mean2,
-    first_slice,
-    slices,
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -120,12 +118,12 @@ def gram_kernel(
 ):
     """Compute partial Gram matrices of centred heads [sources, slices, splits, MP, MP], with products of the mean head.
 
-    The axes of the grid are slices from `first_slice` on (of `slices` in the table), programs that share a slice, and
-    one or two sources: 0 is the weights, 1 the gradients. With NORMS only the squared norms of gradients are written:
-    to the diagonal, not centred, with a mean of zero.
+    The axes of the grid are slices, programs that share a slice, and one or two sources: 0 is the weights, 1 the
+    gradients. With NORMS only the squared norms of gradients are written: to the diagonal, not centred, with a mean of
+    zero.
     """
-    piece, split, source = first_slice + tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    splits = tl.num_programs(1)
+    piece, split, source = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slices, splits = tl.num_programs(0), tl.num_programs(1)
     row = table + piece * COLUMNS
     head_stride, size = load_sizes(row, ALIGNED)
     base = load_address(pointers, piece, source, KIND, ALIGNED)

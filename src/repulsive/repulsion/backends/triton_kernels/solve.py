@@ -99,7 +99,7 @@ def _measure_heads(out, gram, cross, square, d2, M: tl.constexpr, MP: tl.constex
         tl.store(out + 6, largest + mean * 0)  # NaN if any cosine is NaN
 
 
-@triton.jit(do_not_specialize=["first_group"])
+@triton.jit
 def solve_kernel(
     products,
     to_mean,
@@ -112,7 +112,6 @@ def solve_kernel(
     row_sums,
     measures,
     first_gradient,
-    first_group,
     M: tl.constexpr,
     MP: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -129,12 +128,12 @@ def solve_kernel(
 ):
     """Compute A, B [groups, MP, MP] and the row sums of B [groups, MP] from partial products, CHUNK at a time.
 
-    The grid covers groups from `first_group` on. With MEASURE, also write the fields of `Measure`, [groups, MEASURES].
+    The grid covers groups. With MEASURE, also write the fields of `Measure`, [groups, MEASURES].
     Partial products of the gradients follow those of the weights, from index `first_gradient` on.
     """
     # Sums of 2 or 4 at a time are wrong on a GPU (Triton 3.6), though not in the interpreter.
     tl.static_assert((CHUNK == 1) | ((CHUNK == SPLITS) & (CHUNK >= 16)))
-    group = first_group + tl.program_id(0)
+    group = tl.program_id(0)
     stepsize, alpha, own = tl.load(settings), tl.load(settings + 1), tl.load(settings + 2)
     smoothing, precision, fixed = tl.load(settings + 3), tl.load(settings + 4), tl.load(settings + 5)
     floor2, log_heads = tl.load(settings + 6), tl.load(settings + 7)
