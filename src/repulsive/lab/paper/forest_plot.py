@@ -48,7 +48,7 @@ class Panel:
     Args:
         heading: text above the rows; "" for none.
         rows: from top to bottom.
-        edges: ends of the axis; arrows mark intervals that are cut off.
+        edges: ends of the axis; arrows mark intervals that are cut off, and a mean outside is written as a number.
         step: distance between ticks.
     """
 
@@ -162,7 +162,11 @@ def _draw_panel(panel: Panel, top: int, shape: Geometry) -> tuple[list[str], lis
             marks.append(f'<path class="arrow" d="M {left - 7} {y} l 9 -5 v 10 z"/>')
         if high > high_edge:
             marks.append(f'<path class="arrow" d="M {right + 7} {y} l -9 -5 v 10 z"/>')
-        marks.append(dot(x(mean), y, row.is_control))
+        if low_edge <= mean <= high_edge:
+            marks.append(dot(x(mean), y, row.is_control))
+        else:  # the number itself, beside the arrow
+            place, anchor = (left + 8, "start") if mean < low_edge else (right - 8, "end")
+            marks.append(f'<text class="note" x="{place}" y="{y + 4}" text-anchor="{anchor}">{mean:+.1f}</text>')
         parts += ['<g class="control">', *marks, "</g>"] if row.is_control else marks
         if row.paper is not None:
             parts.append(diamond(x(row.paper), y))
