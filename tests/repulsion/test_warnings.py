@@ -170,6 +170,36 @@ def test_a_short_training_is_warned_about_at_its_end(make_model, backward):
     assert texts_of(handle.remove) == []
 
 
+# -- heads that grow --------------------------------------------------------------------------------------------------
+
+
+def grow(model, rule, backward) -> list:
+    """Make weights 1.5 times as large in each of four steps with a measurement; return the warnings."""
+    handle, _ = attach(model, torch.optim.Adam(model.parameters(), lr=1e-12), rule, measure_every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for index in range(5):
+            backward(model, index)
+            handle.optimizer.step()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.5)
+    return caught
+
+
+@pytest.mark.parametrize("rule", ["paper", "kernel-free", SVGD(alpha="auto", ratio=0.1)], ids=str)
+def test_heads_that_move_far_apart_are_warned_about_once(rule, make_model, backward):
+    caught = grow(make_model(), rule, backward)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    message = str(caught[0].message)
+    assert message.startswith("step 3: heads are 3.4 times as far apart") and "rule='sphere'" in message
+
+
+@pytest.mark.parametrize("rule", ["sphere", SVGD(alpha=0.0), "sgld"], ids=str)
+def test_rules_that_do_not_repel_weights_say_nothing_about_growth(rule, make_model, backward):
+    assert texts(grow(make_model(), rule, backward)) == []
+
+
 # -- heads that are trained later -------------------------------------------------------------------------------------
 
 

@@ -121,8 +121,8 @@ def repel(
         UserWarning: some groups are not trained or have one head, the optimizer does not compensate for smaller
             gradients (plain SGD, coupled weight decay, a large eps), it amplifies repulsion (Muon, with a rule that
             holds no ratio), or its second moment averages over too few steps for noise. While training: the ratio stays
-            above 1 (median of five measurements after step 100, and of fewer at the end of a short training), or heads
-            that were left out are trained later.
+            above 1 (median of five measurements after step 100, and of fewer at the end of a short training), a rule
+            between weights has moved heads three times as far apart, or heads that were left out are trained later.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)

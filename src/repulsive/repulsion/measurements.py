@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.collapse import EQUAL_COSINE, EQUAL_HEADS, EQUAL_PAIR, CollapsedHeads
 from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.growth_monitor import GrowthMonitor
 from repulsive.repulsion.strength_monitor import StrengthMonitor
 
 
@@ -60,7 +62,7 @@ class Measurements:
     def __init__(self, groups: Sequence[HeadGroup], rule: Rule | None) -> None:
         self._groups = groups
         self._rule = rule
-        self._strength = StrengthMonitor()
+        self._strength, self._growth = StrengthMonitor(), GrowthMonitor()
         self._first: dict[str, Measured] = {}
         self._last: dict[str, Measured] = {}
 
@@ -90,6 +92,7 @@ class Measurements:
         if is_capturing():
             return
         self._check_strength(measured, step)
+        self._check_growth(measured, step)
         if step == 0:
             self._warn_of_equal_heads(measured)
 
@@ -115,9 +118,20 @@ class Measurements:
             self._warn_of_strength(ratio, steps, stacklevel=5)
 
     def _check_strength(self, measured: dict[str, Measured], step: int) -> None:
-        batches = {id(one.measure): one.measure for one in measured.values()}
-        if (ratio := self._strength.observe(step, batches.values())) is not None:
+        if (ratio := self._strength.observe(step, _batches(measured))) is not None:
             self._warn_of_strength(ratio, step, stacklevel=9)
+
+    def _check_growth(self, measured: dict[str, Measured], step: int) -> None:
+        rule = self._rule
+        if not isinstance(rule, SVGD) or rule.space != "weights" or rule.alpha == 0:
+            return  # other rules do not push heads apart in the space of weights
+        if (growth := self._growth.observe(_batches(measured))) is not None:
+            warnings.warn(
+                f"step {step}: heads are {growth:.1f} times as far apart as at the first measurement. Repulsion "
+                "between weights can make them grow without end, which cost a Transformer 33 BLEU in long training. "
+                "Choose rule='sphere', the default, which keeps their norms, or compare with plain training",
+                stacklevel=8,
+            )
 
     def _warn_of_strength(self, ratio: float, step: int, *, stacklevel: int) -> None:
         holds_ratio = self._rule is not None and self._rule.holds_ratio
@@ -141,6 +155,11 @@ class Measurements:
         for names, text in ((all_equal, EQUAL_HEADS), (some_equal, EQUAL_PAIR)):
             if names:
                 warnings.warn(f"{', '.join(names[:6])}: {text}", CollapsedHeads, stacklevel=8)
+
+
+def _batches(measured: Mapping[str, Measured]) -> Collection[Measure]:
+    """Return each `Measure` once; most have the numbers of several groups."""
+    return {id(one.measure): one.measure for one in measured.values()}.values()
 
 
 def per_step(measured: Mapping[str, Measured], steps: int) -> dict[str, Measured]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-import torch
-from torch import Tensor
-
 from repulsive.particles.rule import Measure
+from repulsive.repulsion.host_copies import HostCopies
 
 FIRST_STEP = 100  # earlier, q and k may have tiny gradients, which makes the ratio huge
 LAST = 5  # number of measurements of which the median counts: a single step says little
@@ -25,6 +22,7 @@ class StrengthMonitor:
     100 on. On a GPU a measurement is read when the next one is made.
 
     Example:
+        >>> import torch
         >>> monitor = StrengthMonitor()
         >>> def measure(ratio: float) -> Measure:
         ...     return Measure(torch.ones(2), torch.full((2,), ratio), *(torch.zeros(2) for _ in range(5)))
@@ -34,7 +32,7 @@ class StrengthMonitor:
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, torch.cuda.Event | None]] = []
+        self._copies = HostCopies()
         self._medians: deque[float] = deque(maxlen=LAST)  # medians over groups
         self._is_done = False
 
@@ -50,19 +48,16 @@ class StrengthMonitor:
         """
         if self._is_done or step < FIRST_STEP:
             return None
-        self._read_pending()
-        self._pending = [_start_copy_to_host(values) for values in _ratios(measures)]
-        self._read_pending()
+        self._read()
+        self._copies.send(measure.repulsion / measure.drive for measure in measures)
+        self._read()
         return self._judge(fewest=LAST)
 
     def finish(self) -> float | None:
         """Judge a training that has ended, by fewer measurements if it was short; returns the same as `observe`."""
         if self._is_done:
             return None
-        for _, event in self._pending:
-            if event is not None:
-                event.synchronize()
-        self._read_pending()
+        self._read(wait=True)
         return self._judge(fewest=_FEWEST)
 
     def _judge(self, *, fewest: int) -> float | None:
@@ -71,30 +66,7 @@ class StrengthMonitor:
         self._is_done = True
         return median(self._medians)
 
-    def _read_pending(self) -> None:
-        """Store the median of the pending measurement if its numbers have arrived on the host."""
-        if not self._pending or not all(event is None or event.query() for _, event in self._pending):
-            return
-        ratios = [ratio for values, _ in self._pending for ratio in values.tolist() if not math.isnan(ratio)]
-        self._pending = []
-        if ratios:
+    def _read(self, *, wait: bool = False) -> None:
+        """Store the median of the last measurement if its numbers have arrived."""
+        if ratios := self._copies.read(wait=wait):
             self._medians.append(median(ratios))
-
-
-def _ratios(measures: Iterable[Measure]) -> list[Tensor]:
-    """Compute |repulsion| / |drive| of all groups, one tensor per device."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for measure in measures:
-        ratios = (measure.repulsion / measure.drive).reshape(-1)
-        by_device.setdefault(ratios.device, []).append(ratios)
-    return [some[0] if len(some) == 1 else torch.cat(some) for some in by_device.values()]
-
-
-def _start_copy_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Start copying values to the host; return the copy, and the event that marks its completion."""
-    if not values.is_cuda:
-        return values.detach().cpu(), None
-    copy = values.detach().to("cpu", non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(values.device))
-    return copy, event
