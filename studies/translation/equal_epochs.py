@@ -129,13 +129,15 @@ class Gatekeeper:
         jobs: the runs, finished ones excluded.
         total: epochs of a whole training.
         end: time (of `time.monotonic`) at which the runs should have stopped.
+        until: epoch after which the runs stop, also if there is time left; None for `total`.
     """
 
-    def __init__(self, gate: Gate, jobs: Iterable[Job], total: int, end: float) -> None:
+    def __init__(self, gate: Gate, jobs: Iterable[Job], total: int, end: float, until: int | None = None) -> None:
         self.gate, self.total, self.end = gate, total, end
+        self._last = min(total, until or total)
         self.jobs = list(jobs)
         done = [job.epochs_done for job in self.jobs]
-        self.allowed = min(total, max(done, default=0) + 1)  # the next gate of the run that is furthest
+        self.allowed = min(self._last, max(done, default=0) + 1)  # the next gate of the run that is furthest
         self.is_final = False
         self._least, self._since = min(done, default=0), time.monotonic()
         self._seconds: list[float] = []  # of the last epochs, the first one excluded: it includes the start
@@ -160,9 +162,9 @@ class Gatekeeper:
             if not self._is_first:
                 self._seconds.append((now - self._since) / (least - self._least))
             self._least, self._since, self._is_first = least, now, False
-        wanted = min(self.total, least + 1 + AHEAD)
+        wanted = min(self._last, least + 1 + AHEAD)
         if self.is_final or (wanted <= self.allowed and now < self.end):
             return
         fits = now + (wanted - least) * MARGIN * self.seconds_per_epoch <= self.end
-        self.allowed, self.is_final = (wanted, False) if fits else (self.allowed, True)
+        self.allowed, self.is_final = (wanted, wanted == self._last < self.total) if fits else (self.allowed, True)
         self.gate.set(self.allowed, self.is_final)

@@ -48,9 +48,10 @@ class Records:
             with np.load(folder / ANSWERS, allow_pickle=False) as file:
                 self._answers = dict(file.items())
 
-    def is_complete(self, key: Key) -> bool:
-        """Whether a run was trained to its end, or diverged."""
-        return key in self.runs and self.runs[key]["complete"]
+    def is_complete(self, key: Key, until: int | None = None) -> bool:
+        """Whether a run was trained to its end, diverged, or has done `until` epochs."""
+        run = self.runs.get(key)
+        return run is not None and (run["complete"] or (until is not None and run["epochs"] >= until))
 
     def evaluation(self, key: Key, part: str) -> Evaluation:
         """Return scores and answers of a run."""

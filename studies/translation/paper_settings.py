@@ -12,10 +12,11 @@ others.
 The rows of a seed train side by side; with `--together` those of all seeds do, so that the GPU never waits for a seed
 to be compiled or evaluated. When the time of `--limit` (seconds) ends they stop after the same epoch, and the test set
 is translated with the weights of that epoch, so that the comparison is fair; the learning rate does not depend on the
-length of the training. A finished training is evaluated with the mean of its last ten epochs. Rerun the same command to
-resume from the checkpoints in OUT, each 0.7 GB for a run. A run whose process dies is resumed once by itself. Do not
-kill other programs that share the GPU: with NVIDIA's MPS all of them die. `--limit` includes `--reserve` seconds at the
-end for translations and checkpoints.
+length of the training. `--until 32` stops runs after epoch 32, to compare them with runs that stopped there for lack of
+time. A finished training is evaluated with the mean of its last ten epochs. Rerun the same command to resume from the
+checkpoints in OUT, each 0.7 GB for a run. A run whose process dies is resumed once by itself. Do not kill other
+programs that share the GPU: with NVIDIA's MPS all of them die. `--limit` includes `--reserve` seconds at the end for
+translations and checkpoints.
 
 A run takes 230 s of one H200: an epoch of four runs side by side took 24.8 s, one of six 36.9 s. Layers are compiled
 once in each process, which takes half a minute, less if torch's cache is warm; forward and backward are then replayed
@@ -102,21 +103,21 @@ def run(arguments: argparse.Namespace, records: Records) -> None:
                 check(spec)
             has_failed, attempts = True, 0
             while has_failed and attempts < ATTEMPTS:
-                open_runs = {key: spec for key, spec in specs.items() if not records.is_complete(key)}
+                open_runs = {key: spec for key, spec in specs.items() if not records.is_complete(key, arguments.until)}
                 missing = [spec for spec in open_runs.values() if not is_finished(spec)]
                 if not missing or end - time.monotonic() < (LEAST if on_gpu else 0.0):
                     break
                 gate = Gate(arguments.out / f"{name}.json")
                 jobs = [Job(spec, gate) for spec in missing]
                 gate.path.parent.mkdir(parents=True, exist_ok=True)
-                keeper = Gatekeeper(gate, jobs, arguments.epochs, end)
+                keeper = Gatekeeper(gate, jobs, arguments.epochs, end, arguments.until)
                 has_failed = _train_together(pool, jobs, keeper, request, started)
                 attempts += 1
                 records.collect(folders)
                 if request.number is not None:
                     raise Stopped("stopped; rerun the same command to resume", request.number)
     records.collect(folders)
-    left = sum(not records.is_complete(key) for key in folders)
+    left = sum(not records.is_complete(key, arguments.until) for key in folders)
     print(f"{time.monotonic() - started:.0f} s, {left} of {len(folders)} runs left", flush=True)
 
 
@@ -156,6 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="numbered from 0")
     parser.add_argument("--together", action="store_true", help="train the seeds side by side, too")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--until", type=int, help="stop after this epoch, so that runs compare with stopped ones")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds of this call")
     parser.add_argument("--reserve", type=float, default=75.0, help="seconds of them for translations and checkpoints")
     parser.add_argument("--device", help="cpu or cuda; by default cuda if available")

@@ -89,11 +89,11 @@ class TestGate:
     def made(self, script, tmp_path):
         from studies.translation import equal_epochs
 
-        def make(*done, end=1000.0):
+        def make(*done, end=1000.0, until=None):
             gate = equal_epochs.Gate(tmp_path / "gate.json")
             jobs = [equal_epochs.Job(script.Spec(None, tmp_path / str(n)), gate) for n in range(len(done))]
             self.report(jobs, *done)
-            return gate, jobs, equal_epochs.Gatekeeper(gate, jobs, 10, time.monotonic() + end)
+            return gate, jobs, equal_epochs.Gatekeeper(gate, jobs, 10, time.monotonic() + end, until)
 
         return make
 
@@ -128,6 +128,14 @@ class TestGate:
         self.report(jobs, 3, 3)
         keeper.look()
         assert keeper.allowed == 3
+
+    def test_runs_stop_after_a_given_epoch(self, made):
+        gate, jobs, keeper = made(0, 0, until=3)
+        for epochs, is_final in ((0, False), (1, True), (2, True)):
+            self.report(jobs, epochs, epochs)
+            keeper.look()
+            assert keeper.is_final == is_final
+        assert keeper.allowed == 3 and gate.wait(2) and not gate.wait(3)
 
     def test_a_run_that_is_ahead_of_the_others_sets_the_first_stop(self, made):
         gate, _, keeper = made(5, 3, end=-1.0)
@@ -165,6 +173,13 @@ def test_runs_stop_at_the_gate_and_resume(trained):
         steps = [step for step, _ in RunFolder(folder / "runs" / row / "seed-0").curve("dev", "nll")]
         assert steps == [steps[0] * epoch for epoch in range(1, EPOCHS + 1)]  # no epoch twice, none missing
     assert {path.name for path in (folder / "records").iterdir()} == {"runs.json.xz", "answers.npz"}
+
+
+def test_runs_with_enough_epochs_are_not_trained_again(script, trained):
+    records = script.Records(trained[0] / "records")
+    assert records.is_complete(("plain", 0)) and not records.is_complete(("plain", 1))
+    assert records.is_complete(("plain", 1), 3) and not records.is_complete(("plain", 1), 4)
+    assert not records.is_complete(("kernel-free", 0), 1)
 
 
 def test_records_hold_the_answers(script, trained):
