@@ -9,7 +9,7 @@ Europarl cut to 160,000 pairs, 6+6 layers, width 512, 4 heads, learning rate 5e-
 1,244 updates with 4,096 tokens. The rows plain, published and kernel-free are trained first, seed by seed, then all
 others.
 
-The rows of a seed train side by side; with `--together` those of all seeds do, so that the GPU never waits for a seed
+The rows of a seed train side by side; with `--together` all rows and seeds do, so that the GPU never waits for a seed
 to be compiled or evaluated. When the time of `--limit` (seconds) ends they stop after the same epoch, and the test set
 is translated with the weights of that epoch, so that the comparison is fair; the learning rate does not depend on the
 length of the training. `--until 32` stops runs after epoch 32, to compare them with runs that stopped there for lack of
@@ -71,14 +71,15 @@ def make_spec(row: PaperRow, seed: int, arguments: argparse.Namespace) -> Spec:
 
 def cohorts(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[Key, Spec]]]:
     """Yield the runs that train side by side, the most urgent first, with a name."""
+    seeds = range(arguments.seeds)
+    if arguments.together:
+        rows = [row for row in ROWS.values() if row.name in arguments.rows]
+        yield "gate", {(row.name, seed): make_spec(row, seed, arguments) for seed in seeds for row in rows}
+        return
     for number, group in enumerate(GROUPS):
         rows = [row for row in group if row.name in arguments.rows]
-        seeds = range(arguments.seeds)
-        for some in [seeds] if arguments.together else [[seed] for seed in seeds]:
-            if not rows:
-                continue
-            name = "-".join(["gate", str(number), *map(str, some)])
-            yield name, {(row.name, seed): make_spec(row, seed, arguments) for seed in some for row in rows}
+        for seed in seeds if rows else ():
+            yield f"gate-{number}-{seed}", {(row.name, seed): make_spec(row, seed, arguments) for row in rows}
 
 
 def run(arguments: argparse.Namespace, records: Records) -> None:
@@ -155,7 +156,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("results/translation"), help="folder of the tables")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="all by default")
     parser.add_argument("--seeds", type=int, default=3, help="numbered from 0")
-    parser.add_argument("--together", action="store_true", help="train the seeds side by side, too")
+    parser.add_argument("--together", action="store_true", help="train all rows and seeds side by side")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--until", type=int, help="stop after this epoch, so that runs compare with stopped ones")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds of this call")

@@ -58,13 +58,10 @@ def test_urgent_rows_come_first_seed_by_seed(script, data, tmp_path):
     assert plan[6] == [(f"published-{part}", 0) for part in "qkv"] and len(plan) == 9
 
 
-def test_seeds_side_by_side(script, data, tmp_path):
+def test_everything_side_by_side(script, data, tmp_path):
     more = ("--together", "--seeds", "2", "--rows", "plain", "published", "disagreement")
-    plan = [list(specs) for _, specs in script.cohorts(arguments(script, data, tmp_path, *more))]
-    assert plan == [
-        [("plain", 0), ("published", 0), ("plain", 1), ("published", 1)],
-        [("disagreement", 0), ("disagreement", 1)],
-    ]
+    ((_, specs),) = script.cohorts(arguments(script, data, tmp_path, *more))
+    assert list(specs) == [(row, seed) for seed in range(2) for row in ("plain", "published", "disagreement")]
 
 
 def test_runs_have_the_settings_of_the_paper(script, tmp_path):
