@@ -5,17 +5,18 @@ import torch
 
 from repulsive import SVGD, repel
 from repulsive.particles import CosineLadder
+from tests.repulsion.logits.changed_models import CHANGED, clipped
 from tests.repulsion.logits.models import CASES, Case
 from tests.repulsion.logits.oracle import energy, expected_gradients
 
 ALL = 10_000  # more than a batch has, so that all tokens are sampled
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *CHANGED])
 @pytest.mark.parametrize("kernel", ["rbf", "cosine"])
 def test_gradients_match_the_reference(name: str, kernel: str) -> None:
     torch.manual_seed(0)
-    case = CASES[name]()
+    case = (CASES | CHANGED)[name]()
     received = _received(case, SVGD(stepsize=0.3, alpha=0.7, kernel=kernel, space="logits", tokens=ALL))
     heads = len(case.reads)
     expected = _expected(case, kernel, 0.3 * 0.7 / heads)
@@ -35,10 +36,10 @@ def test_cosine_ladder_is_the_mean_cosine() -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "deberta", "olmo"])
 def test_value_output_circuits_match_the_reference(name: str) -> None:
     torch.manual_seed(0)
-    case = CASES[name]()
+    case = (CASES | CHANGED)[name]()
     value, out, parts = VALUES[name](case)
     heads = len(case.reads)
     rule = SVGD(stepsize=0.3, alpha=0.7, kernel="cosine", space="logits", circuits="qk+ov", tokens=ALL)
@@ -88,7 +89,32 @@ def _gpt2_values(case: Case):
     )
 
 
-VALUES = {"bert": _bert_values, "llama": _llama_values, "gpt2": _gpt2_values}
+def _deberta_values(case: Case):
+    a = case.attention
+    output = case.model.encoder.layer[1].attention.output.dense
+    return (
+        lambda x: a.in_proj(x).unflatten(-1, (3, 3, 4))[..., 2, :] + a.v_bias.view(3, 4),
+        lambda: output.weight.unflatten(1, (3, 4)),
+        [a.in_proj.weight, a.v_bias, output.weight],
+    )
+
+
+def _olmo_values(case: Case):
+    a = case.attention
+    return (
+        lambda x: clipped(a.v_proj(x)),
+        lambda: a.o_proj.weight.unflatten(1, (3, 4)),
+        [a.v_proj.weight, a.o_proj.weight],
+    )
+
+
+VALUES = {
+    "bert": _bert_values,
+    "llama": _llama_values,
+    "gpt2": _gpt2_values,
+    "deberta": _deberta_values,
+    "olmo": _olmo_values,
+}
 
 
 def test_gradients_of_values_are_unchanged() -> None:

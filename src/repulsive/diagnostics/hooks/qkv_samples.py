@@ -1,6 +1,7 @@
 """Sample queries, keys and values of attention layers while a model runs.
 
-Queries, keys and values are recorded after the projections, biases and norms, and before rotary position embeddings.
+Queries, keys and values are recorded after the projections, biases, norms and clipping, and before rotary position
+embeddings.
 `sample_qkv` runs the model in evaluation mode; `recorded_qkv` records a pass that the caller runs.
 """
 
@@ -184,6 +185,8 @@ class _Recorder:
         """Keep a sample of the tokens in `heads` [S, n, M, d]; `real` [S, n] is False for padding."""
         heads, real = heads[: self.items], None if real is None else real[: self.items]
         heads = heads.detach().to(compute_dtype(heads))
+        if (limit := self.result.layer.parts[part].clip) is not None:
+            heads = heads.clamp(-limit, limit)
         if part == "k":
             heads = centre_keys(heads, real)
         rows = heads.flatten(0, 1)  # [N, M, d]
@@ -215,6 +218,8 @@ class _Recorder:
                 return
             out = out.transpose(0, 1)
         heads = out[..., projection.rows.to(out.device)]  # [S, n, M, d], a copy
+        if projection.added is not None:
+            heads = heads + projection.added.take(projection.added.parameter().detach()).to(heads)
         self.flush(part)
         if projection.norm is None:
             self.keep(part, heads, self.mask_of(part, heads))
@@ -232,7 +237,8 @@ class _Recorder:
         for norm_in, norm_out in layouts:
             if norm_in.numel() == heads.numel() and torch.equal(norm_in.reshape(heads.shape), heads):
                 del self.pending[part]
-                self.keep(part, norm_out.reshape(heads.shape), self.mask_of(part, heads))
+                # A copy, because some layers change the result of a norm in place.
+                self.keep(part, norm_out.reshape(heads.shape).clone(), self.mask_of(part, heads))
                 return
         self.unmatched_norms.add(part)
 

@@ -1,8 +1,9 @@
-"""Norms on queries and keys as differentiable formulas, so that a force can be pulled back through them."""
+"""Norms on queries, keys and values as differentiable formulas, so that a force can be pulled back through them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ class NormFormula:
         centres: whether the mean is subtracted (LayerNorm).
         whole: whether statistics are computed over the full width of all heads, instead of over each head.
         eps: added to the variance.
-        scale, shift: effective values, [d], [M, d] or [M d]; some norms store scale - 1.
+        scale, shift: effective values, [M, d], or [M d] if `whole`, after any leading axes; some norms store scale - 1.
     """
 
     centres: bool
@@ -35,6 +36,17 @@ class NormFormula:
             x = x - x.mean(-1, keepdim=True)
         x = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         return (x * self.scale.to(x.dtype) + self.shift.to(x.dtype)).view(shape)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Key that is equal for formulas that can be stacked."""
+        return self.centres, self.whole, self.eps, tuple(self.scale.shape)
+
+
+def stack_formulas(norms: Sequence[NormFormula]) -> NormFormula:
+    """Join the formulas of L layers of one kind to one formula for [L, N, M, d]."""
+    scale, shift = (torch.stack([getattr(norm, name) for norm in norms]).unsqueeze(1) for name in ("scale", "shift"))
+    return replace(norms[0], scale=scale, shift=shift)
 
 
 def formula_of(norm: nn.Module, tokens: Tensor, name: str, centres: bool | None = None) -> NormFormula:

@@ -117,7 +117,7 @@ class Sampler:
             for output, members in self._projections.items()
             for _, _, projection in members
             for target in projection.targets
-            if target.slice.module is not output
+            if target.slice.module is not output and not target.is_bias
         ]
         return list(dict.fromkeys(modules))
 
@@ -171,9 +171,17 @@ class Sampler:
         for number, part, projection in self._projections[module]:
             given = self._tokens(projection, part, args, kwargs)
             if not isinstance(given, Tensor):
-                raise RuleError(f"{projection.group.name}: expected a tensor as its input, got {type(given).__name__}")
+                raise RuleError(
+                    f"{projection.group.name}: expected a tensor as its input, got {type(given).__name__}; exclude the "
+                    "layer with match=..., or choose space='sphere'"
+                )
             is_torch = projection.is_torch
             result = given if is_torch else output
+            if not isinstance(result, Tensor):
+                raise RuleError(
+                    f"{projection.group.name}: expected a tensor as the result of {type(module).__name__}, got "
+                    f"{type(result).__name__}; exclude the layer with match=..., or choose space='sphere'"
+                )
             shape = grid_of(given, projection)
             if torch.compiler.is_compiling():
                 masks = masks_in(module, args, kwargs) if is_torch else {}  # `take_tokens` reads those of the layer

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import RuleError
+from repulsive.heads.layout import whole_tensor
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection, tensor_parallel_error
@@ -33,11 +34,12 @@ class Sample:
 
     Args:
         inputs: input of each weight of the projection, [N, D_in] each.
-        outputs: projected tokens [N, M, d], before any norm.
+        outputs: projected tokens [N, M, d] with all biases, before any norm.
         weights: 1 for a real token, 0 for padding, [N].
         sequences: index of the sequence that each token belongs to, int64 [N].
         count: number of sequences.
-        norm: norm on q or k during the forward pass, or None.
+        norm: norm on q, k or v during the forward pass, or None.
+        clip: limit to which values are clipped after the norm, or None.
         is_full: see `Positions`.
     """
 
@@ -47,7 +49,13 @@ class Sample:
     sequences: Tensor
     count: int
     norm: NormFormula | None = None
+    clip: float | None = None
     is_full: bool = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a norm or clipping follows the projection."""
+        return self.norm is not None or self.clip is not None
 
 
 @dataclass
@@ -78,7 +86,7 @@ class _Source:
         first, count = int(rows[0]), len(rows)
         is_contiguous = torch.equal(rows, torch.arange(first, first + count))
         columns = slice(first, first + count) if is_contiguous else rows
-        modules = [target.slice.module for target in projection.targets]
+        modules = [target.slice.module for target in projection.targets if not target.is_bias]
         adapters = modules if modules[0] is not projection.output else []
         weight = projection.group.slices[0]
         features = int(weight.parameter().shape[weight.axis])
@@ -155,21 +163,23 @@ class Samples:
         if source.is_torch:
             outputs = self._project(projection, flat).unflatten(-1, source.sizes)
         else:
-            outputs = source.take_columns(result.reshape(-1, result.shape[-1]).index_select(0, at.index))
+            outputs = source.take_columns(_flat(result, projection).index_select(0, at.index))
         inputs: tuple[Tensor, ...] = (flat,)
         if source.adapters:
             recorded = [self.adapter_inputs[module] for module in source.adapters if module in self.adapter_inputs]
-            inputs = tuple(x.flatten(0, -2).index_select(0, at.index) for x in recorded)
-        norm = None
-        if projection.norm is not None:
-            norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
-            source.centres = norm.centres
+            inputs = tuple(_flat(x, projection).index_select(0, at.index) for x in recorded)
         if (number, part) not in self._checked and not is_capturing():
             self._checked.add((number, part))
             self._warn_without_pairs(part, projection, at)
             if len(inputs) == 1:
                 self._check(projection, flat, outputs)
-        sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
+        if (added := projection.added) is not None:
+            outputs = outputs + added.take(whole_tensor(added.parameter().detach())).to(outputs.dtype)
+        norm = None
+        if projection.norm is not None:
+            norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
+            source.centres = norm.centres
+        sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, projection.clip, at.is_full)
         self.latest[number, part] = sample
         if is_capturing():
             self._captured[number, part] = sample
@@ -238,17 +248,13 @@ def grid_of(tokens: Tensor, projection: Projection) -> tuple[int, int]:
     """Return the number of sequences and of tokens per sequence, (B, T)."""
     if tokens.ndim == 2:
         return 1, tokens.shape[0]
-    if _is_transposed(projection):
+    if projection.is_time_first:
         return tokens.shape[1], tokens.shape[0]
     return tokens.shape[0], math.prod(tokens.shape[1:-1])
 
 
 def _flat(tokens: Tensor, projection: Projection) -> Tensor:
     """Flatten tokens to [B T, D], sequence after sequence."""
-    if tokens.ndim == 3 and _is_transposed(projection):
+    if tokens.ndim == 3 and projection.is_time_first:
         tokens = tokens.transpose(0, 1)
     return tokens.flatten(0, -2)
-
-
-def _is_transposed(projection: Projection) -> bool:
-    return isinstance(projection.output, nn.MultiheadAttention) and not projection.output.batch_first
