@@ -73,6 +73,11 @@ def clip_limit(attention: nn.Module) -> float | None:
     return None
 
 
+def projects_positions(attention: nn.Module) -> bool:
+    """Check whether projections of tokens run a second time, on relative positions (DeBERTa v2 and v3, SEW-D)."""
+    return getattr(attention, "share_att_key", False) is True
+
+
 def unknown_change(attention: nn.Module, group: HeadGroup) -> str | None:
     """Describe what is applied to a projection beyond a bias, a norm and clipping; None if nothing is known to be.
 

@@ -35,6 +35,28 @@ def deberta() -> Case:
     )  # fmt: skip
 
 
+def deberta_v3() -> Case:
+    """The projections of tokens run again on relative positions."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    config = DebertaV2Config(
+        vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, relative_attention=True, pos_att_type=["c2p", "p2c"],
+        share_att_key=True, position_buckets=4, max_relative_positions=8,
+    )  # fmt: skip
+    model = DebertaV2Model(config).double()
+    inner = model.encoder.layer[1].attention.self
+    mask = padding()
+    inputs = {"input_ids": ids(), "attention_mask": mask}
+    randomise(inner.query_proj.bias, inner.key_proj.bias)
+    return Case(
+        model, lambda: model(**inputs).last_hidden_state, inner,
+        lambda x: inner.query_proj(x).view(*x.shape[:2], 3, 4), lambda x: inner.key_proj(x).view(*x.shape[:2], 3, 4),
+        inner.query_proj, inner.key_proj, [0, 1, 2], ["query_proj.weight", "query_proj.bias", "key_proj.weight"],
+        "*layer.1*", mask.bool(), mask.bool(), inputs=inputs,
+    )  # fmt: skip
+
+
 def conformer() -> Case:
     """`pos_bias_u` [M, d] is added to the queries in the part of the logits that depends on the key."""
     from transformers import Wav2Vec2ConformerConfig
@@ -188,6 +210,33 @@ def fsmt() -> Case:
     )  # fmt: skip
 
 
+def stablelm_norms() -> Case:
+    """A list of layer norms without bias, one for each head of q and of k."""
+    from transformers import StableLmConfig, StableLmModel
+
+    config = StableLmConfig(
+        vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3,
+        intermediate_size=16, qk_layernorm=True, layer_norm_eps=1e-3,
+    )  # fmt: skip
+    model = StableLmModel(config).double()
+    inner = model.layers[1].self_attn
+    inputs = {"input_ids": ids()}
+    norms = [norm.weight for both in (inner.q_layernorm, inner.k_layernorm) for norm in both.norms]
+    randomise(*norms)
+
+    def normed(x: Tensor, weights: list[Tensor]) -> Tensor:
+        x = x.view(*x.shape[:2], 3, 4)
+        x = x - x.mean(-1, keepdim=True)
+        return torch.stack(weights).detach() * x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt()
+
+    return Case(
+        model, lambda: model(**inputs).last_hidden_state, inner,
+        lambda x: normed(inner.q_proj(x), norms[:3]), lambda x: normed(inner.k_proj(x), norms[3:]),
+        inner.q_proj, inner.k_proj, [0, 1, 2], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
+        inputs=inputs,
+    )  # fmt: skip
+
+
 def clipped(x: Tensor, limit: float = CLIP) -> Tensor:
     """Clip [B, T, 12] and split it into three heads."""
     return x.clamp(-limit, limit).view(*x.shape[:2], 3, 4)
@@ -202,11 +251,13 @@ def randomise(*parameters: Tensor) -> None:
 
 CHANGED: dict[str, Callable[[], Case]] = {
     "deberta": deberta,
+    "deberta-v3": deberta_v3,
     "conformer": conformer,
     "funnel": funnel,
     "olmo": olmo,
     "olmoe": olmoe,
     "mpt": mpt,
     "stablelm": stablelm,
+    "stablelm-norms": stablelm_norms,
     "fsmt": fsmt,
 }

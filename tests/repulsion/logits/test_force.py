@@ -152,7 +152,8 @@ def _expected(case: Case, kernel: str, factor: float) -> list[torch.Tensor]:
 
     def keep(part: str, position: int):
         def hook(module, args, kwargs, output):
-            inputs[part] = (args[position] if len(args) > position else kwargs["key" if position else "query"]).detach()
+            given = args[position] if len(args) > position else kwargs["key" if position else "query"]
+            inputs.setdefault(part, given.detach())  # DeBERTa v3 projects relative positions afterwards
 
         return hook
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import HeadGroup
-from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, unknown_change
+from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, projects_positions, unknown_change
 from repulsive.heads.layout import HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 
@@ -56,12 +56,14 @@ class QKVLayer:
         where: "encoder", "decoder" or "cross".
         parts: projections by part: "q", "k" and, if the layer has its own values, "v".
         serves: the key-value head of each query head; None if each query head has its own.
+        repeats: the attention module if its projections run again on relative positions, which do not count; else None.
     """
 
     name: str
     where: str
     parts: Mapping[str, Projection]
     serves: tuple[int, ...] | None
+    repeats: nn.Module | None = None
 
 
 def find_qkv_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[QKVLayer], dict[str, str]]:
@@ -102,7 +104,8 @@ def _qkv_layer(modules: Mapping[str, nn.Module], name: str, groups: Mapping[str,
     content = getattr(attention, "qk_nope_head_dim", None)  # latent attention
     if parts["q"].rows.shape[1] > parts["k"].rows.shape[1] == content:
         parts["q"] = replace(parts["q"], width=content)
-    return QKVLayer(name, first.where, parts, groups["q"].serves)
+    repeats = attention if projects_positions(attention) else None
+    return QKVLayer(name, first.where, parts, groups["q"].serves, repeats)
 
 
 def _projection(modules: Mapping[str, nn.Module], attention: nn.Module, group: HeadGroup) -> Projection:

@@ -176,6 +176,7 @@ class _Recorder:
         self.blocks: dict[str, list[Tensor]] = {}
         self.pending: dict[str, Tensor] = {}  # projections whose norm has not run yet
         self.unmatched_norms: set[str] = set()  # parts whose norm had another input
+        self.projected: set[str] = set()  # parts that ran in this call of a layer that also projects positions
 
     def real(self, part: str) -> Tensor | None:
         """Return which tokens of a part count, bool [S, n]; None for all. The batch may be filled during the pass."""
@@ -206,6 +207,10 @@ class _Recorder:
 
     def projection_ran(self, part: str, out: object) -> None:
         """Record the result of a projection."""
+        if self.result.layer.repeats is not None:
+            if part in self.projected:
+                return
+            self.projected.add(part)
         projection = self.result.layer.parts[part]
         if not isinstance(out, Tensor) or out.shape[-1] != projection.features or out.ndim < 2:
             self.result.problem = f"its {part} projection does not return [..., {projection.features}]"
@@ -267,6 +272,9 @@ class _Recorder:
 
 
 def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:
+    if (attention := recorder.result.layer.repeats) is not None:
+        hook = attention.register_forward_pre_hook(lambda *_: recorder.projected.clear())
+        stack.callback(hook.remove)
     for part, projection in recorder.result.layer.parts.items():
         if isinstance(projection.module, nn.MultiheadAttention):
             hook_torch(stack, part, projection, recorder.real, recorder.keep)

@@ -99,7 +99,8 @@ def _run(norm: nn.Module, x: Tensor, name: str) -> Tensor:
 
 
 def _eps(norm: nn.Module, dtype: torch.dtype) -> float:
-    for name in ("eps", "variance_epsilon", "epsilon"):
-        if isinstance(value := getattr(norm, name, None), float):
-            return value
+    for module in norm.modules():  # StableLM has a list of norms, one for each head
+        for name in ("eps", "variance_epsilon", "epsilon"):
+            if isinstance(value := getattr(module, name, None), float):
+                return value
     return torch.finfo(dtype).eps  # default of torch's RMSNorm

@@ -23,6 +23,8 @@ PARTS = ("q", "k", "v")
 class Receiver(Protocol):
     """What the operators call."""
 
+    def begin_layer(self, layer: int) -> None: ...
+
     def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None: ...
 
     def keep_mask(self, layer: int, name: str, mask: Tensor) -> None: ...
@@ -39,6 +41,11 @@ def register(receiver: Receiver) -> int:
     number = next(_numbers)
     _receivers[number] = receiver
     return number
+
+
+def _begin_layer(receiver: int, layer: int, written: Tensor) -> None:
+    if (target := _receivers.get(receiver)) is not None:
+        target.begin_layer(layer)
 
 
 def _take_tokens(
@@ -61,6 +68,7 @@ def _keep_adapter_input(given: Tensor, receiver: int, adapter: int, written: Ten
 # `written` is a dummy tensor that is declared as mutated, so that calls are neither removed nor reordered.
 _library = torch.library.Library("repulsive", "FRAGMENT")
 for _schema, _function in {
+    "begin_layer(int receiver, int layer, Tensor(a!) written) -> ()": _begin_layer,
     "take_tokens(Tensor given, Tensor result, Tensor? valid, int receiver, int layer, int part, Tensor(a!) written)"
     " -> ()": _take_tokens,
     "keep_mask(Tensor mask, str name, int receiver, int layer, Tensor(a!) written) -> ()": _keep_mask,

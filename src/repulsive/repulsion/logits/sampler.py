@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
+from repulsive.heads.after_projection import projects_positions
 from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.operators import PARTS, register
@@ -63,6 +64,10 @@ class Sampler:
             for part, projection in layer.watched.items():
                 self._projections[projection.output].append((number, part, projection))
         self._adapters = self._find_adapters()
+        # Parts that the current call of a layer has not projected yet, for layers that also project positions.
+        self._open: dict[int, set[str]] = {
+            number: set(layer.watched) for number, layer in enumerate(layers) if projects_positions(layer.attention)
+        }
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -148,6 +153,11 @@ class Sampler:
     def _on_attention(self, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._is_sampled(module):
             return
+        if number in self._open:
+            if torch.compiler.is_compiling():
+                torch.ops.repulsive.begin_layer(self.number, number, self.written)
+            else:
+                self.begin_layer(number)
         masks = masks_in(module, args, kwargs)
         if torch.compiler.is_compiling():
             for name, mask in masks.items():
@@ -192,14 +202,19 @@ class Sampler:
             else:
                 masks = masks_in(module, args, kwargs) if is_torch else self._local.get(number, {})
                 valid = self._real_tokens(masks, shape, number, part)
-                self.taken.take(number, part, given.detach(), result.detach(), valid, shape)
+                if self._is_first(number, part):
+                    self.taken.take(number, part, given.detach(), result.detach(), valid, shape)
 
     # -- calls of operators in compiled models --------------------------------------------------------------------
+
+    def begin_layer(self, layer: int) -> None:
+        """Start a call of a layer that also projects positions."""
+        self._open[layer] = set(self.layers[layer].watched)
 
     def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
         """Sample the tokens of one call of a projection, if a sample is wanted."""
         self.is_compiled = True
-        if not (self.wanted or is_capturing()):
+        if not (self.wanted or is_capturing()) or not self._is_first(layer, part):
             return
         if valid is None and (masks := self._local.get(layer)):
             projection = self.layers[layer].watched[part]
@@ -215,6 +230,15 @@ class Sampler:
         """Keep a copy of the input of a LoRA adapter for `take_tokens`."""
         if self.wanted or is_capturing():
             self.taken.adapter_inputs[self._adapters[adapter]] = given.clone()
+
+    def _is_first(self, number: int, part: str) -> bool:
+        """Check whether a projection sees tokens: its first call in a call of a layer that also projects positions."""
+        parts = self._open.get(number)
+        if parts is None:
+            return True
+        is_first = part in parts
+        parts.discard(part)
+        return is_first
 
     def _real_tokens(self, masks: dict[str, Tensor], shape: tuple[int, int], number: int, part: str) -> Tensor | None:
         """Find the tokens that are not padding, from the masks of the model or else of the layer.
