@@ -27,6 +27,8 @@ class Receiver(Protocol):
 
     def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None: ...
 
+    def compact_mask(self, mask: Tensor) -> Tensor: ...
+
     def keep_mask(self, layer: int, name: str, mask: Tensor) -> None: ...
 
     def keep_adapter_input(self, adapter: int, given: Tensor) -> None: ...
@@ -55,6 +57,18 @@ def _take_tokens(
         target.take_tokens(layer, PARTS[part], given, result, valid)
 
 
+def _compact_mask(mask: Tensor, receiver: int) -> Tensor:
+    target = _receivers.get(receiver)
+    return like_compact(mask) if target is None else target.compact_mask(mask)
+
+
+def like_compact(mask: Tensor) -> Tensor:
+    """Make an uninitialised tensor with the shape and type of a compact mask."""
+    if mask.ndim == 2:
+        return torch.empty_like(mask, memory_format=torch.contiguous_format)
+    return mask.new_empty((mask.shape[0], 1, mask.shape[-1]), dtype=torch.bool)
+
+
 def _keep_mask(mask: Tensor, name: str, receiver: int, layer: int, written: Tensor) -> None:
     if (target := _receivers.get(receiver)) is not None:
         target.keep_mask(layer, name, mask)
@@ -78,3 +92,8 @@ for _schema, _function in {
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"repulsive::{_name}", lambda *args: None, lib=_library)
+
+# Without side effects, so that the compiler merges the calls of all layers that receive the same mask.
+_library.define("compact_mask(Tensor mask, int receiver) -> Tensor")
+_library.impl("compact_mask", _compact_mask, "CompositeExplicitAutograd")
+torch.library.register_fake("repulsive::compact_mask", lambda mask, receiver: like_compact(mask), lib=_library)

@@ -79,7 +79,7 @@ def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
 
 def compact(mask: Tensor) -> Tensor:
     """Copy a mask; one of queries and keys is reduced to the keys that some query may attend to, bool [B, 1, S]."""
-    return mask.clone() if mask.ndim == 2 else _visible(mask).unsqueeze(1)
+    return mask.clone(memory_format=torch.contiguous_format) if mask.ndim == 2 else _visible(mask).unsqueeze(1)
 
 
 def know_arguments(modules: Iterable[nn.Module]) -> None:

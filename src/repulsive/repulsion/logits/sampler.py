@@ -19,7 +19,7 @@ from repulsive.errors import RuleError
 from repulsive.heads.after_projection import projects_positions
 from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.operators import PARTS, register
+from repulsive.repulsion.logits.operators import PARTS, like_compact, register
 from repulsive.repulsion.logits.padding import (
     compact,
     know_arguments,
@@ -52,6 +52,7 @@ class Sampler:
         self._valid: dict[
             tuple[object, ...], tuple[list[Tensor], Tensor | None]
         ] = {}  # masks of this pass as bool [B, T]
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # address of a mask of a compiled model -> mask and copy
         self._model_hooks: list[RemovableHandle] = []
         self._layer_hooks: list[RemovableHandle] = []
         self.is_compiled = False  # whether a compiled model has called the hooks
@@ -139,7 +140,7 @@ class Sampler:
     def clear(self) -> None:
         """Discard all tokens and masks."""
         self.taken.clear()
-        self._masks, self._local, self._valid = {}, {}, {}
+        self._masks, self._local, self._valid, self._copies = {}, {}, {}, {}
 
     def _on_model(self, is_outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling() and is_capturing():
@@ -161,7 +162,8 @@ class Sampler:
         masks = masks_in(module, args, kwargs)
         if torch.compiler.is_compiling():
             for name, mask in masks.items():
-                torch.ops.repulsive.keep_mask(mask, name, self.number, number, self.written)
+                small = torch.ops.repulsive.compact_mask(mask.detach(), self.number)
+                torch.ops.repulsive.keep_mask(small, name, self.number, number, self.written)
         else:
             self._local[number] = masks
 
@@ -196,6 +198,8 @@ class Sampler:
             if torch.compiler.is_compiling():
                 masks = masks_in(module, args, kwargs) if is_torch else {}  # `take_tokens` reads those of the layer
                 valid = self._real_tokens(masks, shape, number, part)
+                if valid is not None:  # a new tensor, because samples know masks by their addresses
+                    valid = torch.ops.repulsive.compact_mask(valid, self.number)
                 torch.ops.repulsive.take_tokens(
                     given.detach(), result.detach(), valid, self.number, number, PARTS.index(part), self.written
                 )
@@ -216,15 +220,26 @@ class Sampler:
         self.is_compiled = True
         if not (self.wanted or is_capturing()) or not self._is_first(layer, part):
             return
+        shape = grid_of(given, self.layers[layer].watched[part])
         if valid is None and (masks := self._local.get(layer)):
-            projection = self.layers[layer].watched[part]
-            valid = valid_tokens(masks, grid_of(given, projection), self.layers[layer].where, _role(part))
-        self.taken.take(layer, part, given, result, valid)
+            valid = self._valid_tokens(masks, shape, layer, part)
+        self.taken.take(layer, part, given, result, valid, shape)
+
+    def compact_mask(self, mask: Tensor) -> Tensor:
+        """Reduce a mask to padding if a sample is wanted; else return any tensor of that shape, at no cost."""
+        return compact(mask) if self.wanted or is_capturing() else like_compact(mask)
 
     def keep_mask(self, layer: int, name: str, mask: Tensor) -> None:
-        """Keep a copy of a mask of an attention layer for `take_tokens`."""
-        if self.wanted or is_capturing():
-            self._local.setdefault(layer, {})[name] = compact(mask)
+        """Keep a copy of a compact mask of an attention layer for `take_tokens`.
+
+        Layers that share a mask share its copy. The mask is kept, too, so that no other mask gets its address.
+        """
+        if not (self.wanted or is_capturing()):
+            return
+        address = mask.data_ptr()
+        if address not in self._copies or is_capturing():
+            self._copies[address] = mask, mask.clone()
+        self._local.setdefault(layer, {})[name] = self._copies[address][1]
 
     def keep_adapter_input(self, adapter: int, given: Tensor) -> None:
         """Keep a copy of the input of a LoRA adapter for `take_tokens`."""
@@ -245,21 +260,23 @@ class Sampler:
 
         Layers that receive the same masks share the result, and so the sampled positions.
         """
-        where, role = self.layers[number].where, _role(part)
         for some, of_source in ((self._masks, self._has_source), (masks, False)):
-            if not some:
-                continue
-            if torch.compiler.is_compiling():
-                valid = valid_tokens(some, shape, where, role, of_source)
-            else:
-                tensors = list(some.values())
-                key = (*map(id, tensors), shape, where, role if where == "cross" else "", of_source)
-                if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
-                    self._valid[key] = tensors, valid_tokens(some, shape, where, role, of_source)
-                valid = self._valid[key][1]
-            if valid is not None:
+            if some and (valid := self._valid_tokens(some, shape, number, part, of_source)) is not None:
                 return valid
         return None
+
+    def _valid_tokens(
+        self, masks: dict[str, Tensor], shape: tuple[int, int], number: int, part: str, of_source: bool = False
+    ) -> Tensor | None:
+        """Find the tokens that are not padding; remember the result for other layers with the same masks."""
+        where, role = self.layers[number].where, _role(part)
+        if torch.compiler.is_compiling():
+            return valid_tokens(masks, shape, where, role, of_source)
+        tensors = list(masks.values())
+        key = (*map(id, tensors), shape, where, role if where == "cross" else "", of_source)
+        if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
+            self._valid[key] = tensors, valid_tokens(masks, shape, where, role, of_source)
+        return self._valid[key][1]
 
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:

@@ -69,7 +69,7 @@ class _Source:
         columns: output features of all heads; a slice if they follow each other.
         features: number of output features of the module, of all heads and all parts.
         adapters: modules of LoRA adapters, whose inputs are recorded.
-        centres: whether a norm on its output subtracts the mean; None before the first sample.
+        norm: the last formula of the norm on its output; None before the first sample.
     """
 
     projection: Projection
@@ -78,7 +78,7 @@ class _Source:
     columns: Tensor | slice
     features: int
     adapters: list[nn.Module]
-    centres: bool | None = None
+    norm: NormFormula | None = None
 
     @classmethod
     def of(cls, projection: Projection) -> _Source:
@@ -100,8 +100,40 @@ class _Source:
             outputs = outputs[:, self.columns]
         elif self.columns != slice(0, outputs.shape[-1]):
             outputs = outputs[:, self.columns]
-        heads: Tensor = outputs.unflatten(-1, self.sizes)
-        return heads
+        return outputs.view(-1, *self.sizes)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Project tokens by the weights of `nn.MultiheadAttention`, [N, D_in] -> [N, M d]."""
+        # Views: an index of rows would be copied to the device, and such a copy waits for all work of a GPU.
+        weight, *bias = (one.slice.take(one.slice.parameter().detach()) for one in self.projection.targets)
+        flat = [values.flatten().to(tokens.dtype) for values in bias]
+        return F.linear(tokens, weight.to(tokens.dtype).view(-1, tokens.shape[-1]), *flat)
+
+
+class _LastRows:
+    """Sampled rows of the last tensor; q and k of a layer often have the same input, and sometimes the same output.
+
+    Only another part of the same layer gets the same rows: in compiled models a later layer may reuse the memory.
+    """
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._parts: list[str] = []
+        self._tensor: Tensor | None = None
+        self._at: Positions | None = None
+        self._rows: Tensor | None = None
+
+    def take(self, key: tuple[int, str], tensor: Tensor, projection: Projection, at: Positions) -> Tensor:
+        """Take the sampled rows of a tensor of one projection (layer number, part), [N, features]."""
+        number, part = key
+        if self._tensor is not None and self._rows is not None and self._number == number and self._at is at:
+            is_same = self._tensor.data_ptr() == tensor.data_ptr() and self._tensor.shape == tensor.shape
+            if is_same and part not in self._parts:
+                self._parts.append(part)
+                return self._rows
+        rows = _flat(tensor, projection).index_select(0, at.index)
+        self._number, self._parts, self._tensor, self._at, self._rows = number, [part], tensor, at, rows
+        return rows
 
 
 class Samples:
@@ -124,14 +156,14 @@ class Samples:
         self._sources: dict[tuple[int, str], _Source] = {}
         self._checked: set[tuple[int, str]] = set()
         self._warned = False
-        self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
+        self._inputs, self._outputs = _LastRows(), _LastRows()
 
     def clear(self) -> None:
         """Discard all tokens, except those of a CUDA graph, which every replay renews."""
         self.latest = dict(self._captured)
         self.adapter_inputs.clear()
         self._positions.clear()
-        self._given = None
+        self._inputs, self._outputs = _LastRows(), _LastRows()
 
     def take(
         self,
@@ -159,11 +191,11 @@ class Samples:
         if is_sharded(given) or (not source.is_torch and result.shape[-1] != source.features):
             raise tensor_parallel_error(projection.group.name)
         at = self._choose(shape or grid_of(given, projection), valid, given.device)
-        flat = self._sampled_rows(given, projection, at)  # [N, D_in]
+        flat = self._inputs.take((number, part), given, projection, at)  # [N, D_in]
         if source.is_torch:
-            outputs = self._project(projection, flat).unflatten(-1, source.sizes)
+            outputs = source.project(flat).unflatten(-1, source.sizes)
         else:
-            outputs = source.take_columns(_flat(result, projection).index_select(0, at.index))
+            outputs = source.take_columns(self._outputs.take((number, part), result, projection, at))
         inputs: tuple[Tensor, ...] = (flat,)
         if source.adapters:
             recorded = [self.adapter_inputs[module] for module in source.adapters if module in self.adapter_inputs]
@@ -177,8 +209,7 @@ class Samples:
             outputs = outputs + added.take(whole_tensor(added.parameter().detach())).to(outputs.dtype)
         norm = None
         if projection.norm is not None:
-            norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
-            source.centres = norm.centres
+            norm = source.norm = formula_of(projection.norm, outputs, projection.group.name, source.norm)
         sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, projection.clip, at.is_full)
         self.latest[number, part] = sample
         if is_capturing():
@@ -192,25 +223,6 @@ class Samples:
             positions = choose(shape, self.tokens, valid, device, seed=self.seed, step=step)
             self._positions[key] = positions, valid
         return self._positions[key][0]
-
-    def _sampled_rows(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
-        """Take the sampled rows of a projection's input, [N, D_in]."""
-        if self._given is not None:
-            last, positions, rows = self._given
-            if positions is at and last.data_ptr() == given.data_ptr() and last.shape == given.shape:
-                return rows
-        flat = _flat(given, projection).index_select(0, at.index)
-        self._given = given, at, flat
-        return flat
-
-    def _project(self, projection: Projection, tokens: Tensor) -> Tensor:
-        weight, *bias = [target.slice for target in projection.targets]
-        rows = projection.rows.flatten().to(tokens.device)
-        matrix = weight.parameter().detach()[rows].to(tokens.dtype)
-        if not bias:
-            return F.linear(tokens, matrix)
-        numbers = bias[0].rows.flatten().to(tokens.device)
-        return F.linear(tokens, matrix, bias[0].parameter().detach()[numbers].to(tokens.dtype))
 
     def _warn_without_pairs(self, part: str, projection: Projection, at: Positions) -> None:
         """Warn once if the first sample has no two keys to choose between, so that its logits have no effect."""
