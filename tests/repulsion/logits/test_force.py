@@ -28,6 +28,20 @@ def test_gradients_match_the_reference(name: str, kernel: str) -> None:
         assert float((one - other).norm()) <= 1e-10 * scale, label
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama", "olmo", "stablelm-norms", "torch"])
+def test_gradients_of_compiled_models_match_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    case = (CASES | CHANGED)[name]()
+    rule = SVGD(stepsize=0.3, alpha=0.7, space="logits", tokens=ALL)
+    received = _received(case, rule, is_compiled=True)
+    expected = _expected(case, "rbf", 0.3 * 0.7 / len(case.reads))
+    for label, one, other in zip(case.parameters, received, expected, strict=True):
+        assert float((one - other).norm()) <= 1e-9 * float(other.norm()), label
+    torch.compiler.reset()
+
+
 def test_cosine_ladder_is_the_mean_cosine() -> None:
     torch.manual_seed(0)
     case = CASES["bert"]()
@@ -135,13 +149,15 @@ def test_gradients_of_values_are_unchanged() -> None:
     assert not torch.equal(case.attention.query.weight.grad, before["encoder.layer.1.attention.self.query.weight"])
 
 
-def _received(case: Case, rule: SVGD) -> list[torch.Tensor]:
+def _received(case: Case, rule: SVGD, is_compiled: bool = False) -> list[torch.Tensor]:
     """Gradients after a step with a loss of zero: the force alone."""
     model = case.model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # weights stay; lr=0 would not count as a step
     handle = repel(model, optimizer, rule, match=case.match, example_inputs=case.example_inputs, verbose=False)
-    (case.call() * 0).sum().backward()
+    call = torch.compile(case.call, backend="aot_eager") if is_compiled else case.call
+    (call() * 0).sum().backward()
     optimizer.step()
+    assert handle._logits.sampler.is_compiled is is_compiled
     handle.remove()
     return [case.attention.get_parameter(name).grad for name in case.parameters]  # type: ignore[misc]
 

@@ -82,7 +82,7 @@ def test_masks_of_a_compiled_model_are_copied_before_their_memory_is_reused():
     mask.zero_()
     tokens = torch.randn(6, 10, 16)
     for layer in (0, 1):
-        sampler.take_tokens(layer, "q", tokens, tokens, None)
+        sampler.take_tokens(2 * layer, tokens, tokens, None)
     assert sampler._local[0]["attention_mask"] is sampler._local[1]["attention_mask"]
     assert sampler.samples[0, "q"].weights.all() and sampler.samples[0, "q"].weights is sampler.samples[1, "q"].weights
 
@@ -96,7 +96,7 @@ def test_a_layer_that_reuses_the_memory_of_another_gives_its_own_tokens():
     for number in (0, 1, 1):  # the last layer runs twice, as one that shares its weights
         buffer.normal_()
         for part in "qk":
-            taken.take(number, part, buffer, buffer, None)
+            taken.take(number, part, buffer, buffer, None, (6, 10))
             assert torch.equal(taken.latest[number, part].inputs[0], buffer.flatten(0, 1))
             assert torch.equal(taken.latest[number, part].outputs.flatten(1), buffer.flatten(0, 1))
     assert taken.latest[1, "q"].inputs[0] is taken.latest[1, "k"].inputs[0]

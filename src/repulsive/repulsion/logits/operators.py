@@ -17,15 +17,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-PARTS = ("q", "k", "v")
-
 
 class Receiver(Protocol):
     """What the operators call."""
 
     def begin_layer(self, layer: int) -> None: ...
 
-    def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None: ...
+    def take_tokens(self, call: int, given: Tensor, result: Tensor, valid: Tensor | None) -> None: ...
 
     def compact_mask(self, mask: Tensor) -> Tensor: ...
 
@@ -51,10 +49,10 @@ def _begin_layer(receiver: int, layer: int, written: Tensor) -> None:
 
 
 def _take_tokens(
-    given: Tensor, result: Tensor, valid: Tensor | None, receiver: int, layer: int, part: int, written: Tensor
+    given: Tensor, result: Tensor, valid: Tensor | None, receiver: int, call: int, written: Tensor
 ) -> None:
     if (target := _receivers.get(receiver)) is not None:
-        target.take_tokens(layer, PARTS[part], given, result, valid)
+        target.take_tokens(call, given, result, valid)
 
 
 def _compact_mask(mask: Tensor, receiver: int) -> Tensor:
@@ -83,8 +81,9 @@ def _keep_adapter_input(given: Tensor, receiver: int, adapter: int, written: Ten
 _library = torch.library.Library("repulsive", "FRAGMENT")
 for _schema, _function in {
     "begin_layer(int receiver, int layer, Tensor(a!) written) -> ()": _begin_layer,
-    "take_tokens(Tensor given, Tensor result, Tensor? valid, int receiver, int layer, int part, Tensor(a!) written)"
-    " -> ()": _take_tokens,
+    "take_tokens(Tensor given, Tensor result, Tensor? valid, int receiver, int call, Tensor(a!) written) -> ()": (
+        _take_tokens
+    ),
     "keep_mask(Tensor mask, str name, int receiver, int layer, Tensor(a!) written) -> ()": _keep_mask,
     "keep_adapter_input(Tensor given, int receiver, int adapter, Tensor(a!) written) -> ()": _keep_adapter_input,
 }.items():

@@ -19,7 +19,7 @@ from repulsive.errors import RuleError
 from repulsive.heads.after_projection import projects_positions
 from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.operators import PARTS, like_compact, register
+from repulsive.repulsion.logits.operators import like_compact, register
 from repulsive.repulsion.logits.padding import (
     compact,
     know_arguments,
@@ -29,6 +29,8 @@ from repulsive.repulsion.logits.padding import (
 )
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample, Samples, grid_of
+
+_Member = tuple[int, str, Projection]  # layer number, part ("q", "k" or "v")
 
 
 class Sampler:
@@ -60,10 +62,9 @@ class Sampler:
         self.number = register(self)
         device = self.layers[0].sides[0][1][0].slice.parameter().device
         self.written = torch.zeros((), device=device)  # dummy tensor that the custom operators declare as mutated
-        self._projections: dict[nn.Module, list[tuple[int, str, Projection]]] = defaultdict(list)
-        for number, layer in enumerate(self.layers):
-            for part, projection in layer.watched.items():
-                self._projections[projection.output].append((number, part, projection))
+        self._projections: dict[nn.Module, list[int]] = defaultdict(list)  # indices of the calls of each module
+        self._calls: list[list[_Member]] = []
+        self._find_calls()
         self._adapters = self._find_adapters()
         # Parts that the current call of a layer has not projected yet, for layers that also project positions.
         self._open: dict[int, set[str]] = {
@@ -116,14 +117,25 @@ class Sampler:
         for number, adapter in enumerate(self._adapters):
             self._layer_hooks.append(adapter.register_forward_pre_hook(Hook(self, "_on_adapter", number)))
 
+    def _find_calls(self) -> None:
+        """List the parts of layers that one call of a module projects from the same tokens, such as q and k."""
+        calls: dict[tuple[object, ...], list[_Member]] = defaultdict(list)
+        for number, layer in enumerate(self.layers):
+            for part, projection in layer.watched.items():
+                apart = part if projection.is_torch else _role(part) if layer.where == "cross" else ""
+                calls[projection.output, apart].append((number, part, projection))
+        self._calls = list(calls.values())
+        for index, members in enumerate(self._calls):
+            self._projections[members[0][2].output].append(index)
+
     def _find_adapters(self) -> list[nn.Module]:
         """List the modules of LoRA adapters, whose inputs are recorded."""
         modules = [
             target.slice.module
-            for output, members in self._projections.items()
+            for members in self._calls
             for _, _, projection in members
             for target in projection.targets
-            if target.slice.module is not output and not target.is_bias
+            if target.slice.module is not projection.output and not target.is_bias
         ]
         return list(dict.fromkeys(modules))
 
@@ -180,7 +192,9 @@ class Sampler:
             self._has_run = True
         if not self._is_sampled(module):
             return
-        for number, part, projection in self._projections[module]:
+        for call in self._projections[module]:
+            members = self._calls[call]
+            number, part, projection = members[0]
             given = self._tokens(projection, part, args, kwargs)
             if not isinstance(given, Tensor):
                 raise RuleError(
@@ -200,14 +214,11 @@ class Sampler:
                 valid = self._real_tokens(masks, shape, number, part)
                 if valid is not None:  # a new tensor, because samples know masks by their addresses
                     valid = torch.ops.repulsive.compact_mask(valid, self.number)
-                torch.ops.repulsive.take_tokens(
-                    given.detach(), result.detach(), valid, self.number, number, PARTS.index(part), self.written
-                )
+                torch.ops.repulsive.take_tokens(given.detach(), result.detach(), valid, self.number, call, self.written)
             else:
                 masks = masks_in(module, args, kwargs) if is_torch else self._local.get(number, {})
                 valid = self._real_tokens(masks, shape, number, part)
-                if self._is_first(number, part):
-                    self.taken.take(number, part, given.detach(), result.detach(), valid, shape)
+                self._take(members, given.detach(), result.detach(), valid, shape)
 
     # -- calls of operators in compiled models --------------------------------------------------------------------
 
@@ -215,15 +226,16 @@ class Sampler:
         """Start a call of a layer that also projects positions."""
         self._open[layer] = set(self.layers[layer].watched)
 
-    def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
-        """Sample the tokens of one call of a projection, if a sample is wanted."""
+    def take_tokens(self, call: int, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
+        """Sample the tokens of one call of a module, if a sample is wanted."""
         self.is_compiled = True
-        if not (self.wanted or is_capturing()) or not self._is_first(layer, part):
+        if not (self.wanted or is_capturing()):
             return
-        shape = grid_of(given, self.layers[layer].watched[part])
-        if valid is None and (masks := self._local.get(layer)):
-            valid = self._valid_tokens(masks, shape, layer, part)
-        self.taken.take(layer, part, given, result, valid, shape)
+        number, part, projection = self._calls[call][0]
+        shape = grid_of(given, projection)
+        if valid is None and (masks := self._local.get(number)):
+            valid = self._valid_tokens(masks, shape, number, part)
+        self._take(self._calls[call], given, result, valid, shape)
 
     def compact_mask(self, mask: Tensor) -> Tensor:
         """Reduce a mask to padding if a sample is wanted; else return any tensor of that shape, at no cost."""
@@ -245,6 +257,13 @@ class Sampler:
         """Keep a copy of the input of a LoRA adapter for `take_tokens`."""
         if self.wanted or is_capturing():
             self.taken.adapter_inputs[self._adapters[adapter]] = given.clone()
+
+    def _take(
+        self, members: Sequence[_Member], given: Tensor, result: Tensor, valid: Tensor | None, shape: tuple[int, int]
+    ) -> None:
+        for number, part, _ in members:
+            if self._is_first(number, part):
+                self.taken.take(number, part, given, result, valid, shape)
 
     def _is_first(self, number: int, part: str) -> bool:
         """Check whether a projection sees tokens: its first call in a call of a layer that also projects positions."""

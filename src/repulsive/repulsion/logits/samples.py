@@ -172,7 +172,7 @@ class Samples:
         given: Tensor,
         result: Tensor,
         valid: Tensor | None,
-        shape: tuple[int, int] | None = None,
+        shape: tuple[int, int],
     ) -> None:
         """Sample the tokens of one call of a projection.
 
@@ -182,7 +182,7 @@ class Samples:
             given: input of the projection [..., D_in], detached.
             result: output of the projection [..., features], detached; for `nn.MultiheadAttention` the input again.
             valid: bool [B, T], False for padding; None if there is no padding.
-            shape: the result of `grid_of`, if it is known.
+            shape: the result of `grid_of`.
         """
         source = self._sources.get((number, part))
         if source is None:
@@ -190,7 +190,7 @@ class Samples:
         projection = source.projection
         if is_sharded(given) or (not source.is_torch and result.shape[-1] != source.features):
             raise tensor_parallel_error(projection.group.name)
-        at = self._choose(shape or grid_of(given, projection), valid, given.device)
+        at = self._choose(shape, valid, given.device)
         flat = self._inputs.take((number, part), given, projection, at)  # [N, D_in]
         if source.is_torch:
             outputs = source.project(flat).unflatten(-1, source.sizes)
