@@ -269,23 +269,26 @@ def test_half_precision_weights_are_computed_in_float32():
     torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-5)  # the rounding of the result alone
 
 
-def test_an_attention_sink_is_not_a_token():
+@pytest.mark.parametrize("family", ["GptOss", "GraniteSWA"])
+def test_an_attention_sink_is_not_a_token(family):
     transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, f"{family}Config"):
+        pytest.skip(f"this version of transformers has no {family}")
     torch.manual_seed(0)
-    config = transformers.GptOssConfig(
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 4} if family == "GptOss" else {}
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=20,
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=4,
         intermediate_size=16,
-        num_local_experts=2,
-        num_experts_per_tok=1,
         layer_types=["full_attention"],
         attn_implementation="eager",
+        **experts,
     )
-    model, given = transformers.GptOssForCausalLM(config).eval(), torch.randint(3, 20, (2, 5))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    given = torch.randint(3, 20, (2, 5))
     captured = capture(model, given).layers[0].weights[0]
     with torch.no_grad():
         own = model(given, output_attentions=True).attentions[0]

@@ -412,12 +412,12 @@ def test_copies_and_pickles_of_a_model_do_not_measure():
 
 def test_what_cannot_be_measured_is_said_once():
     model = bert()
-    for layer in model.bert.encoder.layer:  # as DeBERTa has it
-        layer.attention.self.q_bias = nn.Parameter(torch.zeros(32))
+    for layer in model.bert.encoder.layer:  # as Swin v2 has it
+        layer.attention.self.logit_scale = nn.Parameter(torch.zeros(1))
     monitor = HeadMonitor(model, every=1)
     with pytest.warns(HeadWarning, match=r"similarity of attention logits not measured \(layer 0, layer 1\)") as caught:
         forward_passes(model, monitor, 3)
-    assert len(caught) == 1 and "adds q_bias outside" in str(caught[0].message)
+    assert len(caught) == 1 and "compares queries and keys by cosine" in str(caught[0].message)
     assert "heads/similarity" not in monitor.history[0].values() and "heads/entropy" in monitor.history[0].values()
 
 

@@ -40,6 +40,7 @@ class HeadSlice:
     rows: Tensor
     axis: int = 0
     _strides: tuple[int, int, int] | None = field(init=False, repr=False)  # offset, head stride, feature stride
+    _copies: dict[torch.device, Tensor] = field(init=False, repr=False, default_factory=dict)  # rows on devices
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.rows.dtype != torch.int64:
@@ -107,7 +108,7 @@ class HeadSlice:
         heads = self.view(tensor)
         if heads is None:
             features = tensor.movedim(self.axis, 0)
-            heads = features[self.rows.to(tensor.device)]  # [M, R, ...]
+            heads = features[self._rows_on(tensor.device)]  # [M, R, ...]
         return heads.flatten(1)
 
     def put(self, tensor: Tensor, heads: Tensor) -> None:
@@ -116,9 +117,17 @@ class HeadSlice:
         shaped = heads.reshape(*self.rows.shape, *features.shape[1:]).to(tensor.dtype)
         target = self.view(tensor)
         if target is None:
-            features[self.rows.to(tensor.device)] = shaped
+            features[self._rows_on(tensor.device)] = shaped
         else:
             target.copy_(shaped)
+
+    def _rows_on(self, device: torch.device) -> Tensor:
+        """Copy the rows to a device, once: a copy waits for all work of a GPU."""
+        if device.type == "cpu":
+            return self.rows
+        if device not in self._copies:
+            self._copies[device] = self.rows.to(device)
+        return self._copies[device]
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,13 +27,14 @@ class Case:
     valid_q: Tensor | None = None
     valid_k: Tensor | None = None
     example_inputs: Any = None  # for classes whose heads `find_heads` has to trace
+    inputs: Any = None  # keyword arguments of the call
 
 
-def _ids(vocabulary: int = 50, length: int = LENGTH) -> Tensor:
+def ids(vocabulary: int = 50, length: int = LENGTH) -> Tensor:
     return torch.randint(0, vocabulary, (BATCH, length), generator=torch.Generator().manual_seed(1))
 
 
-def _padding() -> Tensor:
+def padding() -> Tensor:
     mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
     mask[0, 3:] = 0
     mask[1, 4:] = 0
@@ -50,10 +51,10 @@ def bert() -> Case:
     )  # fmt: skip
     model = BertModel(config).double()
     inner = model.encoder.layer[1].attention.self
-    mask = _padding()
-    _randomise_biases(inner.query, inner.key)
+    mask = padding()
+    randomise_biases(inner.query, inner.key)
     return Case(
-        model, lambda: model(input_ids=_ids(), attention_mask=mask).last_hidden_state, inner,
+        model, lambda: model(input_ids=ids(), attention_mask=mask).last_hidden_state, inner,
         lambda x: inner.query(x).view(*x.shape[:2], 3, 4), lambda x: inner.key(x).view(*x.shape[:2], 3, 4),
         inner.query, inner.key, [0, 1, 2], ["query.weight", "query.bias", "key.weight", "key.bias"], "*layer.1*",
         mask.bool(), mask.bool(),
@@ -69,9 +70,9 @@ def gpt2() -> Case:
     )
     model = GPT2Model(config).double()
     inner = model.h[1].attn
-    _randomise_biases(inner.c_attn)
+    randomise_biases(inner.c_attn)
     return Case(
-        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        model, lambda: model(input_ids=ids()).last_hidden_state, inner,
         lambda x: inner.c_attn(x)[..., :12].view(*x.shape[:2], 3, 4),
         lambda x: inner.c_attn(x)[..., 12:24].view(*x.shape[:2], 3, 4),
         inner.c_attn, inner.c_attn, [0, 1, 2], ["c_attn.weight", "c_attn.bias"], "*h.1*",
@@ -87,14 +88,14 @@ def neox() -> Case:
     )
     model = GPTNeoXModel(config).double()
     inner = model.layers[1].attention
-    _randomise_biases(inner.query_key_value)
+    randomise_biases(inner.query_key_value)
 
     def part(x: Tensor, which: int) -> Tensor:
         return inner.query_key_value(x).view(*x.shape[:2], 3, 3, 4)[..., which, :]
 
     packed = inner.query_key_value
     return Case(
-        model, lambda: model(input_ids=_ids()).last_hidden_state, inner, lambda x: part(x, 0), lambda x: part(x, 1),
+        model, lambda: model(input_ids=ids()).last_hidden_state, inner, lambda x: part(x, 0), lambda x: part(x, 1),
         packed, packed, [0, 1, 2], ["query_key_value.weight", "query_key_value.bias"], "*layers.1*",
     )  # fmt: skip
 
@@ -109,9 +110,9 @@ def llama() -> Case:
     )  # fmt: skip
     model = LlamaModel(config).double()
     inner = model.layers[1].self_attn
-    mask = _padding().flip(1)  # padded on the left
+    mask = padding().flip(1)  # padded on the left
     return Case(
-        model, lambda: model(input_ids=_ids(), attention_mask=mask).last_hidden_state, inner,
+        model, lambda: model(input_ids=ids(), attention_mask=mask).last_hidden_state, inner,
         lambda x: inner.q_proj(x).view(*x.shape[:2], 4, 4), lambda x: inner.k_proj(x).view(*x.shape[:2], 2, 4),
         inner.q_proj, inner.k_proj, [0, 0, 1, 1], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
         mask.bool(), mask.bool(),
@@ -137,7 +138,7 @@ def qwen3() -> Case:
 
     eps = inner.q_norm.variance_epsilon
     return Case(
-        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        model, lambda: model(input_ids=ids()).last_hidden_state, inner,
         lambda x: normed(inner.q_proj(x).view(*x.shape[:2], 4, 6), inner.q_norm.weight.detach(), eps),
         lambda x: normed(inner.k_proj(x).view(*x.shape[:2], 2, 6), inner.k_norm.weight.detach(), eps),
         inner.q_proj, inner.k_proj, [0, 0, 1, 1], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
@@ -159,7 +160,7 @@ def olmo2() -> Case:
         return (norm.weight.detach() * scaled).view(*x.shape[:2], 3, 4)
 
     return Case(
-        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        model, lambda: model(input_ids=ids()).last_hidden_state, inner,
         lambda x: normed(inner.q_proj(x), inner.q_norm), lambda x: normed(inner.k_proj(x), inner.k_norm),
         inner.q_proj, inner.k_proj, [0, 1, 2], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
     )  # fmt: skip
@@ -180,7 +181,7 @@ def llama4() -> Case:
         return x * (x.square().mean(-1, keepdim=True) + inner.qk_norm.eps).rsqrt()
 
     return Case(
-        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        model, lambda: model(input_ids=ids()).last_hidden_state, inner,
         lambda x: normed(inner.q_proj(x).view(*x.shape[:2], 4, 4)),
         lambda x: normed(inner.k_proj(x).view(*x.shape[:2], 2, 4)),
         inner.q_proj, inner.k_proj, [0, 0, 1, 1], ["q_proj.weight", "k_proj.weight"], "*layers.1*",
@@ -199,11 +200,11 @@ def deepseek() -> Case:
     model = DeepseekV3Model(config).double()
     inner = model.layers[1].self_attn
     return Case(
-        model, lambda: model(input_ids=_ids()).last_hidden_state, inner,
+        model, lambda: model(input_ids=ids()).last_hidden_state, inner,
         lambda x: inner.q_b_proj(x).view(*x.shape[:2], 4, 6)[..., :4],
         lambda x: inner.kv_b_proj(x).view(BATCH, LENGTH, 4, 7)[..., :4],
         inner.q_b_proj, inner.kv_b_proj, [0, 1, 2, 3], ["q_b_proj.weight", "kv_b_proj.weight"], "*layers.1*",
-        example_inputs={"input_ids": _ids()},
+        example_inputs={"input_ids": ids()},
     )  # fmt: skip
 
 
@@ -215,10 +216,10 @@ def lora() -> Case:
     config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
     model = get_peft_model(base.model, config).double()
     inner = base.attention
-    mask = _padding().flip(1)
+    mask = padding().flip(1)
     names = ["q_proj.lora_B.default.weight", "k_proj.lora_B.default.weight"]
     return Case(
-        model, lambda: model(input_ids=_ids(), attention_mask=mask).last_hidden_state, inner, base.queries, base.keys,
+        model, lambda: model(input_ids=ids(), attention_mask=mask).last_hidden_state, inner, base.queries, base.keys,
         inner.q_proj, inner.k_proj, base.reads, names, "*layers.1*", mask.bool(), mask.bool(),
     )  # fmt: skip
 
@@ -238,7 +239,7 @@ def t5_cross() -> Case:
     return Case(
         model,
         lambda: model(
-            input_ids=_ids(length=4), attention_mask=mask, decoder_input_ids=_ids(), use_cache=False
+            input_ids=ids(length=4), attention_mask=mask, decoder_input_ids=ids(), use_cache=False
         ).last_hidden_state,
         inner,
         lambda x: inner.q(x).view(*x.shape[:2], 3, 4), lambda x: inner.k(x).view(*x.shape[:2], 3, 4),
@@ -253,7 +254,7 @@ def torch_encoder(batch_first: bool = True) -> Case:
     inner = model.layers[1].self_attn
     with torch.no_grad():
         inner.in_proj_bias.normal_(generator=torch.Generator().manual_seed(2))
-    padded = ~_padding().bool()
+    padded = ~padding().bool()
     x = torch.randn(BATCH, LENGTH, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     x = x if batch_first else x.transpose(0, 1).contiguous()
 
@@ -268,7 +269,7 @@ def torch_encoder(batch_first: bool = True) -> Case:
     )  # fmt: skip
 
 
-def _randomise_biases(*modules: nn.Module) -> None:
+def randomise_biases(*modules: nn.Module) -> None:
     """Set biases to random values; with the initial zeros a mistake would not show."""
     for number, module in enumerate(modules):
         with torch.no_grad():

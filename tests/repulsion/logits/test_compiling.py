@@ -114,6 +114,45 @@ def test_compiled_models_leave_out_the_padding_of_a_layers_mask():
     torch.testing.assert_close(weights[0][1], weights[1][1])
 
 
+class WithPositions(Attention):
+    """Projects positions with the projections of tokens, and runs twice, as layers that share weights do."""
+
+    share_att_key = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        positions = torch.linspace(-1, 1, 9)[:, None].expand(1, 9, 16)
+        return result + self.q_proj(positions).mean() + self.k_proj(positions).mean()
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer, self.out = nn.Embedding(30, 16), WithPositions(16, 4), nn.Linear(16, 30)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        return self.out(self.layer(x + self.layer(x)))
+
+
+def test_compiled_models_leave_out_projections_of_positions():
+    results = []
+    for run in (None, compiled):
+        torch.manual_seed(0)
+        model = Shared()
+        given: list[torch.Tensor] = []
+        hook = model.layer.q_proj.register_forward_pre_hook(lambda module, args, given=given: given.append(args[0]))
+        loss_of(model, batch(0))
+        hook.remove()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        handle = repel(model, optimizer, RULE, verbose=False, allow_unproved=True)
+        loss_of(model if run is None else run(model), batch(0)).backward()
+        sample = handle._logits.sampler.samples[0, "q"]
+        torch.testing.assert_close(sample.inputs[0], given[2].flatten(0, 1))  # tokens of the second run of the layer
+        results.append(train(model, optimizer, range(3), run=None if run is None else run(model)))
+    torch.testing.assert_close(*results)
+
+
 def test_compiled_models_record_the_inputs_of_adapters():
     peft = pytest.importorskip("peft")
     rule = SVGD("heads", 0.05, space="logits", tokens=64, every=2)

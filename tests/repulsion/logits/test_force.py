@@ -5,17 +5,18 @@ import torch
 
 from repulsive import SVGD, repel
 from repulsive.particles import CosineLadder
+from tests.repulsion.logits.changed_models import CHANGED, clipped
 from tests.repulsion.logits.models import CASES, Case
 from tests.repulsion.logits.oracle import energy, expected_gradients
 
 ALL = 10_000  # more than a batch has, so that all tokens are sampled
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *CHANGED])
 @pytest.mark.parametrize("kernel", ["rbf", "cosine"])
 def test_gradients_match_the_reference(name: str, kernel: str) -> None:
     torch.manual_seed(0)
-    case = CASES[name]()
+    case = (CASES | CHANGED)[name]()
     received = _received(case, SVGD(stepsize=0.3, alpha=0.7, kernel=kernel, space="logits", tokens=ALL))
     heads = len(case.reads)
     expected = _expected(case, kernel, 0.3 * 0.7 / heads)
@@ -27,6 +28,20 @@ def test_gradients_match_the_reference(name: str, kernel: str) -> None:
         assert float((one - other).norm()) <= 1e-10 * scale, label
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama", "olmo", "stablelm-norms", "torch"])
+def test_gradients_of_compiled_models_match_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    case = (CASES | CHANGED)[name]()
+    rule = SVGD(stepsize=0.3, alpha=0.7, space="logits", tokens=ALL)
+    received = _received(case, rule, is_compiled=True)
+    expected = _expected(case, "rbf", 0.3 * 0.7 / len(case.reads))
+    for label, one, other in zip(case.parameters, received, expected, strict=True):
+        assert float((one - other).norm()) <= 1e-9 * float(other.norm()), label
+    torch.compiler.reset()
+
+
 def test_cosine_ladder_is_the_mean_cosine() -> None:
     torch.manual_seed(0)
     case = CASES["bert"]()
@@ -35,10 +50,10 @@ def test_cosine_ladder_is_the_mean_cosine() -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "deberta", "olmo"])
 def test_value_output_circuits_match_the_reference(name: str) -> None:
     torch.manual_seed(0)
-    case = CASES[name]()
+    case = (CASES | CHANGED)[name]()
     value, out, parts = VALUES[name](case)
     heads = len(case.reads)
     rule = SVGD(stepsize=0.3, alpha=0.7, kernel="cosine", space="logits", circuits="qk+ov", tokens=ALL)
@@ -88,7 +103,32 @@ def _gpt2_values(case: Case):
     )
 
 
-VALUES = {"bert": _bert_values, "llama": _llama_values, "gpt2": _gpt2_values}
+def _deberta_values(case: Case):
+    a = case.attention
+    output = case.model.encoder.layer[1].attention.output.dense
+    return (
+        lambda x: a.in_proj(x).unflatten(-1, (3, 3, 4))[..., 2, :] + a.v_bias.view(3, 4),
+        lambda: output.weight.unflatten(1, (3, 4)),
+        [a.in_proj.weight, a.v_bias, output.weight],
+    )
+
+
+def _olmo_values(case: Case):
+    a = case.attention
+    return (
+        lambda x: clipped(a.v_proj(x)),
+        lambda: a.o_proj.weight.unflatten(1, (3, 4)),
+        [a.v_proj.weight, a.o_proj.weight],
+    )
+
+
+VALUES = {
+    "bert": _bert_values,
+    "llama": _llama_values,
+    "gpt2": _gpt2_values,
+    "deberta": _deberta_values,
+    "olmo": _olmo_values,
+}
 
 
 def test_gradients_of_values_are_unchanged() -> None:
@@ -109,13 +149,15 @@ def test_gradients_of_values_are_unchanged() -> None:
     assert not torch.equal(case.attention.query.weight.grad, before["encoder.layer.1.attention.self.query.weight"])
 
 
-def _received(case: Case, rule: SVGD) -> list[torch.Tensor]:
+def _received(case: Case, rule: SVGD, is_compiled: bool = False) -> list[torch.Tensor]:
     """Gradients after a step with a loss of zero: the force alone."""
     model = case.model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # weights stay; lr=0 would not count as a step
     handle = repel(model, optimizer, rule, match=case.match, example_inputs=case.example_inputs, verbose=False)
-    (case.call() * 0).sum().backward()
+    call = torch.compile(case.call, backend="aot_eager") if is_compiled else case.call
+    (call() * 0).sum().backward()
     optimizer.step()
+    assert handle._logits.sampler.is_compiled is is_compiled
     handle.remove()
     return [case.attention.get_parameter(name).grad for name in case.parameters]  # type: ignore[misc]
 
@@ -126,7 +168,8 @@ def _expected(case: Case, kernel: str, factor: float) -> list[torch.Tensor]:
 
     def keep(part: str, position: int):
         def hook(module, args, kwargs, output):
-            inputs[part] = (args[position] if len(args) > position else kwargs["key" if position else "query"]).detach()
+            given = args[position] if len(args) > position else kwargs["key" if position else "query"]
+            inputs.setdefault(part, given.detach())  # DeBERTa v3 projects relative positions afterwards
 
         return hook
 

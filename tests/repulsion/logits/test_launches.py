@@ -150,10 +150,19 @@ def test_packed_projections_without_a_force_on_one_side():
         assert [float(row.unique()) for row in rows] == list(expected)
 
 
+def torch_encoder(device: str):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 16, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    model = nn.Sequential(nn.Embedding(30, 16), encoder, nn.Linear(16, 30)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, optimizer, repel(model, optimizer, RULE, verbose=False)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("rule", [RULE, SVGD(alpha="auto", space="logits", tokens=32, every=3)])
-def test_no_step_waits_for_the_gpu(rule):
-    model, optimizer, _ = deep(3, rule, "cuda")
+@pytest.mark.parametrize("kind", [RULE, SVGD(alpha="auto", space="logits", tokens=32, every=3), "torch"])
+def test_no_step_waits_for_the_gpu(kind):
+    model, optimizer, _ = torch_encoder("cuda") if kind == "torch" else deep(3, kind, "cuda")
     for step in range(7):  # step 3 renews the force, the first steps fill caches
         ids = batch(step).cuda()
         model.zero_grad()

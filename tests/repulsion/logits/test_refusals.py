@@ -115,6 +115,41 @@ def test_tensor_parallel_projections_are_refused(rule):
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize(
+    ("name", "child", "message"),
+    [
+        ("k_sconv", nn.Conv1d(16, 16, 3), r"layers\.0\.k: Attention applies a convolution \(k_sconv\)"),
+        ("scaling", nn.Parameter(torch.zeros(4)), r"layers\.0\.q: .* scales each feature of queries .* \(scaling\)"),
+        ("logit_scale", nn.Parameter(torch.zeros(4)), r"layers\.0\.q: Attention compares queries and keys by cosine"),
+    ],
+)
+def test_changes_between_projection_and_product_are_refused(name, child, message):
+    model = Decoder()
+    setattr(model.layers[0], name, child)
+    with pytest.raises(RuleError, match=message + r".*space='logits' does not support; .*space='sphere'"):
+        repel(model, torch.optim.AdamW(model.parameters()), RULE, allow_unproved=True)
+
+
+def test_a_batch_norm_after_the_projection_is_refused():
+    from transformers import LevitConfig, LevitModel
+
+    config = LevitConfig(
+        image_size=32, hidden_sizes=[16, 16, 16], num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[8, 8, 8],
+        down_ops=[["Subsample", 8, 2, 4, 2, 2], ["Subsample", 8, 2, 4, 2, 2]],
+    )  # fmt: skip
+    model = LevitModel(config)
+    images = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    with pytest.raises(RuleError, match="LevitAttention applies a batch norm to the result of the projection"):
+        repel(model, torch.optim.AdamW(model.parameters()), RULE, example_inputs=images)
+
+
+def test_a_projection_that_returns_a_tuple_is_refused():
+    model, optimizer, _ = make()
+    model.layers[0].q_proj.register_forward_hook(lambda module, args, output: (output, None), prepend=True)
+    with pytest.raises(RuleError, match=r"layers\.0\.q: expected a tensor as the result of Linear, got tuple; exclude"):
+        train(model, optimizer, range(1))
+
+
 def test_a_share_of_the_features_is_refused():
     """As in tensor parallelism that hides the full width from `repel`."""
     model, optimizer, _ = make()

@@ -184,11 +184,10 @@ def _record_logits(
     with guard(layer), full_precision(result.device):
         if name == "softmax":
             scores = args[0] if args else kwargs["input"]
-            logits = by_head(scores.detach().movedim(_softmax_dim(args, kwargs), -1), layer)
+            logits = without_sink(by_head(scores.detach().movedim(_softmax_dim(args, kwargs), -1), layer), layer)
             if logits is not None:
                 items, queries = bounded(items, *logits.shape[1:], device=logits.device)
                 logits = logits[:items] if queries is None else logits[:items, :, queries]
-                logits = without_sink(logits, layer)
         else:
             call = _DOT_PRODUCT.bind(*args, **kwargs)
             call.apply_defaults()
@@ -242,9 +241,13 @@ def _softmax_dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def without_sink(values: Tensor | None, layer: AttentionLayer) -> Tensor | None:
-    """Remove the column of a learned attention sink, which is not a token."""
-    has_sink = isinstance(getattr(layer.attention, "sinks", None), Tensor)
-    return values[..., :-1] if values is not None and has_sink else values
+    """Remove the column of a learned attention sink, which is not a token.
+
+    Granite has a sink without a column: it scales the result of attention, which has as many keys as queries.
+    """
+    if values is None or not isinstance(getattr(layer.attention, "sinks", None), Tensor):
+        return values
+    return values[..., :-1] if values.shape[-1] > values.shape[-2] else values
 
 
 _DOT_PRODUCT = inspect.signature(dot_product_logits)

@@ -9,15 +9,9 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import HeadGroup
+from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, projects_positions, unknown_change
+from repulsive.heads.layout import HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
-
-# Norms that some attention classes have between a projection and the dot product.
-NORMS = {
-    "q": ("q_norm", "q_layernorm", "norm_q", "query_norm", "query_layernorm", "q_ln", "ln_q", "qk_norm"),
-    "k": ("k_norm", "k_layernorm", "norm_k", "key_norm", "key_layernorm", "k_ln", "ln_k", "qk_norm"),
-    "v": ("v_norm", "v_layernorm", "norm_v", "value_norm", "value_layernorm"),
-}
-EXTRA_BIASES = ("q_bias", "k_bias", "v_bias")  # DeBERTa and LayoutLM add them after the projection
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +21,18 @@ class Projection:
     Args:
         group: the heads of the projection.
         module: the module whose result holds the heads; for `nn.MultiheadAttention`, the attention module itself.
+        added: bias that the attention module adds to the result; None if there is none.
         norm: norm that is applied to the result before the dot product; None if there is none.
+        clip: limit to which values are clipped after the norm; None if they are not.
         width: number of features of a head that are recorded; None for all. In latent attention (DeepSeek) the other
             features of a query encode positions.
     """
 
     group: HeadGroup
     module: nn.Module
+    added: HeadSlice | None = None
     norm: nn.Module | None = None
+    clip: float | None = None
     width: int | None = None
 
     @property
@@ -58,12 +56,14 @@ class QKVLayer:
         where: "encoder", "decoder" or "cross".
         parts: projections by part: "q", "k" and, if the layer has its own values, "v".
         serves: the key-value head of each query head; None if each query head has its own.
+        repeats: the attention module if its projections run again on relative positions, which do not count; else None.
     """
 
     name: str
     where: str
     parts: Mapping[str, Projection]
     serves: tuple[int, ...] | None
+    repeats: nn.Module | None = None
 
 
 def find_qkv_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[QKVLayer], dict[str, str]]:
@@ -97,15 +97,15 @@ def _qkv_layer(modules: Mapping[str, nn.Module], name: str, groups: Mapping[str,
         raise HeadLayoutError(f"{kind} ({first.family}) has no {names}")
     if hasattr(attention, "register_propagate_forward_hook"):
         raise HeadLayoutError(f"{kind} attends along the edges of a graph, not to all tokens")
-    if biases := [bias for bias in EXTRA_BIASES if isinstance(getattr(attention, bias, None), Tensor)]:
-        raise HeadLayoutError(f"{kind} adds {biases[0]} outside its projections")
-    if isinstance(getattr(attention, "logit_scale", None), Tensor):  # Swin v2
-        raise HeadLayoutError(f"{kind} compares queries and keys by cosine, outside any module")
+    for group in groups.values():
+        if (change := unknown_change(attention, group)) is not None:
+            raise HeadLayoutError(f"{kind} {change}")
     parts = {part: _projection(modules, attention, group) for part, group in groups.items()}
     content = getattr(attention, "qk_nope_head_dim", None)  # latent attention
     if parts["q"].rows.shape[1] > parts["k"].rows.shape[1] == content:
         parts["q"] = replace(parts["q"], width=content)
-    return QKVLayer(name, first.where, parts, groups["q"].serves)
+    repeats = attention if projects_positions(attention) else None
+    return QKVLayer(name, first.where, parts, groups["q"].serves, repeats)
 
 
 def _projection(modules: Mapping[str, nn.Module], attention: nn.Module, group: HeadGroup) -> Projection:
@@ -116,6 +116,5 @@ def _projection(modules: Mapping[str, nn.Module], attention: nn.Module, group: H
         raise HeadLayoutError(f"{first.parameter_name} is a parameter outside any projection module")
     path = first.parameter_name.removesuffix(".weight").split(".lora_B.")[0]  # the adapted layer, not the adapter
     module = modules.get(path, first.module)
-    norms = (getattr(attention, name, None) for name in NORMS[group.part])
-    norm = next((n for n in norms if isinstance(n, nn.Module) and not isinstance(n, nn.Identity)), None)
-    return Projection(group, module, norm)
+    changes = added_bias(attention, group), norm_between(attention, group.part), clip_limit(attention)
+    return Projection(group, module, *changes)

@@ -1,6 +1,7 @@
 """Sample queries, keys and values of attention layers while a model runs.
 
-Queries, keys and values are recorded after the projections, biases and norms, and before rotary position embeddings.
+Queries, keys and values are recorded after the projections, biases, norms and clipping, and before rotary position
+embeddings.
 `sample_qkv` runs the model in evaluation mode; `recorded_qkv` records a pass that the caller runs.
 """
 
@@ -175,6 +176,7 @@ class _Recorder:
         self.blocks: dict[str, list[Tensor]] = {}
         self.pending: dict[str, Tensor] = {}  # projections whose norm has not run yet
         self.unmatched_norms: set[str] = set()  # parts whose norm had another input
+        self.projected: set[str] = set()  # parts that ran in this call of a layer that also projects positions
 
     def real(self, part: str) -> Tensor | None:
         """Return which tokens of a part count, bool [S, n]; None for all. The batch may be filled during the pass."""
@@ -184,6 +186,8 @@ class _Recorder:
         """Keep a sample of the tokens in `heads` [S, n, M, d]; `real` [S, n] is False for padding."""
         heads, real = heads[: self.items], None if real is None else real[: self.items]
         heads = heads.detach().to(compute_dtype(heads))
+        if (limit := self.result.layer.parts[part].clip) is not None:
+            heads = heads.clamp(-limit, limit)
         if part == "k":
             heads = centre_keys(heads, real)
         rows = heads.flatten(0, 1)  # [N, M, d]
@@ -203,6 +207,10 @@ class _Recorder:
 
     def projection_ran(self, part: str, out: object) -> None:
         """Record the result of a projection."""
+        if self.result.layer.repeats is not None:
+            if part in self.projected:
+                return
+            self.projected.add(part)
         projection = self.result.layer.parts[part]
         if not isinstance(out, Tensor) or out.shape[-1] != projection.features or out.ndim < 2:
             self.result.problem = f"its {part} projection does not return [..., {projection.features}]"
@@ -215,6 +223,8 @@ class _Recorder:
                 return
             out = out.transpose(0, 1)
         heads = out[..., projection.rows.to(out.device)]  # [S, n, M, d], a copy
+        if projection.added is not None:
+            heads = heads + projection.added.take(projection.added.parameter().detach()).to(heads)
         self.flush(part)
         if projection.norm is None:
             self.keep(part, heads, self.mask_of(part, heads))
@@ -232,7 +242,8 @@ class _Recorder:
         for norm_in, norm_out in layouts:
             if norm_in.numel() == heads.numel() and torch.equal(norm_in.reshape(heads.shape), heads):
                 del self.pending[part]
-                self.keep(part, norm_out.reshape(heads.shape), self.mask_of(part, heads))
+                # A copy, because some layers change the result of a norm in place.
+                self.keep(part, norm_out.reshape(heads.shape).clone(), self.mask_of(part, heads))
                 return
         self.unmatched_norms.add(part)
 
@@ -261,6 +272,9 @@ class _Recorder:
 
 
 def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:
+    if (attention := recorder.result.layer.repeats) is not None:
+        hook = attention.register_forward_pre_hook(lambda *_: recorder.projected.clear())
+        stack.callback(hook.remove)
     for part, projection in recorder.result.layer.parts.items():
         if isinstance(projection.module, nn.MultiheadAttention):
             hook_torch(stack, part, projection, recorder.real, recorder.keep)

@@ -14,6 +14,7 @@ from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, centre_keys, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.logits.norms import stack_formulas
 from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample
 
@@ -111,12 +112,13 @@ def logit_forces(
 
 
 def _shape(number: int, layer: LogitLayer, samples: Mapping[tuple[int, str], Sample]) -> tuple[object, ...]:
-    """Return a key that is equal for layers that can be computed together; a layer with a norm is computed alone."""
+    """Return a key that is equal for layers that can be computed together."""
     q, k = samples[number, "q"], samples[number, "k"]
-    separate = number if q.norm is not None or k.norm is not None else None
     sizes = [tuple(x.shape) for s in (q, k) for x in (*s.inputs, s.outputs)]
-    factors = [t.factor for p in (layer.query, layer.key) for t in p.targets]
-    return (separate, layer.reads, *sizes, *factors, q.is_full, k.is_full, k.count, q.outputs.dtype, q.outputs.device)
+    targets = tuple(tuple((t.factor, t.is_bias) for t in p.targets) for p in (layer.query, layer.key))
+    changes = tuple((None if s.norm is None else s.norm.kind, s.clip) for s in (q, k))
+    of_tokens = q.is_full, k.is_full, k.count, q.outputs.dtype, q.outputs.device
+    return (layer.reads, *sizes, targets, changes, *of_tokens)
 
 
 def _force_of_equal_shapes(
@@ -129,15 +131,11 @@ def _force_of_equal_shapes(
 ) -> dict[int, LayerForce]:
     query, key = ([samples[number, part] for number in members] for part in ("q", "k"))
     dtype = compute_dtype(query[0].outputs)
-    raw_q, raw_k = (_stack([s.outputs for s in side]).to(dtype) for side in (query, key))  # [L, N, M, d]
+    raw_q, raw_k = (stacked_outputs(side, dtype) for side in (query, key))  # [L, N, M, d]
     weights_q, weights_k = (_stack([s.weights for s in side]).to(dtype) for side in (query, key))  # [L or 1, N]
-    norm_q, norm_k = query[0].norm, key[0].norm
     with torch.enable_grad():
-        raw_q.requires_grad_(norm_q is not None)
-        raw_k.requires_grad_(norm_k is not None)
-        q = raw_q if norm_q is None else norm_q(raw_q)
+        q, k = changed(raw_q, query), changed(raw_k, key)
         q = q if all(s.is_full for s in query) else q * weights_q[..., None, None]
-        k = raw_k if norm_k is None else norm_k(raw_k)
         if all(s.is_full for s in key):
             k = centre_keys(k.unflatten(1, (key[0].count, -1))).flatten(1, 2)
         else:
@@ -149,9 +147,9 @@ def _force_of_equal_shapes(
     interaction = rule.interact(gram)
     unit = -rule.force_scale(gram.num_particles) * interaction.repulsion  # negative: the optimizer descends it
     push_q, push_k = circuits.pull_back(unit, moments)  # [L, N, M, d], [L, N, M_k, d]
-    if norm_q is not None:
+    if raw_q.requires_grad:
         (push_q,) = torch.autograd.grad(q, raw_q, push_q)
-    if norm_k is not None:
+    if raw_k.requires_grad:
         (push_k,) = torch.autograd.grad(k, raw_k, push_k)
     on_query = to_targets(push_q, query, [layers[number].query for number in members])
     on_key = to_targets(push_k, key, [layers[number].key for number in members])
@@ -167,6 +165,20 @@ def _force_of_equal_shapes(
         number: LayerForce((tuple(part[i] for part in query_parts), tuple(part[i] for part in key_parts)), numbers, i)
         for i, number in enumerate(members)
     }
+
+
+def stacked_outputs(samples: Sequence[Sample], dtype: torch.dtype) -> Tensor:
+    """Stack the projected tokens of several layers, [L, N, M, d]; with gradients if a norm or clipping follows."""
+    raw = _stack([sample.outputs for sample in samples]).to(dtype)
+    return raw.detach().requires_grad_() if samples[0].is_changed else raw
+
+
+def changed(raw: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Apply the norms and the clipping that follow the projections, [L, N, M, d]."""
+    norms = [sample.norm for sample in samples if sample.norm is not None]
+    x = stack_formulas(norms)(raw) if norms else raw
+    clip = samples[0].clip
+    return x if clip is None else x.clamp(-clip, clip)
 
 
 def _nonzero(products: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ def gather_samples(
                 sequences[:, 0].long() + offset,
                 world * tokens,
                 _norm(projection, own),
+                projection.clip,
             )
     return joined
 

@@ -17,13 +17,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-PARTS = ("q", "k", "v")
-
 
 class Receiver(Protocol):
     """What the operators call."""
 
-    def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None: ...
+    def begin_layer(self, layer: int) -> None: ...
+
+    def take_tokens(self, call: int, given: Tensor, result: Tensor, valid: Tensor | None) -> None: ...
+
+    def compact_mask(self, mask: Tensor) -> Tensor: ...
 
     def keep_mask(self, layer: int, name: str, mask: Tensor) -> None: ...
 
@@ -41,11 +43,28 @@ def register(receiver: Receiver) -> int:
     return number
 
 
+def _begin_layer(receiver: int, layer: int, written: Tensor) -> None:
+    if (target := _receivers.get(receiver)) is not None:
+        target.begin_layer(layer)
+
+
 def _take_tokens(
-    given: Tensor, result: Tensor, valid: Tensor | None, receiver: int, layer: int, part: int, written: Tensor
+    given: Tensor, result: Tensor, valid: Tensor | None, receiver: int, call: int, written: Tensor
 ) -> None:
     if (target := _receivers.get(receiver)) is not None:
-        target.take_tokens(layer, PARTS[part], given, result, valid)
+        target.take_tokens(call, given, result, valid)
+
+
+def _compact_mask(mask: Tensor, receiver: int) -> Tensor:
+    target = _receivers.get(receiver)
+    return like_compact(mask) if target is None else target.compact_mask(mask)
+
+
+def like_compact(mask: Tensor) -> Tensor:
+    """Make an uninitialised tensor with the shape and type of a compact mask."""
+    if mask.ndim == 2:
+        return torch.empty_like(mask, memory_format=torch.contiguous_format)
+    return mask.new_empty((mask.shape[0], 1, mask.shape[-1]), dtype=torch.bool)
 
 
 def _keep_mask(mask: Tensor, name: str, receiver: int, layer: int, written: Tensor) -> None:
@@ -61,8 +80,10 @@ def _keep_adapter_input(given: Tensor, receiver: int, adapter: int, written: Ten
 # `written` is a dummy tensor that is declared as mutated, so that calls are neither removed nor reordered.
 _library = torch.library.Library("repulsive", "FRAGMENT")
 for _schema, _function in {
-    "take_tokens(Tensor given, Tensor result, Tensor? valid, int receiver, int layer, int part, Tensor(a!) written)"
-    " -> ()": _take_tokens,
+    "begin_layer(int receiver, int layer, Tensor(a!) written) -> ()": _begin_layer,
+    "take_tokens(Tensor given, Tensor result, Tensor? valid, int receiver, int call, Tensor(a!) written) -> ()": (
+        _take_tokens
+    ),
     "keep_mask(Tensor mask, str name, int receiver, int layer, Tensor(a!) written) -> ()": _keep_mask,
     "keep_adapter_input(Tensor given, int receiver, int adapter, Tensor(a!) written) -> ()": _keep_adapter_input,
 }.items():
@@ -70,3 +91,8 @@ for _schema, _function in {
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"repulsive::{_name}", lambda *args: None, lib=_library)
+
+# Without side effects, so that the compiler merges the calls of all layers that receive the same mask.
+_library.define("compact_mask(Tensor mask, int receiver) -> Tensor")
+_library.impl("compact_mask", _compact_mask, "CompositeExplicitAutograd")
+torch.library.register_fake("repulsive::compact_mask", lambda mask, receiver: like_compact(mask), lib=_library)

@@ -15,6 +15,7 @@ _ENCODER = ("encoder_attention_mask", "memory_key_padding_mask", "src_key_paddin
 _ANY = ("attention_mask", "key_padding_mask", "padding_mask", "pixel_attention_mask", "mask", "src_key_padding_mask")
 NAMES = frozenset((*_DECODER, *_ENCODER, *_ANY))
 _TORCH_NAMES = NAMES - {"mask"}  # in torch's encoder it is a mask [T, T] of queries and keys, not of padding
+_INVERTED = ("MptAttention",)  # classes whose boolean masks are True where a query may not attend
 _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 
 
@@ -27,7 +28,10 @@ def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     names = _TORCH_NAMES if isinstance(module, nn.TransformerEncoder) else NAMES
     given = {name: value for name, value in named.items() if name in names}
     masks = {name: v if isinstance(v, Tensor) else getattr(v, "attention_mask", None) for name, v in given.items()}
-    return {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
+    found = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
+    if type(module).__name__ in _INVERTED:
+        return {name: ~mask if mask.dtype == torch.bool else mask for name, mask in found.items()}
+    return found
 
 
 def name_arguments(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +79,7 @@ def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
 
 def compact(mask: Tensor) -> Tensor:
     """Copy a mask; one of queries and keys is reduced to the keys that some query may attend to, bool [B, 1, S]."""
-    return mask.clone() if mask.ndim == 2 else _visible(mask).unsqueeze(1)
+    return mask.clone(memory_format=torch.contiguous_format) if mask.ndim == 2 else _visible(mask).unsqueeze(1)
 
 
 def know_arguments(modules: Iterable[nn.Module]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,18 +10,16 @@ import torch
 from torch import nn
 
 from repulsive.errors import RuleError
+from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, unknown_change
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.repulsion.sharding.shard_layout import is_sharded
 
-# Names of norms between a projection and the dot product; "qk" is one module for both.
-_NORMS = {
-    part: re.compile(rf"^({part}|{word}|qk)_?(norm|layernorm|layer_norm|ln)$|^(norm|ln)_({part}|{word}|qk)$")
-    for part, word in (("q", "query"), ("k", "key"))
-}
-
 # Weights of an `nn.MultiheadAttention` with kdim or vdim, in the order of their shares of `in_proj_bias`.
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+# Files of attention classes whose inputs are [T, B, D].
+_TIME_FIRST = ("transformers.models.fsmt.modeling_fsmt",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +29,12 @@ class Target:
     Args:
         slice: the parameter's rows for each head; a row of a bias is one number.
         factor: scaling of the parameter's output (for LoRA).
+        is_bias: whether the parameter is a bias.
     """
 
     slice: HeadSlice
     factor: float = 1.0
-
-    @property
-    def is_bias(self) -> bool:
-        return self.slice.parameter().ndim == 1
+    is_bias: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +45,24 @@ class Projection:
         group: the heads of the projection.
         output: the module whose output contains the projected tokens. For `nn.MultiheadAttention`, whose projections
             are not modules, the attention module itself.
-        targets: parameters that receive the force: the weight and its bias, or the weights of LoRA adapters.
+        targets: parameters that receive the force: the weight and its bias, or the weights of LoRA adapters; then the
+            bias that the attention module adds.
         width: number of features of a head that enter the dot product; fewer than its rows if other rows encode
             positions.
+        added: bias that the attention module adds to the output of the projection, or None.
         norm: norm between the projection and the dot product, or None.
+        clip: limit to which values are clipped after the norm, or None.
+        is_time_first: whether tokens are [T, B, D] instead of [B, T, D].
     """
 
     group: HeadGroup
     output: nn.Module
     targets: tuple[Target, ...]
     width: int
+    added: HeadSlice | None = None
     norm: nn.Module | None = None
+    clip: float | None = None
+    is_time_first: bool = False
 
     @property
     def is_torch(self) -> bool:
@@ -208,7 +210,6 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
     Raises:
         RuleError: the projection is not a single matrix applied to tokens.
     """
-    norm = _norm(group, attention)
     part = group.slices[0]
     if len(part.parameter().shape) != 2:
         raise RuleError(
@@ -216,19 +217,33 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
             "choose space='sphere' for this layer"
         )
     refuse_tensor_parallel(part)
+    if (change := unknown_change(attention, group)) is not None:
+        raise RuleError(
+            f"{group.name}: {type(attention).__name__} {change}, which space='logits' does not support; exclude the "
+            "layer with match=..., or choose space='sphere'"
+        )
+    added = added_bias(attention, group)
+    changes = added, norm_between(attention, group.part), clip_limit(attention), _is_time_first(attention)
+    more = (Target(added, is_bias=True),) if added is not None and added.parameter().requires_grad else ()
     adapted = _adapted(part, modules)
     if adapted is not None:
         _refuse_other_adapters(group, adapted)
         factors = [float(adapted.scaling[_adapter(s)]) for s in group.slices]  # type: ignore[index]
         targets = tuple(Target(s, factor) for s, factor in zip(group.slices, factors, strict=True))
-        return Projection(group, adapted, targets, width, norm)
+        return Projection(group, adapted, (*targets, *more), width, *changes)
     if len(group.slices) > 1:
         count = len(group.slices)
         raise RuleError(
             f"{group.name}: space='logits' needs one weight per projection, got {count}; choose space='sphere'"
         )
-    targets = (Target(part), *_bias(part))
-    return Projection(group, part.module, targets, width, norm)
+    targets = (Target(part), *_bias(part), *more)
+    return Projection(group, part.module, targets, width, *changes)
+
+
+def _is_time_first(attention: nn.Module) -> bool:
+    if isinstance(attention, nn.MultiheadAttention):
+        return not attention.batch_first
+    return type(attention).__module__ in _TIME_FIRST
 
 
 def _bias(part: HeadSlice) -> list[Target]:
@@ -242,7 +257,7 @@ def _bias(part: HeadSlice) -> list[Target]:
     if isinstance(part.module, nn.MultiheadAttention) and part.attribute != "in_proj_weight":
         rows = rows + part.module.embed_dim * _SEPARATE.index(part.attribute)
     owner = part.parameter_name.rpartition(".")[0]
-    return [Target(HeadSlice(part.module, attribute, f"{owner}.{attribute}".lstrip("."), rows))]
+    return [Target(HeadSlice(part.module, attribute, f"{owner}.{attribute}".lstrip("."), rows), is_bias=True)]
 
 
 def _adapted(part: HeadSlice, modules: dict[str, nn.Module]) -> nn.Module | None:
@@ -294,10 +309,3 @@ def tensor_parallel_error(name: str) -> RuleError:
 
 def _adapter(part: HeadSlice) -> str:
     return part.parameter_name.rpartition(".lora_B.")[2].removesuffix(".weight")
-
-
-def _norm(group: HeadGroup, attention: nn.Module) -> nn.Module | None:
-    for name, child in attention.named_children() if group.part in _NORMS else ():
-        if _NORMS[group.part].match(name) and not isinstance(child, nn.Identity):
-            return child
-    return None

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
+from repulsive.heads.after_projection import projects_positions
 from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.operators import PARTS, register
+from repulsive.repulsion.logits.operators import like_compact, register
 from repulsive.repulsion.logits.padding import (
     compact,
     know_arguments,
@@ -28,6 +29,8 @@ from repulsive.repulsion.logits.padding import (
 )
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample, Samples, grid_of
+
+_Member = tuple[int, str, Projection]  # layer number, part ("q", "k" or "v")
 
 
 class Sampler:
@@ -51,6 +54,7 @@ class Sampler:
         self._valid: dict[
             tuple[object, ...], tuple[list[Tensor], Tensor | None]
         ] = {}  # masks of this pass as bool [B, T]
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # address of a mask of a compiled model -> mask and copy
         self._model_hooks: list[RemovableHandle] = []
         self._layer_hooks: list[RemovableHandle] = []
         self.is_compiled = False  # whether a compiled model has called the hooks
@@ -58,11 +62,14 @@ class Sampler:
         self.number = register(self)
         device = self.layers[0].sides[0][1][0].slice.parameter().device
         self.written = torch.zeros((), device=device)  # dummy tensor that the custom operators declare as mutated
-        self._projections: dict[nn.Module, list[tuple[int, str, Projection]]] = defaultdict(list)
-        for number, layer in enumerate(self.layers):
-            for part, projection in layer.watched.items():
-                self._projections[projection.output].append((number, part, projection))
+        self._projections: dict[nn.Module, list[int]] = defaultdict(list)  # indices of the calls of each module
+        self._calls: list[list[_Member]] = []
+        self._find_calls()
         self._adapters = self._find_adapters()
+        # Parts that the current call of a layer has not projected yet, for layers that also project positions.
+        self._open: dict[int, set[str]] = {
+            number: set(layer.watched) for number, layer in enumerate(layers) if projects_positions(layer.attention)
+        }
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -110,14 +117,25 @@ class Sampler:
         for number, adapter in enumerate(self._adapters):
             self._layer_hooks.append(adapter.register_forward_pre_hook(Hook(self, "_on_adapter", number)))
 
+    def _find_calls(self) -> None:
+        """List the parts of layers that one call of a module projects from the same tokens, such as q and k."""
+        calls: dict[tuple[object, ...], list[_Member]] = defaultdict(list)
+        for number, layer in enumerate(self.layers):
+            for part, projection in layer.watched.items():
+                apart = part if projection.is_torch else _role(part) if layer.where == "cross" else ""
+                calls[projection.output, apart].append((number, part, projection))
+        self._calls = list(calls.values())
+        for index, members in enumerate(self._calls):
+            self._projections[members[0][2].output].append(index)
+
     def _find_adapters(self) -> list[nn.Module]:
         """List the modules of LoRA adapters, whose inputs are recorded."""
         modules = [
             target.slice.module
-            for output, members in self._projections.items()
+            for members in self._calls
             for _, _, projection in members
             for target in projection.targets
-            if target.slice.module is not output
+            if target.slice.module is not projection.output and not target.is_bias
         ]
         return list(dict.fromkeys(modules))
 
@@ -134,7 +152,7 @@ class Sampler:
     def clear(self) -> None:
         """Discard all tokens and masks."""
         self.taken.clear()
-        self._masks, self._local, self._valid = {}, {}, {}
+        self._masks, self._local, self._valid, self._copies = {}, {}, {}, {}
 
     def _on_model(self, is_outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling() and is_capturing():
@@ -148,10 +166,16 @@ class Sampler:
     def _on_attention(self, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._is_sampled(module):
             return
+        if number in self._open:
+            if torch.compiler.is_compiling():
+                torch.ops.repulsive.begin_layer(self.number, number, self.written)
+            else:
+                self.begin_layer(number)
         masks = masks_in(module, args, kwargs)
         if torch.compiler.is_compiling():
             for name, mask in masks.items():
-                torch.ops.repulsive.keep_mask(mask, name, self.number, number, self.written)
+                small = torch.ops.repulsive.compact_mask(mask.detach(), self.number)
+                torch.ops.repulsive.keep_mask(small, name, self.number, number, self.written)
         else:
             self._local[number] = masks
 
@@ -168,66 +192,110 @@ class Sampler:
             self._has_run = True
         if not self._is_sampled(module):
             return
-        for number, part, projection in self._projections[module]:
+        for call in self._projections[module]:
+            members = self._calls[call]
+            number, part, projection = members[0]
             given = self._tokens(projection, part, args, kwargs)
             if not isinstance(given, Tensor):
-                raise RuleError(f"{projection.group.name}: expected a tensor as its input, got {type(given).__name__}")
+                raise RuleError(
+                    f"{projection.group.name}: expected a tensor as its input, got {type(given).__name__}; exclude the "
+                    "layer with match=..., or choose space='sphere'"
+                )
             is_torch = projection.is_torch
             result = given if is_torch else output
+            if not isinstance(result, Tensor):
+                raise RuleError(
+                    f"{projection.group.name}: expected a tensor as the result of {type(module).__name__}, got "
+                    f"{type(result).__name__}; exclude the layer with match=..., or choose space='sphere'"
+                )
             shape = grid_of(given, projection)
             if torch.compiler.is_compiling():
                 masks = masks_in(module, args, kwargs) if is_torch else {}  # `take_tokens` reads those of the layer
                 valid = self._real_tokens(masks, shape, number, part)
-                torch.ops.repulsive.take_tokens(
-                    given.detach(), result.detach(), valid, self.number, number, PARTS.index(part), self.written
-                )
+                if valid is not None:  # a new tensor, because samples know masks by their addresses
+                    valid = torch.ops.repulsive.compact_mask(valid, self.number)
+                torch.ops.repulsive.take_tokens(given.detach(), result.detach(), valid, self.number, call, self.written)
             else:
                 masks = masks_in(module, args, kwargs) if is_torch else self._local.get(number, {})
                 valid = self._real_tokens(masks, shape, number, part)
-                self.taken.take(number, part, given.detach(), result.detach(), valid, shape)
+                self._take(members, given.detach(), result.detach(), valid, shape)
 
     # -- calls of operators in compiled models --------------------------------------------------------------------
 
-    def take_tokens(self, layer: int, part: str, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
-        """Sample the tokens of one call of a projection, if a sample is wanted."""
+    def begin_layer(self, layer: int) -> None:
+        """Start a call of a layer that also projects positions."""
+        self._open[layer] = set(self.layers[layer].watched)
+
+    def take_tokens(self, call: int, given: Tensor, result: Tensor, valid: Tensor | None) -> None:
+        """Sample the tokens of one call of a module, if a sample is wanted."""
         self.is_compiled = True
         if not (self.wanted or is_capturing()):
             return
-        if valid is None and (masks := self._local.get(layer)):
-            projection = self.layers[layer].watched[part]
-            valid = valid_tokens(masks, grid_of(given, projection), self.layers[layer].where, _role(part))
-        self.taken.take(layer, part, given, result, valid)
+        number, part, projection = self._calls[call][0]
+        shape = grid_of(given, projection)
+        if valid is None and (masks := self._local.get(number)):
+            valid = self._valid_tokens(masks, shape, number, part)
+        self._take(self._calls[call], given, result, valid, shape)
+
+    def compact_mask(self, mask: Tensor) -> Tensor:
+        """Reduce a mask to padding if a sample is wanted; else return any tensor of that shape, at no cost."""
+        return compact(mask) if self.wanted or is_capturing() else like_compact(mask)
 
     def keep_mask(self, layer: int, name: str, mask: Tensor) -> None:
-        """Keep a copy of a mask of an attention layer for `take_tokens`."""
-        if self.wanted or is_capturing():
-            self._local.setdefault(layer, {})[name] = compact(mask)
+        """Keep a copy of a compact mask of an attention layer for `take_tokens`.
+
+        Layers that share a mask share its copy. The mask is kept, too, so that no other mask gets its address.
+        """
+        if not (self.wanted or is_capturing()):
+            return
+        address = mask.data_ptr()
+        if address not in self._copies or is_capturing():
+            self._copies[address] = mask, mask.clone()
+        self._local.setdefault(layer, {})[name] = self._copies[address][1]
 
     def keep_adapter_input(self, adapter: int, given: Tensor) -> None:
         """Keep a copy of the input of a LoRA adapter for `take_tokens`."""
         if self.wanted or is_capturing():
             self.taken.adapter_inputs[self._adapters[adapter]] = given.clone()
 
+    def _take(
+        self, members: Sequence[_Member], given: Tensor, result: Tensor, valid: Tensor | None, shape: tuple[int, int]
+    ) -> None:
+        for number, part, _ in members:
+            if self._is_first(number, part):
+                self.taken.take(number, part, given, result, valid, shape)
+
+    def _is_first(self, number: int, part: str) -> bool:
+        """Check whether a projection sees tokens: its first call in a call of a layer that also projects positions."""
+        parts = self._open.get(number)
+        if parts is None:
+            return True
+        is_first = part in parts
+        parts.discard(part)
+        return is_first
+
     def _real_tokens(self, masks: dict[str, Tensor], shape: tuple[int, int], number: int, part: str) -> Tensor | None:
         """Find the tokens that are not padding, from the masks of the model or else of the layer.
 
         Layers that receive the same masks share the result, and so the sampled positions.
         """
-        where, role = self.layers[number].where, _role(part)
         for some, of_source in ((self._masks, self._has_source), (masks, False)):
-            if not some:
-                continue
-            if torch.compiler.is_compiling():
-                valid = valid_tokens(some, shape, where, role, of_source)
-            else:
-                tensors = list(some.values())
-                key = (*map(id, tensors), shape, where, role if where == "cross" else "", of_source)
-                if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
-                    self._valid[key] = tensors, valid_tokens(some, shape, where, role, of_source)
-                valid = self._valid[key][1]
-            if valid is not None:
+            if some and (valid := self._valid_tokens(some, shape, number, part, of_source)) is not None:
                 return valid
         return None
+
+    def _valid_tokens(
+        self, masks: dict[str, Tensor], shape: tuple[int, int], number: int, part: str, of_source: bool = False
+    ) -> Tensor | None:
+        """Find the tokens that are not padding; remember the result for other layers with the same masks."""
+        where, role = self.layers[number].where, _role(part)
+        if torch.compiler.is_compiling():
+            return valid_tokens(masks, shape, where, role, of_source)
+        tensors = list(masks.values())
+        key = (*map(id, tensors), shape, where, role if where == "cross" else "", of_source)
+        if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
+            self._valid[key] = tensors, valid_tokens(masks, shape, where, role, of_source)
+        return self._valid[key][1]
 
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import RuleError
+from repulsive.heads.layout import whole_tensor
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection, tensor_parallel_error
@@ -33,11 +34,12 @@ class Sample:
 
     Args:
         inputs: input of each weight of the projection, [N, D_in] each.
-        outputs: projected tokens [N, M, d], before any norm.
+        outputs: projected tokens [N, M, d] with all biases, before any norm.
         weights: 1 for a real token, 0 for padding, [N].
         sequences: index of the sequence that each token belongs to, int64 [N].
         count: number of sequences.
-        norm: norm on q or k during the forward pass, or None.
+        norm: norm on q, k or v during the forward pass, or None.
+        clip: limit to which values are clipped after the norm, or None.
         is_full: see `Positions`.
     """
 
@@ -47,7 +49,13 @@ class Sample:
     sequences: Tensor
     count: int
     norm: NormFormula | None = None
+    clip: float | None = None
     is_full: bool = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a norm or clipping follows the projection."""
+        return self.norm is not None or self.clip is not None
 
 
 @dataclass
@@ -61,7 +69,7 @@ class _Source:
         columns: output features of all heads; a slice if they follow each other.
         features: number of output features of the module, of all heads and all parts.
         adapters: modules of LoRA adapters, whose inputs are recorded.
-        centres: whether a norm on its output subtracts the mean; None before the first sample.
+        norm: the last formula of the norm on its output; None before the first sample.
     """
 
     projection: Projection
@@ -70,7 +78,7 @@ class _Source:
     columns: Tensor | slice
     features: int
     adapters: list[nn.Module]
-    centres: bool | None = None
+    norm: NormFormula | None = None
 
     @classmethod
     def of(cls, projection: Projection) -> _Source:
@@ -78,7 +86,7 @@ class _Source:
         first, count = int(rows[0]), len(rows)
         is_contiguous = torch.equal(rows, torch.arange(first, first + count))
         columns = slice(first, first + count) if is_contiguous else rows
-        modules = [target.slice.module for target in projection.targets]
+        modules = [target.slice.module for target in projection.targets if not target.is_bias]
         adapters = modules if modules[0] is not projection.output else []
         weight = projection.group.slices[0]
         features = int(weight.parameter().shape[weight.axis])
@@ -92,8 +100,40 @@ class _Source:
             outputs = outputs[:, self.columns]
         elif self.columns != slice(0, outputs.shape[-1]):
             outputs = outputs[:, self.columns]
-        heads: Tensor = outputs.unflatten(-1, self.sizes)
-        return heads
+        return outputs.view(-1, *self.sizes)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Project tokens by the weights of `nn.MultiheadAttention`, [N, D_in] -> [N, M d]."""
+        # Views: an index of rows would be copied to the device, and such a copy waits for all work of a GPU.
+        weight, *bias = (one.slice.take(one.slice.parameter().detach()) for one in self.projection.targets)
+        flat = [values.flatten().to(tokens.dtype) for values in bias]
+        return F.linear(tokens, weight.to(tokens.dtype).view(-1, tokens.shape[-1]), *flat)
+
+
+class _LastRows:
+    """Sampled rows of the last tensor; q and k of a layer often have the same input, and sometimes the same output.
+
+    Only another part of the same layer gets the same rows: in compiled models a later layer may reuse the memory.
+    """
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._parts: list[str] = []
+        self._tensor: Tensor | None = None
+        self._at: Positions | None = None
+        self._rows: Tensor | None = None
+
+    def take(self, key: tuple[int, str], tensor: Tensor, projection: Projection, at: Positions) -> Tensor:
+        """Take the sampled rows of a tensor of one projection (layer number, part), [N, features]."""
+        number, part = key
+        if self._tensor is not None and self._rows is not None and self._number == number and self._at is at:
+            is_same = self._tensor.data_ptr() == tensor.data_ptr() and self._tensor.shape == tensor.shape
+            if is_same and part not in self._parts:
+                self._parts.append(part)
+                return self._rows
+        rows = _flat(tensor, projection).index_select(0, at.index)
+        self._number, self._parts, self._tensor, self._at, self._rows = number, [part], tensor, at, rows
+        return rows
 
 
 class Samples:
@@ -116,14 +156,14 @@ class Samples:
         self._sources: dict[tuple[int, str], _Source] = {}
         self._checked: set[tuple[int, str]] = set()
         self._warned = False
-        self._given: tuple[Tensor, Positions, Tensor] | None = None  # q and k of a layer often have the same input
+        self._inputs, self._outputs = _LastRows(), _LastRows()
 
     def clear(self) -> None:
         """Discard all tokens, except those of a CUDA graph, which every replay renews."""
         self.latest = dict(self._captured)
         self.adapter_inputs.clear()
         self._positions.clear()
-        self._given = None
+        self._inputs, self._outputs = _LastRows(), _LastRows()
 
     def take(
         self,
@@ -132,7 +172,7 @@ class Samples:
         given: Tensor,
         result: Tensor,
         valid: Tensor | None,
-        shape: tuple[int, int] | None = None,
+        shape: tuple[int, int],
     ) -> None:
         """Sample the tokens of one call of a projection.
 
@@ -142,7 +182,7 @@ class Samples:
             given: input of the projection [..., D_in], detached.
             result: output of the projection [..., features], detached; for `nn.MultiheadAttention` the input again.
             valid: bool [B, T], False for padding; None if there is no padding.
-            shape: the result of `grid_of`, if it is known.
+            shape: the result of `grid_of`.
         """
         source = self._sources.get((number, part))
         if source is None:
@@ -150,26 +190,27 @@ class Samples:
         projection = source.projection
         if is_sharded(given) or (not source.is_torch and result.shape[-1] != source.features):
             raise tensor_parallel_error(projection.group.name)
-        at = self._choose(shape or grid_of(given, projection), valid, given.device)
-        flat = self._sampled_rows(given, projection, at)  # [N, D_in]
+        at = self._choose(shape, valid, given.device)
+        flat = self._inputs.take((number, part), given, projection, at)  # [N, D_in]
         if source.is_torch:
-            outputs = self._project(projection, flat).unflatten(-1, source.sizes)
+            outputs = source.project(flat).unflatten(-1, source.sizes)
         else:
-            outputs = source.take_columns(result.reshape(-1, result.shape[-1]).index_select(0, at.index))
+            outputs = source.take_columns(self._outputs.take((number, part), result, projection, at))
         inputs: tuple[Tensor, ...] = (flat,)
         if source.adapters:
             recorded = [self.adapter_inputs[module] for module in source.adapters if module in self.adapter_inputs]
-            inputs = tuple(x.flatten(0, -2).index_select(0, at.index) for x in recorded)
-        norm = None
-        if projection.norm is not None:
-            norm = formula_of(projection.norm, outputs, projection.group.name, source.centres)
-            source.centres = norm.centres
+            inputs = tuple(_flat(x, projection).index_select(0, at.index) for x in recorded)
         if (number, part) not in self._checked and not is_capturing():
             self._checked.add((number, part))
             self._warn_without_pairs(part, projection, at)
             if len(inputs) == 1:
                 self._check(projection, flat, outputs)
-        sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, at.is_full)
+        if (added := projection.added) is not None:
+            outputs = outputs + added.take(whole_tensor(added.parameter().detach())).to(outputs.dtype)
+        norm = None
+        if projection.norm is not None:
+            norm = source.norm = formula_of(projection.norm, outputs, projection.group.name, source.norm)
+        sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, projection.clip, at.is_full)
         self.latest[number, part] = sample
         if is_capturing():
             self._captured[number, part] = sample
@@ -182,25 +223,6 @@ class Samples:
             positions = choose(shape, self.tokens, valid, device, seed=self.seed, step=step)
             self._positions[key] = positions, valid
         return self._positions[key][0]
-
-    def _sampled_rows(self, given: Tensor, projection: Projection, at: Positions) -> Tensor:
-        """Take the sampled rows of a projection's input, [N, D_in]."""
-        if self._given is not None:
-            last, positions, rows = self._given
-            if positions is at and last.data_ptr() == given.data_ptr() and last.shape == given.shape:
-                return rows
-        flat = _flat(given, projection).index_select(0, at.index)
-        self._given = given, at, flat
-        return flat
-
-    def _project(self, projection: Projection, tokens: Tensor) -> Tensor:
-        weight, *bias = [target.slice for target in projection.targets]
-        rows = projection.rows.flatten().to(tokens.device)
-        matrix = weight.parameter().detach()[rows].to(tokens.dtype)
-        if not bias:
-            return F.linear(tokens, matrix)
-        numbers = bias[0].rows.flatten().to(tokens.device)
-        return F.linear(tokens, matrix, bias[0].parameter().detach()[numbers].to(tokens.dtype))
 
     def _warn_without_pairs(self, part: str, projection: Projection, at: Positions) -> None:
         """Warn once if the first sample has no two keys to choose between, so that its logits have no effect."""
@@ -238,17 +260,13 @@ def grid_of(tokens: Tensor, projection: Projection) -> tuple[int, int]:
     """Return the number of sequences and of tokens per sequence, (B, T)."""
     if tokens.ndim == 2:
         return 1, tokens.shape[0]
-    if _is_transposed(projection):
+    if projection.is_time_first:
         return tokens.shape[1], tokens.shape[0]
     return tokens.shape[0], math.prod(tokens.shape[1:-1])
 
 
 def _flat(tokens: Tensor, projection: Projection) -> Tensor:
     """Flatten tokens to [B T, D], sequence after sequence."""
-    if tokens.ndim == 3 and _is_transposed(projection):
+    if tokens.ndim == 3 and projection.is_time_first:
         tokens = tokens.transpose(0, 1)
     return tokens.flatten(0, -2)
-
-
-def _is_transposed(projection: Projection) -> bool:
-    return isinstance(projection.output, nn.MultiheadAttention) and not projection.output.batch_first

@@ -20,7 +20,7 @@ from repulsive.heads.table.output_projection import output_projection
 from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, function_gram
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, to_targets
+from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, changed, stacked_outputs, to_targets
 from repulsive.repulsion.logits.projections import Projection, Target, projection_of, reads_of, refuse_tensor_parallel
 from repulsive.repulsion.logits.samples import Sample
 
@@ -113,10 +113,12 @@ def value_force(
 ) -> LayerForce:
     """Compute the force between the value-output circuits of one layer, which has the given number."""
     dtype = compute_dtype(sample.outputs)
-    values = sample.outputs.to(dtype) * sample.weights.to(dtype)[:, None, None]  # [N, M_v, d]
+    raw = stacked_outputs([sample], dtype)  # [1, N, M_v, d]
+    with torch.enable_grad():
+        values = changed(raw, [sample])[0] * sample.weights.to(dtype)[:, None, None]  # [N, M_v, d]
     part = layer.out.slices[0]
     columns = part.take(whole_tensor(part.parameter().detach())).unflatten(1, (part.rows.shape[1], -1))  # [M, d, D]
-    circuits = Circuits(values, columns.to(dtype).movedim(2, 0), left_of=layer.reads)
+    circuits = Circuits(values.detach(), columns.to(dtype).movedim(2, 0), left_of=layer.reads)
     with torch.no_grad(), full_precision(values.device):
         moments = circuits.moments()
         products = (moments[0] * moments[1]).sum((-3, -1))  # [M, M]
@@ -124,7 +126,11 @@ def value_force(
         interaction = rule.interact(gram)
         unit = -rule.force_scale(gram.num_particles) * interaction.repulsion
         push, on_columns = circuits.pull_back(unit, moments)  # [N, M_v, d], [D, M, d]
-        on_value = to_targets(push.unsqueeze(0), [sample], [layer.value])
+        if raw.requires_grad:
+            (push,) = torch.autograd.grad(values, raw, push)
+        else:
+            push = push.unsqueeze(0)
+        on_value = to_targets(push, [sample], [layer.value])
         sides = [[f[0] for f in on_value], [on_columns.movedim(0, 2)]]  # [M, d, D]
         norm = torch.stack([f.square().sum() for side in sides for f in side]).sum().sqrt()
         alpha = rule.weight_of(step, None if drive is None else drive.to(norm), norm)

@@ -35,6 +35,7 @@ class _Parameter:
         registry: the module's parameters, for a fast lookup; None if the tensor is not in it.
         is_whole: whether there is one slice, which covers the parameter.
         packed: force on the whole parameter, zero outside of the slices; unless `is_whole`.
+        views: the rows of each slice in `packed`, [M, rows, ...]; None for rows without a regular stride.
         factor: share in the rows of the slices and 1 elsewhere; unless `is_whole`.
     """
 
@@ -43,6 +44,7 @@ class _Parameter:
     registry: dict[str, Tensor] | None = None
     is_whole: bool = False
     packed: Tensor | None = None
+    views: list[Tensor | None] = field(default_factory=list)
     factor: Tensor | None = None
 
     def current(self) -> Tensor:
@@ -108,8 +110,9 @@ class Writer:
     def load(self, forces: Sequence[Tensor | None]) -> None:
         """Set the force on each slice, [M, rows, ...]; None for no force."""
         kinds: dict[tuple[bool, bool, bool], _Kind] = {}
-        for owner in self._parameters:
-            parameter = owner.current()
+        parameters = [owner.current() for owner in self._parameters]
+        self._pack(forces, parameters)
+        for owner, parameter in zip(self._parameters, parameters, strict=True):
             force, factor = self._force(owner, forces, parameter), self._factor(owner, parameter)
             is_slow = owner.registry is None
             if type(parameter) is not nn.Parameter and is_sharded(parameter):
@@ -163,6 +166,27 @@ class Writer:
             if forces:
                 torch._foreach_add_(grads, forces)
 
+    def _pack(self, forces: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> None:
+        """Copy the forces on parts of parameters into whole tensors, in one call."""
+        targets, sources = [], []
+        for owner, parameter in zip(self._parameters, parameters, strict=True):
+            if owner.is_whole or all(forces[place] is None for place in owner.places):
+                continue
+            if owner.packed is None or not _are_alike(owner.packed, parameter):
+                owner.packed = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+                owner.views = [part.view(owner.packed) for part in owner.slices]
+            for part, place, view in zip(owner.slices, owner.places, owner.views, strict=True):
+                force = forces[place]
+                if view is None:
+                    part.put(owner.packed, torch.zeros_like(part.take(owner.packed)) if force is None else force)
+                elif force is None:
+                    view.zero_()
+                else:
+                    targets.append(view)
+                    sources.append(force if force.shape == view.shape else force.reshape(view.shape))
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
     def _force(self, owner: _Parameter, forces: Sequence[Tensor | None], parameter: Tensor) -> Tensor | None:
         """Return the force on a whole parameter."""
         if owner.is_whole:
@@ -171,17 +195,7 @@ class Writer:
                 return None
             force = force.reshape(parameter.shape)
             return force if force.dtype == parameter.dtype else force.to(parameter.dtype)
-        given = [forces[place] for place in owner.places]
-        if all(force is None for force in given):
-            return None
-        if owner.packed is None or not _are_alike(owner.packed, parameter):
-            owner.packed = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        for part, force in zip(owner.slices, given, strict=True):
-            if force is not None:
-                part.put(owner.packed, force)
-            else:
-                part.put(owner.packed, torch.zeros_like(part.take(owner.packed)))
-        return owner.packed
+        return None if all(forces[place] is None for place in owner.places) else owner.packed
 
     def _factor(self, owner: _Parameter, parameter: Tensor) -> Tensor | None:
         """Return a tensor with the share in rows of heads and 1 in other rows; None if it is the same in all rows."""

@@ -1,0 +1,100 @@
+"""What an attention layer applies to queries, keys and values between their projection and the dot product.
+
+In this order: a bias that is a parameter of the attention module, a norm, and clipping. Rotations by position come
+after them and are left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.errors import HeadLayoutError
+from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.module_paths import module_of
+
+# DeBERTa and LayoutLMv2 have q_bias and v_bias. With relative positions, pos_bias_u (Wav2Vec2-Conformer), bias_u
+# (Parakeet) and r_w_bias (Funnel) are added in the part of the logits that depends on the key token.
+_BIASES = {"q": ("q_bias", "pos_bias_u", "bias_u", "r_w_bias"), "k": ("k_bias",), "v": ("v_bias",)}
+
+# "qk" is one module for queries and keys.
+_NORMS = {
+    part: re.compile(rf"^({words})_?(norm|layernorm|layer_norm|ln)$|^(norm|ln)_({words})$")
+    for part, words in (("q", "q|query|qk"), ("k", "k|key|qk"), ("v", "v|value"))
+}
+
+_SCALES = ("scaling", "per_dim_scale")  # TimesFM; the audio encoders of Gemma 3n and 4
+_CONVOLUTIONS = {part: re.compile(rf"^{part}_s?conv(1d)?$") for part in "qkv"}
+
+
+def added_bias(attention: nn.Module, group: HeadGroup) -> HeadSlice | None:
+    """Find the parameter of the attention module that is added to a projection; None if there is none.
+
+    Args:
+        attention: the attention module.
+        group: the heads of one part (q, k or v).
+
+    Raises:
+        HeadLayoutError: the bias does not have one number for each feature of each head.
+    """
+    rows = group.slices[0].rows  # [M, d]
+    for name in _BIASES.get(group.part, ()):
+        bias = getattr(attention, name, None)
+        if not isinstance(bias, nn.Parameter):
+            continue
+        path = f"{module_of(group)}.{name}".lstrip(".")
+        if bias.shape == rows.shape:
+            return HeadSlice(attention, name, path, torch.arange(len(rows)).view(-1, 1))
+        if bias.ndim and bias.shape[-1] == bias.numel() == rows.numel():
+            return HeadSlice(attention, name, path, torch.arange(rows.numel()).view(rows.shape), axis=bias.ndim - 1)
+        raise HeadLayoutError(
+            f"{path}: expected a bias with {rows.numel()} numbers for {len(rows)} heads, got shape {list(bias.shape)}; "
+            "exclude the layer with match=..."
+        )
+    return None
+
+
+def norm_between(attention: nn.Module, part: str) -> nn.Module | None:
+    """Find the norm between a projection (q, k or v) and the dot product, by its name; None if there is none."""
+    for name, child in attention.named_children() if part in _NORMS else ():
+        if _NORMS[part].match(name) and not isinstance(child, nn.Identity):
+            return child
+    return None
+
+
+def clip_limit(attention: nn.Module) -> float | None:
+    """Return the limit to which queries, keys and values are clipped (`clip_qkv`); None if they are not."""
+    for owner in (attention, getattr(attention, "config", None)):
+        limit = getattr(owner, "clip_qkv", None)
+        if isinstance(limit, int | float) and limit > 0:
+            return float(limit)
+    return None
+
+
+def projects_positions(attention: nn.Module) -> bool:
+    """Check whether projections of tokens run a second time, on relative positions (DeBERTa v2 and v3, SEW-D)."""
+    return getattr(attention, "share_att_key", False) is True
+
+
+def unknown_change(attention: nn.Module, group: HeadGroup) -> str | None:
+    """Describe what is applied to a projection beyond a bias, a norm and clipping; None if nothing is known to be.
+
+    Args:
+        attention: the attention module.
+        group: the heads of one part (q, k or v).
+    """
+    if group.part in ("q", "k") and isinstance(getattr(attention, "logit_scale", None), Tensor):  # Swin v2
+        return "compares queries and keys by cosine, outside any module"
+    for name in _SCALES if group.part == "q" else ():
+        if isinstance(getattr(attention, name, None), nn.Parameter):
+            return f"scales each feature of queries by a parameter ({name})"
+    projection = group.slices[0].module
+    for name, child in attention.named_children():
+        if group.part in _CONVOLUTIONS and _CONVOLUTIONS[group.part].match(name):  # Inkling
+            return f"applies a convolution ({name}) to the result of the projection"
+        inside = set(child.modules())
+        if projection in inside and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in inside):
+            return "applies a batch norm to the result of the projection"  # LeViT
+    return None
