@@ -90,21 +90,21 @@ class Round(TimedLoop):
         super().__init__(task, device)
         self.batches, self._single = batches, single
         self.bare.train()
+        self._compute_gradients = self._gradients
         if single is not None:
-            self._gradients = self._one_by_one
+            self._gradients = self._one_by_one  # type: ignore[assignment]
 
     def round(self) -> None:
         for batch in self.batches:
-            self._indices = batch.indices.tolist()
             self._learn(batch)
             self.step += 1
         self.meter.reset()
 
-    def _one_by_one(self, inputs: Inputs, length: int) -> None:
+    def _one_by_one(self, batch: GraphBatch) -> None:
         assert self._single is not None
         self.optimizer.zero_grad()
-        moved = {name: x.to(self.device) for name, x in inputs.items()}
-        for loss in self._single.losses(self._forward, moved, self._indices):
+        moved = {name: x.to(self.device) for name, x in self.task.fetch(batch).items()}
+        for loss in self._single.losses(self._compute_gradients.forward, moved, batch.indices.tolist()):
             loss.backward()
 
 

@@ -63,11 +63,11 @@ class BatchGradients:
         self._compute(moved, mine.length)
 
     def _compute(self, inputs: Inputs, length: int) -> None:
-        loss = self._task.loss(self._forward, inputs, length) * self._weight
+        loss = self._task.loss(self.forward, inputs, length) * self._weight
         self._processes.accelerator.backward(loss)
         self._meter.add(loss.detach())
 
-    def _forward(self, *inputs: Any, **settings: Any) -> Any:
+    def forward(self, *inputs: Any, **settings: Any) -> Any:
         """Call the model in the training precision; the loss stays in float32."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             return self._model(*inputs, **settings)
