@@ -66,6 +66,8 @@ def load_architecture(source: str) -> nn.Module:
         return _model_from_import_path(source)
     if (snapshot := cached_model(source)) is not None:
         return _architecture_from_folder(snapshot)
+    if path.is_file():
+        raise LoadError(f"{source!r} is a file; name a folder with a config.json, or package.module:name")
     siblings = [str(each) for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
     expected = "write a folder with a config.json, or package.module:name (models are never downloaded)"
     if is_model_name(source):
