@@ -62,6 +62,12 @@ class Similarity:
     left_out: Tensor | None = None
     permuted: Permuted | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Similarity({self.name!r}, {self.circuit!r}, num_heads={self.num_heads}, mean={self.mean:+.3f}, "
+            f"largest={self.largest:+.3f}, tokens={self.tokens})"
+        )
+
     @property
     def num_heads(self) -> int:
         return len(self.cosine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from repulsive.diagnostics.similarity_table import SimilarityTable
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, Space, against_chance
 from repulsive.errors import SelectionError, did_you_mean
 from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads.describe import count_of
 
 Mode = Literal["zero", "mean", "patch"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "patch")
@@ -195,6 +196,9 @@ class Heads:
             with its confidence interval. `verdicts` has the verdict of each layer against untrained twins,
             `permuted_verdicts` that against heads of different layers; printed, it is a table.
         """
+        if isinstance(batches, Tensor | Mapping):
+            kind = "one tensor" if isinstance(batches, Tensor) else "one mapping"
+            raise SelectionError(f"batches: expected a list of batches, got {kind}; write similarity([inputs])")
         if space not in SPACES:
             raise SelectionError(f"space={space!r}: {did_you_mean(space, SPACES)}choose one of {', '.join(SPACES)}")
         result = against_chance(
@@ -209,7 +213,7 @@ class Heads:
         if len(shown) > 12:
             shown = [*shown[:6], f"  ...  {len(shown) - 11} more layers", *shown[-5:]]
         proofs = sorted(set(self.proofs().values()))
-        head = f"Heads of {type(self.model).__name__}: {len(self.layers)} layers, {len(self)} heads"
+        head = f"Heads of {type(self.model).__name__}: {count_of(len(self.layers), 'layer')}, {len(self)} heads"
         return "\n".join([f"{head} ({', '.join(proofs)})", *shown])
 
     def _repr_html_(self) -> str:
