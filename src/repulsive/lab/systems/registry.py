@@ -75,7 +75,8 @@ def _kind(task: object, source: str) -> tuple[type[Recipe], Any]:
     """The recipe class and the task class of a name. Entry points are read only for names that are not built in."""
     known = KINDS if isinstance(task, str) and task in KINDS else known_tasks()
     if not isinstance(task, str) or task not in known:
-        raise ConfigError(f"{source}: task must be one of {', '.join(known)}, not {task!r}")
+        problem = "task is missing; write extends = RECIPE, or task =" if task is None else f"task={task!r} is not"
+        raise ConfigError(f"{source}: {problem} one of {', '.join(known)}")
     return known[task]
 
 
