@@ -219,6 +219,7 @@ def test_heads_of_a_model_folder_without_weights(repulsive, tmp_path, end):
         (["haeds"], "heads"),
         (["heads"], "target"),
         (["heads", "a", "b"], "b"),
+        (["ls", "."], "`repulsive ls --out .` the runs in a folder"),
         (["--verbose"], "--verbose"),
         (["heads", "nowhere"], "no folder 'nowhere'"),
         (["heads", "./nowhere/deeper"], "no folder './nowhere/deeper'"),

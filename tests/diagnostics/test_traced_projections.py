@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive import Heads, find_heads
+from repulsive import HeadMonitor, Heads, find_heads
 from repulsive.diagnostics.hooks.attention_layers import hookable_layers
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.inspection import inspect_heads
-from repulsive.errors import HeadLayoutError
+from repulsive.errors import HeadLayoutError, NoHeadsFound
 
 M, KV, D = 4, 2, 6
 
@@ -63,7 +63,9 @@ def test_any_name_is_found_and_the_model_stays_as_it_is():
 
 
 def test_a_projection_that_mixes_heads_first_is_refused_with_the_remedy():
-    with pytest.raises(HeadLayoutError, match=r'found no output projection .* name it: out=\{"layers\.0": "dotted'):
+    with pytest.raises(
+        HeadLayoutError, match=r'found no output .*pass example_inputs=.*, or name it: out=\{"layers\.0": "dotted'
+    ):
         Heads(Blocks(mixed=True), X)
     named = {f"layers.{i}": f"layers.{i}.mix" for i in range(2)}
     assert Heads(Blocks(mixed=True), X, out=named).layers[0].projection == "layers.0.mix"
@@ -78,6 +80,18 @@ def test_an_inspection_measures_outputs_of_an_own_class():
     result = inspect_heads(Blocks(), [X], twins=0)
     assert [name for name, *_ in result.layers] == ["layers.0", "layers.1"]
     assert result.importance is not None and len(result.circuits.ov) == 2
+
+
+def test_a_monitor_measures_an_own_class():
+    model = Blocks()
+    with pytest.raises(NoHeadsFound, match="example_inputs="):
+        HeadMonitor(model)
+    with HeadMonitor(model, every=1, example_inputs=X) as monitor:
+        model(X).sum().backward()
+        monitor.step()
+        assert [layer.label for layer in monitor.history[0].layers] == ["layer 0", "layer 1"]
+    with HeadMonitor(model, probe=X) as monitor:
+        assert len(monitor.measure().layers) == 2
 
 
 class Parameters(nn.Module):

@@ -41,6 +41,15 @@ def test_near_misses_are_listed_with_reasons() -> None:
     assert "example_inputs=..." in message
 
 
+def test_mistakes_in_heads_by_hand_name_the_remedy() -> None:
+    model = nn.ModuleDict({"attention": Uncounted()})
+    with pytest.raises(HeadLayoutError, match=r"'attention.q_porj' is neither .*; did you mean 'attention.q_proj'\?"):
+        heads_by_hand(model, {"attention.q_porj": ("q", 2)})
+    for entry in (2, ("q",), (2, "q"), ("q", 1, 2, 3)):
+        with pytest.raises(HeadLayoutError, match=r"expected a part and a number of heads, such as \('q', 8\), got "):
+            heads_by_hand(model, {"attention.q_proj": entry})  # type: ignore[dict-item]
+
+
 def test_a_head_count_that_does_not_divide_is_a_near_miss() -> None:
     model = Uncounted()
     model.num_heads = 3  # type: ignore[assignment]

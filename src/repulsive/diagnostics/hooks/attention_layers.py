@@ -179,7 +179,8 @@ def _no_projection(name: str, heads: int, head_dim: int, value: HeadGroup | None
         )
     expected = f"{heads} heads of size {head_dim}" if head_dim else f"{heads} heads"
     problem = f"{out!r} is not a projection" if out is not None else "found no output projection"
-    return f'{name}: {problem} that takes {expected}; name it: out={{"{name}": "dotted.name.of.the.projection"}}'
+    remedy = f'name it: out={{"{name}": "dotted.name.of.the.projection"}}'
+    return f"{name}: {problem} that takes {expected}; pass example_inputs=..., or {remedy}"
 
 
 def _hook(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:
