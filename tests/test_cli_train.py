@@ -80,7 +80,7 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
         (["TINY", "--set", "method.stepsize=-1"], "stepsize"),
         (["TINY", "--set", "model.units=0"], "model: units=0 must be at least 1"),
         (["TINY", "--set", "model.dropout=2"], "dropout=2.0 must be"),
-        (["TINY", "--set", "task=[1]"], "task=[1] is not one of classification, translation, "),
+        (["TINY", "--set", "task=[1]"], "task must be one of classification, translation, "),
         (["TINY", "--set", "data.folder=elsewhere"], "elsewhere: nothing prepared here"),
         (["TINY", "--set", "training.epochs=3", "--out", "FILE"], "cannot be written (Not a directory)"),
         (["EMPTY"], "task is missing; write extends = RECIPE, or task = one of classification, "),
