@@ -182,6 +182,22 @@ def test_a_shell_completes_verbs_and_options_without_torch():
     assert complete("repulsive judge ") == ["make", "tally"]
 
 
+def test_help_texts_have_one_line_per_paragraph():
+    """Typer keeps line breaks inside a paragraph, which look ragged at another width."""
+    import typer
+
+    from repulsive.cli.app import app
+
+    group = typer.main.get_command(app)
+    verbs = [*group.commands.values(), *(each for verb in group.commands.values() for each in _commands(verb))]
+    assert len(verbs) > 20
+    assert [verb.name for verb in verbs if any("\n" in text for text in (verb.help or "").strip().split("\n\n"))] == []
+
+
+def _commands(verb):
+    return getattr(verb, "commands", {}).values()
+
+
 def test_no_verb_prints_help(repulsive):
     outcome = repulsive()
     assert outcome.code == 0

@@ -9,6 +9,7 @@ import torch
 
 from repulsive.cli import main
 from repulsive.diagnostics.loading.inputs import _check_token_ids
+from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.prune import prune, save_pruned
 from repulsive.errors import DataError
 from tests.heads.zoo import build
@@ -70,6 +71,13 @@ def one_line(outcome):
     code, out, err = outcome
     assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("repulsive: ")
     return err
+
+
+def test_loading_draws_no_progress_bar_into_a_file(folder, capfd):
+    was_enabled = transformers.utils.logging.is_progress_bar_enabled()
+    load_model(str(folder))
+    assert capfd.readouterr().err == ""
+    assert transformers.utils.logging.is_progress_bar_enabled() == was_enabled
 
 
 def test_a_folder_with_text(inspect, folder, tmp_path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +128,8 @@ def load_model(source: str, *, random: bool = False) -> LoadedModel:
         elif (folder / PRUNED).is_file():
             model = load_pruned(with_attention(config, build), folder)
         elif [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
-            model, info = with_attention(config, from_pretrained)
+            with _progress_bars_at_a_terminal_only(transformers):
+                model, info = with_attention(config, from_pretrained)
         else:
             fetch = "" if snapshot is None else f"fetch them with: hf download {source}; "
             raise LoadError(f"{str(folder)!r} has a config.json but no weights; {fetch}--random uses random weights")
@@ -192,6 +196,20 @@ def _import_transformers() -> Any:
     except ImportError:
         raise LoadError(f"a config.json needs transformers: {install_command('transformers')}") from None
     return transformers
+
+
+@contextmanager
+def _progress_bars_at_a_terminal_only(transformers: Any) -> Iterator[None]:
+    """Hide the progress bars of transformers while a model is loaded, unless stderr is a terminal."""
+    logging = transformers.utils.logging
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _read_config(folder: Path) -> Any:
