@@ -30,6 +30,18 @@ class Plain(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys, self.contents = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.queries, self.keys, self.contents))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+def tokens():
+    return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
 class Shelf:
     model = small()
 
@@ -170,6 +182,22 @@ def test_a_shell_completes_verbs_and_options_without_torch():
     assert complete("repulsive judge ") == ["make", "tally"]
 
 
+def test_help_texts_have_one_line_per_paragraph():
+    """Typer keeps line breaks inside a paragraph, which look ragged at another width."""
+    import typer
+
+    from repulsive.cli.app import app
+
+    group = typer.main.get_command(app)
+    verbs = [*group.commands.values(), *(each for verb in group.commands.values() for each in _commands(verb))]
+    assert len(verbs) > 20
+    assert [verb.name for verb in verbs if any("\n" in text for text in (verb.help or "").strip().split("\n\n"))] == []
+
+
+def _commands(verb):
+    return getattr(verb, "commands", {}).values()
+
+
 def test_no_verb_prints_help(repulsive):
     outcome = repulsive()
     assert outcome.code == 0
@@ -182,6 +210,13 @@ def test_heads_of_a_function_and_of_an_object(repulsive, name):
     assert (outcome.code, outcome.err) == (0, "")
     assert "layers.0.self_attn" in outcome.out
     assert "layers.1.self_attn" in outcome.out
+
+
+def test_an_example_finds_the_heads_of_an_unknown_class(repulsive):
+    assert "--example on the command line" in one_line(repulsive("heads", "blocks_of_test_cli:Own"))
+    outcome = repulsive("heads", "blocks_of_test_cli:Own", "--example", "blocks_of_test_cli:tokens")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "queries.weight" in outcome.out and "layout known by: proved" in outcome.out
 
 
 @pytest.mark.parametrize("end", ["", "/config.json"])
@@ -200,6 +235,7 @@ def test_heads_of_a_model_folder_without_weights(repulsive, tmp_path, end):
         (["haeds"], "heads"),
         (["heads"], "target"),
         (["heads", "a", "b"], "b"),
+        (["ls", "."], "`repulsive ls --out .` the runs in a folder"),
         (["--verbose"], "--verbose"),
         (["heads", "nowhere"], "no folder 'nowhere'"),
         (["heads", "./nowhere/deeper"], "no folder './nowhere/deeper'"),

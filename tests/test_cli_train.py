@@ -83,6 +83,7 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
         (["TINY", "--set", "task=[1]"], "task must be one of classification, translation, "),
         (["TINY", "--set", "data.folder=elsewhere"], "elsewhere: nothing prepared here"),
         (["TINY", "--set", "training.epochs=3", "--out", "FILE"], "cannot be written (Not a directory)"),
+        (["EMPTY"], "task is missing; write extends = RECIPE, or task = one of classification, "),
         (["TINY", "--seed", "-1"], "seed=-1 must lie between 0 and"),
         (["TINY", "--seed", "1", "--seeds", "2"], "--seed or --seeds, not both"),
         (["TINY", "--seeds", "many"], "Invalid value for '--seeds'"),
@@ -93,7 +94,8 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
 )
 def test_user_errors_print_one_line(words, expected, repulsive, data, tmp_path):
     (tmp_path / "file").write_text("")
-    names = {"TINY": tiny.toml(data), "FILE": tmp_path / "file"}
+    (tmp_path / "empty.toml").write_text("")
+    names = {"TINY": tiny.toml(data), "FILE": tmp_path / "file", "EMPTY": tmp_path / "empty.toml"}
     assert expected in one_line(*repulsive("train", *(names.get(word, word) for word in words)))
 
 

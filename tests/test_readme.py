@@ -8,6 +8,7 @@ import itertools
 import re
 import shlex
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,6 +181,22 @@ def test_cheap_commands_run(capfd):
 @pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=name)
 def test_links_lead_somewhere(path):
     assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
+
+
+def test_abbreviations_are_in_the_glossary():
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    defined = set(re.findall(r"\b[A-Z]{2,}\b|\bDist\b", " ".join(re.findall(r"^\| ([^|]+) \|", glossary, re.M))))
+    assert {"SVGD", "SPOS", "SGLD", "MA", "NLL", "ECE", "OE", "AUROC", "CKA", "QK", "OV", "BLEU", "Dist"} <= defined
+    for start in ("README.md", "docs/index.md"):
+        assert "glossary.md" in (ROOT / start).read_text()
+    assert "Stein variational gradient" in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_the_guide_lists_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    section = (ROOT / "docs" / "guide.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
+    listed = {word for row in re.findall(r"^\| (`[^|]+) \|", section, re.M) for word in re.findall(r"`(\w+)`", row)}
+    assert listed == set(extras)
 
 
 def test_the_reader_of_documents_sees_what_it_should(tmp_path):

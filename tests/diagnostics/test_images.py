@@ -212,7 +212,7 @@ def test_errors_are_one_line(inspect, tmp_path, pictures, monkeypatch):
         (["model", "--images", "empty"], "no picture in this folder"),
         (["model", "--images", "broken"], "cannot read the picture"),
         (["model", "--images", "other"], "cannot read the picture"),
-        (["model", "--images", pictures, "--sentence", "x"], "not both"),
+        (["model", "--images", pictures, "--sentence", "x"], "only one of --text"),
         (["nowhere", "--images", pictures], "no folder 'nowhere'"),
     ):
         code, out, err = inspect(*words)

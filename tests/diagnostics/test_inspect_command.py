@@ -9,6 +9,7 @@ import torch
 
 from repulsive.cli import main
 from repulsive.diagnostics.loading.inputs import _check_token_ids
+from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.prune import prune, save_pruned
 from repulsive.errors import DataError
 from tests.heads.zoo import build
@@ -70,6 +71,13 @@ def one_line(outcome):
     code, out, err = outcome
     assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("repulsive: ")
     return err
+
+
+def test_loading_draws_no_progress_bar_into_a_file(folder, capfd):
+    was_enabled = transformers.utils.logging.is_progress_bar_enabled()
+    load_model(str(folder))
+    assert capfd.readouterr().err == ""
+    assert transformers.utils.logging.is_progress_bar_enabled() == was_enabled
 
 
 def test_a_folder_with_text(inspect, folder, tmp_path):
@@ -158,19 +166,22 @@ def test_errors_are_one_line(inspect, folder, tmp_path):
     transformers.BertConfig.from_pretrained(folder).save_pretrained(bare)
     for words, expected in (
         (["nowhere"], "no folder 'nowhere'"),
-        ([folder, "--text", "none.txt"], "cannot read 'none.txt'"),
-        ([folder, "--text", "latin.txt"], "cannot read 'latin.txt'"),
+        (["empty.txt"], "'empty.txt' is a file; name a folder"),
+        ([folder, "--text", "none.txt"], "cannot read 'none.txt' (No such file or directory); give a file with one"),
+        ([folder, "--text", "run"], "cannot read 'run' (Is a directory); give a file with one"),
+        ([folder, "--text", "latin.txt"], "cannot read 'latin.txt': it is not UTF-8 text; save it as UTF-8"),
         ([folder, "--text", "empty.txt"], "no sentence"),
-        ([folder, "--sentence", " "], "no sentence"),
+        ([folder, "--sentence", " "], "--sentence: the text is empty"),
         ([folder, "--ablate"], "needs inputs"),
-        ([folder, "--sentence", "not", "--example", "a:b"], "not both"),
+        ([folder, "--sentence", "not", "--example", "a:b"], "only one of --text"),
         ([bare], "--random"),
         ([bare, "--random", "--sentence", "not"], "tokenizer"),
         (["models_of_test_inspect:headless"], "no attention heads found"),
         (["run"], "repulsive report run"),
         (["run/seed-0"], "repulsive report run/seed-0"),
-        ([folder, "--out", "empty.txt/page"], "cannot be created"),
-        ([folder, "--out", "empty.txt"], "cannot be created"),
+        ([folder, "--out", "empty.txt/page"], "cannot be written"),
+        ([folder, "--out", "empty.txt"], "cannot be written"),
+        ([folder, "--card", "empty.txt/card.svg"], "--card 'empty.txt/card.svg': cannot be written"),
         (["models_of_test_inspect:small", "--sentence", "not"], "--example"),
         (["models_of_test_inspect:small", "--example", "models_of_test_inspect:nothing"], "has no 'nothing'"),
         (["models_of_test_inspect:small", "--example", "inputs"], "package.module:name"),

@@ -176,16 +176,19 @@ def test_notes_explain_what_is_not_measured():
             self.add_module(out, nn.Linear(8, 8))
 
         def forward(self, x):
-            return getattr(self, self.out_name)(self.v_proj(x) + self.q_proj(x) * self.k_proj(x))
+            heads = self.v_proj(x) + self.q_proj(x) * self.k_proj(x)
+            if self.out_name == "mystery":  # never called as a module, so that no trace finds it
+                return nn.functional.linear(heads, self.mystery.weight)
+            return self.out_proj(heads)
 
     found = inspect_heads(Hidden("out_proj"), [torch.randn(1, 3, 8)])
     assert set(found.diversity) == {"weights", "outputs"} and "attention is not measured" in found.notes[0]
     blind = inspect_heads(Hidden("mystery"), [torch.randn(1, 3, 8)])
-    assert set(blind.diversity) == {"weights"} and "find_attention_layers(model, out=" in blind.notes[0]
+    assert set(blind.diversity) == {"weights"} and "name it: out={" in blind.notes[0]
     assert f"note: {blind.notes[0]}" in as_text(blind)
     both = inspect_heads(nn.Sequential(Hidden("mystery"), Hidden("out_proj")), [torch.randn(1, 3, 8)])
     assert [name for name, *_ in both.layers] == ["1"] and len(both.importance) == 1
-    assert "0 (q_proj/k_proj/v_proj)" in both.notes[0] and "attention is not measured" in both.notes[1]
+    assert "0: found no output projection" in both.notes[0] and "attention is not measured" in both.notes[1]
 
 
 def test_kinds_are_labelled_for_models_that_read_token_ids_alone():

@@ -170,3 +170,16 @@ def test_the_command_compares_a_model_with_its_pruned_version(inspect, tmp_path)
     narrow.save_pretrained("narrow")
     assert "does not run on the inputs of the first" in inspect("model", "--compare", "narrow", "--text", "text.txt")[2]
     assert "no folder 'nowhere'" in inspect("model", "--compare", "nowhere", "--text", "text.txt")[2]
+
+
+def test_heads_are_matched_if_only_one_model_shares_key_value_heads():
+    sizes = {**SIZES, "num_hidden_layers": 1, "head_dim": 8}
+    whole = transformers.LlamaModel(transformers.LlamaConfig(num_key_value_heads=2, **sizes))
+    smaller = transformers.LlamaModel(
+        transformers.LlamaConfig(num_key_value_heads=2, **{**sizes, "num_attention_heads": 2})
+    )
+    rows = torch.cat([torch.arange(8, 16), torch.arange(24, 32)])  # query heads 1 and 3
+    smaller.layers[0].self_attn.q_proj.weight.data = whole.layers[0].self_attn.q_proj.weight.data[rows].clone()
+    result = compare_models(whole, smaller, twins=0)
+    assert result.columns == [[(0, None), (1, 0), (2, None), (3, 1)]]
+    assert result.notes == ()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from repulsive import find_heads
 from repulsive.diagnostics.cka import linear_cka
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.errors import SelectionError
@@ -237,6 +238,15 @@ def test_one_head_and_how_it_prints():
     assert [each.index for each in heads] == [0, 1, 2, 3] * 2
     assert repr(heads).startswith("Heads of LlamaForCausalLM: 2 layers, 8 heads (proved)")
     assert "<table>" in heads._repr_html_()
+    assert "1 layer, 2 heads" in repr(Heads(nn.MultiheadAttention(8, 2)))
+
+
+def test_heads_and_similarities_print_on_one_line():
+    attention, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(4, 5, 8)
+    group = find_heads(attention)[0]
+    assert repr(group) == "HeadGroup('q', layer=0, part='q', where='encoder', num_heads=2, head_dim=4, proof='table')"
+    (layer,) = Heads(attention).similarity([(x, x, x)], twins=0)
+    assert repr(layer).startswith("Similarity('', 'logits', num_heads=2, mean=") and len(repr(layer)) < 100
 
 
 def test_plot_has_one_panel_per_head():
@@ -277,7 +287,10 @@ def test_additive_attention_gives_outputs_without_a_projection():
         (lambda h: h.ablated([(0, 0)], mode="men").__enter__(), "did you mean 'mean'"),
         (lambda h: h.ablated([(0, 0)], mode="patch").__enter__(), "needs source="),
         (lambda h: h.ablated([(0, 0)], source=1).__enter__(), "source is not used"),
+        (lambda h: h.ablated((0, 1)).__enter__(), "0 is not a head; expected a list of \\(layer, head\\) pairs"),
         (lambda h: h.similarity([tokens()], "logit"), "did you mean 'logits'"),
+        (lambda h: h.similarity(tokens()), "got one mapping; write similarity\\(\\[inputs\\]\\)"),
+        (lambda h: h.similarity(tokens()["input_ids"]), "got one tensor; write similarity"),
     ],
 )
 def test_mistakes_are_named(call, message):

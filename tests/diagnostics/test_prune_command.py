@@ -10,12 +10,12 @@ from repulsive.diagnostics import head_ranking
 from repulsive.diagnostics.causal_models import perplexity
 from repulsive.diagnostics.head_ranking import rank_heads
 from repulsive.diagnostics.loading.inputs import tokenize
-from repulsive.diagnostics.loading.model import load_model
+from repulsive.diagnostics.loading.model import LoadedModel, load_model
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import OutputChange
 from repulsive.diagnostics.pruned_checkpoint import prune_model
 from repulsive.diagnostics.redundancy import head_ablation
-from repulsive.errors import DataError
+from repulsive.errors import DataError, HeadLayoutError
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -242,6 +242,9 @@ def test_an_empty_text_and_a_full_folder_are_refused(folder, tmp_path, capfd):
     assert "no sentence" in capfd.readouterr().err
     assert run(["prune", str(folder), "--out", str(tmp_path), "--sentence", "w1"]) == 2
     assert "not an empty folder" in capfd.readouterr().err
+    assert run(["prune", str(folder), "--out", str(empty / "out"), "--sentence", "w1"]) == 2
+    error = capfd.readouterr().err
+    assert "cannot be written (Not a directory)" in error and "scoring" not in error
     assert run(["prune", str(folder), "--out", str(tmp_path / "out")]) == 2
     assert "--text FILE" in capfd.readouterr().err
 
@@ -255,8 +258,28 @@ def test_a_family_that_cannot_be_portable_writes_nothing(folder, tmp_path, capfd
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(source)
     out = tmp_path / "out"
     assert run(["prune", str(source), "--out", str(out), "--sentence", "w1 w2 w3", "--keep", "67%"]) == 2
-    assert "width / heads" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "width / heads" in error and "repulsive.diagnostics.prune" in error
+    assert "scoring" not in error  # refused before the work
     assert not out.exists()
+
+
+def test_a_class_that_refuses_its_config_names_the_way_in_python(folder):
+    config = transformers.BertConfig(
+        vocab_size=42, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16
+    )
+    loaded = LoadedModel(transformers.BertForMaskedLM(config).eval())
+    batch = {"input_ids": torch.ones(2, 5, dtype=torch.long)}
+    with pytest.raises(HeadLayoutError, match=r"cannot be built with fewer heads: .*repulsive\.diagnostics\.prune"):
+        prune_model(loaded, [batch], keep=0.75)
+
+
+def test_another_number_of_heads_than_asked_for_is_explained(folder, text, tmp_path, capfd):
+    words = ["prune", str(folder), "--text", str(text), "--border", "0", "--out"]
+    assert run([*words, str(tmp_path / "a"), "--keep", "90%"]) == 0
+    assert "every layer keeps 4 of 6, the number nearest to 90% that the config accepts" in capfd.readouterr().err
+    assert run([*words, str(tmp_path / "b"), "--keep", "67%"]) == 0
+    assert "every layer keeps 4 of 6\n" in capfd.readouterr().err
 
 
 def test_a_model_without_a_tokenizer_is_refused(folder, text, tmp_path, capfd):

@@ -72,10 +72,25 @@ def test_twins_of_other_models():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x * self.factor, x, x)[0]
 
-    with pytest.raises(NoTwin, match=r"the model \(Scaled\) has no reset_parameters"):
+    with pytest.raises(NoTwin, match=r"the model \(Scaled\) has no method reset_parameters\(\) .*; add one"):
         untrained_twin(Scaled())
     found = against_chance(Scaled(), [torch.randn(2, 5, 8)])
-    assert found.logits[0].verdict == "cannot say" and "no reset_parameters" in found.notes[0]
+    assert found.logits[0].verdict == "cannot say" and "no method reset_parameters" in found.notes[0]
+
+    class Initialised(Scaled):  # as in timm
+        def init_weights(self, mode: str = "") -> None:
+            nn.init.normal_(self.factor, std=0.02)
+            nn.init.normal_(self.inner.in_proj_weight, std=0.02)
+
+    twin = untrained_twin(Initialised())
+    assert 0.005 < float(twin.factor.std()) < 0.05 and 0.015 < float(twin.inner.in_proj_weight.std()) < 0.025
+
+    class Kept(Scaled):
+        def init_weights(self) -> None:
+            """Draw nothing."""
+
+    with pytest.raises(NoTwin, match=r"init_weights of the model \(Kept\) draws no new weights"):
+        untrained_twin(Kept())
 
 
 def test_verdicts_need_three_standard_deviations_and_a_margin():

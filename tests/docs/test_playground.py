@@ -124,7 +124,7 @@ def test_it_moves_and_works_by_keyboard(browser, page_file):
         page.wait_for_function("parseInt(document.querySelector('output[name=result]').textContent.slice(5)) > 20")
         page.focus("input[name=alpha]")
         page.keyboard.press("End")
-        page.wait_for_function("document.querySelector('output[name=weight]').textContent === '8.0'")
+        page.wait_for_function("document.querySelector('output[name=weight]').textContent === '8.0'")  # the next frame
         page.focus("button[name=play]")
         page.keyboard.press("Enter")
         assert page.inner_text("button[name=play]") == "Play"

@@ -108,6 +108,27 @@ def test_pages_render_from_disk_without_a_word_on_the_console(browser, site, nam
         assert [word for word in said if not word.startswith(site.as_uri())] == []
 
 
+BROKEN_WORDS = """() => {
+  const broken = [];
+  for (const code of document.querySelectorAll("article table code")) {
+    const text = code.firstChild, range = document.createRange();
+    for (const word of text.data.matchAll(/[\\w.="']{2,}/g)) {
+      range.setStart(text, word.index); range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
+
+
+@needs_driver
+def test_settings_in_tables_are_not_broken_on_a_phone(browser, site):
+    with driven_page(browser, site / "choosing.html", width=390) as (page, _):
+        page.wait_for_selector("article table code")
+        assert page.evaluate(BROKEN_WORDS) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 @needs_driver
 @pytest.mark.parametrize("name", ["index.html", "choosing.html"])
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])

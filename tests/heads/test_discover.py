@@ -38,7 +38,16 @@ def test_near_misses_are_listed_with_reasons() -> None:
     assert "a: has q_proj/k_proj/v_proj but no attribute for the number of heads" in message
     assert "b: StrangeAttention matches none of the" in message
     assert "heads_by_hand(model" in message
-    assert "find_heads(model, example_inputs)" in message
+    assert "example_inputs=..." in message
+
+
+def test_mistakes_in_heads_by_hand_name_the_remedy() -> None:
+    model = nn.ModuleDict({"attention": Uncounted()})
+    with pytest.raises(HeadLayoutError, match=r"'attention.q_porj' is neither .*; did you mean 'attention.q_proj'\?"):
+        heads_by_hand(model, {"attention.q_porj": ("q", 2)})
+    for entry in (2, ("q",), (2, "q"), ("q", 1, 2, 3)):
+        with pytest.raises(HeadLayoutError, match=r"expected a part and a number of heads, such as \('q', 8\), got "):
+            heads_by_hand(model, {"attention.q_proj": entry})  # type: ignore[dict-item]
 
 
 def test_a_head_count_that_does_not_divide_is_a_near_miss() -> None:

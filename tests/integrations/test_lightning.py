@@ -165,6 +165,22 @@ def test_manual_optimisation_refuses_repel_clip_without_max_norm():
         make_trainer(quiet(RULES["svgd"], order="repel-clip")).fit(TwoOptimizers(), data())
 
 
+def test_repel_clip_without_any_clipping_warns():
+    class Clips(Classifier):
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+            self.clip_gradients(optimizer, 1.0, "norm")
+
+    callback = quiet(RULES["svgd"], order="repel-clip")
+    with pytest.warns(UserWarning, match=r"repel-clip' has no effect, .* set gradient_clip_val .*, or pass max_norm"):
+        make_trainer(callback, max_epochs=1).fit(Classifier(), data())
+    for model, clip in ((Classifier(), 1.0), (Clips(), None)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*has no effect")
+            make_trainer(quiet(RULES["svgd"], order="repel-clip"), max_epochs=1, gradient_clip_val=clip).fit(
+                model, data()
+            )
+
+
 def test_manual_optimisation_may_call_apply_before_clipping():
     """The following step must not change the gradients a second time."""
 

@@ -227,9 +227,23 @@ def test_an_optimizer_of_another_model_is_refused(make_model):
     assert untouched(optimizer)
 
 
+def test_frozen_heads_alone_are_refused_with_the_remedy(make_model):
+    model = make_model().requires_grad_(False)
+    with pytest.raises(OptimizerError, match=r"\(frozen\)\. Unfreeze them; with LoRA, .*target_modules"):
+        repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
+
+
+def test_a_class_is_not_a_model():
+    parameters = [nn.Parameter(torch.ones(1))]
+    with pytest.raises(SelectionError, match=r"expected a model, an instance of nn\.Module, got the class Transformer"):
+        repel(nn.TransformerEncoderLayer, torch.optim.SGD(parameters, lr=0.1))
+    with pytest.raises(SelectionError, match=r"an instance of nn\.Module, got an object of type str"):
+        repel("bert-base-uncased", torch.optim.SGD(parameters, lr=0.1))
+
+
 def test_no_attention_is_an_error():
     model = nn.Linear(4, 4)
-    with pytest.raises(NoHeadsFound, match="by hand"):
+    with pytest.raises(NoHeadsFound, match=r"example_inputs=.*\n.*groups=heads_by_hand\(model"):
         repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
 
 

@@ -167,6 +167,9 @@ def test_a_state_of_other_groups_or_another_rule(make_model):
     state = handle.state_dict()
     with pytest.raises(StateError, match="format"):
         handle.load_state_dict({**state, "format": 99})
+    for other in ({}, handle.optimizer.state_dict(), None):
+        with pytest.raises(StateError, match=r"not the state of a handle; pass what handle\.state_dict\(\) returned"):
+            handle.load_state_dict(other)
     with pytest.raises(StateError, match="differ in"):
         handle.load_state_dict({**state, "groups": state["groups"][:-1]})
     with pytest.warns(UserWarning, match="resuming with"):

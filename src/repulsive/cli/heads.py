@@ -18,15 +18,27 @@ def heads(
             "the local Hugging Face cache."
         ),
     ],
+    example: Annotated[
+        str | None,
+        typer.Option(
+            help="package.module:name of inputs of the model: prove the layout on them, and find heads of unknown "
+            "classes."
+        ),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Also show family, proof and weights per head.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the attention heads of a model, one line per group of heads."""
     from repulsive.diagnostics.head_listing import head_tables, heads_as_json
-    from repulsive.diagnostics.loading.model import load_architecture
+    from repulsive.diagnostics.loading.inputs import example_inputs
+    from repulsive.diagnostics.loading.model import load_architecture, load_model
     from repulsive.heads import find_heads
 
-    groups = find_heads(load_architecture(target))
+    if example:
+        model = load_model(target).model
+        groups = find_heads(model, example_inputs(example, model))
+    else:
+        groups = find_heads(load_architecture(target))
     if as_json:
         say_json(heads_as_json(groups))
     else:

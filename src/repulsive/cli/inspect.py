@@ -83,7 +83,9 @@ def inspect(
     if card:
         check_card(card)
     if bool(example) + bool(text or sentence) + bool(images) > 1:
-        raise typer.BadParameter("use text, --images or --example, not both", param_hint="inputs")
+        raise typer.BadParameter(
+            "give only one of --text (with --sentence), --images and --example", param_hint="inputs"
+        )
     if ablate and not (text or sentence or example or images):
         raise typer.BadParameter("needs inputs: add --text, --sentence, --images or --example", param_hint="--ablate")
     sentences = read_sentences(text, sentence or [], most)
@@ -194,7 +196,10 @@ def _ablation_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def _make_folder(out: Path) -> None:
+    from repulsive.safety.folders import check_creatable
+
     try:
         out.mkdir(parents=True, exist_ok=True)
+        check_creatable(out / "inspect.html")
     except OSError as error:
-        raise RunError(f"--out {str(out)!r}: cannot be created ({error.strerror}); choose another folder") from None
+        raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another folder") from None

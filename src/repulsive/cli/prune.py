@@ -35,8 +35,9 @@ def prune(
 ) -> None:
     """Remove the least important heads of a model and write a checkpoint that plain transformers loads.
 
-    Heads are scored on --text, without labels; quality is measured on --test, or else on the same text. Every layer
-    keeps the same number of heads, and the pruned model is compared with the ablated one before anything is written.
+    Heads are scored on --text, without labels; quality is measured on --test, or else on the same text.
+
+    Every layer keeps the same number of heads. The pruned model is compared with the ablated one before it is written.
     """
     from repulsive.diagnostics.loading.inputs import read_sentences, tokenize
     from repulsive.diagnostics.loading.model import load_model

@@ -18,7 +18,7 @@ invertible matrix. These similarities do not depend on that matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,12 @@ class Similarity:
     tokens: int
     left_out: Tensor | None = None
     permuted: Permuted | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Similarity({self.name!r}, {self.circuit!r}, num_heads={self.num_heads}, mean={self.mean:+.3f}, "
+            f"largest={self.largest:+.3f}, tokens={self.tokens})"
+        )
 
     @property
     def num_heads(self) -> int:
@@ -126,6 +132,7 @@ def circuit_similarity(
     queries: TokenMask = real_queries,
     keys: TokenMask = real_keys,
     draws: int = 0,
+    out: Mapping[str, str] | None = None,
 ) -> Similarities:
     """Measure the similarity of heads in their attention logits and OV circuits.
 
@@ -142,6 +149,7 @@ def circuit_similarity(
             or None for all. The default leaves out padding.
         keys: like `queries`, for the tokens of keys and values.
         draws: number of draws of permuted heads (see `permuted_heads.py`); 0: none.
+        out: as in `find_attention_layers`, for OV circuits.
 
     Raises:
         HeadLayoutError: no layer has queries and keys that can be recorded; the message gives the reasons.
@@ -171,7 +179,7 @@ def circuit_similarity(
             continue
         try:
             own = [group for group in groups if module_of(group) == name]
-            weight = output_weight(find_attention_layers(model, own)[0])
+            weight = output_weight(find_attention_layers(model, own, out=out)[0])
             result.ov.append(_ov(samples, weight))
             if draws:
                 across["ov"].append(_ov_features(samples, weight))

@@ -13,6 +13,7 @@ from repulsive.diagnostics.head_kinds import HeadKinds, head_kinds
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, hookable_layers
 from repulsive.diagnostics.hooks.calling import evaluating, items_in
 from repulsive.diagnostics.hooks.measure_batches import measure_batches
+from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.model_heads import Heads
@@ -113,12 +114,15 @@ def inspect_heads(
             raise
         groups = find_heads(model, batches[0])
     diversity = {"weights": of_weights(groups)}
-    layers, problems = hookable_layers(model, groups)
+    out = traced_projections(model, groups, batches[0]) if batches else None
+    layers, problems = hookable_layers(model, groups, out=out)
     notes = [f"outputs and importance are not measured: {problem}" for problem in problems]
     listed = [(layer.name, layer.layer, layer.where, layer.num_heads) for layer in layers]
     if not batches:
         return Inspection(groups, listed, diversity, notes=tuple(notes))
-    circuits = against_chance(model, batches, spaces=SPACES, twins=twins, seed=seed, groups=groups, strict=False)
+    circuits = against_chance(
+        model, batches, spaces=SPACES, twins=twins, seed=seed, groups=groups, out=out, strict=False
+    )
     if not layers:
         return Inspection(groups, [], diversity, notes=(*notes, *circuits.notes), circuits=circuits)
     measured = measure_batches(model, batches, layers, shown=shown)

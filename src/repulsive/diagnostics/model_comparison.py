@@ -124,11 +124,14 @@ def compare_models(
         )
     columns, notes = [], []
     for (name, *_, heads), (other, *_, other_heads) in zip(first.layers, second.layers, strict=True):
-        pairs, is_clear = match_heads(_vectors(first.groups, name, heads), _vectors(second.groups, other, other_heads))
+        own, others_own = _weights(first.groups, name, heads), _weights(second.groups, other, other_heads)
+        # Key-value heads are shared in one model and may not be in the other: compare the parts that both have.
+        shared = [part for part in own if part in others_own]
+        pairs, is_clear = match_heads(_joined(own, shared, heads), _joined(others_own, shared, other_heads))
         columns.append(pairs)
         if not is_clear:
             notes.append(
-                f"{first.label(name)}: heads of the two models have unlike weights and are matched by position"
+                f"{first.label(name)}: the weights do not show which heads correspond, so heads are matched by position"
             )
     try:
         difference = _difference(before, after, batches, first.groups, second.groups)
@@ -213,10 +216,15 @@ def _mean_similarity(model: nn.Module, batch: Any, groups: list[HeadGroup]) -> f
     return statistics.fmean(means) if means else math.nan
 
 
-def _vectors(groups: Sequence[HeadGroup], layer: str, heads: int) -> Tensor:
-    """Return the weights of each head of a layer [M, D], of all parts with one slice per head."""
-    own = [group.read() for group in groups if module_of(group) == layer and group.num_heads == heads]
-    return torch.cat([x.detach().float().cpu() for x in own], -1) if own else torch.zeros(heads, 1)
+def _weights(groups: Sequence[HeadGroup], layer: str, heads: int) -> dict[str, Tensor]:
+    """Return the weights of each head of a layer [M, D], for every part (q, k, v) with one slice per head."""
+    own = [group for group in groups if module_of(group) == layer and group.num_heads == heads]
+    return {group.part: group.read().detach().float().cpu() for group in own}
+
+
+def _joined(weights: dict[str, Tensor], parts: Sequence[str], heads: int) -> Tensor:
+    """Join the weights of some parts of each head, [M, D]; zeros if there are none."""
+    return torch.cat([weights[part] for part in parts], -1) if parts else torch.zeros(heads, 1)
 
 
 def _by_position(many: int, few: int) -> list[Column]:

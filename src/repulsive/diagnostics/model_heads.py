@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,12 +18,14 @@ from repulsive.diagnostics.hooks.attention_layers import (
 )
 from repulsive.diagnostics.hooks.calling import call, real_queries
 from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_ran
+from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
 from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
 from repulsive.diagnostics.similarity_table import SimilarityTable
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, Space, against_chance
 from repulsive.errors import SelectionError, did_you_mean
 from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads.describe import count_of
 
 Mode = Literal["zero", "mean", "patch"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "patch")
@@ -39,7 +41,8 @@ class Heads:
         model: any module with heads that `find_heads` finds.
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments. With an example the heads are
             proved, and those of unknown classes are inferred.
-        out: dotted name of an attention module -> dotted name of its output projection, for projections not found.
+        out: dotted name of an attention module -> dotted name of its output projection. With example inputs it is
+            needed only if neither names nor a trace show the projection.
 
     Raises:
         NoHeadsFound: the model has no heads.
@@ -57,6 +60,8 @@ class Heads:
     def __init__(self, model: nn.Module, example_inputs: object = None, *, out: dict[str, str] | None = None) -> None:
         self.model = model
         self.groups: list[HeadGroup] = find_heads(model, example_inputs)
+        if example_inputs is not None:
+            out = traced_projections(model, self.groups, example_inputs, out)
         self.layers: list[AttentionLayer] = find_attention_layers(model, self.groups, out=out)
         self._example = example_inputs
         self._out = out
@@ -191,6 +196,9 @@ class Heads:
             with its confidence interval. `verdicts` has the verdict of each layer against untrained twins,
             `permuted_verdicts` that against heads of different layers; printed, it is a table.
         """
+        if isinstance(batches, Tensor | Mapping):
+            kind = "one tensor" if isinstance(batches, Tensor) else "one mapping"
+            raise SelectionError(f"batches: expected a list of batches, got {kind}; write similarity([inputs])")
         if space not in SPACES:
             raise SelectionError(f"space={space!r}: {did_you_mean(space, SPACES)}choose one of {', '.join(SPACES)}")
         result = against_chance(
@@ -205,7 +213,7 @@ class Heads:
         if len(shown) > 12:
             shown = [*shown[:6], f"  ...  {len(shown) - 11} more layers", *shown[-5:]]
         proofs = sorted(set(self.proofs().values()))
-        head = f"Heads of {type(self.model).__name__}: {len(self.layers)} layers, {len(self)} heads"
+        head = f"Heads of {type(self.model).__name__}: {count_of(len(self.layers), 'layer')}, {len(self)} heads"
         return "\n".join([f"{head} ({', '.join(proofs)})", *shown])
 
     def _repr_html_(self) -> str:
@@ -327,12 +335,3 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     if not isinstance(loss, Tensor):
         raise SelectionError("the model returned no loss; add labels to the inputs, or pass loss=")
     return loss
-
-
-def _mean_outputs(captured: Captured, real: Tensor | None) -> list[Tensor]:
-    """Compute the mean output of each head over the tokens that are not padding, [M, d] for each run."""
-    masks = [captured.own_mask(real, run) for run in range(len(captured.outputs))]
-    return [
-        (x.flatten(0, 1) if mask is None else x[mask.to(x.device)]).mean(0)
-        for x, mask in zip(captured.outputs, masks, strict=True)
-    ]

@@ -27,7 +27,10 @@ from repulsive.heads.module_paths import module_of
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _HEAD_SIZE = ("head_dim", "d_kv")
-_ADVICE = "Use prune(model, heads) and save_pruned if they support this class, or ablate the heads"
+_ADVICE = (
+    "In Python, prune(model, heads) and save_pruned of repulsive.diagnostics.prune support some of these classes; any "
+    "heads can be ablated"
+)
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}  # relative to the largest output; others 0.05
 
 
@@ -102,6 +105,34 @@ def select_heads(heads: Heads, scores: Tensor, keep: float, kv_heads: int | None
         if distance == nearest
     ]
     return max(options, key=lambda option: float(sum(scores[i, list(k)].sum() for i, k in enumerate(option.kept))))
+
+
+def check_portable(heads: Heads, keep: float, kv_heads: int | None = None) -> None:
+    """Check without any computation that a model can be built with fewer heads, before heads are scored.
+
+    Args:
+        heads: the heads of a transformers model.
+        keep: as in `select_heads`.
+        kv_heads: as in `select_heads`.
+
+    Raises:
+        SelectionError: as in `select_heads`.
+        HeadLayoutError: the class cannot have fewer heads of the same size.
+    """
+    equal = torch.zeros(len(heads.layers), max(layer.num_heads for layer in heads.layers))
+    selection = select_heads(heads, equal, keep, kv_heads)
+    config = _smaller_config(_config(heads.model), selection, heads.layers[0].head_dim)
+    meta = torch.device("meta")  # shapes are enough
+    try:
+        with meta:
+            smaller = _build(heads.model, config)
+    except HeadLayoutError as error:
+        if isinstance(error.__cause__, RuntimeError):  # a constructor that computes with real tensors
+            return
+        raise
+    state = _remaining_weights(heads, selection, meta)
+    _fit_per_head_parameters(smaller, state, heads, selection)
+    _check_shapes(smaller, state, heads, selection)
 
 
 def prune_portably(heads: Heads, selection: Selection, example_inputs: object) -> nn.Module:
@@ -182,10 +213,7 @@ def _check_shapes(smaller: nn.Module, state: Mapping[str, Tensor], heads: Heads,
 def _config(model: nn.Module) -> Any:
     config = getattr(model, "config", None)
     if config is None or _field(config, _HEADS) is None:
-        raise HeadLayoutError(
-            f"{type(model).__name__} has no transformers config with a number of heads; use prune(model, heads) and "
-            "save_pruned instead"
-        )
+        raise HeadLayoutError(f"{type(model).__name__} has no transformers config with a number of heads. {_ADVICE}")
     return config
 
 
@@ -233,7 +261,7 @@ def _build(model: Any, config: Any) -> Any:
     try:
         return type(model)(config)
     except Exception as error:  # a class may refuse the config for reasons of its own
-        raise HeadLayoutError(f"{type(model).__name__} cannot be built with fewer heads: {error}") from error
+        raise HeadLayoutError(f"{type(model).__name__} cannot be built with fewer heads: {error}. {_ADVICE}") from error
 
 
 def _groups(heads: Heads, layer: AttentionLayer) -> list[HeadGroup]:
@@ -286,10 +314,9 @@ def _scores_shared_by_layers(heads: Heads, scores: Tensor) -> Tensor:
     return shared
 
 
-def _remaining_weights(heads: Heads, selection: Selection) -> dict[str, Tensor]:
-    """Build the state dict without the rows and columns of the removed heads."""
-    model = heads.model
-    state = {name: value.detach() for name, value in model.state_dict().items()}
+def _remaining_weights(heads: Heads, selection: Selection, device: torch.device | None = None) -> dict[str, Tensor]:
+    """Build the state dict without the rows and columns of the removed heads; on the meta device only its shapes."""
+    state = {name: value.detach().to(device) for name, value in heads.model.state_dict().items()}
     for row, layer in enumerate(heads.layers):
         rows: dict[tuple[str, int], list[Tensor]] = {}
         for group in _groups(heads, layer):

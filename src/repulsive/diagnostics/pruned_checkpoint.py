@@ -16,10 +16,10 @@ from repulsive.diagnostics.hooks.calling import evaluating
 from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import OutputChange
-from repulsive.diagnostics.portable_pruning import Selection, prune_portably, select_heads
+from repulsive.diagnostics.portable_pruning import Selection, check_portable, prune_portably, select_heads
 from repulsive.diagnostics.pruning_measurements import RUNS, Measured, measure
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
-from repulsive.safety.folders import replacing
+from repulsive.safety.folders import check_creatable, replacing
 from repulsive.safety.markdown import format_table
 from repulsive.terminal.progress import Progress as Bar
 from repulsive.terminal.progress import no_progress
@@ -101,13 +101,14 @@ def prune_model(
     if recover and not is_causal(model):
         raise SelectionError(f"recovery needs a causal language model, {type(model).__name__} is not one; leave it out")
     heads = Heads(model, batches[0])
+    check_portable(heads, keep, kv_heads)
     progress(f"scoring {len(heads)} heads")
     selection = select_heads(heads, rank_heads(heads, batches, keep, seed, border, bar), keep, kv_heads)
     measure_on = batches if test is None else test
     with evaluating(model):
         whole = OutputChange(model, measure_on)
     measured = {"whole": measure(model, measure_on, whole, heads)}
-    progress(f"removing {len(selection.removed)} of {len(heads)} heads")
+    progress(f"removing {len(selection.removed)} of {len(heads)} heads: {_kept(selection, keep)}")
     smaller = prune_portably(heads, selection, batches[0])
     with heads.ablated(selection.removed):
         measured["ablated"] = measure(model, measure_on, whole, heads)
@@ -120,10 +121,23 @@ def prune_model(
     return Pruned(smaller, selection, names, measured, test is not None, recover)
 
 
+def _kept(selection: Selection, keep: float) -> str:
+    """Say how many heads every layer keeps, and why that is not the share that was asked for."""
+    before, after = selection.heads
+    is_nearest = abs(after - keep * before) < 1
+    return f"every layer keeps {after} of {before}" + (
+        "" if is_nearest else f", the number nearest to {keep:.0%} that the config accepts"
+    )
+
+
 def check_empty(out: Path) -> None:
-    """Raise RunError if `out` is a file, or a folder that holds something."""
+    """Raise RunError if `out` is a file, or a folder that holds something, or cannot be created."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"--out {str(out)!r}: is not an empty folder; choose another")
+    try:
+        check_creatable(out)
+    except OSError as error:
+        raise RunError(f"--out {str(out)!r}: cannot be written ({error.strerror}); choose another") from None
 
 
 def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> Path:

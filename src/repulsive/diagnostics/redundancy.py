@@ -222,7 +222,10 @@ def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str
     """Map each layer name to a mask of the heads that are ablated, bool [M]."""
     names = [layer.name for layer in layers]
     masks: dict[str, Tensor] = {}
-    for layer, head in heads:
+    for place in heads:
+        if not isinstance(place, tuple | list) or len(place) != 2:
+            raise SelectionError(f"{place!r} is not a head; expected a list of (layer, head) pairs, such as [(0, 1)]")
+        layer, head = place
         row = names.index(layer) if layer in names else layer
         if not isinstance(row, int) or not 0 <= row < len(layers):
             listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:8]))

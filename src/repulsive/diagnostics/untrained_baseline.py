@@ -236,7 +236,9 @@ def _measure(
     notes: list[str] = []
     if "logits" in settings.spaces or "ov" in settings.spaces:
         try:
-            circuits = circuit_similarity(model, batches, tokens=tokens, seed=seed, groups=groups, draws=draws)
+            circuits = circuit_similarity(
+                model, batches, tokens=tokens, seed=seed, groups=groups, draws=draws, out=settings.out
+            )
             result |= {"logits": circuits.logits, "ov": circuits.ov}
             left_out = circuits.left_out.items()
             notes = [f"{name or 'the model'}: similarity is not measured: {why}" for name, why in left_out]

@@ -6,6 +6,7 @@ its value in untrained twins.
 
 from __future__ import annotations
 
+import inspect
 from copy import deepcopy
 
 import torch
@@ -16,13 +17,15 @@ from repulsive.heads.module_paths import unwrap
 
 _SEED_OFFSET = 1 << 20  # with the seed of the model itself, the twin would equal the initial model
 _RESETS = ("reset_parameters", "_reset_parameters")  # torch.nn.Transformer has the second name
+_INIT = "init_weights"  # of whole models, as in timm
 
 
 def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
     """Build the same model with new random weights, on the same device.
 
     A model with a `config`, such as those of transformers, is built by its class. Any other model is copied, and
-    `reset_parameters` of every module draws new weights. The global random state does not change.
+    `reset_parameters` and then `init_weights` of every module that has them draw new weights, as in the models of torch
+    and timm. The global random state does not change.
 
     Args:
         model: any module; it does not change.
@@ -79,23 +82,44 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 def _reset_copy(model: nn.Module) -> nn.Module:
     without_reset = [
-        f"{name or 'the model'} ({type(module).__name__})"
+        _title(name, module)
         for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None and _reset_of(module) is None
+        if next(module.parameters(recurse=False), None) is not None and not _resets(module)
     ]
     if without_reset:
         raise NoTwin(
             f"cannot build an untrained twin: {type(model).__name__} cannot be built from its config, and "
-            f"{without_reset[0]} has no reset_parameters"
+            f"{without_reset[0]} has no method reset_parameters() that draws new weights; add one to the class"
         )
     twin = deepcopy(model).cpu()
     for module in reversed(list(twin.modules())):  # children first: a parent may initialise their weights differently
-        reset = _reset_of(module)
-        if reset is not None:
+        for reset in _resets(module):
             with torch.no_grad():
                 getattr(module, reset)()
+    for (name, original), module in zip(model.named_modules(), twin.modules(), strict=True):
+        if _resets(module) == [_INIT] and _equal_parameters(original, module):
+            raise NoTwin(
+                f"cannot build an untrained twin: {_INIT} of {_title(name, module)} draws no new weights; add a method "
+                "reset_parameters() to the class that does"
+            )
     return twin
 
 
-def _reset_of(module: nn.Module) -> str | None:
-    return next((name for name in _RESETS if callable(getattr(module, name, None))), None)
+def _title(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__name__})"
+
+
+def _equal_parameters(first: nn.Module, second: nn.Module) -> bool:
+    """Check whether two modules own parameters and all of these are equal."""
+    pairs = list(zip(first.parameters(recurse=False), second.parameters(recurse=False), strict=True))
+    return bool(pairs) and all(torch.equal(a.detach().cpu(), b.detach().cpu()) for a, b in pairs)
+
+
+def _resets(module: nn.Module) -> list[str]:
+    """List the methods that draw new weights for a module, in the order to call them."""
+    found = [name for name in _RESETS if callable(getattr(module, name, None))][:1]
+    try:
+        inspect.signature(getattr(module, _INIT)).bind()
+    except (AttributeError, TypeError, ValueError):  # there is none, or it needs arguments
+        return found
+    return [*found, _INIT]

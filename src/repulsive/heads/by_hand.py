@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.errors import HeadLayoutError, NoHeadsFound, did_you_mean
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, unwrap, where_of
 from repulsive.heads.table.match import follow, weights_of
@@ -46,7 +46,12 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
     groups: list[HeadGroup] = []
     for path, entry in heads.items():
         if follow(inner, path) is None:
-            raise HeadLayoutError(f"{path!r} is neither a projection nor a parameter of {type(inner).__name__}")
+            known = [clean(name) for name, _ in (*inner.named_modules(), *inner.named_parameters())]
+            hint = did_you_mean(path, known).strip()
+            problem = f"{path!r} is neither a projection nor a parameter of {type(inner).__name__}"
+            raise HeadLayoutError(f"{problem}; {hint}" if hint else problem)
+        if not isinstance(entry, tuple | list) or not 2 <= len(entry) <= 3 or not isinstance(entry[0], str):
+            raise HeadLayoutError(f"{path!r}: expected a part and a number of heads, such as ('q', 8), got {entry!r}")
         weights = [(weight, *_rows(path, entry, weight.features)) for weight in weights_of(inner, path)]
         for part in ("q", "k", "v"):
             slices = tuple(

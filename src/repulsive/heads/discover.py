@@ -63,7 +63,7 @@ def find_heads(
 
     Raises:
         NoHeadsFound: the model has no heads that the table lists or the trace infers; the message lists near misses.
-        SelectionError: heads were found, but none match the selection.
+        SelectionError: heads were found, but none match the selection; or `model` is not an instance of nn.Module.
         HeadLayoutError: an example was given and a slice is not one head.
         UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind.
 
@@ -73,6 +73,9 @@ def find_heads(
         [('q', 2, 32), ('k', 2, 32), ('v', 2, 32)]
     """
     check_layout(layout)
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
+        raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
     inner = unwrap(model)
     groups, misses = heads_from_table(inner)
     completed: Completed | None = None
@@ -146,6 +149,11 @@ def _nothing_found(model: nn.Module, misses: Mapping[str, str], is_untraced: boo
     lines = [f"no attention heads found in {type(model).__name__}."]
     lines += ["Near misses:", *listed] if listed else ["No module looks like attention."]
     if is_untraced:
-        lines.append("To trace them, pass example inputs: find_heads(model, example_inputs).")
-    lines.append('To name them by hand: heads_by_hand(model, {"layers.0.attn.wq": ("q", 8), ...}).')
+        lines.append(
+            "To find heads of an unknown class by a trace, pass inputs of the model: example_inputs=..., or --example "
+            "on the command line."
+        )
+    lines.append(
+        'To name them by hand, pass groups=heads_by_hand(model, {"layers.0.attn.wq": ("q", 8), ...}) to repel.'
+    )
     return "\n".join(lines)

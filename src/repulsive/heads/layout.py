@@ -177,6 +177,12 @@ class HeadGroup:
                 f"{self.modules} modules"
             )
 
+    def __repr__(self) -> str:
+        return (
+            f"HeadGroup({self.name!r}, layer={self.layer}, part={self.part!r}, where={self.where!r}, "
+            f"num_heads={self.num_heads}, head_dim={self.head_dim}, proof={self.proof!r})"
+        )
+
     @property
     def num_heads(self) -> int:
         return self.slices[0].num_heads * self.modules

@@ -11,6 +11,7 @@ Lightning passes the optimizer a closure that runs backward, `on_before_optimize
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -85,7 +86,7 @@ class RepulsiveCallback(Callback):
         self._saved = None  # may be left from an evaluation with `ckpt_path`
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._check_clipping(pl_module)
+        self._check_clipping(trainer, pl_module)
         targets: list[tuple[Any, dict[str, Any]]] = [(optimizer, {}) for optimizer in trainer.optimizers]
         if len(targets) > 1:
             settings = self._repulsion.settings
@@ -118,12 +119,21 @@ class RepulsiveCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._repulsion.detach()
 
-    def _check_clipping(self, pl_module: Any) -> None:
-        is_manual = not pl_module.automatic_optimization
-        if is_manual and self._repulsion.order == "repel-clip" and self._repulsion.settings.get("max_norm") is None:
+    def _check_clipping(self, trainer: Any, pl_module: Any) -> None:
+        if self._repulsion.order != "repel-clip" or self._repulsion.settings.get("max_norm") is not None:
+            return
+        if not pl_module.automatic_optimization:
             raise RuleError(
                 "order='repel-clip' under manual optimisation needs max_norm: Lightning does not clip there, and your "
                 "own clipping comes before the rule. Pass max_norm=... to the callback and remove your own clipping"
+            )
+        defined_in = type(pl_module).configure_gradient_clipping.__module__.partition(".")[0]
+        is_own = defined_in not in ("lightning", "pytorch_lightning")  # the module may clip by a method of its own
+        if not trainer.gradient_clip_val and not is_own:
+            warnings.warn(
+                "order='repel-clip' has no effect, because Lightning does not clip here; set gradient_clip_val of the "
+                "Trainer, or pass max_norm=... to the callback",
+                stacklevel=2,
             )
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.errors import HeadLayoutError, SelectionError, StateError
+from repulsive.diagnostics.hooks.traced_projections import traced_projections
+from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, StateError
+from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import unwrap
 from repulsive.monitoring.film_layers import film_layers
 from repulsive.monitoring.history import History
@@ -45,6 +47,8 @@ class HeadMonitor:
         every: number of steps between two measurements.
         probe: a fixed batch to measure on instead of training batches: a tensor, a tuple of arguments or a mapping. The
             model runs on it in evaluation mode, without gradients.
+        example_inputs: inputs of the model, to find the heads of a class that `find_heads` does not know; by default
+            the probe.
         log: a logger with `log(values, step)`, or a function that takes the same; None: no logging.
         thresholds: when to warn.
         items: maximum number of items of a batch that are measured, from the first on.
@@ -77,6 +81,7 @@ class HeadMonitor:
         every: int = 100,
         *,
         probe: object = None,
+        example_inputs: object = None,
         log: Any = None,
         thresholds: Thresholds | None = None,
         items: int = 8,
@@ -89,7 +94,8 @@ class HeadMonitor:
             raise SelectionError("log must have a method log(values, step), or be a function that takes the same")
         self.model, self.every, self._probe = model, every, probe
         self._log: Log | None = getattr(log, "log", log)
-        self._recorder = HeadRecorder(model, items=items, tokens=tokens)
+        groups, out = _find(model, example_inputs, probe)
+        self._recorder = HeadRecorder(model, groups, out=out, items=items, tokens=tokens)
         self._pass = TrainingPass(model, self._recorder, self._process)
         self._detector = Detector(thresholds or Thresholds())
         self.history = History()
@@ -318,6 +324,21 @@ _QUANTITIES = {
     "written": "output of heads",
     "tokens": "similarity of tokens",
 }
+
+
+def _find(model: nn.Module, example: object, probe: object) -> tuple[list[HeadGroup], dict[str, str]]:
+    """Find the heads of a model and those of their output projections that names do not show."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None:
+        example, probe = (_moved(inputs, parameter.device) for inputs in (example, probe))
+    try:
+        groups = find_heads(model, example)
+    except NoHeadsFound:
+        if example is not None or probe is None:
+            raise
+        groups = find_heads(model, probe)
+    inputs = probe if example is None else example
+    return groups, {} if inputs is None else traced_projections(model, groups, inputs)
 
 
 def _rank() -> int:

@@ -54,6 +54,7 @@ class HeadRecorder:
     Args:
         model: any module with heads that `find_heads` finds, also inside data-parallel or compile wrappers.
         groups: heads of all parts; None calls `find_heads`.
+        out: output projections by attention module, as in `find_attention_layers`.
         items: maximum number of items of a batch that are measured, from the first on.
         tokens: maximum number of tokens of these items on which logits are compared.
 
@@ -63,11 +64,17 @@ class HeadRecorder:
     """
 
     def __init__(
-        self, model: nn.Module, groups: Sequence[HeadGroup] | None = None, *, items: int = 8, tokens: int = 1024
+        self,
+        model: nn.Module,
+        groups: Sequence[HeadGroup] | None = None,
+        *,
+        out: Mapping[str, str] | None = None,
+        items: int = 8,
+        tokens: int = 1024,
     ) -> None:
         groups = find_heads(model) if groups is None else groups
         self.items, self.tokens = items, tokens
-        self.layers = find_attention_layers(model, groups)
+        self.layers = find_attention_layers(model, groups, out=out)
         qkv, left_out = find_qkv_layers(model, groups)
         self.qkv = {layer.name: layer for layer in qkv}
         labels = short_names(groups)

@@ -17,6 +17,7 @@ from repulsive.extras import install_command
 from repulsive.pages.data.card_atlas import colour, draw_atlas, png
 from repulsive.pages.text import escaped, visible
 from repulsive.safety import files as safe
+from repulsive.safety.folders import check_creatable
 
 WIDTH, HEIGHT, MARGIN = 1200, 630, 56
 SUFFIXES = (".svg", ".png")
@@ -61,10 +62,15 @@ def check_card(path: Path) -> None:
     """Check that a card can be written to a file, before anything is measured.
 
     Raises:
-        ConfigError: the name does not end in .svg or .png, or a PNG is wanted and Pillow is missing.
+        ConfigError: the name does not end in .svg or .png, its folder cannot be written, or a PNG is wanted and Pillow
+            is missing.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--card {str(path)!r}: expected a file name that ends in .svg or .png")
+    try:
+        check_creatable(path)
+    except OSError as error:
+        raise ConfigError(f"--card {str(path)!r}: cannot be written ({error.strerror}); choose another file") from None
     if path.suffix.lower() == ".png":
         try:
             import PIL.ImageFont  # noqa: F401

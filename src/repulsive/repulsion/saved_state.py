@@ -23,10 +23,12 @@ def check_state(state: Mapping[str, Any], groups: Sequence[HeadGroup]) -> None:
     """Check that a state can be loaded.
 
     Raises:
-        StateError: the state has another format, or belongs to other groups.
+        StateError: the state is not that of a handle, has another format, or belongs to other groups.
     """
-    if state.get("format") != FORMAT:
-        raise StateError(f"state has format {state.get('format')!r}; this version reads format {FORMAT}")
+    if not isinstance(state, Mapping) or "format" not in state:
+        raise StateError("this is not the state of a handle; pass what handle.state_dict() returned")
+    if state["format"] != FORMAT:
+        raise StateError(f"state has format {state['format']!r}; this version reads format {FORMAT}")
     saved, own = ([tuple(entry) for entry in facts] for facts in (state["groups"], group_facts(groups)))
     if saved != own:
         difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]

@@ -12,6 +12,8 @@ from repulsive.errors import OptimizerError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.repulsion.sharding.shard_layout import check_placement, is_sharded
 
+_SHOWN = 6  # groups that a message names
+
 
 def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[list[HeadGroup], list[HeadGroup]]:
     """Split groups into those that the optimizer trains and those that it does not; a warning names the latter.
@@ -31,15 +33,22 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
         else:
             trained.append(group)
     if not trained:
-        raise OptimizerError(
-            f"the optimizer trains none of the selected heads: {'; '.join(reasons[:6])}. Build it from the parameters "
-            "of this model object, with the heads unfrozen"
-        )
+        raise OptimizerError(f"the optimizer trains none of the selected heads: {_listed(reasons)}. {_remedy(reasons)}")
     if reasons:
-        warnings.warn(
-            f"{len(reasons)} of {len(groups)} groups of heads are left out: {'; '.join(reasons[:6])}", stacklevel=3
-        )
+        message = f"{len(reasons)} of {len(groups)} groups of heads are left out: {_listed(reasons)}"
+        warnings.warn(message, stacklevel=3)
     return trained, others
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    more = f" and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
+    return "; ".join(reasons[:_SHOWN]) + more
+
+
+def _remedy(reasons: Sequence[str]) -> str:
+    if all("frozen" in reason for reason in reasons):
+        return "Unfreeze them; with LoRA, name the attention projections in target_modules"
+    return "Build it from the parameters of this model object, with the heads unfrozen"
 
 
 def newly_trained(others: Sequence[HeadGroup], optimizer: Optimizer) -> list[str]:

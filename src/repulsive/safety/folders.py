@@ -1,7 +1,11 @@
-"""Replace a folder atomically: write a temporary folder next to it, sync it, and rename it into place."""
+"""Check that a file or folder can be created, and replace a folder atomically.
+
+A folder is replaced by a temporary folder that is written next to it, synced, and renamed into place.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -10,6 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repulsive.safety.files import sync_file, sync_folder
+
+
+def check_creatable(path: Path) -> None:
+    """Check that a file or folder may be created at a path, before work whose result it would hold.
+
+    Raises:
+        OSError: the nearest existing parent is not a folder, or may not be written.
+    """
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent))
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
 
 
 @contextmanager

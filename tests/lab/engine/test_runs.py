@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from repulsive.errors import RepulsiveError, RunError
+from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.runs import RunFolder
 from tests.lab.engine import tiny
 from tests.lab.engine.conftest import LOGGED
@@ -194,3 +195,14 @@ def test_a_folder_in_which_nothing_was_trained_takes_a_mended_recipe(data, tmp_p
     assert facts["resumed"] == [] and json.loads((folder / "recipe.json").read_text())["method"]["parts"] == "qkv"
     with pytest.raises(RunError, match=r"another recipe \(training.epochs was 1, now 2\)"):
         tiny.train(data, folder, *LOGGED, "training.epochs=2")
+
+
+@pytest.mark.parametrize(("content", "problem"), [(b"", "is empty"), (b"{", "is not JSON"), (b"\xff", "is not JSON")])
+def test_a_damaged_file_of_a_run_names_the_remedy(content, problem, tmp_path):
+    path = tmp_path / "result.json"
+    assert read_json(path) is None
+    path.write_bytes(content)
+    with pytest.raises(
+        RunError, match=rf"result.json: cannot be read \({problem}\); restore it from a copy, or remove it"
+    ):
+        read_json(path)

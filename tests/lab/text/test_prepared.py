@@ -87,7 +87,7 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
 
 
 def test_a_missing_folder_and_another_format(tmp_path):
-    with pytest.raises(DataError, match=r"run: repulsive prepare DATASET --data DIR --out .*toy$"):
+    with pytest.raises(DataError, match=r"run: repulsive prepare DATASET --out .*toy, with a name"):
         Prepared.load(tmp_path / "toy")
     folder = small(tmp_path / "toy").save().folder
     manifest = json.loads((folder / "manifest.json").read_text())

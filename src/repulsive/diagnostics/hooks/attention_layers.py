@@ -77,6 +77,16 @@ def find_attention_layers(
     inner = unwrap(model)
     groups = find_heads(model, example_inputs) if groups is None else groups
     modules = {clean(name): module for name, module in inner.named_modules()}
+    by_module = group_by_module(groups)
+    return [_attention_layer(modules, name, own, (out or {}).get(name)) for name, own in by_module.items()]
+
+
+def group_by_module(groups: Sequence[HeadGroup]) -> dict[str, list[HeadGroup]]:
+    """Return the groups of each attention module, by its dotted name.
+
+    Raises:
+        SelectionError: a group joins several parts (q, k, v).
+    """
     by_module: dict[str, list[HeadGroup]] = {}
     for group in groups:
         if len(group.part) > 1:
@@ -84,18 +94,15 @@ def find_attention_layers(
                 f"{group.name} joins parts {group.part}; find_attention_layers needs particle='projection'"
             )
         by_module.setdefault(module_of(group), []).append(group)
-    return [_attention_layer(modules, name, own, (out or {}).get(name)) for name, own in by_module.items()]
+    return by_module
 
 
 def hookable_layers(
     model: nn.Module, groups: Sequence[HeadGroup], *, out: Mapping[str, str] | None = None
 ) -> tuple[list[AttentionLayer], list[str]]:
     """Find the layers whose head outputs can be hooked, and the error message of each layer where they cannot."""
-    by_module: dict[str, list[HeadGroup]] = {}
-    for group in groups:
-        by_module.setdefault(module_of(group), []).append(group)
     layers, problems = [], []
-    for own in by_module.values():
+    for own in group_by_module(groups).values():
         try:
             layers += find_attention_layers(model, own, out=out)
         except HeadLayoutError as error:
@@ -161,12 +168,19 @@ def _attention_layer(
         kind = "torch" if isinstance(attention, nn.MultiheadAttention) else "projection"
         hooked = attention if kind == "torch" else projection
         return AttentionLayer(*position, hooked, kind, width // heads, path)
+    raise HeadLayoutError(_no_projection(name or type(attention).__name__, heads, head_dim, value, out))
+
+
+def _no_projection(name: str, heads: int, head_dim: int, value: HeadGroup | None, out: str | None) -> str:
+    if value is not None and value.slices[0].parameter().ndim > 2:
+        return (
+            f"{name}: its heads are in parameters such as {value.slices[0].parameter_name}, and no module takes their "
+            "outputs; outputs and ablation need an output projection that is a module, such as nn.Linear"
+        )
     expected = f"{heads} heads of size {head_dim}" if head_dim else f"{heads} heads"
     problem = f"{out!r} is not a projection" if out is not None else "found no output projection"
-    raise HeadLayoutError(
-        f"{name or type(attention).__name__} ({first.family}): {problem} that takes {expected}; "
-        f'name it: find_attention_layers(model, out={{"{name}": "dotted.name.of.its.output.projection"}})'
-    )
+    remedy = f'name it: out={{"{name}": "dotted.name.of.the.projection"}}'
+    return f"{name}: {problem} that takes {expected}; pass example_inputs=..., or {remedy}"
 
 
 def _hook(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:

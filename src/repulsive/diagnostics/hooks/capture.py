@@ -173,5 +173,5 @@ def check_hooks_ran(layers: Sequence[AttentionLayer], ran: set[str]) -> None:
         first = layers[0].projection or layers[0].name
         raise HeadLayoutError(
             f"no head output was recorded: the model never called {first}. Check that the inputs pass through "
-            "attention, and name the right projections: find_attention_layers(model, out={...})"
+            "attention, and name the right projections: out={layer: projection}"
         )

@@ -49,12 +49,17 @@ def read_sentences(path: Path | None, sentences: Sequence[str], limit: int) -> l
     if path is not None:
         try:
             lines += path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read {str(path)!r}: {first_line(error)}") from error
+        except UnicodeDecodeError:
+            raise DataError(f"cannot read {str(path)!r}: it is not UTF-8 text; save it as UTF-8") from None
+        except OSError as error:
+            raise DataError(
+                f"cannot read {str(path)!r} ({error.strerror}); give a file with one sentence per line"
+            ) from None
     result = [line.strip() for line in lines if line.strip()]
     if not result and (path is not None or sentences):
-        source = repr(str(path)) if path else "--sentence"
-        raise DataError(f"no sentence in {source}; write one per line")
+        raise DataError(
+            f"no sentence in {str(path)!r}; write one per line" if path else "--sentence: the text is empty"
+        )
     return result[:limit]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,8 @@ def load_architecture(source: str) -> nn.Module:
         return _model_from_import_path(source)
     if (snapshot := cached_model(source)) is not None:
         return _architecture_from_folder(snapshot)
+    if path.is_file():
+        raise LoadError(f"{source!r} is a file; name a folder with a config.json, or package.module:name")
     siblings = [str(each) for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
     expected = "write a folder with a config.json, or package.module:name (models are never downloaded)"
     if is_model_name(source):
@@ -123,7 +128,8 @@ def load_model(source: str, *, random: bool = False) -> LoadedModel:
         elif (folder / PRUNED).is_file():
             model = load_pruned(with_attention(config, build), folder)
         elif [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
-            model, info = with_attention(config, from_pretrained)
+            with _progress_bars_at_a_terminal_only(transformers):
+                model, info = with_attention(config, from_pretrained)
         else:
             fetch = "" if snapshot is None else f"fetch them with: hf download {source}; "
             raise LoadError(f"{str(folder)!r} has a config.json but no weights; {fetch}--random uses random weights")
@@ -190,6 +196,20 @@ def _import_transformers() -> Any:
     except ImportError:
         raise LoadError(f"a config.json needs transformers: {install_command('transformers')}") from None
     return transformers
+
+
+@contextmanager
+def _progress_bars_at_a_terminal_only(transformers: Any) -> Iterator[None]:
+    """Hide the progress bars of transformers while a model is loaded, unless stderr is a terminal."""
+    logging = transformers.utils.logging
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _read_config(folder: Path) -> Any:

@@ -67,7 +67,7 @@ def output_projection(
     candidates = [out] if out is not None else [_absolute(name, path) for path in (*table, *USUAL_NAMES)]
     for path in candidates:
         projection = modules.get(path) or follow(attention, path.removeprefix(f"{name}."))
-        width = _input_features(projection)
+        width = input_features(projection)
         if isinstance(projection, nn.Module) and width and width == heads * (head_dim or width // heads):
             return path, projection, width
     return None
@@ -78,7 +78,7 @@ def _absolute(name: str, path: str) -> str:
     return ".".join(part for part in (parent, path.removeprefix("../")) if part)
 
 
-def _input_features(projection: object) -> int | None:
+def input_features(projection: object) -> int | None:
     """Return the number of input features of a projection; None if the object is not a projection."""
     declared = getattr(projection, "in_features", None)
     weight = getattr(projection, "weight", None)

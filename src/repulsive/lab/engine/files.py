@@ -18,12 +18,18 @@ def read_json(path: Path) -> Any:
     Raises:
         RunError: the file is damaged.
     """
+    text = b""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        return json.loads(text)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: cannot be read ({error})") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        problem = "is not JSON" if text else "is empty"
+        remedy = "restore it from a copy, or remove it and run the command that made it"
+        raise RunError(f"{path}: cannot be read ({problem}); {remedy}") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -24,6 +24,7 @@ from repulsive.lab.systems.classification.foreign import unknown_share
 from repulsive.pages import Chart, Content, Panel, write_report
 from repulsive.pages.charts import learning_curve
 from repulsive.pages.figures.write import check_matplotlib, write_figures
+from repulsive.safety.folders import check_creatable
 
 CURVES = {  # name -> kind and key of a line of metrics.jsonl, and the figure's file
     "training loss, penalty included": ("train", "loss", "train-loss"),
@@ -179,6 +180,7 @@ def _open_foreign(method: Method, options: Options, device: torch.device) -> Any
 def _check_writable(out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        check_creatable(out)
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
     if out.is_dir():

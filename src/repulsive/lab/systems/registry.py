@@ -75,7 +75,10 @@ def _kind(task: object, source: str) -> tuple[type[Recipe], Any]:
     """The recipe class and the task class of a name. Entry points are read only for names that are not built in."""
     known = KINDS if isinstance(task, str) and task in KINDS else known_tasks()
     if not isinstance(task, str) or task not in known:
-        raise ConfigError(f"{source}: task must be one of {', '.join(known)}, not {task!r}")
+        choices = f"one of {', '.join(known)}"
+        if task is None:
+            raise ConfigError(f"{source}: task is missing; write extends = RECIPE, or task = {choices}")
+        raise ConfigError(f"{source}: task must be {choices}, not {task!r}")
     return known[task]
 
 

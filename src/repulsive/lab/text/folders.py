@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
         format_, _ = manifest["format"], manifest["files"].items()
     except OSError:
-        advice = f"run: repulsive prepare DATASET --data DIR --out {folder}"
+        advice = f"run: repulsive prepare DATASET --out {folder}, with a name that `repulsive prepare --help` lists"
         raise DataError(f"{folder}: nothing prepared here; {advice}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{path}: damaged, or not written by `repulsive prepare`; {_AGAIN}") from None

@@ -1,0 +1,115 @@
+"""Output projections with any name are found by autograd, and only if they are one."""
+
+import pytest
+import torch
+from torch import nn
+
+from repulsive import HeadMonitor, Heads, find_heads
+from repulsive.diagnostics.hooks.attention_layers import hookable_layers
+from repulsive.diagnostics.hooks.traced_projections import traced_projections
+from repulsive.diagnostics.inspection import inspect_heads
+from repulsive.errors import HeadLayoutError, NoHeadsFound
+
+M, KV, D = 4, 2, 6
+
+
+class Own(nn.Module):
+    """Attention with names of its own: 4 query heads, 2 key-value heads, a gate as wide as the heads, a mixing step."""
+
+    def __init__(self, mixed=False):
+        super().__init__()
+        self.mixed = mixed
+        self.queries, self.keys, self.vals = nn.Linear(24, M * D), nn.Linear(24, KV * D), nn.Linear(24, KV * D)
+        self.gate, self.mix = nn.Linear(24, M * D), nn.Linear(M * D, 24)
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, D)).transpose(1, 2) for layer in (self.queries, self.keys, self.vals)
+        )  # [B, M, T, d]
+        k, v = (each.repeat_interleave(M // KV, dim=1) for each in (k, v))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # [B, T, M d]
+        heads = heads * self.gate(x).sigmoid()
+        return self.mix(heads.cumsum(-1) if self.mixed else heads)
+
+
+class Blocks(nn.Module):
+    def __init__(self, mixed=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Own(mixed), Own(mixed)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+X = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0))
+
+
+def test_any_name_is_found_and_the_model_stays_as_it_is():
+    model = Blocks().train()
+    model.layers[0].vals.requires_grad_(False)
+    heads = Heads(model, X)
+    assert [layer.projection for layer in heads.layers] == ["layers.0.mix", "layers.1.mix"]
+    assert model.training and not model.layers[0].vals.weight.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    bias = model.layers[0].mix.bias
+    torch.testing.assert_close(heads.outputs(X)[0].sum(2) + bias, model.layers[0](X))
+    assert len(heads.similarity([X], "ov", twins=0)) == 2
+    with heads.ablated([(0, 1)]):
+        ablated = model(X)
+    assert not torch.allclose(ablated, model(X))
+
+
+def test_a_projection_that_mixes_heads_first_is_refused_with_the_remedy():
+    with pytest.raises(
+        HeadLayoutError, match=r'found no output .*pass example_inputs=.*, or name it: out=\{"layers\.0": "dotted'
+    ):
+        Heads(Blocks(mixed=True), X)
+    named = {f"layers.{i}": f"layers.{i}.mix" for i in range(2)}
+    assert Heads(Blocks(mixed=True), X, out=named).layers[0].projection == "layers.0.mix"
+
+
+def test_usual_names_need_no_forward_pass():
+    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    assert traced_projections(model, find_heads(model), "never used") == {}
+
+
+def test_an_inspection_measures_outputs_of_an_own_class():
+    result = inspect_heads(Blocks(), [X], twins=0)
+    assert [name for name, *_ in result.layers] == ["layers.0", "layers.1"]
+    assert result.importance is not None and len(result.circuits.ov) == 2
+
+
+def test_a_monitor_measures_an_own_class():
+    model = Blocks()
+    with pytest.raises(NoHeadsFound, match="example_inputs="):
+        HeadMonitor(model)
+    with HeadMonitor(model, every=1, example_inputs=X) as monitor:
+        model(X).sum().backward()
+        monitor.step()
+        assert [layer.label for layer in monitor.history[0].layers] == ["layer 0", "layer 1"]
+    with HeadMonitor(model, probe=X) as monitor:
+        assert len(monitor.measure().layers) == 2
+
+
+class Parameters(nn.Module):
+    """Attention whose weights are parameters [M, D, d], as in einsum notation."""
+
+    def __init__(self):
+        super().__init__()
+        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(M, 24, D) / 5) for _ in range(3))
+        self.W_O = nn.Parameter(torch.randn(M, D, 24) / 5)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("btd,hde->bhte", x, w) for w in (self.W_Q, self.W_K, self.W_V))
+        return torch.einsum("bhqk,bhke,hed->bqd", (q @ k.mT).softmax(-1), v, self.W_O)
+
+
+def test_heads_without_a_projection_module_are_refused_for_that_reason():
+    model = Parameters()
+    groups = find_heads(model, X)
+    with pytest.raises(HeadLayoutError, match=r"heads are in parameters such as W_V, .* such as nn\.Linear"):
+        Heads(model, X)
+    assert hookable_layers(model, groups)[0] == []
