@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -124,7 +124,7 @@ def main() -> None:
         print(f"ranks {dist.get_world_size()}, steps {handle.steps}, loss {loss.item():.4f}")
         print(f"mean cosine between heads {before:+.4f} -> {after:+.4f}")
         if not options.resume:
-            save_file(weights, final)
+            final.write_bytes(save(weights))
             print(f"saved after {half} steps; training waited {stalled:.2f} s")
     if options.resume:
         expected = load_file(final)

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _prepare(folder: Path, glue: Path, out: Path) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
     from tokenizers import Tokenizer
     from transformers import BertConfig, BertModel
 
@@ -99,7 +99,8 @@ def _prepare(folder: Path, glue: Path, out: Path) -> None:
     model = BertModel.from_pretrained(folder, attn_implementation="sdpa")
     state = {name: tensor.half() for name, tensor in model.state_dict().items() if "position_ids" not in name}
     state["embeddings.word_embeddings.weight"] = state["embeddings.word_embeddings.weight"][torch.from_numpy(used)]
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, out / "model.safetensors")
+    weights = save({name: tensor.contiguous() for name, tensor in state.items()})
+    (out / "model.safetensors").write_bytes(weights)  # readable for others, unlike save_file
     config.vocab_size = len(used)
     config.save_pretrained(out)
     print(f"{len(used):,} of {model.config.vocab_size:,} tokens occur")

@@ -173,6 +173,15 @@ def test_zero_and_mean_ablation(name):
     assert torch.equal(zero[:, :, :2], whole[:, :, :2]) and torch.equal(mean[:, :, :2], whole[:, :, :2])
 
 
+@pytest.mark.parametrize("mode", ["zero", "mean", "patch"])
+def test_ablating_no_heads_changes_nothing(mode, recwarn):
+    model, inputs = make("gpt2")
+    plain = run(model, inputs())
+    with Heads(model, inputs()).ablated([], mode=mode, source=None if mode == "zero" else inputs(1)):
+        assert torch.equal(run(model, inputs()), plain)
+    assert not [warning for warning in recwarn if "ablate" in str(warning.message)]
+
+
 def test_the_mean_leaves_padding_out():
     model, inputs = make("bert")
     heads = Heads(model, inputs())

@@ -84,6 +84,7 @@ def test_the_checkpoint_is_ordinary_and_says_what_was_done(folder, text, tmp_pat
     assert "4 of 6 query heads" in card and all(f"`{name}`" in card for name in facts["removed"])
     assert sum(len(heads) for heads in facts["removed"].values()) == 4
     assert sorted(p.name for p in out.parent.iterdir()) == ["small", "text.txt"]
+    assert {p.stat().st_mode for p in out.iterdir()} == {text.stat().st_mode}  # as the umask gives
     on = "the text that heads were scored on and the model was trained on"
     assert on in card and on in printed and facts["measured_on"] == on
     assert all(m["fastest"] <= m["milliseconds"] <= m["slowest"] for m in measured.values())

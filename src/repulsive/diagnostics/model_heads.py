@@ -124,7 +124,8 @@ class Heads:
         """Ablate heads inside this context: replace their outputs.
 
         Args:
-            heads: (layer, head) pairs.
+            heads: (layer, head) pairs. An empty list changes nothing, so that a loop over sets of heads may start with
+                the whole model.
             mode: "zero"; "mean": the head's mean output over the tokens of `source`; "patch": the head's outputs on
                 `source`, token by token (activation patching).
             source: inputs for "mean" (default: the example inputs) and "patch".
@@ -144,6 +145,9 @@ class Heads:
         source = self._example if source is None and mode == "mean" else source
         if source is None:
             raise SelectionError(f"mode={mode!r} needs source=, the inputs that the replaced outputs are taken from")
+        if not chosen:
+            yield
+            return
         masks = head_masks(self.layers, chosen)
         values = self._replacements(source, mode, masks)
         runs = dict.fromkeys(masks, 0)

@@ -27,6 +27,7 @@ from repulsive.diagnostics.redundancy import heads_of
 from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import module_of, unwrap
+from repulsive.safety.permissions import ordinary_permissions
 
 # Attention classes (module and name) that reshape q, k and v by the head size -> attributes to update: the number of
 # heads, of key-value heads, of query heads per key-value head, or of features of all heads. Classes that use their
@@ -111,20 +112,25 @@ def save_pruned(model: nn.Module, folder: str | Path) -> Path:
     inner: Any = unwrap(model)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if hasattr(inner, "save_pretrained"):
-            parameters = inspect.signature(inner.save_pretrained).parameters
-            # Keep the model's own parameter names: load_pruned does not know those of older versions.
-            options = {"save_original_format": False} if "save_original_format" in parameters else {}
-            inner.save_pretrained(path, **options)
-        else:
-            from safetensors.torch import save_model
-
-            save_model(inner, str(path / "model.safetensors"))
+        with ordinary_permissions(path):
+            _save_weights(inner, path)
         remaining = {layer.name: layer.num_heads for layer in find_attention_layers(model)}
         (path / PRUNED).write_text(json.dumps(remaining, indent=1), encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"cannot write {path} ({error.strerror}); choose another folder") from error
     return path
+
+
+def _save_weights(model: Any, folder: Path) -> None:
+    if hasattr(model, "save_pretrained"):
+        parameters = inspect.signature(model.save_pretrained).parameters
+        # Keep the model's own parameter names: load_pruned does not know those of older versions.
+        options = {"save_original_format": False} if "save_original_format" in parameters else {}
+        model.save_pretrained(folder, **options)
+    else:
+        from safetensors.torch import save_model
+
+        save_model(model, str(folder / "model.safetensors"))
 
 
 def load_pruned(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> nn.Module:

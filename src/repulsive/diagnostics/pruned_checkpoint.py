@@ -21,6 +21,7 @@ from repulsive.diagnostics.pruning_measurements import RUNS, Measured, measure
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
 from repulsive.safety.folders import check_creatable, replacing
 from repulsive.safety.markdown import format_table
+from repulsive.safety.permissions import ordinary_permissions
 from repulsive.terminal.progress import Progress as Bar
 from repulsive.terminal.progress import no_progress
 from repulsive.terminal.table import Table, three_digits
@@ -156,7 +157,7 @@ def write_checkpoint(pruned: Pruned, tokenizer: Any, out: Path, source: str) -> 
     model: Any = pruned.model
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as folder:
+        with replacing(out) as folder, ordinary_permissions(folder):
             model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)

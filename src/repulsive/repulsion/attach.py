@@ -79,7 +79,8 @@ def repel(
         particle: "projection" keeps q, k and v apart; "head" joins them into one particle per head.
         match: pattern or patterns on group names, such as "*.layer.0.*".
         layout: "heads", or "strided" for the slices of the authors' released code.
-        example_inputs: inputs of the model; if given, slices are proved by a trace and unknown classes are inferred.
+        example_inputs: inputs of the model; if given, slices are proved by a trace, and unknown classes and output
+            projections are inferred.
         allow_unproved: also train heads that are a guess from names and shapes, or that the example did not prove.
         groups: groups from `find_heads`, `heads_by_hand`, `group_modules` or `group_stacked`, instead of the selection
             above.
@@ -154,7 +155,7 @@ def repel(
         checks.check_given(selection)
         groups = checks.check_groups(groups)
     if chosen is not None and chosen.reads_tokens:
-        groups = checks.logit_groups(model, groups, chosen, parts, particle, layout)
+        groups = checks.logit_groups(model, groups, chosen, selection)
     checks.check_apart(groups)
     trained, others = split_trained(groups, inner)
     if not allow_unproved:

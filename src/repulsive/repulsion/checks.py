@@ -214,9 +214,15 @@ def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) ->
 
 
 def logit_groups(
-    model: nn.Module, groups: Sequence[HeadGroup], rule: Rule, parts: str, particle: str, layout: str
+    model: nn.Module, groups: Sequence[HeadGroup], rule: Rule, selection: Mapping[str, Any]
 ) -> list[HeadGroup]:
     """Return the groups that a rule on logits moves: q and k; also v and the output projection with `moves_values`.
+
+    Args:
+        model: the model.
+        groups: the selected groups.
+        rule: a rule that reads tokens.
+        selection: the arguments of `repel` that select heads, as in `SELECTION`.
 
     Raises:
         RuleError: the selection excludes a projection that the rule moves, or the model has no q and k heads.
@@ -226,9 +232,10 @@ def logit_groups(
             f"{', '.join(other[:4])}: space='logits' compares attention logits, and these are not attention heads; "
             "choose space='weights' or 'sphere'"
         )
+    parts = selection["parts"]
     if not {"q", "k"} <= set(parts):
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
-    if particle != "projection" or layout != "heads":
+    if selection["particle"] != "projection" or selection["layout"] != "heads":
         raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
     if joined := [group.name for group in groups if len(group.part) > 1 and set(group.part) <= set("qkv")]:
         raise RuleError(
@@ -246,10 +253,10 @@ def logit_groups(
         return chosen
     if "v" not in parts:
         raise RuleError(f"parts={parts!r}: circuits='qk+ov' also moves v; leave parts out")
-    return _with_outputs(model, groups)
+    return _with_outputs(model, groups, selection["example_inputs"])
 
 
-def _with_outputs(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGroup]:
+def _with_outputs(model: nn.Module, groups: Sequence[HeadGroup], example_inputs: object) -> list[HeadGroup]:
     """Return the groups of all layers with q and k, and groups of their output projections."""
     parts: dict[str, set[str]] = {}
     for group in groups:
@@ -261,4 +268,4 @@ def _with_outputs(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGro
             "find_heads(model), or choose circuits='qk'"
         )
     chosen = [group for group in groups if module_of(group) in layers]
-    return [*chosen, *output_groups(model, chosen)]
+    return [*chosen, *output_groups(model, chosen, example_inputs)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LINK = "is a symbolic link, which is not followed; put the file or folder itself there"
-_NO_LINK = os.O_CLOEXEC | os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0
+NO_LINK = os.O_CLOEXEC | os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0
 _MODE = 0o666  # before the umask
 
 
@@ -25,7 +25,7 @@ def open_new(path: Path) -> BinaryIO:
         OSError: the file cannot be created.
     """
     path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, _MODE), "wb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, _MODE), "wb")
 
 
 def open_append(path: Path) -> BinaryIO:
@@ -63,7 +63,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def sync_file(path: Path) -> None:
     """Sync the content of a file to disk."""
-    handle = os.open(path, os.O_RDONLY | _NO_LINK)
+    handle = os.open(path, os.O_RDONLY | NO_LINK)
     try:
         os.fsync(handle)
     finally:
@@ -129,7 +129,7 @@ def locked(path: Path, *, remove: bool = False) -> Iterator[None]:
 def _open_regular(path: Path, flags: int, mode: str) -> BinaryIO:
     try:
         # O_NONBLOCK: opening a pipe without a reader would block.
-        handle = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | _NO_LINK, _MODE)
+        handle = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | NO_LINK, _MODE)
     except OSError as error:
         refuse_link(path)
         raise error

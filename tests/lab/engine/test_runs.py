@@ -39,6 +39,7 @@ def test_it_says_everything(whole, data):
     assert recipe["training"]["save_seconds"] == 60  # nobody said so: a default
     kinds = {path.suffix for path in whole.rglob("*") if path.is_file() and path.parent.name != "tensorboard"}
     assert kinds - {""} == {".json", ".jsonl", ".safetensors"}  # no pickle; "" is the lock
+    assert len({path.stat().st_mode for path in whole.rglob("*.*") if path.is_file()}) == 1  # as the umask gives
     assert len(list((whole / "tensorboard").glob("events*"))) == 1
     assert not [path.name for path in whole.glob(".*") if path.name != ".lock"]
 

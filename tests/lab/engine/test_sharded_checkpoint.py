@@ -48,6 +48,7 @@ def test_a_state_comes_back_as_it_was(writer):
     assert step == 7 and same(loaded, state)
     names = sorted(file.name for file in path.iterdir())
     assert names == ["manifest.json", "shard-00001-model-00001-of-00001.safetensors", "state.json"]  # no pickle
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # shards can be read by whoever can read the JSON
 
 
 def test_both_formats_share_a_folder(writer):

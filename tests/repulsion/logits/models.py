@@ -269,6 +269,34 @@ def torch_encoder(batch_first: bool = True) -> Case:
     )  # fmt: skip
 
 
+class OwnAttention(nn.Module):
+    """Four query heads that share two key-value heads, under names that no table has. The gate is as wide as `mix`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys, self.vals = nn.Linear(12, 12), nn.Linear(12, 6), nn.Linear(12, 6)
+        self.gate, self.mix = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, 3)).transpose(1, 2) for each in (self.queries, self.keys, self.vals))
+        k, v = (each.repeat_interleave(2, dim=1) for each in (k, v))  # [B, M, T, d]
+        heads = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # [B, T, M d]
+        return x + self.gate(x).sigmoid() * self.mix(heads)
+
+
+def own() -> Case:
+    """A class whose heads and output projection are found with example inputs only."""
+    layers = [OwnAttention(), OwnAttention()]
+    model = nn.Sequential(nn.Embedding(50, 12), *layers).double()
+    inner = layers[1]
+    return Case(
+        model, lambda: model(ids()), inner,
+        lambda x: inner.queries(x).unflatten(-1, (4, 3)), lambda x: inner.keys(x).unflatten(-1, (2, 3)),
+        inner.queries, inner.keys, [0, 0, 1, 1], ["queries.weight", "queries.bias", "keys.weight"], "2.*",
+        example_inputs=ids(),
+    )  # fmt: skip
+
+
 def randomise_biases(*modules: nn.Module) -> None:
     """Set biases to random values; with the initial zeros a mistake would not show."""
     for number, module in enumerate(modules):
@@ -289,4 +317,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "t5-cross": t5_cross,
     "torch": torch_encoder,
     "torch-time-first": lambda: torch_encoder(batch_first=False),
+    "own": own,
 }

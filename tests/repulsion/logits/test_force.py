@@ -50,7 +50,7 @@ def test_cosine_ladder_is_the_mean_cosine() -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "deberta", "olmo"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "deberta", "olmo", "own"])
 def test_value_output_circuits_match_the_reference(name: str) -> None:
     torch.manual_seed(0)
     case = (CASES | CHANGED)[name]()
@@ -122,12 +122,22 @@ def _olmo_values(case: Case):
     )
 
 
+def _own_values(case: Case):
+    a = case.attention
+    return (
+        lambda x: a.vals(x).unflatten(-1, (2, 3)),
+        lambda: a.mix.weight.unflatten(1, (4, 3)),
+        [a.vals.weight, a.vals.bias, a.mix.weight],
+    )
+
+
 VALUES = {
     "bert": _bert_values,
     "llama": _llama_values,
     "gpt2": _gpt2_values,
     "deberta": _deberta_values,
     "olmo": _olmo_values,
+    "own": _own_values,
 }
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from repulsive import SVGD, find_heads, repel
 from repulsive.errors import RuleError
+from tests.repulsion.logits.models import ids, own
 from tests.repulsion.logits.test_steps import RULE, Decoder, make, train
 
 VALUES = SVGD("heads", 0.05, space="logits", circuits="qk+ov", tokens=64, every=2)
@@ -16,6 +17,11 @@ VALUES = SVGD("heads", 0.05, space="logits", circuits="qk+ov", tokens=64, every=
 def encoder() -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
     return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+
+class Reversed(nn.Module):
+    def forward(self, x):
+        return x.flip(-1)
 
 
 def adapted(model: nn.Module, *modules: str, **settings):
@@ -68,6 +74,32 @@ def test_groups_without_the_needed_parts_are_refused(parts, particle, rule, mess
     groups = find_heads(model, parts=parts, particle=particle)
     with pytest.raises(RuleError, match=message):
         repel(model, torch.optim.AdamW(model.parameters()), rule, groups=groups)
+
+
+def test_an_output_projection_that_names_do_not_show_is_refused_with_the_remedy():
+    model = own().model
+    groups = find_heads(model, ids())
+    with pytest.raises(
+        RuleError, match=r"1\.v: .* no output projection for 4 heads of 3 features; pass example_inputs="
+    ):
+        repel(model, torch.optim.AdamW(model.parameters()), VALUES, groups=groups)
+    model[1].mix = nn.Sequential(Reversed(), model[1].mix)  # the slices of its input are not those of the heads
+    with pytest.raises(RuleError, match=r"1\.v: .* for 4 heads of 3 features; choose circuits='qk'"):
+        repel(model, torch.optim.AdamW(model.parameters()), VALUES, example_inputs=ids())
+    repel(model, torch.optim.AdamW(model.parameters()), RULE, example_inputs=ids(), verbose=False)
+
+
+def test_finding_an_output_projection_changes_nothing():
+    model = own().model.train()
+    model[1].vals.requires_grad_(False)
+    model.append(nn.Dropout(0.5))
+    state = torch.get_rng_state()
+    with pytest.warns(UserWarning, match=r"1\.v \(frozen\)"):
+        handle = repel(nn.DataParallel(model), torch.optim.AdamW(model.parameters()), VALUES, example_inputs=ids())
+    outputs = [group.slices[0].parameter_name for group in handle.groups if group.part == "o"]
+    assert outputs == ["1.mix.weight", "2.mix.weight"]
+    assert torch.equal(torch.get_rng_state(), state) and all(module.training for module in model.modules())
+    assert not model[1].vals.weight.requires_grad and all(p.grad is None for p in model.parameters())
 
 
 def test_layers_without_queries_are_left_out_of_value_circuits():

@@ -1,25 +1,14 @@
-"""Find output projections by autograd, in classes that do not use one of the usual names.
-
-The input of an output projection is the concatenated outputs of the heads, so its slice i depends on the value rows of
-head i and on those of no other head. Any module whose input passes this test for every head is the projection.
-"""
+"""Find the output projections of all attention layers, by autograd where names do not show them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from repulsive.diagnostics.hooks.attention_layers import group_by_module, hookable_layers
-from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.heads import HeadGroup
-from repulsive.heads.module_paths import clean, unwrap
-from repulsive.heads.table.output_projection import input_features
-
-LEAK = 1e-6  # largest share of the squared gradient that may reach the value rows of other heads
+from repulsive.heads.trace.output_projection import trace_output_projections
 
 
 def traced_projections(
@@ -35,92 +24,9 @@ def traced_projections(
 
     Returns:
         Dotted name of an attention module -> dotted name of its output projection: the known ones, and those that
-        exactly one module passes the test for.
+        `trace_output_projections` finds.
     """
     result = dict(known or {})
-    layers, problems = hookable_layers(model, groups, out=result)
-    if not problems:
-        return result
-    modules = {clean(name): module for name, module in unwrap(model).named_modules()}
-    found = {layer.name for layer in layers}
+    found = {layer.name for layer in hookable_layers(model, groups, out=result)[0]}
     unknown = {name: own for name, own in group_by_module(groups).items() if name not in found and name not in result}
-    candidates = {name: paths for name, own in unknown.items() if (paths := _candidates(modules, name, own))}
-    values = {name: _value(unknown[name]) for name in candidates}
-    watched = {path: modules[path] for paths in candidates.values() for path in paths}
-    parameters = [value.slices[0].parameter() for value in values.values() if value is not None]
-    if not watched:
-        return result
-    with _recorded_inputs(model, watched, parameters, example_inputs) as inputs:
-        for name, paths in candidates.items():
-            value = values[name]
-            assert value is not None  # there are no candidates without values
-            passed = [path for path in paths if path in inputs and _is_projection(inputs[path], unknown[name], value)]
-            if len(passed) == 1:
-                result[name] = passed[0]
-    return result
-
-
-def _value(groups: Sequence[HeadGroup]) -> HeadGroup | None:
-    """Return the group of values if each value feature is one row of a matrix, else None."""
-    value = next((group for group in groups if group.part == "v" and len(group.slices) == 1), None)
-    return value if value is not None and value.slices[0].parameter().ndim == 2 else None
-
-
-def _candidates(modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup]) -> list[str]:
-    """List the modules in or beside an attention module that take inputs as wide as its heads."""
-    value = _value(groups)
-    if value is None:
-        return []
-    width = max(group.num_heads for group in groups) * value.head_dim
-    own = {id(part.module) for group in groups for part in group.slices}
-    parent = name.rpartition(".")[0]
-    prefix = f"{parent}." if parent else ""
-    return [
-        path
-        for path, module in modules.items()
-        if path.startswith(prefix) and path != name and id(module) not in own and input_features(module) == width
-    ]
-
-
-@contextmanager
-def _recorded_inputs(
-    model: nn.Module, watched: Mapping[str, nn.Module], parameters: Sequence[Tensor], example: object
-) -> Iterator[dict[str, Tensor]]:
-    """Run the model once and record the input of each watched module, with its graph back to the parameters."""
-    inputs: dict[str, Tensor] = {}
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for parameter in parameters:
-            stack.callback(parameter.requires_grad_, parameter.requires_grad)
-            parameter.requires_grad_(True)
-        for path, module in watched.items():
-
-            def record(_module: nn.Module, args: tuple[Any, ...], path: str = path) -> None:
-                if args and isinstance(args[0], Tensor) and args[0].requires_grad:
-                    inputs[path] = args[0]
-
-            stack.callback(module.register_forward_pre_hook(record).remove)
-        call(model, example)
-        yield inputs
-
-
-def _is_projection(x: Tensor, groups: Sequence[HeadGroup], value: HeadGroup) -> bool:
-    """Check that slice i of the input [..., M d] depends on the values of head i and of no other head."""
-    query = next((group for group in groups if group.part == "q"), None)
-    heads, kv_heads = max(group.num_heads for group in groups), value.num_heads
-    serves = query.serves if query is not None and query.serves else [i * kv_heads // heads for i in range(heads)]
-    slices, part = x.unflatten(-1, (heads, -1)), value.slices[0]
-    noise = torch.randn(slices.shape, generator=torch.Generator().manual_seed(1)).to(slices)
-    for head in range(heads):
-        (grad,) = torch.autograd.grad(
-            slices[..., head, :], [part.parameter()], noise[..., head, :], retain_graph=True, allow_unused=True
-        )
-        if grad is None:
-            return False
-        energy = part.take(grad.double()).square().sum(-1)  # [M_v]
-        own = float(energy[serves[head]])
-        if not own > 0 or float(energy.sum()) - own > LEAK * own:
-            return False
-    return True
+    return result | trace_output_projections(model, unknown, example_inputs)

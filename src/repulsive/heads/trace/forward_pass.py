@@ -22,7 +22,7 @@ _FEW = 2  # samples to trace; the head layout is the same in every sample
 def run(model: nn.Module, example: object, recorder: Recorder) -> None:
     """Run one forward pass in evaluation mode under `recorder`."""
     args, kwargs = call_arguments(model, example)
-    outer = (_evaluation_mode(model), _module_names(model, recorder), _without_compilation(), saved_tensors_kept())
+    outer = (evaluation_mode(model), _module_names(model, recorder), without_compilation(), saved_tensors_kept())
     inner = (autograd_functions_traced(recorder), flex_recorded(recorder.record), recorder)
     with ExitStack() as stack:
         for context in (*outer, *inner):
@@ -44,7 +44,8 @@ def first_samples(example: object) -> object | None:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode; restore every module's flag and the random state at the end."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -84,7 +85,7 @@ def _module_names(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _without_compilation() -> Iterator[None]:
+def without_compilation() -> Iterator[None]:
     """Run compiled modules and functions uncompiled. If torch._dynamo was never imported, nothing is compiled."""
     if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
         with torch.compiler.set_stance("force_eager"):

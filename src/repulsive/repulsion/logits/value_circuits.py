@@ -17,6 +17,7 @@ from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.table.output_projection import output_projection
+from repulsive.heads.trace.output_projection import trace_output_projections
 from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, function_gram
 from repulsive.particles.svgd import SVGD
@@ -60,19 +61,29 @@ class ValueLayer:
         return (self.value.group, self.value.targets), (self.out, (Target(self.out.slices[0]),))
 
 
-def output_groups(model: nn.Module, groups: Sequence[HeadGroup]) -> list[HeadGroup]:
+def output_groups(model: nn.Module, groups: Sequence[HeadGroup], example_inputs: object = None) -> list[HeadGroup]:
     """Find the columns of every output projection that belong to each head, as groups with the part "o".
 
     Args:
         model: the model.
         groups: the q and v groups of the model, not joined.
+        example_inputs: as in `find_heads`; finds projections without a usual name by autograd.
 
     Raises:
         RuleError: a layer's output projection is not found, or is not one matrix.
     """
     modules = {clean(name): module for name, module in unwrap(model).named_modules()}
-    queries = {module_of(group): group for group in groups if group.part == "q"}
-    outputs = [_outputs(group, queries[module_of(group)], modules) for group in groups if group.part == "v"]
+    layers: dict[str, list[HeadGroup]] = {}
+    for group in groups:
+        layers.setdefault(module_of(group), []).append(group)
+    found = {name: _usual_projection(modules, name, own) for name, own in layers.items()}
+    remedy = "pass example_inputs=..., without groups, to find it by autograd, or choose circuits='qk'"
+    if example_inputs is not None:
+        unknown = {name: layers[name] for name, projection in found.items() if projection is None}
+        traced = trace_output_projections(model, unknown, example_inputs)
+        found |= {name: (path, modules[path]) for name, path in traced.items()}
+        remedy = "choose circuits='qk'"
+    outputs = [_outputs(own, found[name], remedy) for name, own in layers.items()]
     _refuse_adapted(model, outputs)
     return outputs
 
@@ -139,19 +150,31 @@ def value_force(
     return LayerForce(parts, ForceNumbers((number,), *rows), 0)
 
 
-def _outputs(value: HeadGroup, query: HeadGroup, modules: Mapping[str, nn.Module]) -> HeadGroup:
-    name, heads, width = module_of(value), query.num_heads, value.slices[0].rows.shape[1]
+def _value_and_sizes(groups: Sequence[HeadGroup]) -> tuple[HeadGroup, int, int]:
+    """Return the value group of a layer, the number of its query heads, and the width of a head's values."""
+    parts = {group.part: group for group in groups}
+    return parts["v"], parts["q"].num_heads, parts["v"].slices[0].rows.shape[1]
+
+
+def _usual_projection(
+    modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup]
+) -> tuple[str, nn.Module] | None:
+    value, heads, width = _value_and_sizes(groups)
     found = output_projection(modules, name, value.family, heads, width)
-    weight = getattr(found[1], "weight", None) if found is not None else None
-    if found is None or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+    return None if found is None else found[:2]
+
+
+def _outputs(groups: Sequence[HeadGroup], projection: tuple[str, nn.Module] | None, remedy: str) -> HeadGroup:
+    value, heads, width = _value_and_sizes(groups)
+    path, module = projection or ("", None)
+    weight = getattr(module, "weight", None)
+    if module is None or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
         raise RuleError(
-            f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; choose "
-            "circuits='qk'"
+            f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; {remedy}"
         )
-    path, module, _ = found
     axis = 0 if type(module).__name__ == "Conv1D" else 1
     rows = torch.arange(heads * width).view(heads, width)
     part = HeadSlice(module, "weight", f"{path}.weight", rows, axis)
     refuse_tensor_parallel(part)
-    title = f"{name}.o" if name else "o"
+    title = ".".join(filter(None, (module_of(value), "o")))
     return HeadGroup(title, value.layer, "o", value.where, value.stack, value.family, (part,), proof=value.proof)

@@ -228,6 +228,7 @@ def test_an_exported_model_says_the_same(trained, tmp_path, capsys):
         assert all(torch.equal(x, own.state_dict()[name]) for name, x in found.state_dict().items())
         with torch.no_grad():  # sums may be in another order, where weights lie elsewhere in memory
             assert torch.allclose(found.eval()(**inputs)[0], own(**inputs)[0], atol=1e-6)
+    assert len({path.stat().st_mode for path in out.rglob("*") if path.is_file()}) == 1  # as the umask gives
     capsys.readouterr()
     assert run(["export", str(trained.folder.path), "--out", str(out)]) == 2
     said = capsys.readouterr().err

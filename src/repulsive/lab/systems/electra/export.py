@@ -11,6 +11,7 @@ from repulsive.lab.systems.electra.model import GENERATOR, Electra, MaskedModel,
 from repulsive.lab.text.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 from repulsive.safety.folders import replacing
+from repulsive.safety.permissions import ordinary_permissions
 
 _MASK = "[MASK]"
 
@@ -46,7 +47,7 @@ def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
             if isinstance(model, Electra):
                 places[aside / GENERATOR] = model.generator
             for place, network in places.items():
-                with quietly():
+                with quietly(), ordinary_permissions(place):
                     network.save_pretrained(place)
                 save_tokenizer(pieces, place, network.config.max_position_embeddings)
     except OSError as error:

@@ -1,0 +1,126 @@
+"""Find output projections by autograd, in classes that do not use one of the usual names.
+
+The input of an output projection is the concatenated outputs of the heads, so its slice i depends on the value rows of
+head i and on those of no other head. Any module whose input passes this test for every head is the projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repulsive.heads.call_arguments import call_arguments
+from repulsive.heads.layout import HeadGroup
+from repulsive.heads.module_paths import clean, unwrap
+from repulsive.heads.table.output_projection import input_features
+from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
+
+LEAK = 1e-6  # largest share of the squared gradient that may reach the value rows of other heads
+
+
+def trace_output_projections(
+    model: nn.Module, layers: Mapping[str, Sequence[HeadGroup]], example_inputs: object
+) -> dict[str, str]:
+    """Find the output projections of attention layers where names do not show them.
+
+    Args:
+        model: any module; its parameters, gradients, flags and random state stay as they are.
+        layers: dotted name of an attention module -> its groups of heads, not joined.
+        example_inputs: as in `find_heads`; the model runs on it once, or not at all if there is no candidate.
+
+    Returns:
+        Dotted name of an attention module -> dotted name of its output projection, for layers in which exactly one
+        module passes the test.
+    """
+    inner = unwrap(model)
+    modules = {clean(name): module for name, module in inner.named_modules()}
+    candidates = {name: paths for name, own in layers.items() if (paths := _candidates(modules, name, own))}
+    values = {name: _value(layers[name]) for name in candidates}
+    watched = {path: modules[path] for paths in candidates.values() for path in paths}
+    parameters = [value.slices[0].parameter() for value in values.values() if value is not None]
+    result: dict[str, str] = {}
+    if not watched:
+        return result
+    with _recorded_inputs(inner, watched, parameters, example_inputs) as inputs:
+        for name, paths in candidates.items():
+            value = values[name]
+            assert value is not None  # there are no candidates without values
+            passed = [path for path in paths if path in inputs and _is_projection(inputs[path], layers[name], value)]
+            if len(passed) == 1:
+                result[name] = passed[0]
+    return result
+
+
+def _value(groups: Sequence[HeadGroup]) -> HeadGroup | None:
+    """Return the group of values if each value feature is one row of a matrix, else None."""
+    value = next((group for group in groups if group.part == "v" and len(group.slices) == 1), None)
+    return value if value is not None and value.slices[0].parameter().ndim == 2 else None
+
+
+def _candidates(modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup]) -> list[str]:
+    """List the modules in or beside an attention module that take inputs as wide as its heads."""
+    value = _value(groups)
+    if value is None:
+        return []
+    width = max(group.num_heads for group in groups) * value.head_dim
+    own = {id(part.module) for group in groups for part in group.slices}
+    parent = name.rpartition(".")[0]
+    prefix = f"{parent}." if parent else ""
+    return [
+        path
+        for path, module in modules.items()
+        if path.startswith(prefix) and path != name and id(module) not in own and input_features(module) == width
+    ]
+
+
+@contextmanager
+def _recorded_inputs(
+    model: nn.Module, watched: Mapping[str, nn.Module], parameters: Sequence[Tensor], example: object
+) -> Iterator[dict[str, Tensor]]:
+    """Run the model once and record the input of each watched module, with its graph back to the parameters."""
+    inputs: dict[str, Tensor] = {}
+    args, kwargs = call_arguments(model, example)
+    with ExitStack() as stack:
+        for context in (
+            evaluation_mode(model),
+            without_compilation(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
+            stack.enter_context(context)
+        for parameter in parameters:
+            stack.callback(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(True)
+        for path, module in watched.items():
+
+            def record(_module: nn.Module, args: tuple[Any, ...], path: str = path) -> None:
+                if args and isinstance(args[0], Tensor) and args[0].requires_grad:
+                    inputs[path] = args[0]
+
+            stack.callback(module.register_forward_pre_hook(record).remove)
+        model(*args, **kwargs)
+        yield inputs
+
+
+def _is_projection(x: Tensor, groups: Sequence[HeadGroup], value: HeadGroup) -> bool:
+    """Check that slice i of the input [..., M d] depends on the values of head i and of no other head."""
+    query = next((group for group in groups if group.part == "q"), None)
+    heads, kv_heads = max(group.num_heads for group in groups), value.num_heads
+    serves = query.serves if query is not None and query.serves else [i * kv_heads // heads for i in range(heads)]
+    slices, part = x.unflatten(-1, (heads, -1)), value.slices[0]
+    noise = torch.randn(slices.shape, generator=torch.Generator().manual_seed(1)).to(slices)
+    for head in range(heads):
+        (grad,) = torch.autograd.grad(
+            slices[..., head, :], [part.parameter()], noise[..., head, :], retain_graph=True, allow_unused=True
+        )
+        if grad is None:
+            return False
+        energy = part.take(grad.double()).square().sum(-1)  # [M_v]
+        own = float(energy[serves[head]])
+        if not own > 0 or float(energy.sum()) - own > LEAK * own:
+            return False
+    return True
