@@ -50,7 +50,8 @@ def find_heads(
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments; or the mapping that is the
             only argument of the model, as in sentence-transformers. If given, a forward pass proves every slice and
             infers heads of classes that the family table does not list. If not, heads of such a class are a guess from
-            names and shapes, and `proof` of the group says so.
+            names and shapes, and `proof` of the group says so. The forward pass gathers weights that FSDP2 shards, so
+            every rank must pass an example.
         layout: "heads", or "strided" for comparison: feature c belongs to particle c mod M, as in one public release.
         layers: "all", "first" or "last" of each stack, or a list of indices.
         parts: any of the letters q, k, v.
@@ -65,7 +66,8 @@ def find_heads(
         NoHeadsFound: the model has no heads that the table lists or the trace infers; the message lists near misses.
         SelectionError: heads were found, but none match the selection; or `model` is not an instance of nn.Module.
         HeadLayoutError: an example was given and a slice is not one head.
-        UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind.
+        UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind, or an example was
+            given and a weight is tensor parallel.
 
     Example:
         >>> groups = find_heads(nn.MultiheadAttention(8, 2))

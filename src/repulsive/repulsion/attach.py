@@ -80,7 +80,7 @@ def repel(
         match: pattern or patterns on group names, such as "*.layer.0.*".
         layout: "heads", or "strided" for the slices of the authors' released code.
         example_inputs: inputs of the model; if given, slices are proved by a trace, and unknown classes and output
-            projections are inferred.
+            projections are inferred. Under FSDP2 every rank must pass them.
         allow_unproved: also train heads that are a guess from names and shapes, or that the example did not prove.
         groups: groups from `find_heads`, `heads_by_hand`, `group_modules` or `group_stacked`, instead of the selection
             above.
