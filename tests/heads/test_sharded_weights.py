@@ -10,6 +10,7 @@ from torch import nn
 from repulsive import SVGD, HeadLayoutError, UnsupportedWeights, find_heads, repel, verify_heads
 from repulsive.heads import heads_by_hand
 from repulsive.heads.trace.output_projection import trace_output_projections
+from repulsive.repulsion.logits.value_circuits import output_groups
 from tests.heads.unknown import E, Eager, H, Interleaved
 from tests.heads.zoo import build
 
@@ -144,6 +145,26 @@ def test_output_projections_are_found_under_fsdp2(mesh):
     layers = {name: [group for group in groups if group.name.startswith(name)] for name in ("0", "1")}
     assert trace_output_projections(model, layers, X) == {"0": "0.merge", "1": "1.merge"}
     assert all(hasattr(parameter, "placements") for parameter in model.parameters())
+
+
+def test_conv1d_is_known_when_it_is_sharded_itself(mesh):
+    """`fully_shard` gives the module a class of another name."""
+    pytest.importorskip("transformers")
+    model, _ = build("gpt2 with cross-attention, sdpa")
+    heads = find_heads(model)
+    columns = output_groups(model, heads)
+    shard(model, mesh, *(module for module in model.modules() if type(module).__name__ == "Conv1D"))
+    assert rows(find_heads(model)) == rows(heads)
+    assert [group.slices[0].axis for group in output_groups(model, heads)] == [c.slices[0].axis for c in columns]
+
+
+def test_classes_without_heads_are_known_when_they_are_sharded_themselves(mesh):
+    class AutoformerAttention(Interleaved):
+        """A name that the table lists as having no heads."""
+
+    model = nn.Sequential(AutoformerAttention(), Interleaved())
+    shard(model, mesh, model[0])
+    assert rows(find_heads(model, X)).keys() == {"1.q", "1.k", "1.v"}
 
 
 def test_weights_that_stay_distributed_are_refused_with_a_remedy(mesh):
